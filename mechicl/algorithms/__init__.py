@@ -1,23 +1,21 @@
 """Reference learners: each takes prompts and returns a `Trajectory`, predictions `[step prompt point y]`.
 
-Every point is predicted from the points before it, so that each prefix of a prompt is a context of its own; the empty
+Every point is predicted from the points before it, so that each prefix of a prompt is a separate context; the empty
 one predicts 0. `at="query"` predicts the query alone, and `with_weights=True` also returns the weights
 `[step prompt point x y]` that predictions come from. Algorithms without steps have one. Arithmetic is float64;
 predictions have the prompts' dtype. `AlgorithmLearner` makes a learner of an algorithm and its hyperparameters;
-`references(task)` are the best known learners of a task. `algorithms.stepwise` has them as causal models, state in and
-state out. A card (`Algorithm`, `cards()`, `register`) is what the analyses know about an algorithm.
+`references(task)` returns the best known learners of a task. `algorithms.stepwise` has them as causal models. A card
+(`Algorithm`, `cards()`, `register`) contains everything that the analyses know about an algorithm.
 """
 
 from mechicl.algorithms import stepwise
-from mechicl.algorithms.baselines import averaging, nearest_neighbours
+from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_neighbours
 from mechicl.algorithms.boolean import conjunction_bayes, elimination, gf2_elimination, parity_bayes
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, cards, register
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
 from mechicl.algorithms.first_order import chebyshev, online_gradient_descent
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
-from mechicl.algorithms.greedy_tree import greedy_tree
 from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidth
-from mechicl.algorithms.lasso import lasso
 from mechicl.algorithms.least_squares import bayes, ols, ridge, ridge_path
 from mechicl.algorithms.line_search import conjugate_gradient, steepest_descent
 from mechicl.algorithms.markov import bigram_bayes, uniform_tokens, unigram_bayes
@@ -26,7 +24,7 @@ from mechicl.algorithms.newton import newton, newton_moments
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features
 from mechicl.algorithms.preconditioned import preconditioned_gd
 from mechicl.algorithms.references import references, register_references
-from mechicl.algorithms.stability import ConditioningWarning, DivergenceWarning
+from mechicl.algorithms.spectra import ConditioningWarning, DivergenceWarning
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
 
 __all__ = [

@@ -1,40 +1,52 @@
-"""The baselines of Garg et al. 2022 that learn nothing iteratively: averaging and nearest neighbours."""
+"""The baselines of Garg et al. 2022: averaging, nearest neighbours, the lasso and greedy regression trees."""
 
 from collections.abc import Iterator
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
-from mechicl.algorithms.spectra import earlier_points, in_parts, linear_trajectory, one_step, selected, sums_before
+from mechicl.algorithms.spectra import (
+    earlier_points,
+    in_parts,
+    linear_trajectory,
+    n_before,
+    one_step,
+    second_moments,
+    selected,
+    sums_before,
+)
 from mechicl.algorithms.stepwise.descent import KernelReading, nearest
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Count, Positive, checked
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import PointsAt, Prompts
+
+MOST_CHANGES = 20  # of the set of nonzero lasso weights, for each weight: far more than paths have
+ROUNDING = 1e-10
 
 
 @checked
 def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
-    """The averaging estimator `x (1/n) Σ_i x_iᵀ y_i`, consistent for inputs with identity covariance.
+    """Predict by the averaging estimator `x (1/n) Σ_i x_iᵀ y_i`, consistent for inputs with identity covariance.
 
     Source: Garg et al. 2022, section 3.
     """
     xs, ys = prompts.xs.double(), prompts.ys.double()
-    n = torch.arange(xs.shape[1], device=xs.device).clamp(min=1)[:, None, None]
+    n = n_before(prompts, "points").clamp(min=1)[:, None, None]
     weights = sums_before(xs[..., :, None] * ys[..., None, :]) / n
     return linear_trajectory(prompts, weights, "averaging", at, with_weights)
 
 
 @checked
-def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt = "points") -> Trajectory:
-    """The mean target of the nearest context points, by Euclidean distance; of all of them while they are fewer.
+def nearest_neighbours(prompts: Prompts, *, n_neighbours: Count = 3, at: PointsAt = "points") -> Trajectory:
+    """Predict the mean target of the nearest context points, by Euclidean distance; of all points if there are fewer.
 
     Args:
-        n_neighbours: how many; of equally near points the earlier ones count.
+        n_neighbours: how many; among equally near points the earlier ones count.
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """
-    check_whole(1, n_neighbours=n_neighbours)
     n_points = prompts.n_context + 1
 
     def run(part: Prompts) -> Trajectory:
@@ -45,8 +57,8 @@ def nearest_neighbours(prompts: Prompts, *, n_neighbours: int = 3, at: PointsAt 
         # the nearest are those below the distance of the last one that counts, and of those at it the earlier ones
         last = distances.topk(min(n_neighbours, n_points), dim=-1, largest=False).values[..., -1:]
         nearer, at_last = distances < last, distances == last
-        room = n_neighbours - nearer.sum(-1, keepdim=True)
-        near = (earlier & (nearer | (at_last & (at_last.cumsum(-1) <= room)))).double()
+        missing = n_neighbours - nearer.sum(-1, keepdim=True)
+        near = (earlier & (nearer | (at_last & (at_last.cumsum(-1) <= missing)))).double()
         means = (near @ part.ys.double()) / near.sum(-1, keepdim=True).clamp(min=1)
         return one_step(part, means, f"{n_neighbours} nearest neighbours")
 
@@ -80,3 +92,133 @@ NEIGHBOURS = register(
         step_kinds={"nearest neighbour": ("nearest", "")},
     )
 )
+
+# ---- the lasso ----
+
+
+@checked
+def lasso(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
+    """Fit the minimiser of `Σ_i (x_i w - y_i)² / (2n) + penalty * Σ_j |w_j|`, exactly.
+
+    Weights are piecewise linear in the penalty. The path is followed from a penalty that leaves no weight down to the
+    requested one, for all prefixes at once; coordinate descent would need very many iterations on short prefixes.
+    Gradients flow to the query, not to the context.
+
+    Args:
+        penalty: > 0, in units of x y; for no penalty use `ols`. scikit-learn calls it alpha.
+
+    Source: Tibshirani 1996; Efron et al. 2004, section 3, for the path; Garg et al. 2022, section 5, compare with it.
+
+    Example:
+        >>> prompts = SparseLinearRegression(x_dim=5, n_context=20, sparsity=1).sample(1, seed=0)
+        >>> algorithms.lasso(prompts, penalty=0.1, with_weights=True).weights[0, 0, -1, :, 0].count_nonzero()
+        tensor(1)
+    """
+    x_dim, y_dim = prompts.x_dim, prompts.y_dim
+
+    def run(part: Prompts) -> Trajectory:
+        second, cross = second_moments(Prompts(part.xs.detach(), part.ys.detach()), at)
+        cross = cross.mT  # [prompt point y x]
+        threshold = (penalty * n_before(part, at).double()[:, None]).expand(cross.shape[:-1])
+        each = second[:, :, None].expand(*cross.shape, x_dim).flatten(0, 2)
+        weights = _follow(each, cross.flatten(0, 2), threshold.flatten()).view_as(cross).mT
+        return linear_trajectory(part, weights, "lasso", at, with_weights)
+
+    return in_parts(prompts, (prompts.n_context + 1) * x_dim * x_dim * y_dim, run)
+
+
+def _follow(
+    second: Float[Tensor, "row x x"], cross: Float[Tensor, "row x"], threshold: Float[Tensor, "row"]
+) -> Float[Tensor, "row x"]:
+    """Return the weights w of least `w S w / 2 - B w + threshold |w|₁`, following the threshold τ down from infinity.
+
+    While the set of nonzero weights and their signs s do not change, these are `w = u - τ v` with `S u = B` and
+    `S v = s` on the set; gradients `B - S w = p + τ q` are τ s there, and below τ elsewhere.
+    """
+    result = torch.zeros_like(cross)
+    rows = torch.arange(len(cross), device=cross.device)
+    signs = torch.zeros_like(cross)
+    now = torch.full_like(threshold, torch.inf)
+    changed = torch.zeros_like(cross)  # of the last change: the sign of the weight that joined or left
+    for _ in range(MOST_CHANGES * cross.shape[1] + 1):
+        on = signs != 0
+        matrix = torch.where(on[:, :, None] & on[:, None, :], second, 0.0) + torch.diag_embed((~on).to(second))
+        targets = torch.stack([torch.where(on, cross, 0.0), signs], -1)
+        u, v = torch.linalg.solve_ex(matrix, targets)[0].unbind(-1)
+        p, q = cross - (second @ u[..., None])[..., 0], (second @ v[..., None])[..., 0]
+        # where a gradient meets τ or -τ, or a weight meets 0; not the one that has just done so
+        meets = [_ratio(p, 1 - q), _ratio(-p, 1 + q)]
+        joins = [m.masked_fill(on | (changed == sign), 0.0) for m, sign in zip(meets, (1, -1), strict=True)]
+        leaves = _ratio(u, v).masked_fill(~on | (changed != 0), 0.0)
+        events = torch.stack([*joins, leaves], 1)  # [row kind x]
+        events = torch.where(events <= now[:, None, None] * (1 + ROUNDING), events, 0.0)
+        following, event = events.flatten(1).max(-1)
+        done = following <= threshold
+        result[rows[done]] = (u - threshold[:, None] * v)[done]
+        kind, index = event // cross.shape[1], (event % cross.shape[1])[:, None]
+        sign = torch.where(kind == 2, signs.gather(1, index)[:, 0], 1.0 - 2.0 * kind)
+        changed = torch.zeros_like(signs).scatter_(1, index, sign[:, None])
+        signs = signs.scatter(1, index, torch.where(kind == 2, 0.0, sign)[:, None])
+        now = torch.minimum(now, following)
+        rows, signs, now, changed = rows[~done], signs[~done], now[~done], changed[~done]
+        second, cross, threshold = second[~done], cross[~done], threshold[~done]
+        if not len(rows):
+            break
+    return result
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """Return a / b where that is a number above 0; else 0, which no path reaches."""
+    quotient = a / b.masked_fill(b.abs() < ROUNDING, torch.inf)
+    return quotient.nan_to_num(0.0, posinf=0.0, neginf=0.0).clamp(min=0)
+
+
+# ---- greedy trees ----
+
+
+@checked
+def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") -> Trajectory:
+    """Predict the mean target of the context points in the query's leaf of a greedily grown regression tree.
+
+    Every node splits at the sign of the input that gives the least squared error (the first among equals), while it has
+    points of both signs and the error falls.
+
+    Args:
+        depth: largest number of splits on the way to a leaf.
+
+    Source: Breiman et al. 1984; Garg et al. 2022, section 5, on the signs of the inputs.
+    """
+    n_points, wide = prompts.n_context + 1, max(prompts.x_dim, prompts.y_dim)
+    return in_parts(
+        prompts,
+        4 * n_points * n_points * wide,
+        lambda part: one_step(part, _grow(part, depth, at), f"greedy tree of depth {depth}"),
+    )
+
+
+def _grow(prompts: Prompts, depth: int, at: PointsAt) -> Float[Tensor, "prompt point y"]:
+    """Grow only the nodes on the query's path, from the points of each prefix that share it."""
+    positive = (prompts.xs > 0).double()
+    ys = prompts.ys.double()
+    queries = selected(positive, at)
+    with_it = earlier_points(prompts, at).double().expand(len(ys), -1, -1)
+    growing = torch.ones_like(with_it[..., 0], dtype=torch.bool)
+    for _ in range(depth):
+        count, total = with_it.sum(-1, keepdim=True), with_it @ ys  # [prompt point 1], [prompt point y]
+        above = with_it @ positive  # [prompt point x]: how many are on the positive side of each input
+        sums = torch.einsum("npo,nox,noy->npxy", with_it, positive, ys)
+        below = count - above
+        # the squared error falls by |sum|²/n of either side less that of both
+        gain = sums.square().sum(-1) / above.clamp(min=1)
+        gain = gain + (total[:, :, None] - sums).square().sum(-1) / below.clamp(min=1)
+        gain = gain - total.square().sum(-1, keepdim=True) / count.clamp(min=1)
+        size = torch.einsum("npo,no->np", with_it, ys.square().sum(-1))[..., None]
+        splits = (above > 0) & (below > 0) & (gain > 1e-12 * size)
+        # of gains that are equal but for rounding the first counts
+        best = gain.masked_fill(~splits, -torch.inf)
+        best = (best >= best.amax(-1, keepdim=True) - 1e-10 * size).double().argmax(-1, keepdim=True)
+        growing = growing & splits.any(-1)
+        side = queries.gather(-1, best)  # [prompt point 1]
+        chosen = positive.mT.gather(1, best.expand(-1, -1, positive.shape[1]))  # [prompt point other]
+        with_it = torch.where(growing[..., None], with_it * (chosen == side), with_it)
+    return (with_it @ ys) / with_it.sum(-1, keepdim=True).clamp(min=1)

@@ -1,7 +1,7 @@
 """Learners of Boolean functions: exact Bayes over a class that can be enumerated, and the classical algorithms.
 
-Inputs are -1 or 1, targets too. Predictions are the mean of the target given what came before, 2 P(y = 1) - 1: with the
-least squared error, and with a sign that errs least often.
+Inputs and targets are -1 or 1. Predictions are the target's mean given the earlier points, 2 P(y = 1) - 1: they have
+the least squared error, and their signs the fewest errors.
 """
 
 import itertools
@@ -12,25 +12,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Fraction, Natural, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
 MOST_FUNCTIONS = 3**11
-HELD = 2**25  # numbers at a time
+AT_ONCE = 2**25  # numbers in the largest tensor
 
 
 @checked
-def conjunction_bayes(prompts: Prompts, *, literal_probability: float = 0.3, positive_share: float = 0.3) -> Trajectory:
-    """Exact Bayes over all 3^d conjunctions, for inputs as `tasks.Conjunctions` draws them.
+def conjunction_bayes(
+    prompts: Prompts, *, literal_probability: Fraction = 0.3, positive_share: Fraction = 0.3
+) -> Trajectory:
+    """Predict by exact Bayes over all 3^d conjunctions, for inputs of `tasks.Conjunctions`.
 
-    A function's weight is its prior, times the chance of each input that was seen (inputs that satisfy the function are
-    drawn more often), the present one's too, and 0 if it disagrees with a target.
+    A function's weight is its prior times the probability of the inputs up to the present one (inputs that satisfy the
+    function are drawn more often), and 0 if it disagrees with a target.
 
     Args:
-        literal_probability: as the task's.
-        positive_share: as the task's.
+        literal_probability: the task's.
+        positive_share: the task's.
 
     Source: Bhattamishra et al. 2024 for the task.
 
@@ -40,20 +41,16 @@ def conjunction_bayes(prompts: Prompts, *, literal_probability: float = 0.3, pos
         >>> (conjunction_bayes(prompts).predictions[0, :, -1].sign() == prompts.query.ys).float().mean() > 0.9
         tensor(True)
     """
-    for name, value in (("literal_probability", literal_probability), ("positive_share", positive_share)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} is a probability, got {value}")
     _check_signs(prompts)
     d = prompts.x_dim
     _check_size(3**d, f"3^{d} conjunctions", "elimination")
     literals = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)] * d).view(-1, d)
     literals = literals.to(prompts.device)
     sizes = literals.abs().sum(-1)
-    log_prior = _log(literal_probability / 2) * sizes if literal_probability else _only(sizes == 0)
-    log_prior += _log(1 - literal_probability) * (d - sizes) if literal_probability < 1 else _only(sizes == d)
+    log_prior = torch.xlogy(sizes, literal_probability / 2) + torch.xlogy(d - sizes, 1 - literal_probability)
     # a uniform input has chance 2^-d, one made to satisfy the function 2^(m - d); the factor 2^-d is common to all
     log_positive = ((1 - positive_share) + positive_share * 2**sizes).log()
-    log_negative = torch.full_like(sizes, _log(1 - positive_share))
+    log_negative = torch.full_like(sizes, 1 - positive_share).log()
 
     def outcomes(xs: Tensor) -> tuple[Tensor, Tensor]:
         holds = xs @ literals.T == sizes  # [prompt point function]
@@ -63,20 +60,18 @@ def conjunction_bayes(prompts: Prompts, *, literal_probability: float = 0.3, pos
 
 
 @checked
-def parity_bayes(prompts: Prompts, *, degree: int | None = None) -> Trajectory:
-    """Exact Bayes over all parities of so many variables, all equally likely; None for parities of any subset.
+def parity_bayes(prompts: Prompts, *, degree: Natural | None = None) -> Trajectory:
+    """Predict by exact Bayes over all parities of `degree` variables, or of any subset, all equally likely.
 
     Args:
-        degree: as of `tasks.Parities`.
+        degree: of `tasks.Parities`; None for any subset.
 
     Source: Bhattamishra et al. 2024 for the task.
     """
     _check_signs(prompts)
     d = prompts.x_dim
-    if degree is not None:
-        check_whole(0, degree=degree)
-        if degree > d:
-            raise ValueError(f"degree must be at most x_dim={d}, got {degree}")
+    if degree is not None and degree > d:
+        raise ValueError(f"degree must be at most x_dim={d}, got {degree}")
     sizes = range(d + 1) if degree is None else [degree]
     _check_size(sum(math.comb(d, size) for size in sizes), "parities", "gf2_elimination")
     subsets = [subset for size in sizes for subset in itertools.combinations(range(d), size)]
@@ -94,10 +89,10 @@ def parity_bayes(prompts: Prompts, *, degree: int | None = None) -> Trajectory:
 
 @checked
 def elimination(prompts: Prompts) -> Trajectory:
-    """The classical learner of conjunctions: keep the literals that no positive example broke, and predict their "and".
+    """Learn a conjunction classically: keep the literals true in all positive examples, and predict their "and".
 
-    It starts from all literals, so that it predicts -1 until it has seen a positive example, and never errs on a
-    negative one.
+    It starts from all literals, so that it predicts -1 before the first positive example, and never errs on a negative
+    one.
 
     Source: Valiant 1984, "A theory of the learnable".
     """
@@ -105,7 +100,7 @@ def elimination(prompts: Prompts) -> Trajectory:
     positive = prompts.ys == 1
     xs = prompts.xs
     kept = []
-    for value in (1, -1):  # whether the literal "x is value" held in all positive examples before each point
+    for value in (1, -1):  # True where the literal "x is value" was true in all positive examples before each point
         broken = (positive & (xs != value)).double().cumsum(1)
         kept.append(torch.cat([torch.zeros_like(broken[:, :1]), broken[:, :-1]], dim=1) == 0)
     holds = (~kept[0] | (xs == 1)) & (~kept[1] | (xs == -1))
@@ -115,7 +110,7 @@ def elimination(prompts: Prompts) -> Trajectory:
 
 @checked
 def gf2_elimination(prompts: Prompts) -> Trajectory:
-    """Gaussian elimination over the field of two elements: the parity where the context fixes it, else 0.
+    """Predict a parity by Gaussian elimination over the field of two elements; 0 where the context does not fix it.
 
     With bits b = (1 - x) / 2 a parity is linear: y's bit is the sum of some of x's. A query that is a sum of context
     inputs has the sum of their targets; any other is as likely odd as even, so that this is exact Bayes over parities
@@ -135,14 +130,14 @@ def gf2_elimination(prompts: Prompts) -> Trajectory:
     for t in range(prompts.n_context + 1):
         row = rows[:, t].clone()
         target = row[:, -1].clone()
-        for bit in range(d):  # after bit i nothing is left of it, or its row is missing
+        for bit in range(d):  # clears bit i, unless its row is missing
             row ^= (row[:, bit] & present[:, bit])[:, None] & basis[:, bit]
         left = row[:, :-1]
         known = ~left.any(-1)
-        # what was added to the row are equations of the context: their targets sum to that of the query
+        # the rows added are equations of the context: their targets sum to that of the query
         guess = 1.0 - 2.0 * (row[:, -1] ^ target).to(prompts.dtype)
         predictions.append(torch.where(known, guess, torch.zeros_like(guess)))
-        leading = left.to(torch.uint8).argmax(-1)  # the first bit that is left
+        leading = left.to(torch.uint8).argmax(-1)  # the first bit that remains
         new = torch.nn.functional.one_hot(leading, d).bool() & ~known[:, None]
         basis = torch.where(new[..., None], row[:, None], basis)
         present = present | new
@@ -152,9 +147,9 @@ def gf2_elimination(prompts: Prompts) -> Trajectory:
 def _posterior_means(
     prompts: Prompts, log_prior: Float[Tensor, "function"], outcomes: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> Float[Tensor, "step prompt point y"]:
-    """Mean of the target over functions, each weighed by its prior, the inputs' chances and the targets so far."""
+    """Average the target over functions, weighted by prior, probability of the inputs, and the targets so far."""
     parts = []
-    for part in prompts.split(max(1, HELD // (len(log_prior) * (prompts.n_context + 1)))):
+    for part in prompts.split(max(1, AT_ONCE // (len(log_prior) * (prompts.n_context + 1)))):
         values, log_chances = outcomes(part.xs.double())
         agree = torch.where(values == part.ys.double(), 0.0, -torch.inf)
         before = torch.cat([torch.zeros_like(agree[:, :1]), agree[:, :-1].cumsum(1)], dim=1)
@@ -174,14 +169,6 @@ def _check_signs(prompts: Prompts) -> None:
         raise ValueError(f"a Boolean function has one target, got y_dim={prompts.y_dim}")
 
 
-def _check_size(n_functions: int, words: str, instead: str) -> None:
+def _check_size(n_functions: int, kind: str, instead: str) -> None:
     if n_functions > MOST_FUNCTIONS:
-        raise ValueError(f"{n_functions} {words} are too many to enumerate (at most {MOST_FUNCTIONS}): take {instead}")
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
-
-
-def _only(there: Tensor) -> Tensor:
-    return torch.where(there, 0.0, -torch.inf).double()
+        raise ValueError(f"{n_functions} {kind} are too many to enumerate (at most {MOST_FUNCTIONS}): take {instead}")

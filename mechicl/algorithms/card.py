@@ -1,10 +1,11 @@
 """The card of an algorithm: everything that the library knows about it, in one place.
 
-`analysis.match`, `identify`, `test_hypotheses` and the reports read the cards, and nothing else: how its parameters are
-fitted to a model's predictions, which of its steps layers are compared with, what it looks like step by step, which
-simpler algorithms it contains, and how a sentence calls it.
+`analysis.match`, `identify`, `test_hypotheses` and the reports read the cards, and nothing else: how an algorithm's
+parameters are fitted to a model's predictions, which of its steps layers are compared with, its step forms, the simpler
+algorithms that it contains, and its name in a sentence.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,16 +18,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectral_fit import SpectralProblem
-from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, count
 from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.prompts import Prompts
 
 ROUNDING = 1e-10  # squared distances, relative to squared predictions: below, two learners predict the same
 EACH = "parameters for each step"
-"""The variant of a family whose members have parameters for each step instead of the same for all."""
+"""The variant of a family whose members have separate parameters for each step."""
 COPYING = "copying, then "
-"""Begins the names of hypotheses on prompts whose targets are tokens of their own."""
+"""The start of the names of hypotheses on prompts whose targets are separate tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class FittedAlgorithm:
     """A member of an algorithm's family, with the hyperparameters that were fitted.
 
     Attributes:
-        name: as `Algorithm.member` makes it.
+        name: made by `Algorithm.member`.
         learner: predicts with the fitted hyperparameters.
         hyperparameters: the fitted values, for tables.
         n_fitted: how many numbers were fitted.
@@ -50,14 +51,14 @@ class FittedAlgorithm:
 
 @dataclass(frozen=True, eq=False)
 class FitProblem:
-    """What algorithms are fitted to: prompts, and what a learner predicts for them.
+    """Prompts, and a learner's predictions of them that algorithms are fitted to.
 
     Attributes:
         prompts: float64.
         after_steps: the learner's predictions of the query after each of its steps; at least the last one, or the
             task's own targets.
         steps: number of steps of the learner, a model's layers.
-        causal: whether the context's points read only themselves and those before them (for step forms).
+        causal: True if the context's points read only themselves and those before them (for step forms).
     """
 
     prompts: Prompts
@@ -75,8 +76,13 @@ class FitProblem:
         """The same prompts and targets in the eigenbases of their contexts."""
         return SpectralProblem.from_prompts(self.prompts, self.targets)
 
+    def first(self, n_prompts: int) -> "FitProblem":
+        """Return the problem on the first prompts only."""
+        few = self.after_steps[:, :n_prompts]
+        return dataclasses.replace(self, prompts=self.prompts[:n_prompts], after_steps=few)
+
     def error(self, predictions: Float[Tensor, "prompt y"]) -> float:
-        """Mean squared distance of predictions from the targets; infinite if they are not finite."""
+        """Return the mean squared distance of predictions from the targets; infinite if they are not finite."""
         return (predictions - self.targets).square().mean().nan_to_num(math.inf, math.inf).item()
 
 
@@ -88,18 +94,18 @@ class Algorithm:
         name: of the algorithm and its family, such as "Newton".
         trajectory: `(prompts, **parameters)` to a `Trajectory`; None for a family that is fitted as one filter.
         parameters: the candidates of each parameter, for the default fit; without candidates `fit` finds the values.
-        fit: from what is to be predicted to the nearest members of the family. By default the best combination of
-            `parameters`; without either the algorithm is not tried by `identify`.
+        fit: from a problem to the family's nearest members. By default the best combination of `parameters`; without
+            either the algorithm is not tried by `identify`.
         path: the parameters of `trajectory` for which `match` compares its steps with layers, from prompts that decide
-            scales such as a stable step size. None if `match` has no steps to compare with.
+            scales such as a stable step size. None if there are no steps to compare with.
         layer_name: in tables of layers, if not `name`.
-        step_forms: from what is to be predicted to the algorithm as causal models with the same freedom.
-        step_kinds: how the report groups step forms: a label, and how the names of its members begin and end.
+        step_forms: from a problem to the algorithm as causal models with the same freedom.
+        step_kinds: how the report groups step forms: a label, and the start and the end of its members' names.
         contains: families that this one equals for some parameters, at the same number of steps.
         phrase: in a sentence, with `{count}` for "one step" or "3 steps"; by default a member's name.
-        unit: what a step is called.
-        variants: kinds of members beside the plain one, and what they add to the phrase.
-        for_scale: whether it is only a bound on families and never the answer.
+        unit: name of a step.
+        variants: kinds of members apart from the plain one, and their additions to the phrase.
+        for_scale: True if it is only a bound on families and never the answer.
     """
 
     name: str
@@ -117,12 +123,12 @@ class Algorithm:
     for_scale: bool = False
 
     def member(self, steps: int | None = None, variant: str = "") -> str:
-        """The name of a member: "Newton, 3 iterations", or "GD++, 2 steps, parameters for each step"."""
+        """Return the name of a member: "Newton, 3 iterations", or "GD++, 2 steps, parameters for each step"."""
         parts = [self.name, "" if steps is None else count(steps, self.unit), variant]
         return ", ".join(filter(None, parts))
 
     def members(self, problem: FitProblem) -> list[FittedAlgorithm]:
-        """The members that are nearest to what is to be predicted, one for each variant.
+        """Return the members that are nearest to the problem's targets, one for each variant.
 
         Raises:
             ValueError: no combination of `parameters` predicts finite numbers.
@@ -144,7 +150,7 @@ class Algorithm:
         return [FittedAlgorithm(self.member(values.get("steps")), learners[best], settings, len(values))]
 
     def on(self, prompts: Prompts, **parameters: Any) -> AlgorithmLearner:
-        """The iterative learner whose steps `match` compares with layers, scaled to these prompts.
+        """Return the iterative learner whose steps `match` compares with layers, scaled to these prompts.
 
         Args:
             prompts: that decide scales, such as the largest stable step size.
@@ -159,7 +165,7 @@ class Algorithm:
 
 
 def nearest_learner(name: str, learners: Sequence[Learner], problem: FitProblem) -> int:
-    """Index of the learner that predicts nearest to the targets.
+    """Return the index of the learner that predicts nearest to the targets.
 
     Raises:
         ValueError: none predicts finite numbers.
@@ -178,72 +184,67 @@ CARDS: dict[str, Algorithm] = {}
 
 @checked
 def register(card: Algorithm) -> Algorithm:
-    """Let `identify`, `test_hypotheses` and the reports try an algorithm of your own; returns its card.
+    """Let `identify`, `test_hypotheses` and the reports try your own algorithm; returns its card.
 
     Raises:
         ValueError: another algorithm has the name.
     """
-    if CARDS.get(card.name, card) is not card:
+    if CARDS.setdefault(card.name, card) is not card:
         raise ValueError(f"name must be one that no other algorithm has, got {card.name!r}")
-    CARDS[card.name] = card
     return card
 
 
 @checked
 def cards() -> list[Algorithm]:
-    """The cards of all algorithms, in the order in which they are tried; families for scale come last."""
+    """Return the cards of all algorithms, in the order in which they are tried; families for scale come last."""
     return sorted(CARDS.values(), key=lambda card: card.for_scale)
 
 
-@dataclass(frozen=True)
-class _Member:
-    card: Algorithm
-    steps: str = ""
-    variant: str = ""
-
-
-def _member(name: str) -> _Member | None:
-    """The parts of a name that `Algorithm.member` made; None for names without a card."""
+def _parts(name: str) -> tuple[Algorithm, str, str] | None:
+    """Split a name made by `Algorithm.member` into card, steps and variant; None for names without a card."""
     family, *rest = name.split(", ")
     if family not in CARDS:
         return None
     card = CARDS[family]
     counted = bool(rest) and rest[0].rstrip("s").endswith(card.unit)
-    return _Member(card, rest[0] if counted else "", ", ".join(rest[counted:]))
+    return card, rest[0] if counted else "", ", ".join(rest[counted:])
 
 
 def phrase(name: str) -> str:
-    """The name of a family's member as it appears in a sentence; other names are returned unchanged.
+    """Return the name of a family's member as it appears in a sentence; other names are returned unchanged.
 
     Example:
         >>> phrase("Newton, 3 iterations")
         "3 iterations of Newton's method"
     """
-    member = _member(name)
-    if member is None or not member.card.phrase or ("{count}" in member.card.phrase and not member.steps):
+    if (parts := _parts(name)) is None:
         return name
-    counted = f"one {member.card.unit}" if member.steps == f"1 {member.card.unit}" else member.steps
-    return member.card.phrase.format(count=counted) + member.card.variants.get(member.variant, "")
+    card, steps, variant = parts
+    if not card.phrase or ("{count}" in card.phrase and not steps):
+        return name
+    counted = f"one {card.unit}" if steps == f"1 {card.unit}" else steps
+    return card.phrase.format(count=counted) + card.variants.get(variant, "")
 
 
 def contains(general: str, special: str) -> bool:
-    """Whether one family's member equals the other for some parameters, at the same number of steps."""
-    a, b = _member(general), _member(special)
-    if a is None or b is None or general == special or a.steps != b.steps:
+    """Return whether one family's member equals the other for some parameters, at the same number of steps."""
+    a, b = _parts(general), _parts(special)
+    if a is None or b is None or general == special or a[1] != b[1]:
         return False
-    if a.card is b.card:  # parameters for each step contain the same ones for all
-        return a.variant == EACH and not b.variant
-    return b.card.name in a.card.contains and (not b.variant or a.variant == b.variant)
+    (card, _, variant), (other, _, other_variant) = a, b
+    if card is other:  # parameters for each step contain the same ones for all
+        return variant == EACH and not other_variant
+    return other.name in card.contains and other_variant in ("", variant)
 
 
 def is_for_scale(name: str) -> bool:
-    """Whether a family only bounds what other families can reach, such as "any function of S"."""
-    member = _member(name)
-    return member is not None and member.card.for_scale
+    """Return whether a family only bounds what other families can reach, such as "any function of S"."""
+    parts = _parts(name)
+    return parts is not None and parts[0].for_scale
 
 
 def step_kind(hypothesis: str) -> str:
-    """The group of step forms that a hypothesis belongs to, for tables; its own name if no card has one."""
+    """Return the group of step forms that a hypothesis belongs to, for tables; its own name if no card has one."""
     name = hypothesis.removeprefix(COPYING)
     fitting = [
         (len(start) + len(end), label)
@@ -252,8 +253,3 @@ def step_kind(hypothesis: str) -> str:
         if name.startswith(start) and name.endswith(end)
     ]
     return max(fitting)[1] if fitting else name
-
-
-def count(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.spectra import selected
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive, check_whole
+from mechicl.base.arguments import Count, Positive, checked
 from mechicl.base.memory import MEMORY
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -27,24 +26,22 @@ def in_weights_classifier(
     means: Float[Tensor, "class x"],
     labels: Float[Tensor, "class y"],
     frequencies: Float[Tensor, "class"],
-    within_class_noise: float,
+    within_class_noise: Positive,
     at: PointsAt = "points",
 ) -> Trajectory:
-    """Which class is the input of, among those that training had? Its label, whatever the context says.
+    """Classify each input among the classes of training, without reading the context.
 
-    The posterior over known classes from the input alone, and so the label's probabilities for who knows all classes
-    and reads no context.
+    It predicts the labels' probabilities under the exact posterior over classes.
 
     Args:
         prompts: only their inputs are read.
         means: of the classes.
         labels: of the classes, one-hot.
         frequencies: prior probability of each class.
-        within_class_noise: ε of `tasks.GaussianClusters`, positive.
+        within_class_noise: ε of `tasks.GaussianClusters`.
 
     Source: Reddy 2024 for the task.
     """
-    check_positive(within_class_noise=within_class_noise)
     if means.shape[1] != prompts.x_dim or labels.shape[1] != prompts.y_dim:
         raise ValueError(f"means {tuple(means.shape)} and labels {tuple(labels.shape)} are not of {prompts}")
     xs = selected(prompts.xs.double(), at)
@@ -59,24 +56,22 @@ def in_weights_classifier(
 
 @checked
 def in_context_classifier(
-    prompts: Prompts, *, within_class_noise: float, burstiness: int = 1, at: PointsAt = "points"
+    prompts: Prompts, *, within_class_noise: Positive, burstiness: Count = 1, at: PointsAt = "points"
 ) -> Trajectory:
-    """Exact Bayes for classes that nothing is known about: which context points is the input of one class with?
+    """Predict labels of unknown classes by exact Bayes from the context alone.
 
-    It sums over all ways in which the points so far can be split into classes, as many of each as a bursty context
-    has: each split by how well its classes' inputs agree, points of a class having one label. With `burstiness=1` each
-    point is its own class, and the query's prediction is one head of softmax attention over the context.
+    It sums over all ways to split the points so far into classes of `burstiness` points with one label each, weighted
+    by how well the inputs of each class agree. With `burstiness=1` each point is a separate class, and the query's
+    prediction is one head of softmax attention over the context.
 
     Args:
-        prompts: bursty ones of `tasks.GaussianClusters` with new classes. A point before the query is predicted as what
-            comes next in such a context: it may be of a class that was not shown yet, whose label is anyone's guess.
-        within_class_noise: ε of the task, positive.
+        prompts: bursty ones of `tasks.GaussianClusters` with new classes. A point before the query may be of a class
+            that was not shown yet, whose labels are equally likely.
+        within_class_noise: ε of the task.
         burstiness: B of the task.
 
     Source: Reddy 2024 for the task.
     """
-    check_positive(within_class_noise=within_class_noise)
-    check_whole(1, burstiness=burstiness)
     if prompts.n_context % burstiness:
         raise ValueError(f"burstiness must divide n_context={prompts.n_context}, got {burstiness}")
     levels = _splits(prompts.n_context, burstiness)
@@ -114,8 +109,8 @@ def _splits(n_context: int, burstiness: int) -> list[_Splits]:
                     following.append((parent, place, more))
         if len(following) > MOST_PARTITIONS:
             raise ValueError(
-                f"{n_context} points of classes with {burstiness} each can be split in more than {MOST_PARTITIONS} "
-                f"ways: take a shorter context, or nearest neighbours"
+                f"{n_context} context points split into classes of {burstiness} in more than {MOST_PARTITIONS} ways: "
+                f"take a shorter context, or nearest_neighbours"
             )
         parents, joined, level = (list(column) for column in zip(*following, strict=True))
         levels.append(_Splits(torch.tensor(parents), torch.tensor(joined), torch.tensor(level)))
@@ -140,7 +135,7 @@ def _posterior_labels(
         first_empty = (counts == 0).long().argmax(-1, keepdim=True)
         empty = counts == 0
         is_first = empty & (torch.arange(groups, device=xs.device) == first_empty)
-        # all empty classes are alike: the first stands for them
+        # all empty classes are alike: the first represents them
         chances = torch.where(empty, is_first * (left * empty).sum(-1, keepdim=True), left)
         logs = log_weights[..., None] + chances.log() + _log_predictive(xs[:, t], sums, counts, epsilon)
         weights = logs.flatten(1).softmax(-1).unflatten(1, logs.shape[1:])
@@ -154,7 +149,7 @@ def _posterior_labels(
         agree = torch.einsum("psgy,py->psg", labels, ys[:, t])  # 1 where the class has this label, 0 also where none
         label_chance = torch.where(empty, torch.full_like(agree, 1 / prompts.y_dim), agree)
         log_weights = (logs + label_chance.log())[:, parents].gather(-1, which)[..., 0]
-        # contexts that no split explains go on with equal weights
+        # in contexts that no split explains, all splits get equal weights
         log_weights = torch.where(log_weights.isfinite().any(-1, keepdim=True), log_weights, 0.0)
         put = torch.nn.functional.one_hot(joined, groups).to(xs)  # [split class]
         sums = sums[:, parents] + put[None, ..., None] * xs[:, t, None, None]
@@ -166,7 +161,7 @@ def _posterior_labels(
 def _log_predictive(
     x: Float[Tensor, "prompt x"], sums: Float[Tensor, "prompt split class x"], counts: Tensor, epsilon: float
 ) -> Float[Tensor, "prompt split class"]:
-    """Log-density of an input given those of its class so far, up to a constant.
+    """Return the log-density of an input given those of its class so far, up to a constant.
 
     In the unit of sqrt((1 + ε²) / d) an input is its mean, standard normal, plus noise of variance ε².
     """

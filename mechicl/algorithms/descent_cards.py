@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,13 +19,12 @@ from mechicl.algorithms.gradient_descent import (
     gradient_descent_filter,
     momentum_filter,
 )
-from mechicl.algorithms.search import geometric_grid
 from mechicl.algorithms.spectral_fit import MARGIN, SCREENING, SpectralLearner, SpectralProblem, largest_stable
-from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, in_words, query_of
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, count, query_of
 from mechicl.algorithms.stepwise.descent import QueryDescent, ResidualDescent
-from mechicl.algorithms.tuning import stable_step_size
+from mechicl.algorithms.tuning import geometric_grid, stable_step_size
 
-MOST_STEPS = 12  # of families with parameters of their own in each step
+MOST_STEPS = 12  # of families with separate parameters for each step
 FEW_STEPS = (2, 3, 4)
 """Numbers of steps that are tried in addition to the model's number of layers."""
 # 65,536, where Fu et al. have 4,096, so that no layer's best lies at the end; any number of steps costs the same
@@ -33,19 +32,22 @@ PATH_STEPS = tuple(sorted({round(2 ** (i / 3)) for i in range(49)}))
 PAST = "each point from its past"
 FEW, FEWER = 256, 128  # prompts on which step forms are fitted; fewer where every try runs the algorithm
 
+Form = TypeVar("Form", bound=StepwiseAlgorithm)
+
 
 def few_steps(problem: FitProblem) -> list[int]:
-    """Numbers of steps to try of a family that is fitted anew for each."""
+    """Return the numbers of steps to try of a family that is fitted anew for each."""
     return sorted({*FEW_STEPS, min(problem.steps, MOST_STEPS)})
 
 
-def close(least: float, problem: FitProblem) -> float:
-    """The error up to which a member with fewer steps is preferred to one with the least error."""
-    return 1.001 * least + ROUNDING * problem.targets.square().mean().item()
+def fewest_steps(fits: Sequence[tuple[float, int, Any]], problem: FitProblem) -> tuple[float, int, Any]:
+    """Return the fit (error, steps, parameters) with the fewest steps of those with nearly the least error."""
+    limit = 1.001 * min(fit[0] for fit in fits) + ROUNDING * problem.targets.square().mean().item()
+    return min((fit for fit in fits if fit[0] <= limit), key=lambda fit: fit[1])
 
 
 def _fit_descent(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """One step size and the number of steps; then a step size each for the model's number of layers."""
+    """Fit one step size and the number of steps; then a step size each for the model's number of layers."""
     spectral, steps = problem.spectral, problem.steps
     typical, largest = spectral.eigenvalues.amax(-1).mean().item(), MARGIN * spectral.eigenvalues.max().item()
     numbers = sorted({steps, *range(1, 9), *(2**i for i in range(4, 11))})
@@ -67,29 +69,29 @@ def _fit_gd_plus_plus(problem: FitProblem) -> Iterator[FittedAlgorithm]:
 
 
 def split_parameters(values: Tensor, steps: int, *, gamma: bool, per_step: bool) -> tuple[Tensor, Tensor]:
-    """A step size and a γ for each step: step sizes come first among the values, then γ; one that is not there is 0."""
+    """Return a step size and a γ for each step from values with the step sizes first; missing γ are 0."""
     n_sizes = steps if per_step else 1
     a, g = values[:n_sizes], values[n_sizes:]
-    if per_step:  # the last step's γ moves nothing any more
+    if per_step:  # the last step's γ has no effect
         return a, torch.cat([g, torch.zeros_like(a[: n_sizes - len(g)])])
     a = a.expand(steps, *a.shape[1:])
     return a, g.expand(steps, *g.shape[1:]) if gamma else torch.zeros_like(a)
 
 
 def descent_filter(values: Tensor, eigenvalues: Tensor, *, steps: int, gamma: bool, per_step: bool) -> Tensor:
-    """The filter of gradient descent or GD++ by the values of `split_parameters`, which broadcast."""
+    """Return the filter of gradient descent or GD++ by the values of `split_parameters`, which broadcast."""
     return gd_plus_plus_filters(eigenvalues, *split_parameters(values, steps, gamma=gamma, per_step=per_step))[-1]
 
 
 def parameter_labels(steps: int, *, gamma: bool, per_step: bool) -> list[str]:
-    """Names of the values of `descent_filter`."""
+    """Return the names of the values of `descent_filter`."""
     if not per_step:
         return ["step_size", "gamma"][: 1 + gamma]
     return [f"step_size_{i + 1}" for i in range(steps)] + [f"gamma_{i + 1}" for i in range(max(steps - 1, 1) * gamma)]
 
 
 def fit_steps(spectral: SpectralProblem, steps: int, *, gamma: bool, per_step: bool) -> FittedAlgorithm:
-    """Gradient descent or GD++ with a given number of steps (Levenberg-Marquardt from several starts)."""
+    """Fit gradient descent or GD++ with a given number of steps (Levenberg-Marquardt from several starts)."""
     labels = parameter_labels(steps, gamma=gamma, per_step=per_step)
     n_sizes = steps if per_step else 1
     family = partial(descent_filter, steps=steps, gamma=gamma, per_step=per_step)
@@ -124,14 +126,14 @@ def fit_steps(spectral: SpectralProblem, steps: int, *, gamma: bool, per_step: b
 
 
 def _fit_momentum(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """Step size and momentum, fitted from the best of a grid."""
+    """Fit step size and momentum from the best of a grid."""
     if problem.steps == 1:
         return
     spectral = problem.spectral
     few, largest = spectral.first(SCREENING), spectral.eigenvalues.max().item()
 
     def family(eigenvalues: Tensor, steps: int, values: Tensor) -> Tensor:
-        """By the logarithm of the step size and the logit of the momentum, which therefore stay in bounds."""
+        """Take the logarithm of the step size and the logit of the momentum, which therefore stay in bounds."""
         return momentum_filter(eigenvalues, steps, values[0].exp(), values[1].sigmoid())
 
     sizes = torch.logspace(math.log10(0.02 / largest), math.log10(3 / largest), 16, dtype=torch.float64)
@@ -140,15 +142,21 @@ def _fit_momentum(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     for k in few_steps(problem):
         errors = few.errors(family(few.eigenvalues, k, starts.T[:, :, None, None]))
         on_all = partial(family, spectral.eigenvalues, k)
-        fits.append((*spectral.descend(on_all, starts[int(errors.argmin())], evaluations=40), k))
-    limit = close(min(fit[1] for fit in fits), problem)
-    values, _, k = min((fit for fit in fits if fit[1] <= limit), key=lambda fit: fit[2])
+        values, error = spectral.descend(on_all, starts[int(errors.argmin())], evaluations=40)
+        fits.append((error, k, values))
+    _, k, values = fewest_steps(fits, problem)
     settings = {"step_size": values[0].exp().item(), "momentum": values[1].sigmoid().item()}
     learner = SpectralLearner(partial(momentum_filter, steps=k, **settings), MOMENTUM.member(k), settings)
     yield FittedAlgorithm(learner.name, learner, settings, 3)
 
 
 # ---- step forms ----
+
+
+def named(algorithm: Form, name: str, *, causal: bool = False) -> Form:
+    """Give a step form a name, with the addition that its points read only their past."""
+    algorithm.name = f"{name}, {PAST}" if causal else name
+    return algorithm
 
 
 def _shared_step_size(spectral: SpectralProblem, steps: int) -> tuple[float, float]:
@@ -158,29 +166,23 @@ def _shared_step_size(spectral: SpectralProblem, steps: int) -> tuple[float, flo
 
 
 def _descent_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """As many steps as layers, and as many as fit best, up to two a layer; held by the query, or as residuals."""
+    """Yield as many steps as layers, and as many as fit best, up to two a layer; by the query, or as residuals."""
     spectral, steps = problem.spectral, problem.steps
     fits = {k: _shared_step_size(spectral, k) for k in range(1, 2 * steps + 1)}
     least = min(fits, key=lambda k: fits[k][1])
     for k in dict.fromkeys((steps, least)):
         size = fits[k][0]
         yield QueryDescent(k, step_size=size)
-        if problem.causal:
-            yield _causal_descent(problem, [size], k, with_gammas=False)
-        else:
-            yield ResidualDescent(k, step_size=size)
+        yield _causal_descent(problem, [size], k) if problem.causal else ResidualDescent(k, step_size=size)
     if steps == 1:
         return
     sizes, _ = _parameters_of_steps(problem, with_gammas=False)
-    by_query = QueryDescent(steps, step_size=sizes)
-    by_query.name = f"gradient descent, {steps} steps, a step size each, by the query alone"
-    yield by_query
+    each = f"gradient descent, {steps} steps, a step size each"
+    yield named(QueryDescent(steps, step_size=sizes), f"{each}, by the query alone")
     if problem.causal:
-        yield _causal_descent(problem, sizes, steps, with_gammas=False)
-        return
-    in_context = ResidualDescent(steps, step_size=sizes)
-    in_context.name = f"gradient descent, {steps} steps, a step size each, residuals in the context"
-    yield in_context
+        yield _causal_descent(problem, sizes, steps)
+    else:
+        yield named(ResidualDescent(steps, step_size=sizes), f"{each}, residuals in the context")
 
 
 def _gd_plus_plus_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
@@ -190,71 +192,62 @@ def _gd_plus_plus_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     if problem.causal:
         yield _causal_descent(problem, [*sizes, *gammas[:-1]], problem.steps, with_gammas=True)
         return
-    refined = ResidualDescent(problem.steps, step_size=sizes, gamma=gammas)
-    refined.name = f"GD++, {problem.steps} steps, parameters for each"
-    yield refined
+    algorithm = ResidualDescent(problem.steps, step_size=sizes, gamma=gammas)
+    yield named(algorithm, f"GD++, {problem.steps} steps, parameters for each")
 
 
 def _momentum_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     if problem.steps == 1:
         return
-    few, targets = problem.prompts[:FEWER], problem.targets[:FEWER]
-    largest = problem.spectral.eigenvalues.max().item()
+    few, largest = problem.first(FEWER), problem.spectral.eigenvalues.max().item()
     grid = itertools.product(geometric_grid(0.02 / largest, 2 / largest, 12), (0.15, 0.3, 0.45, 0.6, 0.75, 0.9))
     form = partial(ResidualDescent, problem.steps, causal=problem.causal)
 
     def error(pair: Any) -> float:
-        predicted = form(step_size=pair[0], momentum=pair[1]).predict(few)
-        return (predicted - targets).square().mean().nan_to_num(1e12, 1e12).item()
+        return few.error(form(step_size=float(pair[0]), momentum=float(pair[1])).predict(few.prompts))
 
     fit = minimize(error, min(grid, key=error), method="Nelder-Mead", options={"maxfev": 150})
     step_size, momentum = fit.x.tolist()
     algorithm = form(step_size=step_size, momentum=momentum)
-    algorithm.name += f", {PAST}" if problem.causal else ""
-    yield algorithm
+    yield named(algorithm, algorithm.name, causal=problem.causal)
 
 
-def _causal_descent(problem: FitProblem, start: Sequence[float], steps: int, *, with_gammas: bool) -> StepwiseAlgorithm:
-    """Descent whose points each see their own past, with the step sizes, and γ, that come nearest to predictions.
+def _causal_descent(
+    problem: FitProblem, start: Sequence[float], steps: int, *, with_gammas: bool = False
+) -> StepwiseAlgorithm:
+    """Fit descent whose points each read their own past, by step sizes and γ.
 
     `start` is one step size for all steps, fitted to the last prediction alone, or one a step and then a γ for all but
     the last, fitted to the predictions after every step.
     """
-    few, after_steps = problem.prompts[:FEWER], problem.after_steps if len(start) > 1 else problem.targets[None]
-    targets = after_steps[:, :FEWER]
+    few, each = problem.first(FEWER), len(start) > 1
+    targets = few.after_steps if each else few.targets[None]
 
     def make(values: Any) -> ResidualDescent:
-        sizes = [float(v) for v in values]
-        gammas = [*sizes[steps:], 0.0] if with_gammas else 0.0
-        return ResidualDescent(
-            steps, step_size=sizes[:steps] if len(sizes) > 1 else sizes[0], gamma=gammas, causal=True
-        )
+        sizes, gammas = split_parameters(torch.as_tensor(values), steps, gamma=with_gammas, per_step=each)
+        return ResidualDescent(steps, step_size=sizes.tolist(), gamma=gammas.tolist(), causal=True)
 
     def residuals(values: Any) -> Any:
         algorithm = make(values)
-        reached = torch.stack([algorithm.read(query_of(state)) for state in algorithm.states(few)[-len(targets) :]])
+        states = algorithm.states(few.prompts)[-len(targets) :]
+        reached = torch.stack([algorithm.read(query_of(state)) for state in states])
         return (reached - targets).flatten().nan_to_num(1e6).clamp(-1e6, 1e6).numpy()
 
     starts = np.array([start, 0.5 * np.array(start)])
-    fits = [least_squares(residuals, each, x_scale=abs(each) + 1e-3 * abs(each).max(), max_nfev=20) for each in starts]
-    algorithm = make(min(fits, key=lambda fit: fit.cost).x)
-    kind = f"GD++, {steps} steps, parameters for each"
-    if not with_gammas:
-        kind = f"gradient descent, {in_words(steps, 'step')}{', a step size each' if len(start) > 1 else ''}"
-    algorithm.name = f"{kind}, {PAST}"
-    return algorithm
+    fits = [least_squares(residuals, s, x_scale=abs(s) + 1e-3 * abs(s).max(), max_nfev=20) for s in starts]
+    kind = f"gradient descent, {count(steps, 'step')}{', a step size each' if each else ''}"
+    kind = f"GD++, {steps} steps, parameters for each" if with_gammas else kind
+    return named(make(min(fits, key=lambda fit: fit.cost).x), kind, causal=True)
 
 
 def _parameters_of_steps(problem: FitProblem, *, with_gammas: bool) -> tuple[list[float], list[float]]:
-    """The step sizes, and γ, with which the predictions after every step come nearest to the model's."""
+    """Return the step sizes, and γ, whose predictions after every step come nearest to the model's."""
     spectral, steps = problem.spectral, problem.steps
     few, targets = spectral.first(FEW), problem.after_steps[:, :FEW]
     unit, step_size = 1 / spectral.eigenvalues.max().item(), _shared_step_size(spectral, steps)[0]
 
     def split(values: Any) -> tuple[Tensor, Tensor]:
-        values = unit * torch.as_tensor(values)
-        gammas = torch.cat([values[steps:], values.new_zeros(1)]) if with_gammas else torch.zeros_like(values)
-        return values[:steps], gammas  # the last γ moves nothing any more
+        return split_parameters(unit * torch.as_tensor(values), steps, gamma=with_gammas, per_step=True)
 
     def residuals(values: Any) -> Any:
         filtered = gd_plus_plus_filters(few.eigenvalues, *split(values))[1:]

@@ -1,18 +1,19 @@
-"""First-order methods that do more than plain descent, and bounds on all of them: Chebyshev, online, any filter."""
+"""First-order methods apart from plain descent, and bounds on all of them: Chebyshev, online, any filter."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
-from mechicl.algorithms.search import geometric_grid, minimize_on_grid
-from mechicl.algorithms.spectra import above_rounding, checked_steps, linear_trajectory, spectral_trajectory
+from mechicl.algorithms.gradient_descent import per_step
+from mechicl.algorithms.spectra import Steps, above_rounding, linear_trajectory, spectral_trajectory, step_numbers
 from mechicl.algorithms.spectral_fit import SpectralLearner, SpectralProblem, hats, polynomials
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import OnlineDescent
+from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
 from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -21,13 +22,11 @@ N_KNOTS = 20
 
 
 @checked
-def chebyshev(
-    prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
-) -> Trajectory:
-    """The best polynomial of each degree on the interval of S's eigenvalues: the limit for first-order methods.
+def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
+    """Apply the best polynomial of each degree on the interval of S's eigenvalues: the limit of first-order methods.
 
-    After k steps the residual is `T_k(z(λ)) / T_k(z(0))` with z mapping `[λ_min, λ_max]`, over the directions that the
-    prefix reaches, onto [-1, 1] and T_k the Chebyshev polynomial. No method whose weights after k steps are a
+    After k steps the residual is `T_k(z(λ)) / T_k(z(0))` with z mapping `[λ_min, λ_max]`, over the directions that
+    the prefix spans, onto [-1, 1] and T_k the Chebyshev polynomial. No method whose weights after k steps are a
     polynomial of degree k - 1 in S times B has a smaller largest residual on that interval.
 
     Args:
@@ -36,16 +35,19 @@ def chebyshev(
     Source: Golub & Varga 1961; the comparison is that of Fu et al. 2024, section 4, with the best method in place of
     gradient descent.
     """
-    numbers = checked_steps(steps)
-
-    def filters(eigenvalues: Tensor) -> Tensor:
-        return torch.stack([chebyshev_filter(eigenvalues, k) for k in numbers])
-
-    return spectral_trajectory(prompts, filters, name="Chebyshev", steps=numbers, at=at, with_weights=with_weights)
+    numbers = step_numbers(steps)
+    return spectral_trajectory(
+        prompts,
+        lambda eigenvalues: torch.stack([chebyshev_filter(eigenvalues, k) for k in numbers]),
+        name="Chebyshev",
+        steps=numbers,
+        at=at,
+        with_weights=with_weights,
+    )
 
 
 def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float[Tensor, "*any x"]:
-    """`(1 - T_k(z(λ)) / T_k(z(0))) / λ` on the interval that the present eigenvalues of a prefix span, 0 at the others.
+    """Return `(1 - T_k(z(λ)) / T_k(z(0))) / λ` on the interval of a prefix's eigenvalues, 0 where these are noise.
 
     Args:
         eigenvalues: λ >= 0 of each prefix's S; below `1e-13 x` of the largest they count as absent.
@@ -79,19 +81,18 @@ def _reciprocal_cosh(angle: Tensor) -> Tensor:
 def online_gradient_descent(
     prompts: Prompts, *, step_size: float | None = None, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
-    """One pass of gradient descent over the context, one point a step, in the order of the prompt.
+    """Make one pass of gradient descent over the context, one point a step, in the order of the prompt.
 
     `W ← W - a_t x_t (x_t W - y_t)`, from 0.
 
     Args:
-        prompts: the order of their points matters.
-        step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly as it
-            passes (and points at 0 are passed over).
+        step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
+            step (points at 0 are left out).
 
     Source: Fu et al. 2024, section 3.2 and Table 1.
     """
-    if step_size is not None and not math.isfinite(step_size):
-        raise ValueError(f"step_size must be finite, got {step_size}")
+    if step_size is not None:
+        per_step("step_size", step_size, 1)
     xs, ys = prompts.xs.double(), prompts.ys.double()
     weights = xs.new_zeros(len(prompts), prompts.x_dim, prompts.y_dim)
     before = []
@@ -119,7 +120,7 @@ def _fit_chebyshev(problem: FitProblem) -> Iterator[FittedAlgorithm]:
 
 
 def fit_polynomial(spectral: SpectralProblem, steps: int, name: str) -> FittedAlgorithm:
-    """The best polynomial in S with `steps` terms: what any first-order method reaches in so many steps."""
+    """Fit the best polynomial in S with `steps` terms: the limit of first-order methods with this number of steps."""
     basis = polynomials(steps, spectral.eigenvalues.max().item())
     coefficients = spectral.linear(basis)
     if spectral.explodes(lambda eigenvalues: basis(eigenvalues) @ coefficients):
@@ -129,7 +130,7 @@ def fit_polynomial(spectral: SpectralProblem, steps: int, name: str) -> FittedAl
 
 
 def _fit_any_filter(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """The best piecewise linear function of the eigenvalues, with knots at their quantiles."""
+    """Fit the best piecewise linear function of the eigenvalues, with knots at their quantiles."""
     eigenvalues = problem.spectral.eigenvalues.flatten()
     knots = torch.quantile(eigenvalues[:100_000], torch.linspace(0, 1, N_KNOTS).double()).unique()
     basis = hats(knots)
@@ -139,11 +140,10 @@ def _fit_any_filter(problem: FitProblem) -> Iterator[FittedAlgorithm]:
 
 
 def fit_online(problem: FitProblem) -> FittedAlgorithm:
-    """One pass over the context with the step size nearest to the targets, or 1 / |x|² if that is nearer."""
+    """Fit one pass over the context: by the step size nearest to the targets, or 1 / |x|² if that is nearer."""
 
     def error(step_size: float | None) -> float:
-        predicted = online_gradient_descent(problem.prompts, step_size=step_size, at="query").predictions[0, :, -1]
-        return (predicted - problem.targets).square().mean().item()
+        return problem.error(online_gradient_descent(problem.prompts, step_size=step_size, at="query").query()[0])
 
     typical = 1 / problem.prompts.context.xs.square().sum(-1).mean().item()
     step_size, least_error = minimize_on_grid(error, geometric_grid(0.01 * typical, 4 * typical, 16))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
+from mechicl.algorithms.spectra import Steps, spectral_trajectory, step_numbers
 from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -17,17 +17,16 @@ from mechicl.prompts import PointsAt, Prompts
 @checked
 def gradient_descent(
     prompts: Prompts,
-    steps: int | Sequence[int] = 1,
+    steps: Steps = 1,
     *,
     step_size: float,
     initial_weights: Float[Tensor, "x y"] | None = None,
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Gradient descent from `initial_weights` (0 by default) on `Σ_i (x_i W - y_i)² / 2` over the context.
+    """Run gradient descent from `initial_weights` (0 by default) on `Σ_i (x_i W - y_i)² / 2` over the context.
 
-    In the eigenbasis of S the weights after k steps are B times `gradient_descent_filter`, so any number of steps costs
-    the same. With a step size below 0 or above 2/λ_max the iteration diverges, and so do predictions.
+    Any number of steps costs the same. With a step size below 0 or above 2/λ_max the iteration diverges.
 
     Args:
         steps: numbers of steps, in any order; 0 gives the initial prediction.
@@ -35,8 +34,7 @@ def gradient_descent(
         initial_weights: W_0 `[x y]`.
 
     Warns:
-        DivergenceWarning: more than one step, and a step size below 0 or above 2/λ_max on more than half of the full
-            contexts.
+        DivergenceWarning: it diverges on more than half of the full contexts, in more than one step.
 
     Source: von Oswald et al. 2023, section 2, eq. 3.
 
@@ -45,15 +43,11 @@ def gradient_descent(
         >>> gradient_descent(prompts, steps=[1, 10, 100], step_size=0.6).predictions.shape
         torch.Size([3, 4, 11, 1])
     """
-    numbers = checked_steps(steps)
-    _check_finite(step_size=step_size)
-
-    def filters(eigenvalues: Tensor) -> Tensor:
-        return torch.stack([gradient_descent_filter(eigenvalues, k, step_size) for k in numbers])
-
+    numbers = step_numbers(steps)
+    per_step("step_size", step_size, 1)
     return spectral_trajectory(
         prompts,
-        filters,
+        lambda eigenvalues: torch.stack([gradient_descent_filter(eigenvalues, k, step_size) for k in numbers]),
         name="gradient descent",
         steps=numbers,
         at=at,
@@ -66,7 +60,7 @@ def gradient_descent(
 def gradient_descent_filter(
     eigenvalues: Float[Tensor, "*any"], steps: int, step_size: float | Tensor
 ) -> Float[Tensor, "..."]:
-    """`(1 - (1 - aλ)^k) / λ`, and its limit `k a` at λ = 0, without cancellation for small λ.
+    """Return `(1 - (1 - aλ)^k) / λ`, and its limit `k a` at λ = 0, without cancellation for small λ.
 
     Differentiable with respect to the step size, as long as no direction has diverged to infinity.
 
@@ -77,8 +71,8 @@ def gradient_descent_filter(
     """
     # In an eigendirection the weight w moves by w ← w - a (λ w - b): the distance to its end b / λ shrinks by 1 - aλ a
     # step, so from 0 it has come 1 - (1 - aλ)^k of the way. That difference loses all digits where aλ is near rounding,
-    # so there it is -expm1(k log1p(-aλ)), which is exact for small arguments. Elsewhere 1 - aλ may be negative, of
-    # which there is no logarithm, and the plain power is accurate.
+    # so there it is -expm1(k log1p(-aλ)), which is exact for small arguments. Elsewhere 1 - aλ may be negative, which
+    # has no logarithm, and the plain power is accurate.
     scaled = step_size * eigenvalues
     small = scaled.abs() < 0.5
     gentle = -torch.expm1(steps * torch.log1p(-scaled.masked_fill(~small, 0.0)))
@@ -92,17 +86,17 @@ def gradient_descent_filter(
 @checked
 def gd_plus_plus(
     prompts: Prompts,
-    steps: int | Sequence[int] = 1,
+    steps: Steps = 1,
     *,
     step_size: float | Sequence[float],
     gamma: float | Sequence[float],
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """GD++: before each next step of gradient descent all inputs, the query's too, become `x - γ x S`.
+    """Run GD++: after each step of gradient descent all inputs, the query's too, become `x - γ x S`.
 
     Step: `ΔW = a XᵀY`, `y ← y - x ΔW`, `x ← x - γ x S`, with the current X and `S = XᵀX`; the prediction
-    is the sum of the query's `x ΔW`. All of it happens in the eigenbasis of the first S.
+    is the sum of the query's `x ΔW`. All steps are computed in the eigenbasis of the first S.
 
     Args:
         steps: numbers of steps.
@@ -110,20 +104,16 @@ def gd_plus_plus(
         gamma: γ, which acts on the summed S, one for all steps or one a step.
 
     Warns:
-        DivergenceWarning: more than one step, and on more than half of the full contexts the residual is larger after
-            the last one than at the start. It cannot be where every a and γ is between 0 and 2/λ_max of the first S.
+        DivergenceWarning: the residual grows on more than half of the full contexts, in more than one step. It does not
+            where every a and γ is between 0 and 2/λ_max of the first S.
 
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
-    numbers = checked_steps(steps)
+    numbers = step_numbers(steps)
     step_sizes, gammas = per_step("step_size", step_size, max(numbers)), per_step("gamma", gamma, max(numbers))
-
-    def filters(eigenvalues: Tensor) -> Tensor:
-        return gd_plus_plus_filters(eigenvalues, step_sizes, gammas)[list(numbers)]
-
     return spectral_trajectory(
         prompts,
-        filters,
+        lambda eigenvalues: gd_plus_plus_filters(eigenvalues, step_sizes, gammas)[list(numbers)],
         name="GD++",
         steps=numbers,
         at=at,
@@ -137,7 +127,7 @@ def gd_plus_plus_filters(
     step_sizes: Sequence[float] | Sequence[Tensor] | Float[Tensor, "step *extra"],
     gammas: Sequence[float] | Sequence[Tensor] | Float[Tensor, "step *extra"],
 ) -> Float[Tensor, "after ..."]:
-    """The filters of GD++ after 0, 1, 2, ... steps: `Σ_i a_i (λ_i / λ) Π_{j<i} (1 - a_j λ_j)`.
+    """Return the filters of GD++ after 0, 1, 2, ... steps: `Σ_i a_i (λ_i / λ) Π_{j<i} (1 - a_j λ_j)`.
 
     `λ_i` is the eigenvalue that the inputs have before step i: `λ_0 = λ`, `λ_{i+1} = λ_i (1 - γ_i λ_i)²`.
     Differentiable with respect to all parameters.
@@ -146,13 +136,10 @@ def gd_plus_plus_filters(
         eigenvalues: λ >= 0, of the first S.
         step_sizes: a, one a step, numbers or tensors that broadcast against the eigenvalues.
         gammas: γ, likewise.
-
-    Returns:
-        One filter more than there are steps.
     """
-    # All tokens' coordinates along one eigenvector are multiplied alike, by 1 - γ λ_i, so two numbers say what has
-    # become of them: x = stretch * x_0, and XᵀY = moment * X_0ᵀY_0. A step predicts a x XᵀY = a stretch moment x_0 B,
-    # takes a λ_i of the targets' part that lies along X, and then stretches X, once more in XᵀY.
+    # All tokens' coordinates along one eigenvector are multiplied alike, by 1 - γ λ_i, so two numbers describe them:
+    # x = stretch * x_0, and XᵀY = moment * X_0ᵀY_0. A step predicts a x XᵀY = a stretch moment x_0 B, takes a λ_i of
+    # the targets' part that lies along X, and then stretches X, once more in XᵀY.
     stretch = torch.ones_like(eigenvalues)
     moment = torch.ones_like(eigenvalues)
     total = torch.zeros_like(eigenvalues)
@@ -169,11 +156,11 @@ def gd_plus_plus_filters(
 def momentum_filter(
     eigenvalues: Float[Tensor, "*any"], steps: int, step_size: float | Tensor, momentum: float | Tensor
 ) -> Float[Tensor, "..."]:
-    """The filter of gradient descent with momentum (heavy ball): `v ← β v + a (1 - λ f)`, `f ← f + v`, from 0.
+    """Return the filter of gradient descent with momentum (heavy ball): `v ← β v + a (1 - λ f)`, `f ← f + v`, from 0.
 
     Args:
         eigenvalues: λ >= 0.
-        steps: how many.
+        steps: number of steps.
         step_size: a, a number or a tensor that broadcasts against the eigenvalues.
         momentum: β, likewise.
 
@@ -187,16 +174,8 @@ def momentum_filter(
 
 
 def per_step(name: str, value: float | Sequence[float], steps: int) -> list[float]:
-    """A parameter as one finite number a step."""
+    """Return a parameter as one finite number a step."""
     values = [float(value)] * steps if isinstance(value, (int, float)) else [float(v) for v in value]
-    if len(values) != steps:
-        raise ValueError(f"{name} has {len(values)} entries for {steps} steps")
-    for v in values:
-        _check_finite(**{name: v})
+    if len(values) != steps or not all(map(math.isfinite, values)):
+        raise ValueError(f"{name} must be a finite number or {steps} of them, one a step, got {reprlib.repr(value)}")
     return values
-
-
-def _check_finite(**values: float) -> None:
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be finite, got {value}")

@@ -10,62 +10,52 @@ from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, register
 from mechicl.algorithms.descent_cards import FEW
-from mechicl.algorithms.search import geometric_grid, minimize_on_grid
 from mechicl.algorithms.spectra import earlier_points, in_parts, selected
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import KernelReading
-from mechicl.base.arguments import checked
+from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
+from mechicl.base.arguments import Positive, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
 LogKernel = Callable[[Tensor, Tensor], Tensor]
 """From `[prompt point x]` and `[prompt other x]` to the kernel's logarithm at bandwidth 1, `[prompt point other]`."""
-
-
-def inner_products(
-    points: Float[Tensor, "prompt point x"], others: Float[Tensor, "prompt other x"]
-) -> Float[Tensor, "prompt point other"]:
-    """`<x, x'>`."""
-    return points @ others.mT
+Kernel = Literal["gaussian", "exponential"] | LogKernel
 
 
 def minus_half_squared_distances(
     points: Float[Tensor, "prompt point x"], others: Float[Tensor, "prompt other x"]
 ) -> Float[Tensor, "prompt point other"]:
-    """`-|x - x'|²/2`, from the differences, which keeps small distances exact."""
+    """Return `-|x - x'|²/2`, from the differences, which keeps small distances exact."""
     return -(points[:, :, None] - others[:, None]).square().sum(-1) / 2
 
 
 # the log-kernel at bandwidth 1, and how many times it is divided by the bandwidth
 KERNELS: dict[str, tuple[LogKernel, int]] = {
     "gaussian": (minus_half_squared_distances, 2),
-    "exponential": (inner_products, 1),
+    "exponential": (lambda points, others: points @ others.mT, 1),
 }
 
 
 @checked
 def kernel_smoothing(
     prompts: Prompts,
-    bandwidth: float | Sequence[float],
+    bandwidth: Positive | Sequence[Positive],
     *,
-    kernel: Literal["gaussian", "exponential"] | LogKernel = "gaussian",
+    kernel: Kernel = "gaussian",
     at: PointsAt = "points",
 ) -> Trajectory:
-    """The Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)`.
+    """Predict the Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)`.
 
     A wide kernel gives the mean target, a narrow one that of the nearest context point; the "exponential" kernel is
-    softmax attention with scores `<x, x_i>/h` and values y_i. Computed in float64 from log-kernels, and returned in
-    the prompts' dtype. Gradients flow to the query and to the context.
+    softmax attention with scores `<x, x_i>/h` and values y_i. Gradients flow to the query and to the context.
 
     Args:
         bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); or several, the trajectory's steps.
-        kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`. A function stands for
+        kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`. A function gives
             `exp(function(points, others)/h)`: from `[prompt point x]` and `[prompt other x]` to
-            `[prompt point other]`, with -∞ where the kernel is 0. Where it is 0 for all of a context, so is the
-            prediction.
-
-    Returns:
-        Trajectory with one step a bandwidth, predictions `[step prompt point y]`.
+            `[prompt point other]`, with -∞ where the kernel is 0. The prediction is 0 where the kernel is 0 for the
+            whole context.
 
     Source: Nadaraya 1964; Watson 1964. Von Oswald et al. 2023, A.8, liken attention to it.
 
@@ -75,11 +65,11 @@ def kernel_smoothing(
         >>> smoother.predict(prompts).shape
         torch.Size([100, 1])
     """
-    log_kernel, power = _log_kernel(kernel)
+    log_kernel, power = (kernel, 1) if callable(kernel) else KERNELS[kernel]
     bandwidths = tuple(bandwidth) if isinstance(bandwidth, Sequence) else (bandwidth,)
+    if not bandwidths:
+        raise ValueError("bandwidth must be one or more numbers, got none")
     scales = torch.tensor(bandwidths, dtype=torch.float64, device=prompts.device)[:, None, None, None]
-    if not bandwidths or not (scales.isfinite() & (scales > 0)).all():
-        raise ValueError(f"bandwidth must be one or more positive finite numbers, got {bandwidth!r}")
     name = f"kernel smoothing ({kernel if isinstance(kernel, str) else getattr(kernel, '__name__', 'function')})"
     seen = earlier_points(prompts, at)
 
@@ -87,7 +77,7 @@ def kernel_smoothing(
         xs, expected = part.xs.double(), (len(part), *seen.shape)
         logs = log_kernel(selected(xs, at), xs)
         if logs.shape != expected:
-            raise ValueError(f"the kernel gave {tuple(logs.shape)} instead of [prompt point other] = {expected}")
+            raise ValueError(f"kernel must return [prompt point other] = {expected}, got {tuple(logs.shape)}")
         weights = _weights(logs, seen, scales, power)
         predictions = einsum(weights, part.ys.double(), "step prompt a b, prompt b y -> step prompt a y")
         return Trajectory(tuple(map(float, bandwidths)), predictions.to(part.dtype), name)
@@ -96,29 +86,29 @@ def kernel_smoothing(
 
 
 @checked
-def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponential"] | LogKernel = "gaussian") -> float:
-    """The bandwidth of `kernel_smoothing` with the least mean squared error of the query's prediction.
+def tuned_bandwidth(prompts: Prompts, *, kernel: Kernel = "gaussian") -> float:
+    """Return the bandwidth of `kernel_smoothing` with the least mean squared error of the query's prediction.
 
     Searched between 1/1000 and 100 times the largest spread of the log-kernel's values on a context (its square root
     for the "gaussian" one, whose bandwidth is a distance): a geometric grid, then Brent's method around the best point.
 
     Args:
-        prompts: the tasks to tune on, the query's targets included.
+        prompts: to tune on, the query's targets included.
         kernel: as for `kernel_smoothing`.
 
-    Source: von Oswald et al. 2023, section 3, tune gradient descent so.
+    Source: von Oswald et al. 2023, section 3, tune gradient descent this way.
     """
     if len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context, got {prompts}")
     prompts = prompts.to(torch.float64)
-    log_kernel, power = _log_kernel(kernel)
+    log_kernel, power = (kernel, 1) if callable(kernel) else KERNELS[kernel]
     with torch.no_grad():
         logs = log_kernel(prompts.xs[:, -1:], prompts.xs[:, :-1])
         largest = logs.amax(-1, keepdim=True)
         # 0 for differences from points that have no weight
         spread = (largest - logs).nan_to_num(0.0, posinf=0.0).max().item()
         if spread == 0:
-            raise ValueError("every bandwidth predicts the mean of these contexts: the prompts leave nothing to tune")
+            raise ValueError("every bandwidth predicts the mean on these prompts: there is nothing to tune")
         unit = spread ** (1 / power)
         grid = [unit * 1e5 ** (i / 100) / 1000 for i in range(101)]
         targets = prompts.query.ys
@@ -130,21 +120,13 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Literal["gaussian", "exponentia
         return minimize_on_grid(error, grid)[0]
 
 
-def _log_kernel(kernel: str | LogKernel) -> tuple[LogKernel, int]:
-    if callable(kernel):
-        return kernel, 1
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel!r} is not one of {sorted(KERNELS)}, nor a function")
-    return KERNELS[kernel]
-
-
 def _weights(
     logs: Float[Tensor, "prompt point other"], seen: Bool[Tensor, "point other"], scales: Tensor, power: int
 ) -> Float[Tensor, "step prompt point other"]:
-    """`k / Σ k` over the points that are seen; 0 where none of them has any weight."""
+    """Return `k / Σ k` over the points that are seen; 0 where none of them has any weight."""
     logs = logs.masked_fill(~seen, -torch.inf)
     if (logs.isnan() | (logs == torch.inf)).any():
-        raise ValueError("the kernel gave values that are NaN or +∞")
+        raise ValueError("kernel returned values that are NaN or +∞")
     alone = (logs == -torch.inf).all(-1, keepdim=True)
     logs = logs.masked_fill(alone, 0.0)
     # the largest becomes 0 before the division, which overflows for very narrow kernels; twice, as h² may underflow
@@ -155,8 +137,8 @@ def _weights(
 
 
 def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """One step of softmax smoothing, with the bandwidth nearest to the targets."""
-    few, targets = problem.prompts[:FEW], problem.targets[:FEW]
+    """Yield one step of softmax smoothing, with the bandwidth nearest to the targets."""
+    few = problem.first(FEW)
     size = problem.prompts.xs.square().sum(-1).mean().item()
 
     def smoother(bandwidth: float) -> KernelReading:
@@ -166,7 +148,7 @@ def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
         return KernelReading(weights, name=f"softmax smoothing, bandwidth {bandwidth:.3g}")
 
     bandwidths = geometric_grid(0.01 * size, 10 * size, 16)
-    yield smoother(min(bandwidths, key=lambda h: (smoother(h).predict(few) - targets).square().mean().item()))
+    yield smoother(min(bandwidths, key=lambda h: few.error(smoother(h).predict(few.prompts))))
 
 
 SMOOTHING = register(

@@ -1,40 +1,38 @@
 """Least squares on the context: minimum norm, ridge, and the Bayes predictor."""
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
-from mechicl.algorithms.search import geometric_grid
-from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
-from mechicl.algorithms.stability import ConditioningWarning
+from mechicl.algorithms.descent_cards import named
+from mechicl.algorithms.spectra import ConditioningWarning, Steps, n_before, spectral_trajectory, step_numbers
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import RidgeByDirections, RidgePath
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive
+from mechicl.algorithms.tuning import geometric_grid
+from mechicl.base.arguments import NonNegative, Positive, checked, strictly_between
 from mechicl.base.warning import warn
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
 EPSILON = torch.finfo(torch.float64).eps
 LOST = 1e-5
-"""From this relative error on the user is warned."""
+"""Relative error from which on the user is warned."""
 N_PENALTIES = 12  # of a ridge path step by step, each half of the one before
 
 
 @checked
 def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
-    """Ordinary least squares; where the context leaves it open, the solution of minimum norm `S⁺ B`.
+    """Fit ordinary least squares; where the context allows several solutions, that of minimum norm, `S⁺ B`.
 
     Directions whose singular value in X is below `ε max(n, d)` of the largest count as absent, with the ε of the
     prompts' dtype, as in `numpy.linalg.lstsq`.
 
     Warns:
-        ConditioningWarning: inputs so nearly collinear, or of so different sizes, that few digits are left.
+        ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
 
     Source: Fu et al. 2024, section 3.1.
     """
@@ -42,44 +40,40 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 
 
 @checked
-def ridge(prompts: Prompts, *, penalty: float, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
-    """Ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
-
-    A penalty as small as the rounding noise gives its limit, `ols`, where the context leaves weights open.
+def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
+    """Fit ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
 
     Args:
-        penalty: λ > 0; for no penalty use `ols`.
+        penalty: λ > 0; for no penalty use `ols`, which is also the limit of penalties as small as rounding noise.
 
     Warns:
         ConditioningWarning: as for `ols`.
 
     Source: Garg et al. 2022; the lecture note on ICL as meta-optimisation, Theorem 3.1.
     """
-    if not (penalty > 0 and math.isfinite(penalty)):
-        raise ValueError(f"penalty must be positive and finite, got {penalty}; for no penalty use ols()")
     return _penalised(prompts, penalty, f"ridge({penalty:g})", at, with_weights)
 
 
 @checked
 def ridge_path(
     prompts: Prompts,
-    steps: int | Sequence[int] = 1,
+    steps: Steps = 1,
     *,
-    penalty: float | None = None,
-    shrink: float = 0.5,
+    penalty: Positive | None = None,
+    shrink: Annotated[float, strictly_between(0, 1)] = 0.5,
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Ridge regression along a path of penalties: `(S + p_k I)⁻¹ B` with `p_k = penalty * shrink^k`.
+    """Fit ridge regression along a path of penalties: `(S + p_k I)⁻¹ B` with `p_k = penalty * shrink^k`.
 
-    It looks like an iteration and is none: each step is a closed form, and no step needs the one before. As the control
-    for `newton` it has the same default scale: both see of a prefix's S its size and nothing else.
+    It looks like an iteration, but each step is a closed form that does not need the one before. It is the control for
+    `newton`, with the same default scale: both use only the size of a prefix's S.
 
     Args:
         steps: k, in any order.
-        penalty: that of step 0, the same for all prefixes; by default `‖S Sᵀ‖_F^(1/2)` of each prefix, the largest
-            eigenvalue or a little more, and the λ at which Newton's first residual `1 - αλ²` is 0.
-        shrink: the factor between one step's penalty and the next one's, above 0 and below 1.
+        penalty: the penalty of step 0, the same for all prefixes; by default `‖S Sᵀ‖_F^(1/2)` of each prefix, the
+            largest eigenvalue or a little more, and the λ at which Newton's first residual `1 - αλ²` is 0.
+        shrink: the ratio of each step's penalty to the previous one.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, for each penalty.
 
@@ -87,11 +81,7 @@ def ridge_path(
         >>> ridge_path(LinearRegression().sample(4, seed=0), steps=[0, 5, 10]).predictions.shape
         torch.Size([3, 4, 11, 1])
     """
-    numbers = checked_steps(steps)
-    if penalty is not None:
-        check_positive(penalty=penalty)
-    if not 0 < shrink < 1:
-        raise ValueError(f"shrink must lie between 0 and 1, so that penalties fall from step to step; got {shrink}")
+    numbers = step_numbers(steps)
 
     def filters(eigenvalues: Tensor) -> Tensor:
         size = eigenvalues.square().norm(dim=-1, keepdim=True).sqrt() if penalty is None else penalty
@@ -104,27 +94,24 @@ def ridge_path(
 def bayes(
     prompts: Prompts,
     *,
-    noise_std: float = 0.0,
-    weight_std: float = 1.0,
+    noise_std: NonNegative = 0.0,
+    weight_std: Positive = 1.0,
     weight_covariance: Float[Tensor, "x x"] | None = None,
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Posterior mean for weights `N(0, weight_std²)` and label noise `N(0, noise_std²)`: the best any learner can do.
+    """Predict the posterior mean for weights `N(0, weight_std²)` and label noise `N(0, noise_std²)`.
 
-    It is ridge with penalty `noise_std² / weight_std²`; without noise the posterior mean is minimum-norm least squares.
-    With a covariance C of the weights it is the same on inputs `x C^(1/2)`, whose weights are standard normal.
+    No learner is better on such prompts. It is ridge with penalty `noise_std² / weight_std²`, or without noise
+    minimum-norm least squares; with a covariance C of the weights, the same on inputs `x C^(1/2)`.
 
     Args:
-        noise_std: standard deviation of the label noise, >= 0.
-        weight_std: standard deviation of the weights, > 0.
+        noise_std: standard deviation of the label noise.
+        weight_std: standard deviation of the weights.
         weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C).
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1.
     """
-    if not (noise_std >= 0 and math.isfinite(noise_std)):
-        raise ValueError(f"noise_std must be >= 0 and finite, got {noise_std}")
-    check_positive(weight_std=weight_std)
     if weight_covariance is not None:
         root = _covariance_root(weight_covariance, prompts)
         mapped = Prompts(prompts.xs.double() @ root, prompts.ys.double())
@@ -138,11 +125,11 @@ def bayes(
 
 
 def _covariance_root(covariance: Tensor, prompts: Prompts) -> Float[Tensor, "x x"]:
-    """The symmetric root of a covariance, float64 on the prompts' device."""
+    """Return the symmetric root of a covariance, float64 on the prompts' device."""
     matrix = covariance.to(prompts.device).double()
     size = (prompts.x_dim, prompts.x_dim)
-    if matrix.shape != size or not matrix.isfinite().all() or not torch.allclose(matrix, matrix.T):
-        raise ValueError(f"weight_covariance must be a finite symmetric matrix {size}, got {covariance}")
+    if matrix.shape != size or not torch.allclose(matrix, matrix.T):
+        raise ValueError(f"weight_covariance must be a symmetric matrix {size}, got {covariance}")
     values, vectors = torch.linalg.eigh(matrix)
     if values[0] < -1e-10 * values.abs().max():
         raise ValueError(f"weight_covariance must have no negative eigenvalue, got {values[0].item():.3g}")
@@ -150,7 +137,7 @@ def _covariance_root(covariance: Tensor, prompts: Prompts) -> Float[Tensor, "x x
 
 
 def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_weights: bool) -> Trajectory:
-    """Ridge from the eigenvalues of S; of prompts where those have lost digits that matter, from X itself."""
+    """Fit ridge from the eigenvalues of S, or from X itself where these have lost digits that matter."""
     doubtful = []
 
     def filters(eigenvalues: Tensor) -> Tensor:
@@ -170,7 +157,7 @@ def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_w
         largest = eigenvalues.detach().amax(-1, keepdim=True)
         absent = eigenvalues.detach() <= (noise**2 * largest).clamp(min=1e-300)
         penalised = (eigenvalues + penalty).masked_fill(absent, 1.0)
-        # a singular value is known to ε of the largest: what that makes of σ / (σ² + penalty), relative
+        # a singular value is known to ε of the largest: the relative error that this gives σ / (σ² + penalty)
         lost = EPSILON * (largest * eigenvalues.detach()).sqrt() / penalised.detach()
         errors.append(float(lost.masked_fill(absent, 0.0).amax()))
         return torch.where(absent, 0.0, 1 / penalised)[None]
@@ -193,29 +180,29 @@ def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_w
 def _are_doubtful(
     eigenvalues: Float[Tensor, "prompt point x"], penalty: float, prompts: Prompts
 ) -> Bool[Tensor, "prompt"]:
-    """Prompts with a prefix where a direction that its points span has an eigenvalue near the rounding noise in S."""
+    """Return which prompts have a prefix with an eigenvalue near the rounding noise in S along a spanned direction."""
     n_points, x_dim = eigenvalues.shape[1:]
-    n_before = torch.arange(n_points) if n_points > 1 else torch.tensor([prompts.n_context])
-    spanned = torch.arange(x_dim) >= x_dim - n_before[:, None]
+    numbers = n_before(prompts, "points" if n_points > 1 else "query")
+    spanned = torch.arange(x_dim, device=eigenvalues.device) >= x_dim - numbers[:, None]
     largest = eigenvalues.detach().amax(-1, keepdim=True)
     near_noise = (eigenvalues.detach() + penalty <= 1e-9 * largest) & (largest > 0)
-    return (near_noise & spanned.to(eigenvalues.device)).flatten(1).any(1)
+    return (near_noise & spanned).flatten(1).any(1)
 
 
 def ridge_filter(
     eigenvalues: Float[Tensor, "*any x"], penalty: float | Tensor, *, n_context: int = 0
 ) -> Float[Tensor, "... x"]:
-    """`1 / (λ + penalty)`, and 0 where that sum is rounding noise: with no penalty the filter of `ols`.
+    """Return `1 / (λ + penalty)`, and 0 where that sum is rounding noise: with no penalty the filter of `ols`.
 
     Differentiable with respect to the penalty.
 
     Args:
         eigenvalues: λ >= 0 of each prefix's S.
         penalty: >= 0, a number or a tensor that broadcasts against the eigenvalues.
-        n_context: number of points that S was summed over; where there are more than x dimensions, so is the noise.
+        n_context: number of points that S was summed over; beyond the x dimensions the noise grows with it.
     """
     # S is known to about n ε of its largest eigenvalue (ε = 2e-16); below 500 times that it is noise.
-    # 1e-300 is for prefixes of zeros, of which any eigenvalue would count, and keeps 1 / λ finite.
+    # 1e-300 is for prefixes of zeros, whose eigenvalues would all count, and keeps 1 / λ finite.
     size = max(n_context, eigenvalues.shape[-1])
     cutoff = (1e-13 * size * eigenvalues.amax(-1, keepdim=True)).clamp(min=1e-300)
     penalised = eigenvalues + penalty
@@ -224,7 +211,7 @@ def ridge_filter(
 
 
 def fit_ridge(problem: FitProblem) -> FittedAlgorithm:
-    """Ridge regression with the penalty nearest to the targets."""
+    """Fit ridge regression by the penalty nearest to the targets."""
     spectral = problem.spectral
     mean = spectral.eigenvalues.mean().item()
     penalty, _ = spectral.least(
@@ -235,12 +222,10 @@ def fit_ridge(problem: FitProblem) -> FittedAlgorithm:
 
 
 def _ridge_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """In one step, along a path of penalties, and direction by direction."""
+    """Yield ridge in one step, along a path of penalties, and direction by direction."""
     penalty = fit_ridge(problem).hyperparameters["penalty"]
     floor = 1e-3 * problem.spectral.eigenvalues.mean().item()
-    at_once = RidgePath([penalty])
-    at_once.name = "ridge regression in one step"
-    yield at_once
+    yield named(RidgePath([penalty]), "ridge regression in one step")
     yield RidgePath([max(penalty, floor) * 2.0**k for k in range(N_PENALTIES - 2, -1, -1)] + [penalty])
     yield RidgeByDirections(problem.prompts.x_dim, penalty=penalty)
 

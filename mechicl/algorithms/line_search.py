@@ -1,6 +1,6 @@
-"""Descent whose every step goes as far as the error falls: steepest descent and conjugate gradients."""
+"""Descent with exact line searches: steepest descent and conjugate gradients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from einops import einsum
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, register
-from mechicl.algorithms.spectra import PrefixSpectra, above_rounding, checked_steps, in_parts
+from mechicl.algorithms.spectra import PrefixSpectra, Steps, above_rounding, in_parts, step_numbers
 from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
@@ -19,56 +19,46 @@ Iteration = Callable[[Float[Tensor, "prompt point x 1"], Coordinates], Iterator[
 
 @checked
 def steepest_descent(
-    prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
+    prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
-    """Gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
+    """Run gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
 
-    With the residual `r = B - S W` a step is `W ← W + a r`, `a = |r|² / rᵀSr`. Each target has line searches of its
-    own, so that its prediction does not depend on the other targets.
+    With the residual `r = B - S W` a step is `W ← W + a r`, `a = |r|² / rᵀSr`. Each target has separate line searches,
+    so that its prediction does not depend on the other targets.
 
     Args:
         steps: numbers of steps, in any order; 0 predicts 0. The cost grows with the largest.
 
     Source: Cauchy 1847.
-
-    Example:
-        >>> prompts = LinearRegression().sample(4, seed=0)
-        >>> steepest_descent(prompts, steps=[1, 10, 100]).predictions.shape
-        torch.Size([3, 4, 11, 1])
     """
     return _line_searches(prompts, steps, _steepest, "steepest descent", at, with_weights)
 
 
 @checked
 def conjugate_gradient(
-    prompts: Prompts, steps: int | Sequence[int] = 1, *, at: PointsAt = "points", with_weights: bool = False
+    prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
-    """Conjugate gradients from 0 on `S W = B`: after k steps the least error that k gradients can reach.
+    """Run conjugate gradients from 0 on `S W = B`: after k steps the least error that k gradients can reach.
 
-    No method whose weights are combinations of `B, SB, ..., S^(k-1) B` has a smaller squared error on the context, and
-    after as many steps as S has different eigenvalues it is that of least squares. Each target is a problem of its own.
+    No method whose weights are combinations of `B, SB, ..., S^(k-1) B` has a smaller squared error on the context. It
+    ends at least squares, after one step for each distinct eigenvalue of S. Each target is a separate problem.
 
     Args:
         steps: numbers of steps, in any order; 0 predicts 0.
 
     Source: Hestenes & Stiefel 1952.
-
-    Example:
-        >>> prompts = LinearRegression().sample(4, seed=0)
-        >>> conjugate_gradient(prompts, steps=[1, 2, 10]).predictions.shape
-        torch.Size([3, 4, 11, 1])
     """
     return _line_searches(prompts, steps, _conjugate, "conjugate gradients", at, with_weights)
 
 
 def _line_searches(
-    prompts: Prompts, steps: int | Sequence[int], iteration: Iteration, name: str, at: PointsAt, with_weights: bool
+    prompts: Prompts, steps: Steps, iteration: Iteration, name: str, at: PointsAt, with_weights: bool
 ) -> Trajectory:
-    """The iteration in the eigenbasis of each prefix's S, where multiplying by S is elementwise.
+    """Run the iteration in the eigenbasis of each prefix's S, where multiplying by S is elementwise.
 
-    Unlike a fixed polynomial of S, line searches look at B too: there is no filter to share between prompts.
+    Unlike a fixed polynomial of S, line searches depend on B too: there is no filter to share between prompts.
     """
-    numbers = checked_steps(steps)
+    numbers = step_numbers(steps)
     n_points = prompts.n_context + 1 if at == "points" else 1
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, len(numbers) * prompts.y_dim)
 
@@ -88,7 +78,7 @@ def _line_searches(
 def _solve(
     spectra: PrefixSpectra, numbers: tuple[int, ...], iteration: Iteration
 ) -> Float[Tensor, "step prompt point x y"]:
-    """The weights' coordinates `UᵀW` after each number of steps."""
+    """Return the weights' coordinates `UᵀW` after each number of steps."""
     eigenvalues, targets = spectra.eigenvalues[..., None], spectra.target_coordinates
     # λ and B in units of their largest, so that no square under- or overflows; eigenvalues that are rounding noise
     # count as absent, and B is noise there
@@ -125,7 +115,7 @@ def _conjugate(eigenvalues: Tensor, targets: Tensor) -> Iterator[Coordinates]:
 
 
 def _step_length(residual: Tensor, direction: Tensor, eigenvalues: Tensor) -> Float[Tensor, "prompt point 1 y"]:
-    """`|r|² / pᵀSp`; 0 once the residual is rounding noise of a B of size 1."""
+    """Return `|r|² / pᵀSp`; 0 once the residual is rounding noise of a B of size 1."""
     squared, curvature = _squared(residual), (eigenvalues * direction.square()).sum(-2, keepdim=True)
     moving = (squared > 1e-30) & (curvature > 0)
     return torch.where(moving, squared / curvature.masked_fill(~moving, 1.0), 0.0)

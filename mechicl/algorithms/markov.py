@@ -1,37 +1,33 @@
-"""Learners of Markov chains: what can be counted in the tokens so far. Log-probabilities in nats, float64."""
+"""Learners of Markov chains, from counts of the tokens so far. Log-probabilities are in nats, float64."""
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive, check_whole
+from mechicl.base.arguments import Positive, at_least, checked
 from mechicl.prompts import TokenSequences
+
+VocabularySize = Annotated[int, at_least(2)]
 
 
 @checked
-def uniform_tokens(sequences: TokenSequences, *, d_vocab: int) -> Float[Tensor, "prompt read token"]:
-    """All tokens equally likely: what a model says before it has learned anything.
-
-    Args:
-        sequences: of any length.
-        d_vocab: number of tokens.
-    """
-    one_hot = _one_hot(sequences, d_vocab)
-    return torch.full_like(one_hot, -math.log(d_vocab))
+def uniform_tokens(sequences: TokenSequences, *, d_vocab: VocabularySize) -> Float[Tensor, "prompt read token"]:
+    """Predict all tokens as equally likely, as an untrained model does."""
+    return torch.full_like(_one_hot(sequences, d_vocab), -math.log(d_vocab))
 
 
 @checked
 def unigram_bayes(
-    sequences: TokenSequences, *, d_vocab: int, concentration: float = 1.0
+    sequences: TokenSequences, *, d_vocab: VocabularySize, concentration: Positive = 1.0
 ) -> Float[Tensor, "prompt read token"]:
-    """How often each token came so far: `(n_b + a) / (n + k a)`.
+    """Predict by how often each token occurred so far: `(n_b + a) / (n + k a)`.
 
-    It is the posterior mean if tokens are independent, with probabilities from a Dirichlet distribution. On Markov
-    chains it is the simpler solution that comes first in training.
+    It is the posterior mean if tokens are independent. On Markov chains it is the simpler solution, which models learn
+    first.
 
     Args:
         sequences: of ids below `d_vocab`.
@@ -40,19 +36,18 @@ def unigram_bayes(
 
     Source: Edelman et al. 2024, section 2.
     """
-    check_positive(concentration=concentration)
     return _posterior_mean(_one_hot(sequences, d_vocab).cumsum(1), concentration)
 
 
 @checked
 def bigram_bayes(
-    sequences: TokenSequences, *, d_vocab: int, concentration: float = 1.0
+    sequences: TokenSequences, *, d_vocab: VocabularySize, concentration: Positive = 1.0
 ) -> Float[Tensor, "prompt read token"]:
-    """How often each token followed the present one so far: `(n_ab + a) / (n_a + k a)`.
+    """Predict by how often each token followed the present one so far: `(n_ab + a) / (n_a + k a)`.
 
-    The posterior mean for a Markov chain whose transition probabilities have a Dirichlet prior, so the best that can be
-    done on `tasks.MarkovChains` of this concentration, if the first state tells nothing. Its sums are those of an
-    induction head: over the earlier positions that hold the present token, of the tokens after them.
+    It is the posterior mean for a Markov chain with a Dirichlet prior: no learner is better on `tasks.MarkovChains` of
+    this concentration, if the first state carries no information. An induction head computes the same counts, of the
+    tokens that followed earlier occurrences of the present one.
 
     Args:
         sequences: of ids below `d_vocab`.
@@ -67,27 +62,10 @@ def bigram_bayes(
         >>> bigram_bayes(seen, d_vocab=2)[0, 2].exp()                   # after 0 came 1, once
         tensor([0.3333, 0.6667], dtype=torch.float64)
     """
-    check_positive(concentration=concentration)
     read, one_hot = sequences.read, _one_hot(sequences, d_vocab)
     same = (read[:, :, None] == read[:, None, :]).double().tril(-1)  # [prompt pos earlier]
     counts = same[:, :, :-1] @ one_hot[:, 1:]  # of the token after each earlier position
     return _posterior_mean(counts, concentration)
-
-
-def known_chain(
-    sequences: TokenSequences, *, transitions: Float[Tensor, "prompt state next_state"]
-) -> Float[Tensor, "prompt read token"]:
-    """The next token's probabilities for who knows each sequence's chain: the bound on all learners.
-
-    Args:
-        sequences: of chains.
-        transitions: their transition matrices (`MarkovChains.transitions` with the same seed).
-    """
-    if len(transitions) != len(sequences):
-        raise ValueError(f"{len(transitions)} transition matrices for {len(sequences)} sequences")
-    _one_hot(sequences, transitions.shape[-1])
-    index = sequences.read.to(transitions.device)[..., None].expand(-1, -1, transitions.shape[-1])
-    return transitions.double().gather(1, index).log()
 
 
 def _posterior_mean(counts: Float[Tensor, "prompt read token"], concentration: float) -> Tensor:
@@ -96,7 +74,6 @@ def _posterior_mean(counts: Float[Tensor, "prompt read token"], concentration: f
 
 
 def _one_hot(sequences: TokenSequences, d_vocab: int) -> Float[Tensor, "prompt read token"]:
-    check_whole(2, d_vocab=d_vocab)
     if sequences.ids.numel() and int(sequences.ids.max()) >= d_vocab:
         raise ValueError(f"ids must be below d_vocab={d_vocab}, got {int(sequences.ids.max())}")
     return F.one_hot(sequences.read, d_vocab).double()

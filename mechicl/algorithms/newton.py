@@ -9,14 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
-from mechicl.algorithms.descent_cards import FEW, FEWER, PAST
-from mechicl.algorithms.search import geometric_grid
-from mechicl.algorithms.spectra import checked_steps, spectral_trajectory
+from mechicl.algorithms.descent_cards import FEW, FEWER, named
+from mechicl.algorithms.spectra import Steps, spectral_trajectory, step_numbers
 from mechicl.algorithms.spectral_fit import MARGIN, SpectralLearner, SpectralProblem, largest_stable
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import NewtonSteps
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive
+from mechicl.algorithms.tuning import geometric_grid
+from mechicl.base.arguments import Natural, Positive, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -26,18 +25,17 @@ MOST_ITERATIONS = 12  # of the step forms
 @checked
 def newton(
     prompts: Prompts,
-    steps: int | Sequence[int] = 1,
+    steps: Steps = 1,
     *,
-    alpha: float | None = None,
+    alpha: Positive | None = None,
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
+    """Run iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
-    In the eigenbasis M_k is `newton_filter`, so that any number of steps costs the same.
+    Any number of steps costs the same.
 
     Args:
-        prompts: the empty prefix predicts 0.
         steps: numbers of iterations, in any order; 0 gives `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix.
 
@@ -48,14 +46,12 @@ def newton(
         >>> newton(LinearRegression().sample(4, seed=0), steps=[0, 5, 10]).predictions.shape
         torch.Size([3, 4, 11, 1])
     """
-    numbers = checked_steps(steps)
-    if alpha is not None:
-        check_positive(alpha=alpha)
+    numbers = step_numbers(steps)
 
     def filters(eigenvalues: Tensor) -> Tensor:
         if alpha is None:
             # ‖S Sᵀ‖_F = ‖λ²‖ >= λ_max², so that 0 < αλ² <= 1 and all errors 1 - αλ² lie in [0, 1): it converges for
-            # every context, needs no eigenvalue of its own in a network, and is α = 1 / λ_max² for a single direction.
+            # every context, a network can compute it without eigenvalues, and it is 1 / λ_max² for a single direction.
             each = 1 / _norms(eigenvalues)
         else:
             each = alpha
@@ -68,12 +64,12 @@ def newton(
 
 
 def _norms(eigenvalues: Float[Tensor, "*any x"]) -> Float[Tensor, "*any 1"]:
-    """`‖S Sᵀ‖_F`; in a prefix of zeros any α does, and 1e-300 only keeps it finite."""
+    """Return `‖S Sᵀ‖_F`; for a prefix of zeros 1e-300, which keeps α finite."""
     return eigenvalues.square().norm(dim=-1, keepdim=True).clamp(min=1e-300)
 
 
 def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float | Tensor) -> Float[Tensor, "..."]:
-    """`m_k = (1 - (1 - αλ²)^(2^k)) / λ`, and its limit 0 at λ = 0, without cancellation for small λ.
+    """Return `m_k = (1 - (1 - αλ²)^(2^k)) / λ`, and its limit 0 at λ = 0, without cancellation for small λ.
 
     Differentiable with respect to α, as long as no direction has diverged to infinity.
 
@@ -95,8 +91,8 @@ def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float |
 
 
 @checked
-def newton_moments(steps: int, alpha: float) -> list[float]:
-    """Coefficients β of Newton's `M_k` as a polynomial in S: entry s belongs to `S^(2s+1)`, s = 0 .. 2^k - 1.
+def newton_moments(steps: Natural, alpha: float) -> list[float]:
+    """Return the coefficients of Newton's `M_k` as a polynomial in S: entry s belongs to `S^(2s+1)`, s = 0 .. 2^k - 1.
 
     `β_s = (-1)^s C(2^k, s+1) α^(s+1)`: `M_1 = 2αS - α²S³`, `M_2 = 4αS - 6α²S³ + 4α³S⁵ - α⁴S⁷`.
 
@@ -106,12 +102,11 @@ def newton_moments(steps: int, alpha: float) -> list[float]:
 
     Source: Fu et al. 2024, section 3 and C.3, which print other coefficients (4α² and 4, 12, 16, 16).
     """
-    (steps,) = checked_steps([steps])
     return [(-1) ** s * math.comb(2**steps, s + 1) * alpha ** (s + 1) for s in range(2**steps)]
 
 
 def fit_newton(spectral: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm:
-    """Newton's method from αS, with one α for all contexts or with α relative to each context's 1/|SSᵀ|."""
+    """Fit Newton's method from αS, with one α for all contexts or with α relative to each context's 1/|SSᵀ|."""
 
     def relative(eigenvalues: Tensor, k: int, share: float | Tensor) -> Tensor:
         return newton_filter(eigenvalues, k, share / _norms(eigenvalues))
@@ -136,12 +131,11 @@ def fit_newton(spectral: SpectralProblem, numbers: Sequence[int]) -> FittedAlgor
 
 
 def _newton_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """With the number of iterations and the α that fit best, answered in three ways."""
+    """Yield the three ways to read the prediction, with the number of iterations and the α that fit best."""
     iterations, parameters = _causal_parameters(problem) if problem.causal else _parameters(problem)
     for answer in ("at the end", "anew", "running"):
         algorithm = NewtonSteps(iterations, answer=answer, causal=problem.causal, **parameters)
-        algorithm.name += f", {PAST}" if problem.causal else ""
-        yield algorithm
+        yield named(algorithm, algorithm.name, causal=problem.causal)
 
 
 def _parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
@@ -160,12 +154,11 @@ def _parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
 
 
 def _causal_parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
-    """Of Newton whose points each iterate on their own past."""
-    few, targets = problem.prompts[:FEWER], problem.targets[:FEWER]
+    """Fit Newton whose points each iterate on their own past."""
+    few = problem.first(FEWER)
 
     def error(iterations: int, parameter: str, value: float) -> float:
-        predicted = NewtonSteps(iterations, causal=True, **{parameter: value}).predict(few)  # type: ignore[arg-type]
-        return (predicted - targets).square().mean().nan_to_num(1e12, 1e12).item()
+        return few.error(NewtonSteps(iterations, causal=True, **{parameter: value}).predict(few.prompts))  # type: ignore[arg-type]
 
     largest = problem.spectral.eigenvalues.max().item() ** 2
     grids = {"share": geometric_grid(1e-2, 1.9, 8), "alpha": geometric_grid(1e-3 / largest, 1.9 / largest, 8)}

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from mechicl.algorithms.least_squares import ols
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive, check_whole
+from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
@@ -30,15 +29,12 @@ def on_features(
     hyperparameters: Mapping[str, Any] | None = None,
     at: PointsAt = "points",
 ) -> Trajectory:
-    """An algorithm's predictions from features of the inputs: linear in these, whatever they are.
+    """Run an algorithm on features of the inputs.
 
     Args:
         features: from inputs `[prompt point x]`, float64, to features `[prompt point feature]` of each point alone.
         algorithm: of this package; by default `ols`.
         hyperparameters: its keyword arguments.
-
-    Returns:
-        The algorithm's trajectory, predictions `[step prompt point y]` in the prompts' dtype.
 
     Source: Guo et al. 2024 call such prompts linear regression on representations.
 
@@ -51,8 +47,8 @@ def on_features(
     mapped = features(prompts.xs.double())
     if mapped.ndim != 3 or mapped.shape[:2] != prompts.xs.shape[:2]:
         raise ValueError(
-            f"features made {tuple(mapped.shape)} of inputs [prompt point x] = {tuple(prompts.xs.shape)}: they are "
-            f"[prompt point feature]"
+            f"features must return [prompt point feature] for inputs of shape {tuple(prompts.xs.shape)}, got "
+            f"{tuple(mapped.shape)}"
         )
     trajectory = algorithm(Prompts(mapped.double(), prompts.ys.double()), **(hyperparameters or {}), at=at)
     name = f"{trajectory.name} on {getattr(features, '__name__', 'features')}"
@@ -60,7 +56,7 @@ def on_features(
 
 
 def sine_and_cosine(xs: Float[Tensor, "*any x"]) -> Float[Tensor, "*any feature"]:
-    """`sin x` and `cos x`, in which sine waves of any amplitude and phase are linear."""
+    """Return `sin x` and `cos x`, in which sine waves of any amplitude and phase are linear."""
     return torch.cat([xs.sin(), xs.cos()], dim=-1)
 
 
@@ -71,31 +67,23 @@ def sine_and_cosine(xs: Float[Tensor, "*any x"]) -> Float[Tensor, "*any feature"
 def logistic(
     prompts: Prompts,
     *,
-    weight_std: float = 1.0,
+    weight_std: Positive = 1.0,
     posterior: Literal["mode", "laplace"] = "laplace",
     at: PointsAt = "points",
 ) -> Trajectory:
-    """The expected label, between -1 and 1, where `P(y = 1) = 1 / (1 + exp(-x w))` with weights N(0, weight_std²).
+    """Predict the expected label, from -1 to 1, where `P(y = 1) = 1 / (1 + exp(-x w))`, weights N(0, weight_std²).
 
     Newton's method finds the weights of largest posterior density, those of logistic regression with the penalty
     `|w|² / (2 weight_std²)`. "mode" predicts with these, `tanh(x w / 2)`; "laplace" averages over the normal
     distribution that has the posterior's curvature there, which is nearer to exact Bayes.
 
     Args:
-        prompts: labels -1 and 1; each prefix is a context of its own; the empty one predicts 0.
-        weight_std: standard deviation of the weights, > 0: the larger, the less is regularised.
-        posterior: see above.
+        prompts: with labels -1 and 1.
+        weight_std: standard deviation of the weights; larger ones are regularised less.
+        posterior: "mode" or "laplace".
 
     Source: Bai et al. 2023; MacKay 1992 for the average.
-
-    Example:
-        >>> prompts = LogisticRegression(x_dim=3).sample(100, seed=0)
-        >>> bool(algorithms.logistic(prompts).predictions.abs().max() <= 1)
-        True
     """
-    check_positive(weight_std=weight_std)
-    if posterior not in ("mode", "laplace"):
-        raise ValueError(f"posterior must be 'mode' or 'laplace', got {posterior!r}")
     labels = prompts.ys[:, :-1]
     if not (labels.abs() == 1).all():
         wrong = labels[labels.abs() != 1].flatten()[0].item()
@@ -110,7 +98,7 @@ def logistic(
 
 
 def _predict(prompts: Prompts, k: int, penalty: float, posterior: str, at: PointsAt) -> Float[Tensor, "prompt point"]:
-    """The expected label number k of each point."""
+    """Return the expected label number k of each point."""
     xs, labels = prompts.xs.double(), prompts.ys[..., k].double()
     earlier = earlier_points(prompts, at).double()
     inputs, context, signs = selected(xs, at), xs.detach(), labels.detach()
@@ -127,7 +115,7 @@ def _predict(prompts: Prompts, k: int, penalty: float, posterior: str, at: Point
 def _mode(
     xs: Float[Tensor, "prompt other x"], signs: Float[Tensor, "prompt other"], earlier: Tensor, penalty: float
 ) -> Float[Tensor, "prompt point x"]:
-    """The minimiser of `Σ_i log(1 + exp(-y_i x_i w)) + penalty |w|²/2` over the earlier points, for every prefix."""
+    """Minimise `Σ_i log(1 + exp(-y_i x_i w)) + penalty |w|²/2` over the earlier points, for every prefix."""
 
     def costs(weights: Tensor) -> Tensor:
         margins = signs[:, None] * (weights @ xs.mT)
@@ -142,7 +130,7 @@ def _mode(
         move = torch.cholesky_solve(gradient[..., None], factor)[..., 0]
         slope = (gradient * move).sum(-1)
         size = torch.ones_like(cost)
-        for _ in range(30):  # halve the steps that do not lower the cost by a fair part of what the slope promises
+        for _ in range(30):  # halve the steps that do not lower the cost by a fair part of the slope's prediction
             new = costs(weights - size[..., None] * move)
             poor = new > cost - 1e-4 * size * slope + 1e-12 * cost
             if not poor.any():
@@ -155,7 +143,7 @@ def _mode(
 
 
 def _curvature(xs: Tensor, weights: Tensor, earlier: Tensor, penalty: float) -> Float[Tensor, "prompt point x x"]:
-    """Second derivative of the cost by the weights."""
+    """Return the second derivative of the cost by the weights."""
     scores = weights @ xs.mT
     spread = scores.sigmoid() * (-scores).sigmoid() * earlier
     second = einsum(spread, xs, xs, "prompt point other, prompt other x, prompt other z -> prompt point x z")
@@ -169,16 +157,16 @@ def _curvature(xs: Tensor, weights: Tensor, earlier: Tensor, penalty: float) -> 
 def network_descent(
     prompts: Prompts,
     *,
-    n_hidden: int = 100,
-    steps: int = 100,
-    learning_rate: float = 5e-3,
-    seed: int = 0,
+    n_hidden: Count = 100,
+    steps: Natural = 100,
+    learning_rate: Positive = 5e-3,
+    seed: Natural = 0,
     at: PointsAt = "points",
 ) -> Trajectory:
-    """A two-layer ReLU network trained on the context's mean squared error by Adam, all points in every step.
+    """Train a two-layer ReLU network on the context's mean squared error by Adam, all points in every step.
 
-    Every prefix trains a network of its own, all from the same initial weights: uniform within one over the root of the
-    number of inputs of a layer, as in PyTorch, with biases. Computed in float64; it takes no gradients to the context.
+    Every prefix trains a separate network, all from the same initial weights: uniform within one over the root of the
+    number of inputs of a layer, as in PyTorch, with biases. Gradients do not flow to the context.
 
     Args:
         n_hidden: number of hidden units.
@@ -187,18 +175,9 @@ def network_descent(
         seed: of the initial weights.
 
     Source: Garg et al. 2022, section 5, and the authors' code (100 units, 100 steps, learning rate 0.005).
-
-    Example:
-        >>> prompts = ReluNetworks(x_dim=3, n_context=20).sample(10, seed=0)
-        >>> algorithms.network_descent(prompts, at="query").predictions.shape
-        torch.Size([1, 10, 1, 1])
     """
-    check_whole(1, n_hidden=n_hidden)
-    check_whole(0, steps=steps, seed=seed)
-    check_positive(learning_rate=learning_rate)
     n_points = prompts.n_context + 1
-    n_networks = len(selected(torch.arange(n_points)[None], at)[0])
-    largest = n_networks * n_hidden * max(n_points, prompts.x_dim)
+    largest = (n_points if at == "points" else 1) * n_hidden * max(n_points, prompts.x_dim)
 
     def run(part: Prompts) -> Trajectory:
         predictions = _train(part, n_hidden, steps, learning_rate, seed, at).to(part.dtype)
@@ -210,7 +189,7 @@ def network_descent(
 def _train(
     prompts: Prompts, n_hidden: int, steps: int, learning_rate: float, seed: int, at: PointsAt
 ) -> Float[Tensor, "prompt point y"]:
-    """One network for every prefix, whose weights stand side by side: nothing mixes them, so that one Adam does."""
+    """Train the networks of all prefixes at once: Adam is elementwise, so that stacked weights do not mix."""
     xs, ys = prompts.xs.double(), prompts.ys.double()
     earlier = earlier_points(prompts, at).double()
     share = earlier / earlier.sum(-1, keepdim=True).clamp(min=1) / ys.shape[-1]

@@ -9,10 +9,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING, Algorithm, FitProblem, FittedAlgorithm, register
-from mechicl.algorithms.descent_cards import FEW, PAST, few_steps
-from mechicl.algorithms.spectra import checked_steps, in_parts, second_moments, selected
+from mechicl.algorithms.descent_cards import FEW, few_steps, fewest_steps, named
+from mechicl.algorithms.spectra import (
+    TOLERANCE,
+    Steps,
+    in_parts,
+    n_before,
+    second_moments,
+    selected,
+    step_numbers,
+    warn_where_most_diverge,
+)
 from mechicl.algorithms.spectral_fit import SCREENING
-from mechicl.algorithms.stability import TOLERANCE, warn_where_most_diverge
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import ResidualDescent
 from mechicl.base.arguments import checked
@@ -25,13 +33,13 @@ MOST_NUMBERS = 600  # in a matrix that several steps share: 24 dimensions
 @checked
 def preconditioned_gd(
     prompts: Prompts,
-    steps: int | Sequence[int] = 1,
+    steps: Steps = 1,
     *,
     preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Preconditioned gradient descent on the mean squared error: `W_{k+1} = W_k - A_k (S W_k - B) / n`, from 0.
+    """Run preconditioned gradient descent on the mean squared error: `W_{k+1} = W_k - A_k (S W_k - B) / n`, from 0.
 
     Args:
         prompts: n is the number of points of each prefix; the empty one predicts 0.
@@ -39,35 +47,34 @@ def preconditioned_gd(
         preconditioner: A `[x x]`, or one a step.
 
     Warns:
-        DivergenceWarning: more than one step, and on more than half of the full contexts of the first 256 prompts the
-            product of the steps' `I - A_k S / n` has a spectral radius above 1: repeating the steps makes errors grow.
+        DivergenceWarning: repeating the steps makes errors grow (the product of all `I - A_k S / n` has a spectral
+            radius above 1) on more than half of the full contexts of the first 256 prompts, in more than one step.
 
     Source: Nertinger 2025, Theorem 1 and section 2, where the sign is printed as plus.
     """
-    numbers = checked_steps(steps)
-    matrices = [preconditioner] * max(numbers) if isinstance(preconditioner, Tensor) else list(preconditioner)
-    shape = (prompts.x_dim, prompts.x_dim)
-    if len(matrices) < max(numbers) or any(matrix.shape != shape for matrix in matrices):
-        raise ValueError(
-            f"preconditioner must be [x x] = {shape}, one or {max(numbers)} of them; got "
-            f"{[tuple(matrix.shape) for matrix in matrices]}"
-        )
+    numbers = step_numbers(steps)
+    last, shape = max(numbers), (prompts.x_dim, prompts.x_dim)
+    shared = isinstance(preconditioner, Tensor)
+    matrices = [preconditioner] * last if isinstance(preconditioner, Tensor) else list(preconditioner)
+    if len(matrices) < last or any(matrix.shape != shape for matrix in matrices):
+        shapes = [tuple(matrix.shape) for matrix in matrices]
+        raise ValueError(f"preconditioner must be [x x] = {shape}, one or {last} of them, got {shapes}")
 
     def run(part: Prompts) -> Trajectory:
         xs = part.xs.double()
-        n = selected(torch.arange(part.n_context + 1, device=xs.device)[None], at)[0].clamp(min=1)[:, None, None]
+        n = n_before(part, at).clamp(min=1)[:, None, None]
         second, cross = (each / n for each in second_moments(part, at))
         weights = torch.zeros_like(cross)
         after = [weights]
-        for matrix in matrices[: max(numbers)]:
+        for matrix in matrices[:last]:
             weights = weights - matrix.to(xs) @ (second @ weights - cross)
             after.append(weights)
         reached = torch.stack([after[k] for k in numbers])
         predictions = (selected(xs, at)[..., None, :] @ reached)[..., 0, :].to(part.dtype)
         return Trajectory(numbers, predictions, "preconditioned GD", reached.to(part.dtype) if with_weights else None)
 
-    if max(numbers) > 1:
-        _warn_of_growth(prompts[:256], matrices[:1] if isinstance(preconditioner, Tensor) else matrices[: max(numbers)])
+    if last > 1:
+        _warn_of_growth(prompts[:256], matrices[: 1 if shared else last])
     return in_parts(prompts, (prompts.n_context + 1) * prompts.x_dim * max(prompts.x_dim, prompts.y_dim), run)
 
 
@@ -75,7 +82,7 @@ def _warn_of_growth(prompts: Prompts, matrices: Sequence[Tensor]) -> None:
     context = prompts.context.xs.detach().double()
     second = context.mT @ context / max(1, prompts.n_context)
     steps = [torch.eye(prompts.x_dim).to(context) - matrix.detach().to(context) @ second for matrix in matrices]
-    # the product of all steps' matrices, last one leftmost: W_K - W is this times W_0 - W
+    # the product of all steps' matrices, last one first: W_K - W is this times W_0 - W
     errors = functools.reduce(lambda before, step: step @ before, steps)
     finite = errors.isfinite().all(-1).all(-1)
     radius = torch.linalg.eigvals(errors.where(finite[:, None, None], 0.0)).abs().amax(-1)
@@ -87,13 +94,13 @@ def _warn_of_growth(prompts: Prompts, matrices: Sequence[Tensor]) -> None:
 def descend_on_features(
     prompts: Prompts, *, matrix: Float[Tensor, "*any feature feature"], steps: int, constant: bool
 ) -> Float[Tensor, "prompt y"]:
-    """Preconditioned gradient descent from 0 on the mean squared error, the query's prediction after the last step.
+    """Return the query's prediction after preconditioned gradient descent from 0 on the mean squared error.
 
     Args:
         prompts: with a context.
-        matrix: in front of every step's gradient, one for all prompts or one a prompt.
-        steps: how many.
-        constant: whether a 1 precedes every input, so that the predictor has an intercept.
+        matrix: factor on every step's gradient, one for all prompts or one a prompt.
+        steps: number of steps.
+        constant: prepend a 1 to every input, so that the predictor has an intercept.
     """
     xs = prompts.xs
     features = torch.cat([torch.ones_like(xs[..., :1]), xs], dim=-1) if constant else xs
@@ -110,28 +117,27 @@ def descend_on_features(
 
 
 def _fit_preconditioned(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """One step, whose matrix is a least-squares problem; and several steps with one matrix."""
+    """Fit one step, whose matrix is a least-squares problem; and several steps with one matrix."""
     prompts = problem.prompts
     matrix = _first_matrix(problem, constant=False)
     learner = AlgorithmLearner(preconditioned_gd, {"preconditioner": matrix})
     yield FittedAlgorithm(PRECONDITIONED.member(1), learner, _described(matrix), matrix.numel(), n_given=1)
     if problem.steps == 1 or prompts.x_dim**2 > MOST_NUMBERS:
         return
-    # several steps: Gauss-Newton with damping, each number of steps from the last one's matrix
+    # several steps: Gauss-Newton with damping, each number of steps from the previous one's matrix
     n, numbers = max(SCREENING, 4 * prompts.x_dim**2), few_steps(problem)
     few, targets = prompts[:n], problem.targets[:n]
     matrix, fits = matrix / numbers[0], []
     for before, k in zip((numbers[0], *numbers), numbers, strict=False):
         matrix, error = _nearest_matrix(few, targets, matrix * before / k, k)
         fits.append((error, k, matrix))
-    limit = 1.001 * min(fit[0] for fit in fits) + ROUNDING * targets.square().mean().item()
-    _, k, matrix = min((fit for fit in fits if fit[0] <= limit), key=lambda fit: fit[1])
+    _, k, matrix = fewest_steps(fits, problem.first(n))
     learner = AlgorithmLearner(descend_on_features, {"matrix": matrix, "steps": k, "constant": False})
     yield FittedAlgorithm(PRECONDITIONED.member(k), learner, _described(matrix), matrix.numel() + 1)
 
 
 def _fit_with_constant(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """One step with the kernel `[1 x] M [1 x']ᵀ`; for few prompts also with `c + a <x, x'>`."""
+    """Fit one step with the kernel `[1 x] M [1 x']ᵀ`, and with `c + a <x, x'>`."""
     d = problem.prompts.x_dim
     matrix = _first_matrix(problem, constant=True)
     learner = AlgorithmLearner(descend_on_features, {"matrix": matrix, "steps": 1, "constant": True})
@@ -151,7 +157,7 @@ def _described(matrix: Tensor) -> dict[str, float]:
 
 
 def _first_matrix(problem: FitProblem, *, constant: bool) -> Tensor:
-    """Of one step, whose prediction is linear in it."""
+    """Fit the matrix of one step, whose prediction is linear in it."""
     size = problem.prompts.x_dim + constant
     design, _ = _slopes(problem.prompts, torch.zeros(size, size, dtype=torch.float64), 1, constant=constant)
     solution = torch.linalg.lstsq(design, problem.targets.flatten()[:, None], driver="gelsd").solution
@@ -159,7 +165,7 @@ def _first_matrix(problem: FitProblem, *, constant: bool) -> Tensor:
 
 
 def _nearest_matrix(prompts: Prompts, targets: Tensor, matrix: Tensor, steps: int) -> tuple[Tensor, float]:
-    """The matrix of several steps downhill from one (Levenberg-Marquardt), and its mean squared error."""
+    """Fit the matrix of several steps, starting from one (Levenberg-Marquardt); returns it and its squared error."""
     design, predicted = _slopes(prompts, matrix, steps)
     error, damping = (predicted - targets).square().mean().item(), 1e-3
     for _ in range(25):
@@ -182,7 +188,7 @@ def _nearest_matrix(prompts: Prompts, targets: Tensor, matrix: Tensor, steps: in
 
 
 def _slopes(prompts: Prompts, matrix: Tensor, steps: int, *, constant: bool = False) -> tuple[Tensor, Tensor]:
-    """The slope of each prediction with respect to the matrix's entries, and the predictions."""
+    """Return the slope of each prediction with respect to the matrix's entries, and the predictions."""
     # every prompt gets a copy of the matrix: one backward pass from the sum then gives the slopes of all of them
     each = matrix.expand(len(prompts), *matrix.shape).clone().requires_grad_()
     with torch.enable_grad():
@@ -192,7 +198,7 @@ def _slopes(prompts: Prompts, matrix: Tensor, steps: int, *, constant: bool = Fa
 
 
 def _preconditioned_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """One step; and a matrix for each step, one after the other: what a step adds is linear in its matrix."""
+    """Yield one step; and a matrix for each step, one after the other: the change in a step is linear in its matrix."""
     prompts, causal, n, d = problem.prompts, problem.causal, max(1, problem.prompts.n_context), problem.prompts.x_dim
     yield ResidualDescent(1, step_size=1 / n, preconditioner=_first_matrix(problem, constant=False))
     if problem.steps == 1:
@@ -210,9 +216,7 @@ def _preconditioned_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
         residual = residual - (scores.tril() if causal else scores) @ residual
         matrices.append(matrix)
     algorithm = ResidualDescent(len(matrices), step_size=1 / n, preconditioner=matrices, causal=causal)
-    algorithm.name = f"preconditioned gradient descent, {len(matrices)} steps, a matrix each"
-    algorithm.name += f", {PAST}" if causal else ""
-    yield algorithm
+    yield named(algorithm, f"preconditioned gradient descent, {len(matrices)} steps, a matrix each", causal=causal)
 
 
 PRECONDITIONED = register(

@@ -7,40 +7,36 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from mechicl import tasks
-from mechicl.algorithms.baselines import averaging, nearest_neighbours
+from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_neighbours
 from mechicl.algorithms.boolean import MOST_FUNCTIONS, conjunction_bayes, elimination, gf2_elimination, parity_bayes
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
-from mechicl.algorithms.greedy_tree import greedy_tree
-from mechicl.algorithms.lasso import lasso
 from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.markov import bigram_bayes, uniform_tokens, unigram_bayes
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features, sine_and_cosine
 from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Learner, TokenAlgorithmLearner, named_learners, named_token_learners
-from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import TokenDistribution
 
-MOST_SUPPORTS = 200  # over which the exact Bayes learner of sparse functions goes in a moment
+MOST_SUPPORTS = 200  # for which the exact Bayes learner of sparse functions takes a moment
 LASSO_PENALTY = 0.01
 LARGE_WEIGHTS = 10.0  # makes the logistic function nearly a step
 OLS = AlgorithmLearner(ols)
-NEAREST = AlgorithmLearner(nearest_neighbours, {"n_neighbours": 1})
-NEIGHBOURS = AlgorithmLearner(nearest_neighbours)  # three
+NEAREST = {"nearest neighbour": AlgorithmLearner(nearest_neighbours, {"n_neighbours": 1})}
+NEIGHBOURS = {"3 nearest neighbours": AlgorithmLearner(nearest_neighbours)}
 
 
 @checked
 def references(task: Any) -> dict[str, Any]:
-    """Reference learners of a task by name, the best known first; learners of tokens for tasks of tokens.
+    """Return the reference learners of a task by name, the best known first; learners of tokens for tasks of tokens.
 
     Where the first one is exact Bayes, no learner has a smaller expected loss on the task.
 
     Args:
-        task: of the library, or one's own. A task with a method `references()` brings its own learners, by name or in
-            a list; `register_references` adds a function that makes them for a class that is not one's own.
+        task: of the library, or your own. A task with a method `references()` brings its learners, by name or in a
+            list; `register_references` adds a function that makes them for other classes.
 
     Example:
         >>> learners = algorithms.references(TaskPool(n_tasks=16))
@@ -58,8 +54,8 @@ def references(task: Any) -> dict[str, Any]:
 def _references(task: Any) -> dict[str, Learner]:
     kind = type(task).__name__
     raise TypeError(
-        f"no reference learner is known for {kind}: give the class a method references() that returns learners by "
-        f"name, or decorate a function of a {kind} that does with mechicl.algorithms.register_references"
+        f"no reference learner is known for {kind}: give it a method references() that returns learners by name, or "
+        f"decorate a function of a {kind} that does with mechicl.algorithms.register_references"
     )
 
 
@@ -68,11 +64,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @checked
 def register_references(function: Function) -> Function:
-    """Decorates a function of a kind of task (its annotation says which) that returns reference learners by name."""
+    """Decorate a function from a kind of task (its annotation) to reference learners by name."""
     try:
         return cast(Function, _references.register(function))
     except (TypeError, AttributeError, NameError) as error:
-        raise TypeError(f"function must say by an annotation which class of tasks it is for: {error}") from error
+        raise TypeError(f"function must name a class of tasks in its annotation: {error}") from error
 
 
 # ---- regressions ----
@@ -80,10 +76,10 @@ def register_references(function: Function) -> Function:
 
 @register_references
 def _linear_regression(task: tasks.LinearRegression) -> dict[str, Learner]:
-    """Exact Bayes; without it, where some context points are labelled by other weights, ridge regression."""
+    """Exact Bayes; with distractors, whose labels come from other weights, ridge regression."""
     least_squares: dict[str, Learner] = {"ols": OLS}
     if task.weight_scale == 0:
-        return {"bayes": AlgorithmLearner(_zero), **least_squares}
+        return {"bayes": AlgorithmLearner(lambda prompts: torch.zeros_like(prompts.ys)), **least_squares}
     prior: dict[str, Any] = {"noise_std": task.noise_std, "weight_std": task.weight_scale}
     if task.weight_covariance == "inverse":
         prior["weight_covariance"] = torch.linalg.inv(task.input_covariance())
@@ -95,28 +91,22 @@ def _linear_regression(task: tasks.LinearRegression) -> dict[str, Learner]:
 
 @register_references
 def _task_pool(task: tasks.TaskPool) -> dict[str, Learner]:
-    """Exact Bayes over the pool; then what is best where it has no end, as on new tasks."""
-    exact = AlgorithmLearner(dmmse, {"pool": task.weights, "noise_std": task.noise_std})
-    return {
-        "dmmse": exact,
-        "ridge": AlgorithmLearner(bayes, {"noise_std": task.noise_std}),
-        "ols": OLS,
-    }
+    """Exact Bayes over the pool; then the best learner for new tasks."""
+    noise = {"noise_std": task.noise_std}
+    exact = AlgorithmLearner(dmmse, {"pool": task.weights, **noise})
+    return {"dmmse": exact, "ridge": AlgorithmLearner(bayes, noise), "ols": OLS}
 
 
 @register_references
 def _fixed_tasks(task: tasks.FixedTasks) -> dict[str, Learner]:
-    """Those of the task that the prompts were drawn from."""
     return references(task.task)
 
 
 @register_references
 def _sine_regression(task: tasks.SineRegression) -> dict[str, Learner]:
-    """Least squares on sine and cosine, exact from two points on; and a smoother that knows nothing of sines."""
-    return {
-        "least squares on sine and cosine": AlgorithmLearner(on_features, {"features": sine_and_cosine}),
-        "nearest neighbour": NEAREST,
-    }
+    """Least squares on sine and cosine, exact from two points on; and nearest neighbours."""
+    exact = AlgorithmLearner(on_features, {"features": sine_and_cosine})
+    return {"least squares on sine and cosine": exact, **NEAREST}
 
 
 @register_references
@@ -132,14 +122,14 @@ def _mixed_regression(task: tasks.MixedRegression) -> dict[str, Learner]:
 @register_references
 def _sparse(task: tasks.SparseLinearRegression) -> dict[str, Learner]:
     """Exact Bayes over supports, where these are few; then the lasso and least squares."""
-    others: dict[str, Learner] = {"lasso": AlgorithmLearner(lasso, {"penalty": LASSO_PENALTY})}
-    if task.noise_std:
-        others["ridge"] = AlgorithmLearner(bayes, {"noise_std": task.noise_std})
-    others["ols"] = OLS
-    if task.active_dims is not None or math.comb(task.x_dim, task.sparsity) > MOST_SUPPORTS:
-        return others
-    exact = AlgorithmLearner(sparse_bayes, {"sparsity": task.sparsity, "noise_std": task.noise_std})
-    return {"bayes": exact, **others}
+    noise = {"noise_std": task.noise_std}
+    few = task.active_dims is None and math.comb(task.x_dim, task.sparsity) <= MOST_SUPPORTS
+    return {
+        **({"bayes": AlgorithmLearner(sparse_bayes, {"sparsity": task.sparsity, **noise})} if few else {}),
+        "lasso": AlgorithmLearner(lasso, {"penalty": LASSO_PENALTY}),
+        **({"ridge": AlgorithmLearner(bayes, noise)} if task.noise_std else {}),
+        "ols": OLS,
+    }
 
 
 @register_references
@@ -157,21 +147,14 @@ def _quadratic(task: tasks.QuadraticRegression) -> dict[str, Learner]:
 @register_references
 def _networks(task: tasks.ReluNetworks) -> dict[str, Learner]:
     """A network of the same size trained on the context, neighbours, and least squares."""
-    return {
-        "network descent": AlgorithmLearner(network_descent, {"n_hidden": task.n_hidden}),
-        "3 nearest neighbours": NEIGHBOURS,
-        "ols": OLS,
-    }
+    network = AlgorithmLearner(network_descent, {"n_hidden": task.n_hidden})
+    return {"network descent": network, **NEIGHBOURS, "ols": OLS}
 
 
 @register_references
 def _trees(task: tasks.DecisionTrees) -> dict[str, Learner]:
     """A tree of the same depth grown greedily on signs, neighbours, and least squares."""
-    return {
-        "greedy tree": AlgorithmLearner(greedy_tree, {"depth": task.depth}),
-        "3 nearest neighbours": NEIGHBOURS,
-        "ols": OLS,
-    }
+    return {"greedy tree": AlgorithmLearner(greedy_tree, {"depth": task.depth}), **NEIGHBOURS, "ols": OLS}
 
 
 @register_references
@@ -184,17 +167,12 @@ def _logistic(task: tasks.LogisticRegression) -> dict[str, Learner]:
     return {**first, "logistic regression": mode, "averaging": AlgorithmLearner(averaging)}
 
 
-def _zero(prompts: Prompts) -> Tensor:
-    """The prediction where all weights are known to be 0."""
-    return torch.zeros_like(prompts.ys)
-
-
 # ---- tokens, Boolean functions and classes ----
 
 
 @register_references
 def _markov_chains(task: tasks.MarkovChains) -> dict[str, Any]:
-    """Bigrams are exact Bayes where the first state tells nothing of the chain."""
+    """Bigrams are exact Bayes if the first state carries no information about the chain."""
     counting = {"d_vocab": task.d_vocab, "concentration": task.concentration}
     return {
         "bigram": TokenAlgorithmLearner(bigram_bayes, counting),
@@ -208,12 +186,7 @@ def _conjunctions(task: tasks.Conjunctions) -> dict[str, Any]:
     """Exact Bayes where the class can be enumerated."""
     settings = {"literal_probability": task.literal_probability, "positive_share": task.positive_share}
     exact = {"bayes": AlgorithmLearner(conjunction_bayes, settings)} if 3**task.x_dim <= MOST_FUNCTIONS else {}
-    return {
-        **exact,
-        "elimination": AlgorithmLearner(elimination),
-        "nearest neighbour": NEAREST,
-        "ols": OLS,
-    }
+    return {**exact, "elimination": AlgorithmLearner(elimination), **NEAREST, "ols": OLS}
 
 
 @register_references
@@ -221,22 +194,18 @@ def _parities(task: tasks.Parities) -> dict[str, Any]:
     """Exact Bayes: by enumeration for a known degree, by elimination for any subset."""
     sparse = task.degree is not None and math.comb(task.x_dim, task.degree) <= MOST_FUNCTIONS
     exact = {"bayes": AlgorithmLearner(parity_bayes, {"degree": task.degree})} if sparse else {}
-    return {
-        **exact,
-        "elimination over GF(2)": AlgorithmLearner(gf2_elimination),
-        "nearest neighbour": NEAREST,
-        "ols": OLS,
-    }
+    return {**exact, "elimination over GF(2)": AlgorithmLearner(gf2_elimination), **NEAREST, "ols": OLS}
 
 
 @register_references
 def _gaussian_clusters(task: tasks.GaussianClusters) -> dict[str, Any]:
-    """What the weights tell where classes are known, and what the context tells where they are not."""
+    """A table of the classes where they are known, and the context where they are new."""
     noise = {"within_class_noise": max(task.within_class_noise, 1e-6)}
     table = {"means": task.means, "labels": F.one_hot(task.labels, task.n_labels).double()}
-    weights = AlgorithmLearner(in_weights_classifier, {**table, "frequencies": task.frequencies, **noise})
-    context = AlgorithmLearner(in_context_classifier, {"burstiness": task.burstiness, **noise})
-    both = {"in weights": weights, "in context": context}
+    both = {
+        "in weights": AlgorithmLearner(in_weights_classifier, {**table, "frequencies": task.frequencies, **noise}),
+        "in context": AlgorithmLearner(in_context_classifier, {"burstiness": task.burstiness, **noise}),
+    }
     if task.classes in ("new", "swapped"):
-        both = {"in context": context, "in weights": weights}
-    return {**both, "nearest neighbour": NEAREST}
+        both = dict(reversed(both.items()))
+    return {**both, **NEAREST}

@@ -1,7 +1,7 @@
 """One eigendecomposition a prefix, from which every spectral algorithm's predictions follow for all steps at once.
 
 Let `S = XᵀX` and `B = XᵀY` be summed over the points before point t. Gradient descent, GD++, ridge, least squares and
-Newton's method see the context only through these two, and their weights are a function of S times B: a polynomial
+Newton's method read only these two from the context, and their weights are a function of S times B: a polynomial
 `Σ_k c_k S^k B` (gradient descent's after k steps has degree k - 1), or its limit, an inverse. With the
 eigendecomposition `S = U diag(λ) Uᵀ` every power is `S^k = U diag(λ^k) Uᵀ`, so all of them predict `x_t U f(λ) Uᵀ B`
 and differ only in the filter `f`, a function of one number that is known in closed form. One decomposition a prefix
@@ -13,14 +13,26 @@ from dataclasses import dataclass
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mechicl.algorithms.stability import residuals_grow, warn_where_most_diverge
+from mechicl.base.arguments import Natural
+from mechicl.base.warning import warn
 from mechicl.learners import Trajectory
 from mechicl.prompts import PointsAt, Prompts
 
+Steps = Natural | Sequence[Natural]
+"""A number of steps, or several in any order."""
 CHUNK_ELEMENTS = 2**24  # float64 numbers in the largest tensor of one chunk of prompts: 128 MiB
+TOLERANCE = 1e-6  # growth of residuals from which on an iteration diverges: far above rounding
+
+
+class ConditioningWarning(UserWarning):
+    """A result has lost most of its digits because its inputs are badly conditioned."""
+
+
+class DivergenceWarning(UserWarning):
+    """The parameters of an iteration make it diverge on most of the prompts that it runs on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +41,7 @@ class PrefixSpectra:
 
     Attributes:
         eigenvalues: λ `[prompt point x]`, ascending, of S over the points before each point; never negative, and
-            exactly 0 (as are the targets' coordinates) in the directions that so few points cannot reach.
+            exactly 0 (as are the targets' coordinates) in directions that a prefix with few points does not span.
         point_coordinates: `x_t U` `[prompt point x]`.
         target_coordinates: `Uᵀ B` `[prompt point x y]`.
         eigenvectors: U `[prompt point x x]`, in columns.
@@ -44,22 +56,19 @@ class PrefixSpectra:
     def decompose(
         cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], at: PointsAt
     ) -> "PrefixSpectra":
-        """Spectra for the prediction of all points, or of the query alone."""
-        if selected(xs, at) is xs:
+        """Return the spectra for the prediction of all points, or of the query alone."""
+        n_earlier = selected(torch.arange(xs.shape[1], device=xs.device), at, axis=0)[:, None]
+        if at == "points":
             second, cross = (sums_before(xs[..., :, None] * values[..., None, :]) for values in (xs, ys))
-            targets, n_before = xs, torch.arange(xs.shape[1], device=xs.device)
         else:
-            context = xs[:, :-1]
-            second = (context.mT @ context)[:, None]
-            cross = (context.mT @ ys[:, :-1])[:, None]
-            targets, n_before = xs[:, -1:], torch.tensor([context.shape[1]], device=xs.device)
+            second, cross = ((xs[:, :-1].mT @ values[:, :-1])[:, None] for values in (xs, ys))
         eigenvalues, vectors = torch.linalg.eigh(second)  # ascending
         # n points span at most n directions: the first x_dim - n eigenvalues are 0 but for rounding, which filters such
         # as k a (gradient descent at λ = 0) or 1 / λ would blow up. There B is 0 too, so both are set to exactly 0.
-        absent = torch.arange(xs.shape[2], device=xs.device) < xs.shape[2] - n_before[:, None]
+        absent = torch.arange(xs.shape[2], device=xs.device) < xs.shape[2] - n_earlier
         return cls(
             eigenvalues.clamp(min=0).masked_fill(absent, 0.0),
-            (targets[..., None, :] @ vectors)[..., 0, :],
+            (selected(xs, at)[..., None, :] @ vectors)[..., 0, :],
             (vectors.mT @ cross).masked_fill(absent[..., None], 0.0),
             vectors,
         )
@@ -68,67 +77,69 @@ class PrefixSpectra:
     def decompose_inputs(
         cls, xs: Float[Tensor, "prompt point x"], ys: Float[Tensor, "prompt point y"], at: PointsAt
     ) -> "PrefixSpectra":
-        """The same from the singular values of each prefix's X, which lose half the digits that those of S lose."""
-        n_before = torch.arange(xs.shape[1], device=xs.device) if at == "points" else torch.tensor([xs.shape[1] - 1])
-        before = torch.arange(xs.shape[1] - 1, device=xs.device) < n_before.to(xs.device)[:, None]
+        """Return the same from the singular values of each prefix's X, which lose half as many digits as those of S."""
+        n_earlier = selected(torch.arange(xs.shape[1], device=xs.device), at, axis=0)[:, None]
+        before = torch.arange(xs.shape[1] - 1, device=xs.device) < n_earlier
         prefixes = xs[:, None, :-1] * before[..., None]
         left, singular, right = torch.linalg.svd(prefixes, full_matrices=False)
-        absent = torch.arange(singular.shape[-1], device=xs.device) >= n_before.to(xs.device)[:, None]
+        absent = torch.arange(singular.shape[-1], device=xs.device) >= n_earlier
         singular = singular.masked_fill(absent, 0.0)
         coordinates = singular[..., None] * (left.mT @ (ys[:, None, :-1] * before[..., None]))
-        missing = xs.shape[2] - singular.shape[-1]  # directions that no prefix reaches
+        missing = xs.shape[2] - singular.shape[-1]  # directions that no prefix spans
         pad = torch.nn.functional.pad
         vectors = pad(right, (0, 0, 0, missing)).mT
-        points = ((xs if at == "points" else xs[:, -1:])[..., None, :] @ vectors)[..., 0, :]
+        points = (selected(xs, at)[..., None, :] @ vectors)[..., 0, :]
         return cls(pad(singular.square(), (0, missing)), points, pad(coordinates, (0, 0, 0, missing)), vectors)
 
     def predict(self, filters: Float[Tensor, "step prompt point x"]) -> Float[Tensor, "step prompt point y"]:
-        """`x_t U f(λ) Uᵀ B` for each filter."""
+        """Return `x_t U f(λ) Uᵀ B` for each filter."""
         weighted = filters * self.point_coordinates
         return einsum(weighted, self.target_coordinates, "step prompt point x, prompt point x y -> step prompt point y")
 
     def weights(self, filters: Float[Tensor, "step prompt point x"]) -> Float[Tensor, "step prompt point x y"]:
-        """`U f(λ) Uᵀ B` for each filter."""
+        """Return `U f(λ) Uᵀ B` for each filter."""
         scaled = filters[..., None] * self.target_coordinates
         return einsum(self.eigenvectors, scaled, "prompt point x e, step prompt point e y -> step prompt point x y")
 
 
 def sums_before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prompt point a b"]:
-    """Sums of the terms of the earlier points: zero for the first."""
+    """Sum the terms of the points before each point: zero for the first."""
     return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)
 
 
 def second_moments(
     prompts: Prompts, at: PointsAt
 ) -> tuple[Float[Tensor, "prompt point x x"], Float[Tensor, "prompt point x y"]]:
-    """S and B of each prefix, float64."""
+    """Return S and B of each prefix, float64."""
     xs, ys = prompts.xs.double(), prompts.ys.double()
     second, cross = (sums_before(xs[..., :, None] * values[..., None, :]) for values in (xs, ys))
     return selected(second, at), selected(cross, at)
 
 
 def selected(values: Tensor, at: PointsAt, axis: int = 1) -> Tensor:
-    """The values of all points, along an axis, or of the query alone, whose axis stays."""
-    if at not in ("points", "query"):
-        raise ValueError(f"at must be 'points' or 'query', got {at!r}")
+    """Return the values of all points along an axis, or of the query alone, whose axis stays."""
     return values if at == "points" else values.narrow(axis, values.shape[axis] - 1, 1)
 
 
+def n_before(prompts: Prompts, at: PointsAt) -> Int[Tensor, "point"]:
+    """Return the number of points before each point."""
+    return selected(torch.arange(prompts.n_context + 1, device=prompts.device), at, axis=0)
+
+
 def earlier_points(prompts: Prompts, at: PointsAt) -> Bool[Tensor, "point other"]:
-    """Which points precede each point."""
-    position = torch.arange(prompts.n_context + 1, device=prompts.device)
-    return position < selected(position[None], at)[0][:, None]
+    """Return which points precede each point."""
+    return torch.arange(prompts.n_context + 1, device=prompts.device) < n_before(prompts, at)[:, None]
 
 
 def one_step(prompts: Prompts, predictions: Float[Tensor, "prompt point y"], name: str) -> Trajectory:
-    """The trajectory of a learner without steps."""
+    """Return the trajectory of a learner without steps."""
     return Trajectory((1,), predictions[None].to(prompts.dtype), name)
 
 
 def linear_trajectory(
     prompts: Prompts, weights: Float[Tensor, "prompt point x y"], name: str, at: PointsAt, with_weights: bool
 ) -> Trajectory:
-    """The one-step trajectory of a learner that predicts each point by the weights, float64, of its prefix."""
+    """Return the one-step trajectory of a learner that predicts each point by its prefix's weights, float64."""
     weights = selected(weights, at)
     predictions = (selected(prompts.xs.double(), at)[..., None, :] @ weights)[..., 0, :]
     kept = weights[None].to(prompts.dtype) if with_weights else None
@@ -136,17 +147,17 @@ def linear_trajectory(
 
 
 def above_rounding(eigenvalues: Tensor, dim: int = -1) -> Bool[Tensor, "..."]:
-    """Which eigenvalues of each prefix's S, along `dim`, are more than the rounding noise of its largest."""
+    """Return which eigenvalues of each prefix's S, along `dim`, exceed the rounding noise of its largest."""
     return eigenvalues > 1e-13 * eigenvalues.shape[dim] * eigenvalues.amax(dim, keepdim=True)
 
 
 def in_parts(prompts: Prompts, per_prompt: float, run: Callable[[Prompts], Trajectory]) -> Trajectory:
-    """The trajectory of all prompts, computed in parts that fit into memory.
+    """Compute the trajectory of all prompts in parts that fit into memory.
 
     Args:
-        prompts: what to predict.
+        prompts: to predict.
         per_prompt: numbers that a prompt needs in the largest tensor.
-        run: makes the trajectory of some prompts.
+        run: computes the trajectory of some prompts.
     """
     parts = [run(part) for part in prompts.split(max(1, int(CHUNK_ELEMENTS // per_prompt)))]
     weights = [part.weights for part in parts if part.weights is not None]
@@ -166,25 +177,21 @@ def spectral_trajectory(
     parameters: str = "",
     of_inputs: bool = False,
 ) -> Trajectory:
-    """Predictions of a spectral algorithm, computed in float64 and returned in the prompts' dtype.
+    """Compute the predictions of a spectral algorithm in float64; they are returned in the prompts' dtype.
 
     Gradients flow to the query. Those to the context are NaN where eigenvalues of S coincide, as in a prefix with
     fewer points than dimensions.
 
     Args:
-        prompts: what to predict.
+        prompts: to predict.
         filters: eigenvalues to filter values, one slice a step.
         name: of the algorithm.
         steps: step numbers of the slices.
         at: all "points", each predicted from those before it, or the "query" alone (a trajectory with one point).
         initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits the residual.
-        parameters: names and values of an iteration's parameters, for the warning; it converges with any between 0 and
-            `2 / λ_max(S)`, and may diverge with others.
-        of_inputs: decompose each prefix's X in place of its S: slower, and right where S has lost the digits.
-
-    Warns:
-        DivergenceWarning: `parameters` are given, and after the largest number of steps, if that is more than one, the
-            residual on most of the full contexts is larger than at the start.
+        parameters: names and values of an iteration's parameters, for a `DivergenceWarning` where the residual grows on
+            most of the full contexts in more than one step. Values between 0 and `2 / λ_max(S)` always converge.
+        of_inputs: decompose each prefix's X in place of its S: slower, but keeps digits that S loses.
     """
     if initial_weights is not None and initial_weights.shape != (prompts.x_dim, prompts.y_dim):
         expected = (prompts.x_dim, prompts.y_dim)  # another shape might be broadcast without an error
@@ -203,7 +210,7 @@ def spectral_trajectory(
         xs, ys = part.xs.double(), part.ys.double()
         start = None
         if initial_weights is not None:
-            # every step is affine in W: from W_0 it moves as from 0 on the targets that W_0 leaves, plus W_0
+            # every step is affine in W: from W_0 it moves as from 0 on the residuals of W_0, plus W_0
             start = xs @ initial_weights.to(xs)
             ys = ys - start
         spectra = decompose(xs, ys, at)
@@ -228,9 +235,53 @@ def spectral_trajectory(
     return result
 
 
-def checked_steps(steps: int | Sequence[int]) -> tuple[int, ...]:
-    """Step numbers as a tuple."""
+def step_numbers(steps: Steps) -> tuple[int, ...]:
+    """Return numbers of steps as a tuple, one or more."""
     numbers = (steps,) if isinstance(steps, int) else tuple(steps)
-    if not numbers or any(not isinstance(k, int) or isinstance(k, bool) or k < 0 for k in numbers):
-        raise ValueError(f"steps must be one or more whole numbers >= 0, got {steps!r}")
+    if not numbers:
+        raise ValueError("steps must be one or more numbers, got none")
     return numbers
+
+
+# ---- divergence ----
+
+
+def residuals_grow(
+    eigenvalues: Float[Tensor, "*context x"], filters: Float[Tensor, "*context x"]
+) -> Bool[Tensor, "*context"]:
+    """Return whether the residual `|1 - λ f(λ)|` exceeds its first value, 1, along some eigendirection of S.
+
+    For k steps of gradient descent it is `|1 - aλ|^k`, which exceeds 1 if and only if a is not between 0 and 2/λ_max.
+    The residual of GD++ is the product of `|1 - a_i λ_i|` with `λ_{i+1} = λ_i (1 - γ_i λ_i)²`. If every a_i and γ_i is
+    in that range, no λ_i exceeds the first λ_max and the residual does not grow; outside the range it may or may not (a
+    γ that shrinks S allows a larger a), so that the residual itself decides.
+
+    Args:
+        eigenvalues: λ of each context's S.
+        filters: f(λ) of an algorithm that predicts `x U f(λ) Uᵀ B`; an infinite or undefined one counts as growth.
+    """
+    residuals = (1 - eigenvalues * filters).abs()
+    return ~(residuals <= 1 + TOLERANCE).all(-1)
+
+
+def warn_where_most_diverge(
+    parameters: str, diverging: Bool[Tensor, "context"], condition: str, quantity: str, values: Float[Tensor, "context"]
+) -> None:
+    """Warn of an algorithm's `parameters` that diverge on more than half of the contexts.
+
+    The message states the `condition` for convergence and the `values` on the contexts of the `quantity` in it.
+    """
+    share = diverging.double().mean().item()
+    if share > 0.5:  # False for no contexts, whose mean is NaN
+        middle, low, high = (value.item() for value in (values.median(), values.min(), values.max()))
+        warn(
+            f"{parameters} diverges on {share:.0%} of {len(diverging)} contexts. It converges {condition}; {quantity} "
+            f"is {middle:.4g} on the median context, {low:.4g} to {high:.4g} on all",
+            DivergenceWarning,
+        )
+
+
+def warn_of_divergence(parameters: str, largest_eigenvalue: float, condition: str) -> None:
+    """Warn of parameters that diverge on prompts whose S has this largest eigenvalue."""
+    message = f"{parameters} diverges where λ_max(S) is {largest_eigenvalue:.4g}. It converges {condition}"
+    warn(message, DivergenceWarning)

@@ -1,4 +1,4 @@
-"""Learners that apply a function to the context's second moments, fitted to any targets from one eigendecomposition."""
+"""Learners that apply a function to the context's second moments, fitted to any targets in one eigenbasis."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from jaxtyping import Float
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from mechicl.algorithms.search import geometric_grid, minimize_on_grid
 from mechicl.algorithms.spectra import PrefixSpectra, spectral_trajectory
+from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
@@ -22,13 +22,13 @@ MOST_GROWTH, MARGIN = 100, 1.25  # of residuals on contexts whose eigenvalues ex
 
 @dataclass(frozen=True, eq=False)
 class SpectralLearner:
-    """Predicts `x U f(λ) Uᵀ B`, with `S = U diag(λ) Uᵀ` of the context: gradient descent, Newton, ridge and more.
+    """A learner that predicts `x U f(λ) Uᵀ B`, with `S = U diag(λ) Uᵀ`: gradient descent, Newton, ridge and more.
 
     Attributes:
         filter: f, from eigenvalues (x on the last axis) to values of the same shape.
         name: for tables and pictures.
-        hyperparameters: what was fitted.
-        elementwise: whether f of one eigenvalue does not depend on the context's others.
+        hyperparameters: the fitted values.
+        elementwise: True if f of one eigenvalue does not depend on the context's others.
 
     Example:
         >>> SpectralLearner(lambda eigenvalues: 1 / (eigenvalues + 0.1), "ridge").predict(prompts)
@@ -40,15 +40,15 @@ class SpectralLearner:
     elementwise: bool = True
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """One step, all prefixes."""
+        """Return one step for all prefixes."""
         return spectral_trajectory(prompts, self._filters, name=self.name, with_weights=with_weights)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction; differentiable with respect to the query."""
+        """Return the query's prediction; differentiable with respect to the query."""
         return spectral_trajectory(prompts, self._filters, name=self.name, at="query").predictions[0, :, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Every point's prediction."""
+        """Return every point's prediction."""
         return self.trajectory(prompts).predictions[0]
 
     def _filters(self, eigenvalues: Tensor) -> Tensor:
@@ -57,15 +57,15 @@ class SpectralLearner:
 
 @dataclass(frozen=True, eq=False)
 class SpectralProblem:
-    """Prompts in their contexts' eigenbases, and what a learner should predict for their queries.
+    """Prompts in their contexts' eigenbases, and the predictions of their queries that a learner is fitted to.
 
     With `S = XᵀX = U diag(λ) Uᵀ` and `B = XᵀY`, every algorithm that applies a function f to S predicts `x f(S) B`,
-    which is `Σ_i f(λ_i) (xU)_i (UᵀB)_i`. The products `(xU)_i (UᵀB)_i` belong to the prompts alone: computed once, they
-    make the prediction linear in the numbers f(λ_i), and a fit of f never looks at a matrix again.
+    which is `Σ_i f(λ_i) (xU)_i (UᵀB)_i`. The products `(xU)_i (UᵀB)_i` depend on the prompts alone: computed once, they
+    make the prediction linear in the numbers f(λ_i), and a fit of f needs no matrix any more.
 
     Attributes:
         eigenvalues: λ `[prompt x]`.
-        contributions: what each eigendirection adds to the prediction with f = 1, `[prompt x y]`.
+        contributions: each eigendirection's part of the prediction with f = 1, `[prompt x y]`.
         targets: `[prompt y]`.
     """
 
@@ -75,16 +75,16 @@ class SpectralProblem:
 
     @classmethod
     def from_prompts(cls, prompts: Prompts, targets: Float[Tensor, "prompt y"]) -> "SpectralProblem":
-        """From prompts; float64, without gradients."""
+        """Decompose prompts, in float64 and without gradients."""
         xs, ys, targets = (values.detach().double() for values in (prompts.xs, prompts.ys, targets))
         spectra = PrefixSpectra.decompose(xs, ys, at="query")
         contributions = spectra.point_coordinates[:, 0, :, None] * spectra.target_coordinates[:, 0]
         return cls(spectra.eigenvalues[:, 0], contributions, targets)
 
     def guarded(self, n_guards: int = 64) -> "SpectralProblem":
-        """The same problem with a weak preference for filters that do not explode on larger eigenvalues.
+        """Return the problem with a weak preference for filters that do not explode on larger eigenvalues.
 
-        Adds rows that ask for `λ f(λ) = 1` up to `MARGIN` times the largest eigenvalue, each with 1/10,000 of the
+        Adds rows whose target is `λ f(λ) = 1` up to `MARGIN` times the largest eigenvalue, each with 1/10,000 of the
         weight of a prompt: too little to move a fit, unless a residual there is hundreds of times the target.
         """
         # a guard is a prompt with one eigendirection λ, whose contribution w λ makes its prediction w λ f(λ), target w
@@ -101,25 +101,25 @@ class SpectralProblem:
         )
 
     def explodes(self, filtered: Filter) -> bool:
-        """Whether a residual up to `MARGIN` times the largest eigenvalue exceeds the target `MOST_GROWTH` times."""
+        """Return whether a residual, up to `MARGIN` times the largest eigenvalue, exceeds `MOST_GROWTH`."""
         beyond = torch.linspace(0, MARGIN, 400, dtype=torch.float64)[1:, None] * self.eigenvalues.max()
         return not bool(((1 - beyond * filtered(beyond)).abs() <= MOST_GROWTH).all())
 
     def error(self, filtered: Float[Tensor, "prompt x"]) -> Tensor:
-        """Mean squared distance of the predictions with these filter values from the targets."""
+        """Return the mean squared distance of the predictions with these filter values from the targets."""
         return ((filtered[..., None] * self.contributions).sum(1) - self.targets).square().mean()
 
     def errors(self, filtered: Float[Tensor, "value prompt x"]) -> Float[Tensor, "value"]:
-        """The same for several filters at once; infinite if not finite."""
+        """Return the same for several filters at once; infinite if not finite."""
         predicted = torch.einsum("vpx,pxy->vpy", filtered, self.contributions)
         return (predicted - self.targets).square().mean((1, 2)).nan_to_num(math.inf)
 
     def first(self, n_prompts: int) -> "SpectralProblem":
-        """The same problem on the first prompts only."""
+        """Return the problem on the first prompts only."""
         return SpectralProblem(self.eigenvalues[:n_prompts], self.contributions[:n_prompts], self.targets[:n_prompts])
 
     def least(self, family: Callable[[float], Tensor], grid: Sequence[float]) -> tuple[float, float]:
-        """The value of one hyperparameter with the least error (`minimize_on_grid`), and that error.
+        """Return the value of one hyperparameter with the least error (`minimize_on_grid`), and that error.
 
         Args:
             family: value to filter values `[prompt x]`.
@@ -133,7 +133,7 @@ class SpectralProblem:
         numbers: Sequence[int],
         grid: Callable[[int], list[float]],
     ) -> tuple[int, float, float]:
-        """The number of steps, the value and the error of the nearest member; the fewest steps that come as near.
+        """Return the number of steps, the value and the error of the nearest member; the fewest steps among equals.
 
         Args:
             family: eigenvalues, number of steps and value to filter values.
@@ -175,16 +175,16 @@ class SpectralProblem:
     def descend(
         self, family: Callable[[Tensor], Tensor], start: Float[Tensor, "parameter"], *, evaluations: int = 80
     ) -> tuple[Float[Tensor, "parameter"], float]:
-        """The hyperparameters with the least error downhill from a start (Levenberg-Marquardt), and that error.
+        """Return the hyperparameters with the least error downhill from a start (Levenberg-Marquardt), and that error.
 
         Args:
-            family: hyperparameters `[parameter prompt x]`, the same for every eigenvalue, to filter values `[prompt x]`
-                of which each depends on the parameters of its own eigenvalue only; differentiable.
+            family: hyperparameters `[parameter prompt x]`, the same for every eigenvalue, to filter values
+                `[prompt x]`, each by the hyperparameters of its eigenvalue alone; differentiable.
             start: with a finite error.
-            evaluations: the most that it takes.
+            evaluations: largest number of evaluations.
         """
-        # Levenberg-Marquardt needs the slope of every residual with respect to every parameter. Each eigenvalue gets a
-        # copy of the parameters of its own: one backward pass from the sum of all filter values then gives
+        # Levenberg-Marquardt needs the slope of every residual with respect to every parameter. Each eigenvalue gets
+        # its own copy of the parameters: one backward pass from the sum of all filter values then gives
         # d f(λ_i) / d parameter for all eigenvalues at once, and the contributions add them up to residuals.
         scale = math.sqrt(self.targets.numel() * max(self.targets.square().mean().item(), 1e-300))
         limit = 1e12  # of a residual and of its slopes: far beyond, a step is refused anyway
@@ -210,7 +210,7 @@ class SpectralProblem:
         return torch.from_numpy(fit.x), error if math.isfinite(error) else math.inf
 
     def linear(self, basis: Callable[[Tensor], Tensor]) -> Float[Tensor, "parameter"]:
-        """The coefficients of the sum of basis filters `[prompt x parameter]` with the least error, in closed form."""
+        """Return the coefficients of basis filters `[prompt x parameter]` with the least error, in closed form."""
         design = torch.einsum("pxk,pxy->pyk", basis(self.eigenvalues), self.contributions).flatten(0, 1)
         return torch.linalg.lstsq(design, self.targets.flatten()[:, None], driver="gelsd").solution[:, 0]
 
@@ -223,15 +223,15 @@ class SpectralProblem:
 
 
 def largest_stable(power: int) -> float:
-    """The largest s with `|1 - s|^power <= MOST_GROWTH`."""
+    """Return the largest s with `|1 - s|^power <= MOST_GROWTH`."""
     return 1 + MOST_GROWTH ** (1 / power)
 
 
 def polynomials(degree: int, largest: float) -> Callable[[Tensor], Tensor]:
-    """The first Chebyshev polynomials on `[0, largest]`, as a basis of filters: `[... degree]`.
+    """Return the first Chebyshev polynomials on `[0, largest]`, as a basis of filters: `[... degree]`.
 
-    They span the same functions as the powers of λ, but are bounded by 1 there, so that the least-squares problem of
-    their coefficients is well conditioned where that of the powers' is not.
+    They are bounded by 1 there, so that their coefficients' least-squares problem is well conditioned, unlike that of
+    the powers of λ, which span the same functions.
     """
 
     def basis(eigenvalues: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def polynomials(degree: int, largest: float) -> Callable[[Tensor], Tensor]:
 
 
 def hats(knots: Float[Tensor, "knot"]) -> Callable[[Tensor], Tensor]:
-    """Piecewise linear functions that are 1 at one knot and 0 at the others, constant outside: `[... knot]`."""
+    """Return piecewise linear functions that are 1 at one knot, 0 at the others, constant outside: `[... knot]`."""
 
     def basis(eigenvalues: Tensor) -> Tensor:
         if len(knots) == 1:

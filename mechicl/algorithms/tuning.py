@@ -1,46 +1,80 @@
-"""Hyperparameters tuned on prompts, as the papers tune the algorithms that they compare with."""
+"""The search that all tuning uses, and step sizes tuned on prompts."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
+from scipy.optimize import minimize_scalar
 
 from mechicl.algorithms.gradient_descent import gradient_descent_filter
-from mechicl.algorithms.search import minimize_on_grid
-from mechicl.algorithms.spectra import PrefixSpectra, checked_steps
-from mechicl.base.arguments import checked
+from mechicl.algorithms.spectra import PrefixSpectra
+from mechicl.base.arguments import Count, checked
 from mechicl.prompts import Prompts
+
+DIVERGED = 1e50  # errors beyond count as this, so that no search computes with infinities
+
+
+def minimize_on_grid(
+    error: Callable[[float], float], grid: Sequence[float], *, tolerance: float = 1e-8
+) -> tuple[float, float]:
+    """Return the value with the least error, by grid and Brent's method around its best point, and that error.
+
+    Args:
+        error: of a value; one that is not finite counts as diverged.
+        grid: ascending values, whose ends bound the search; neighbours should lie in one valley.
+        tolerance: of the value, relative. Below 1e-8, the square root of float64's precision, errors near the least
+            one differ by rounding alone.
+    """
+
+    def finite(value: float) -> float:
+        result = error(float(value))
+        return min(result, DIVERGED) if math.isfinite(result) else DIVERGED
+
+    errors = [finite(value) for value in grid]
+    best = min(range(len(grid)), key=errors.__getitem__)
+    low, high = max(best - 1, 0), min(best + 1, len(grid) - 1)
+    # Brent's method needs a middle that is strictly below both ends of its bracket. At an end of the grid, or on a
+    # plateau, there is none, and its bounded form looks between the neighbours instead.
+    if low < best < high and errors[best] < min(errors[low], errors[high]):
+        result = minimize_scalar(finite, bracket=(grid[low], grid[best], grid[high]), method="brent", tol=tolerance)
+    else:
+        result = minimize_scalar(
+            finite, bounds=(grid[low], grid[high]), method="bounded", options={"xatol": tolerance * grid[high]}
+        )
+    return (float(result.x), float(result.fun)) if result.fun < errors[best] else (grid[best], errors[best])
+
+
+def geometric_grid(low: float, high: float, n: int = 60) -> list[float]:
+    """Return n numbers from low to high with equal ratios."""
+    return torch.logspace(math.log10(low), math.log10(high), n, dtype=torch.float64).tolist()
 
 
 @checked
-def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
-    """The step size of `gradient_descent` with the least mean squared error of the query's prediction.
+def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
+    """Return the step size of `gradient_descent` with the least mean squared error of the query's prediction.
 
     One step has a closed form, `Σ ŷ·y / Σ ŷ²` with ŷ the prediction for step size 1. More steps are searched: a
     geometric grid up to `4 / mean λ_max`, which starts low enough for early stopping on noisy targets, then Brent's
     method around the best point.
 
     Args:
-        prompts: the tasks to tune on, the query's targets included; the papers use 10,000.
-        steps: number of steps, at least 1.
+        prompts: to tune on, the query's targets included; the papers use 10,000.
+        steps: number of steps.
 
     Returns:
         a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
 
     Source: von Oswald et al. 2023, section 3.
     """
-    (steps,) = checked_steps([steps])
-    if steps < 1 or len(prompts) == 0 or prompts.n_context == 0:
-        raise ValueError(
-            f"tuning needs prompts with context and at least one step, got {len(prompts)} prompts, "
-            f"n_context={prompts.n_context}, steps={steps}"
-        )
+    if len(prompts) == 0 or prompts.n_context == 0:
+        raise ValueError(f"tuning needs prompts with context, got {prompts}")
     prompts = prompts.to(torch.float64)
     targets = prompts.query.ys
     spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, at="query")
     # one step from 0 predicts a ŷ, linear in a, so that the least squared error is a regression of y on ŷ
     unit = spectra.predict(torch.ones_like(spectra.eigenvalues)[None])[0, :, -1]
     if not unit.any():
-        raise ValueError("every step size predicts 0 from these contexts: there is nothing to tune")
+        raise ValueError("every step size predicts 0 on these prompts: there is nothing to tune")
     if steps == 1:
         return ((unit * targets).sum() / unit.square().sum()).item()
 
@@ -56,12 +90,12 @@ def tuned_step_size(prompts: Prompts, steps: int = 1) -> float:
 
 @checked
 def stable_step_size(prompts: Prompts) -> float:
-    """The step size `1 / λ_max` with which `gradient_descent` converges on every prefix of the prompts.
+    """Return the step size `1 / λ_max` with which `gradient_descent` converges on every prefix of the prompts.
 
     λ_max is the largest eigenvalue of S over all contexts; prefixes have smaller ones.
     """
     context = prompts.context.xs.double()
     largest = torch.linalg.matrix_norm(context, ord=2).square().max().item() if context.numel() else 0.0
     if largest == 0:
-        raise ValueError(f"every step size is stable on contexts without a point other than 0: {prompts}")
+        raise ValueError(f"prompts must have a context point other than 0, got {prompts}")
     return 1 / largest

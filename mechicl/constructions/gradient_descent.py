@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, per_step
-from mechicl.algorithms.stability import residuals_grow, warn_of_divergence
+from mechicl.algorithms.spectra import residuals_grow, warn_of_divergence
 from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from mechicl.algorithms.stability import TOLERANCE, warn_of_divergence
+from mechicl.algorithms.spectra import TOLERANCE, warn_of_divergence
 from mechicl.base.arguments import checked
 from mechicl.base.checks import check_positive, check_whole
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair

@@ -201,7 +201,7 @@ class _Ends:
         xs, ys = prompts.xs.clone(), prompts.ys.clone()
         xs[:, point], ys[:, point] = sources.xs[:, point], sources.ys[:, point]
         three = [prompts, sources, Prompts(xs, ys)]
-        self.plan = list(plan_interventions(hypothesis, point, hears=True, isolates=True))
+        self.plan = list(plan_interventions(hypothesis, point, stop_reading=True, isolate=True))
         states = [hypothesis.algorithm.states(each) for each in three]
         self.algorithms = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
         adapter = ModelAdapter(model)
@@ -213,7 +213,7 @@ class _Ends:
 
     def loss(self, i: int) -> Tensor:
         """The squared distance of both predictions after intervention i, divided by that of both ends: 1 - R²."""
-        _, told, asked = self.plan[i]
-        predicted = asked.answer(self.models)
-        expected = told.answer(self.algorithms).to(predicted)
-        return (predicted - expected).square().mean() / self.apart[told.on_point].to(predicted)
+        _, on_algorithm, on_model = self.plan[i]
+        predicted = on_model.run(self.models)
+        expected = on_algorithm.run(self.algorithms).to(predicted)
+        return (predicted - expected).square().mean() / self.apart[on_model.on_point].to(predicted)

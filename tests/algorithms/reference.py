@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -110,6 +111,9 @@ def awkward_prompts() -> dict[str, Prompts]:
         "all inputs zero": Prompts(torch.zeros_like(plain.xs), plain.ys),
         "no prompts": plain[:0],
     }
+
+
+awkward = pytest.mark.parametrize("prompts", [pytest.param(each, id=name) for name, each in awkward_prompts().items()])
 
 
 @st.composite

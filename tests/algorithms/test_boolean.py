@@ -109,21 +109,3 @@ def test_contexts_that_nothing_explains_predict_0():
     prompts = Prompts(xs, ys)
     for learner in (algorithms.conjunction_bayes, algorithms.parity_bayes):
         assert learner(prompts).predictions[0, 0, -1, 0] == 0
-
-
-def test_refuses():
-    prompts = Parities(x_dim=12, n_context=2).sample(1, seed=0)
-    with pytest.raises(ValueError, match=r"too many to enumerate.*take elimination"):
-        algorithms.conjunction_bayes(prompts)
-    with pytest.raises(ValueError, match="degree must be at most"):
-        algorithms.parity_bayes(prompts, degree=13)
-    with pytest.raises(ValueError, match="take gf2_elimination"):
-        algorithms.parity_bayes(Parities(x_dim=25, n_context=1).sample(1, seed=0))
-    with pytest.raises(ValueError, match="literal_probability"):
-        algorithms.conjunction_bayes(prompts, literal_probability=-1.0)
-    halves = Prompts(prompts.xs / 2, prompts.ys)
-    for learner in (algorithms.elimination, algorithms.gf2_elimination, algorithms.parity_bayes):
-        with pytest.raises(ValueError, match="inputs of Boolean functions are -1 or 1"):
-            learner(halves)
-    with pytest.raises(ValueError, match="one target"):
-        algorithms.elimination(Prompts(prompts.xs, prompts.ys.expand(-1, -1, 2)))

@@ -111,19 +111,3 @@ def test_labels_that_no_split_explains_do_not_stop_it():
     prompts.ys[:, 0], prompts.ys[:, 1] = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     got = algorithms.in_context_classifier(prompts, within_class_noise=0.1, burstiness=2).predictions
     assert got.isfinite().all()
-
-
-def test_refuses():
-    prompts = GaussianClusters().sample(1, seed=0)
-    with pytest.raises(ValueError, match="burstiness must divide n_context=8, got 3"):
-        algorithms.in_context_classifier(prompts, within_class_noise=0.1, burstiness=3)
-    with pytest.raises(ValueError, match="within_class_noise"):
-        algorithms.in_context_classifier(prompts, within_class_noise=0.0)
-    with pytest.raises(ValueError, match="more than 20000"):
-        algorithms.in_context_classifier(
-            GaussianClusters(n_context=20).sample(1, seed=0), within_class_noise=0.1, burstiness=2
-        )
-    with pytest.raises(ValueError, match="are not of"):
-        algorithms.in_weights_classifier(
-            prompts, means=torch.zeros(3, 2), labels=torch.eye(3), frequencies=torch.ones(3) / 3, within_class_noise=0.1
-        )

@@ -1,4 +1,4 @@
-"""What all algorithms have in common: their axes, their precision, what they read, and their weights."""
+"""The common properties of all algorithms: their axes, their precision, what they read, and their weights."""
 
 import pytest
 import torch
@@ -29,8 +29,11 @@ ALGORITHMS = {
     "averaging": {},
     "nearest_neighbours": {},
     "kernel_smoothing": {"bandwidth": [0.5, 1.0]},
+    "network_descent": {"n_hidden": 3, "steps": 2},
+    "on_features": {"features": torch.square},
 }
-LINEAR = [name for name in ALGORITHMS if name not in ("nearest_neighbours", "kernel_smoothing", "greedy_tree")]
+NOT_LINEAR = ("nearest_neighbours", "kernel_smoothing", "greedy_tree", "network_descent", "on_features")
+LINEAR = [name for name in ALGORITHMS if name not in NOT_LINEAR]
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 PROMPTS = make_prompts(y_dim=2)
 
@@ -42,7 +45,8 @@ def run(name, prompts, **options):
 @every_algorithm
 def test_the_query_alone_is_predicted_as_the_last_of_all_points(name):
     everything, query = run(name, PROMPTS), run(name, PROMPTS, at="query")
-    steps = ALGORITHMS[name].get("steps", ALGORITHMS[name].get("bandwidth", (1,)))
+    steps = ALGORITHMS[name].get("steps", ALGORITHMS[name].get("bandwidth", [1]))
+    steps = steps if isinstance(steps, list) else [steps]
     assert everything.steps == query.steps == tuple(steps)
     assert everything.predictions.shape == (len(steps), 3, 8, 2)
     assert everything.weights is None

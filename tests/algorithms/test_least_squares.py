@@ -8,10 +8,9 @@ import torch
 from mechicl import algorithms
 from mechicl.prompts import Prompts
 
-from .reference import awkward_prompts, make_prompts, over_prefixes
+from .reference import awkward, awkward_prompts, make_prompts, over_prefixes
 
 AWKWARD = awkward_prompts()
-awkward = pytest.mark.parametrize("prompts", AWKWARD.values(), ids=AWKWARD.keys())
 
 
 def lstsq(xs, ys, query):
@@ -38,7 +37,7 @@ def assert_equal(trajectory, expected, tolerance=1e-9):
 @awkward
 def test_ols_is_the_least_squares_solution_of_minimum_norm_on_every_prefix(prompts):
     # the eigenvalues of XᵀX carry the square of X's condition number, here up to 1e5
-    tolerance = 1e-3 if prompts is AWKWARD["eigenvalues from 1 to 1e-10"] else 1e-9
+    tolerance = 1e-3 if prompts.xs.equal(AWKWARD["eigenvalues from 1 to 1e-10"].xs) else 1e-9
     assert_equal(algorithms.ols(prompts), over_prefixes(prompts, lstsq), tolerance)
 
 
@@ -81,7 +80,7 @@ def test_an_input_of_another_size_loses_no_digits(column, scale, at):
         torch.testing.assert_close((asked[..., None, :] @ fitted.weights[0])[..., 0, :], fitted.predictions[0])
 
 
-def test_of_lost_digits_the_user_hears():
+def test_the_user_is_warned_of_lost_digits():
     xs = make_prompts(n_context=9, x_dim=3).xs
     nearly = torch.cat([xs, xs[..., :1] + 1e-11 * xs[..., 1:2] ** 2], dim=-1)
     prompts = Prompts(nearly, make_prompts(n_context=9, x_dim=3).ys)
@@ -132,22 +131,6 @@ def test_bayes_without_noise_is_ols(noise_std):
     torch.testing.assert_close(ours, algorithms.ols(prompts).predictions, rtol=1e-9, atol=1e-9)
 
 
-# ---- refusals ----
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        *(("ridge", {"penalty": penalty}, "penalty must be positive") for penalty in (0, -1.0, math.inf)),
-        *(("bayes", {"noise_std": std}, "noise_std must be") for std in (-0.1, math.nan, math.inf)),
-        *(("bayes", {"noise_std": 0.1, "weight_std": std}, "weight_std must be") for std in (0.0, -1.0, math.inf)),
-    ],
-)
-def test_parameters_out_of_range_are_refused(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        getattr(algorithms, name)(make_prompts(), **options)
-
-
 # ---- a prior with a covariance ----
 
 
@@ -170,12 +153,6 @@ def test_bayes_with_a_covariance_is_the_gaussian_conditional_mean(noise_std):
     torch.testing.assert_close(predictions, trajectory.predictions[0], rtol=1e-9, atol=1e-9)
     single = algorithms.bayes(prompts.to(torch.float32), **options)
     assert single.predictions.dtype == torch.float32
-
-
-@pytest.mark.parametrize("matrix", [torch.eye(3), torch.tensor([[1.0, 2.0], [0.0, 1.0]]), -torch.eye(4)])
-def test_a_matrix_that_is_no_covariance_is_refused(matrix):
-    with pytest.raises(ValueError, match="weight_covariance must"):
-        algorithms.bayes(make_prompts(), weight_covariance=matrix)
 
 
 # ---- a path of penalties ----
@@ -207,11 +184,3 @@ def test_a_ridge_path_ends_at_least_squares():
     prompts = make_prompts()
     end = algorithms.ridge_path(prompts, 200).predictions
     torch.testing.assert_close(end, algorithms.ols(prompts).predictions)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"), [({"shrink": 1.0}, "shrink"), ({"shrink": 0.0}, "shrink"), ({"penalty": 0.0}, "penalty")]
-)
-def test_a_ridge_path_needs_penalties_that_fall(options, words):
-    with pytest.raises(ValueError, match=words):
-        algorithms.ridge_path(make_prompts(), 2, **options)

@@ -1,3 +1,5 @@
+"""Bayes over mixtures and finite pools, by the densities of each model."""
+
 import itertools
 import math
 
@@ -5,16 +7,19 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mechicl import algorithms
-from mechicl.learners import AlgorithmLearner, squared_errors
-from mechicl.tasks import MixedRegression, SparseLinearRegression
+from mechicl.learners import squared_errors
+from mechicl.prompts import Prompts
+from mechicl.tasks import MixedRegression, SparseLinearRegression, TaskPool
 
 from .reference import make_prompts, over_prefixes
 
 
 def average(models):
-    """The models' posterior means, weighted by the density of the context under each: inputs, noise, weights."""
+    """Average the models' posterior means by the density of the context under each: inputs, noise, weights."""
 
     def predict(xs, ys, query):
         logs, means = [], []
@@ -65,48 +70,107 @@ def test_without_noise_one_point_more_than_weights_settles_them():
     assert errors[:, 2].median() > 0.01
 
 
-def test_no_other_reference_is_better():
-    for task in (
+@pytest.mark.parametrize(
+    "task",
+    [
         MixedRegression(x_dim=4, n_context=8, noise_stds=(0.1, 2.0)),
         SparseLinearRegression(x_dim=8, n_context=12, sparsity=2, noise_std=0.3),
-    ):
-        prompts = task.sample(500, seed=0)
-        losses = {
-            name: squared_errors(learner, prompts, at="points").mean().item()
-            for name, learner in algorithms.references(task).items()
-        }
-        assert next(iter(losses)) == "bayes"
-        assert all(losses["bayes"] < loss for name, loss in losses.items() if name != "bayes"), losses
-
-
-@pytest.mark.parametrize("name", ["mixture_bayes", "sparse_bayes"])
-def test_the_query_alone_parts_and_weights_agree_with_the_whole(name, monkeypatch):
-    hyperparameters = {"noise_stds": (0.5, 1.0)} if name == "mixture_bayes" else {"sparsity": 2, "noise_std": 0.5}
-    learner = AlgorithmLearner(getattr(algorithms, name), hyperparameters)
-    prompts = make_prompts(y_dim=2)
-    whole = learner.trajectory(prompts, with_weights=True)
-    assert whole.weights is not None
-    torch.testing.assert_close(torch.einsum("npx,npxy->npy", prompts.xs, whole.weights[0]), whole.predictions[0])
-    monkeypatch.setattr("mechicl.algorithms.spectra.CHUNK_ELEMENTS", 1)
-    torch.testing.assert_close(learner.trajectory(prompts).predictions, whole.predictions)
-    torch.testing.assert_close(learner.predict(prompts), whole.predictions[0, :, -1])
-    assert learner.trajectory(prompts[:0]).predictions.shape == (1, 0, 8, 2)
-    assert learner.predict(prompts.to(torch.float32)).dtype == torch.float32
-    assert learner.predict_prefixes(prompts.prefix(0)).abs().max() == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "hyperparameters", "message"),
-    [
-        ("mixture_bayes", {"noise_stds": ()}, "one or more noise_stds"),
-        ("mixture_bayes", {"noise_stds": (0.1, 0.2), "weight_stds": (1.0, 1.0, 1.0)}, "as many weight_stds"),
-        ("mixture_bayes", {"noise_stds": (0.1, 0.0)}, "noise_std must be positive"),
-        ("sparse_bayes", {"sparsity": 0}, "sparsity must be an int"),
-        ("sparse_bayes", {"sparsity": 5}, "sparsity must be 1 to x_dim=4, got 5"),
-        ("sparse_bayes", {"sparsity": 1, "noise_std": math.nan}, "noise_std must be a finite number, got nan"),
-        ("sparse_bayes", {"sparsity": 1, "weight_std": 0.0}, "weight_std must be positive"),
     ],
 )
-def test_settings_out_of_range_are_refused(name, hyperparameters, message):
-    with pytest.raises(ValueError, match=message):
-        getattr(algorithms, name)(make_prompts(), **hyperparameters)
+def test_no_other_reference_is_better(task):
+    prompts = task.sample(500, seed=0)
+    references = algorithms.references(task)
+    losses = {name: squared_errors(each, prompts, at="points").mean().item() for name, each in references.items()}
+    assert next(iter(losses)) == "bayes"
+    assert all(losses["bayes"] < loss for name, loss in losses.items() if name != "bayes"), losses
+
+
+# ---- finite pools ----
+
+
+def posterior_mean(pool: np.ndarray, noise_std: float):
+    """Go through the tasks: the likelihood of each is the product over points of Gaussian densities."""
+
+    def predict(xs: np.ndarray, ys: np.ndarray, query: np.ndarray) -> np.ndarray:
+        densities = []
+        for weights in pool:
+            density = 1.0
+            for x, y in zip(xs, ys, strict=True):
+                for k in range(len(y)):
+                    density *= math.exp(-((y[k] - x @ weights[:, k]) ** 2) / (2 * noise_std**2))
+            densities.append(density)
+        return np.sum([d * (query @ w) for d, w in zip(densities, pool, strict=True)], axis=0) / sum(densities)
+
+    return predict
+
+
+@pytest.mark.parametrize("y_dim", [1, 2])
+@pytest.mark.parametrize("noise_std", [0.5, 2.0])
+def test_dmmse_is_the_posterior_mean_on_every_prefix(y_dim, noise_std):
+    prompts = make_prompts(y_dim=y_dim)
+    pool = np.random.default_rng(0).normal(size=(6, 4, y_dim))
+    expected = over_prefixes(prompts, posterior_mean(pool, noise_std))
+    weights = torch.from_numpy(pool)
+    for shaped in (weights, weights[..., 0]) if y_dim == 1 else (weights,):
+        trajectory = algorithms.dmmse(prompts, pool=shaped, noise_std=noise_std)
+        np.testing.assert_allclose(trajectory.predictions[0].numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_unlikely_contexts_do_not_underflow():
+    task = TaskPool(x_dim=3, n_context=12, n_tasks=4, noise_std=1e-3)
+    prompts = task.replace(seed=1).sample(20, seed=0, dtype=torch.float64)  # of other tasks: likelihoods like e^(-1e6)
+    costs = (prompts.ys[:, :-1] - prompts.xs[:, :-1] @ task.weights.T).square().sum(1)
+    nearest = task.weights[costs.argmin(-1)].double()
+    predicted = algorithms.dmmse(prompts, pool=task.weights, noise_std=1e-3).query()[0, :, 0]
+    torch.testing.assert_close(predicted, (prompts.query.xs * nearest).sum(-1))
+
+
+def test_without_a_context_it_is_the_mean_of_the_pool_and_with_one_task_that_task():
+    prompts = make_prompts()
+    pool = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    first = algorithms.dmmse(prompts.prefix(0), pool=pool, noise_std=0.5).predictions[0]
+    torch.testing.assert_close(first[..., 0], prompts.xs[:, :1] @ pool.mean(0))
+    one = algorithms.dmmse(prompts, pool=pool[:1], noise_std=0.5).predictions[0]
+    torch.testing.assert_close(one[..., 0], prompts.xs @ pool[0])
+
+
+def test_without_noise_it_is_the_limit_of_little_noise_and_keeps_all_tasks_that_fit():
+    task = TaskPool(x_dim=3, n_context=6, n_tasks=50, noise_std=0.0)
+    prompts = task.sample(30, seed=0, dtype=torch.float64)
+    exact = algorithms.dmmse(prompts, pool=task.weights, noise_std=0.0).predictions
+    nearly = algorithms.dmmse(prompts, pool=task.weights, noise_std=1e-4).predictions
+    torch.testing.assert_close(nearly[:, :, 2:], exact[:, :, 2:], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(exact[0, :, 2:], prompts.ys[:, 2:], rtol=1e-9, atol=1e-9)
+    pool = torch.tensor([[1.0, 0.0], [1.0, 2.0], [0.0, 0.0]])  # the first input fits the first two tasks
+    xs = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    fitted = algorithms.dmmse(Prompts(xs, xs @ pool[0][:, None]), pool=pool, noise_std=0.0, with_weights=True)
+    assert fitted.weights is not None
+    torch.testing.assert_close(fitted.weights[0, 0, :, :, 0], torch.stack([pool.mean(0), pool[:2].mean(0)]))
+
+
+def test_with_many_tasks_it_comes_near_to_ridge():
+    task = TaskPool(x_dim=2, n_context=6, n_tasks=20_000)
+    prompts = task.new_tasks.sample(50, seed=0, dtype=torch.float64)
+    pooled = algorithms.dmmse(prompts, pool=task.weights, noise_std=0.5).predictions
+    ridge = algorithms.ridge(prompts, penalty=0.25).predictions
+    assert (pooled - ridge).square().mean() < 1e-3 * ridge.square().mean()
+
+
+def test_no_other_learner_has_a_smaller_loss_on_the_pool():
+    task = TaskPool(n_tasks=16)
+    old, new = (
+        {name: squared_errors(each, prompts).mean() for name, each in algorithms.references(task).items()}
+        for prompts in (task.sample(2000, seed=0), task.new_tasks.sample(2000, seed=0))
+    )
+    assert list(old) == ["dmmse", "ridge", "ols"]
+    assert old["dmmse"] < 0.9 * old["ridge"] < old["ols"]
+    assert new["ridge"] < 0.5 * new["dmmse"]
+
+
+@given(st.integers(0, 2**31), st.floats(1e-6, 1e6), st.integers(1, 20))
+def test_weights_are_between_those_of_the_pool_whatever_the_noise(seed, noise_std, n_tasks):
+    task = TaskPool(x_dim=2, n_context=5, n_tasks=n_tasks, seed=seed)
+    fitted = algorithms.dmmse(task.sample(3, seed=seed), pool=task.weights, noise_std=noise_std, with_weights=True)
+    assert fitted.weights is not None
+    low, high = task.weights.amin(0), task.weights.amax(0)
+    assert ((fitted.weights[0, ..., 0] >= low - 1e-5) & (fitted.weights[0, ..., 0] <= high + 1e-5)).all()

@@ -5,9 +5,17 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.learners import AlgorithmLearner, squared_errors
+from mechicl.learners import AlgorithmLearner, Learner, TokenLearner, squared_errors, token_losses
 from mechicl.prompts import Prompts
-from mechicl.tasks import FixedTasks, LinearRegression, PromptDistribution, RepeatedTokens
+from mechicl.tasks import (
+    Conjunctions,
+    FixedTasks,
+    GaussianClusters,
+    LinearRegression,
+    MarkovChains,
+    Parities,
+    PromptDistribution,
+)
 
 TASK = LinearRegression(x_dim=3, n_context=6, inputs="gaussian", noise_std=0.5, weight_scale=2.0)
 
@@ -60,8 +68,9 @@ def test_weights_with_the_inverse_covariance_have_their_own_prior():
     np.testing.assert_allclose(algorithms.references(task)["bayes"].predict(prompts).numpy(), expected, rtol=1e-8)
 
 
-def test_fixed_tasks_have_those_of_where_they_come_from():
-    assert list(algorithms.references(FixedTasks(TASK, n_tasks=4))) == ["bayes", "ols"]
+def test_fixed_tasks_have_the_references_of_their_task():
+    for task in (TASK, Parities()):
+        assert list(algorithms.references(FixedTasks(task, n_tasks=4))) == list(algorithms.references(task))
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Constant(PromptDistribution):
         return Prompts(random.normal(n_prompts, 4, 2), torch.ones(n_prompts, 4, 1))
 
 
-class Told(Constant):
+class WithReferences(Constant):
     def references(self):
         return {"one": AlgorithmLearner(lambda prompts: torch.ones_like(prompts.ys))}
 
@@ -84,7 +93,7 @@ class Registered(Constant):
 
 
 def test_a_task_of_ones_own_brings_its_references_or_registers_them():
-    assert squared_errors(algorithms.references(Told())["one"], Told().sample(3, seed=0)).max() == 0
+    assert squared_errors(algorithms.references(WithReferences())["one"], WithReferences().sample(3, seed=0)).max() == 0
 
     @algorithms.register_references
     def _(task: Registered) -> dict:
@@ -93,7 +102,36 @@ def test_a_task_of_ones_own_brings_its_references_or_registers_them():
     assert list(algorithms.references(Registered())) == ["least squares"]
 
 
-@pytest.mark.parametrize("task", [Constant(), RepeatedTokens()])
-def test_a_task_without_references_is_refused_with_what_to_do(task):
-    with pytest.raises(TypeError, match=r"no reference learner is known for .*register_references"):
-        algorithms.references(task)
+POINTS = {
+    "bayes conjunctions": (Conjunctions(x_dim=5, n_context=12), "bayes"),
+    "conjunctions too many to enumerate": (Conjunctions(x_dim=20, n_context=12), "elimination"),
+    "sparse parities": (Parities(x_dim=6, n_context=12), "bayes"),
+    "parities": (Parities(x_dim=6, n_context=12, degree=None), "elimination over GF(2)"),
+    "known clusters": (GaussianClusters(n_classes=32), "in weights"),
+    "absent clusters": (GaussianClusters(n_classes=32, classes="absent"), "in weights"),
+    "new clusters": (GaussianClusters(n_classes=32, classes="new"), "in context"),
+    "swapped labels": (GaussianClusters(n_classes=32, classes="swapped"), "in context"),
+    "clusters without noise": (GaussianClusters(n_classes=32, classes="new", within_class_noise=0.0), "in context"),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_the_first_reference_loses_least(name):
+    task, first = POINTS[name]
+    learners = algorithms.references(task)
+    assert next(iter(learners)) == first
+    assert all(isinstance(each, Learner) for each in learners.values())
+    prompts = task.sample(300, seed=0)
+    losses = [(each.predict(prompts) - prompts.query.ys).square().mean().item() for each in learners.values()]
+    assert losses[0] <= min(losses) + 1e-9
+
+
+def test_markov_chains_are_counted_with_their_own_prior():
+    task = MarkovChains(d_vocab=4, n_ctx=30, concentration=0.3)
+    learners = algorithms.references(task)
+    assert list(learners) == ["bigram", "unigram", "uniform"]
+    assert all(isinstance(each, TokenLearner) for each in learners.values())
+    losses = [token_losses(each, task.sample(300, seed=0)).mean().item() for each in learners.values()]
+    assert losses == sorted(losses)
+    other = algorithms.references(task.replace(concentration=3.0))["bigram"]
+    assert losses[0] < token_losses(other, task.sample(300, seed=0)).mean()

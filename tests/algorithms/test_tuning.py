@@ -5,13 +5,12 @@ import pytest
 import torch
 
 from mechicl import algorithms
+from mechicl.algorithms.tuning import minimize_on_grid
 from mechicl.tasks import LinearRegression
-
-from .reference import make_prompts
 
 
 def mean_squared_error(prompts, step_size, steps):
-    """Of the query's prediction by a plain loop over steps, for all prompts at once."""
+    """Return the error of the query's prediction by a plain loop over steps, for all prompts at once."""
     xs, ys = (values.double().numpy() for values in prompts.context)
     weights = np.zeros((len(prompts), prompts.x_dim, prompts.y_dim))
     second, cross = np.einsum("pnx,pnz->pxz", xs, xs), np.einsum("pnx,pny->pxy", xs, ys)
@@ -74,25 +73,6 @@ def test_early_stopping_on_noise_is_found_far_below_the_stable_step_size():
     assert mean_squared_error(prompts, tuned, 200) <= min(errors) * (1 + 1e-9)
 
 
-BLANK_XS, BLANK_YS = make_prompts(), make_prompts()
-BLANK_XS.xs[:], BLANK_YS.ys[:] = 0, 0
-
-
-@pytest.mark.parametrize(
-    ("prompts", "steps", "message"),
-    [
-        (make_prompts()[:0], 1, "tuning needs"),
-        (make_prompts(n_context=0), 1, "tuning needs"),
-        (make_prompts(), 0, "tuning needs"),
-        (make_prompts(), -1, "whole numbers"),
-        *((blank, steps, "nothing to tune") for blank in (BLANK_XS, BLANK_YS) for steps in (1, 4)),
-    ],
-)
-def test_nothing_to_tune_is_refused(prompts, steps, message):
-    with pytest.raises(ValueError, match=message):
-        algorithms.tuned_step_size(prompts, steps)
-
-
 def test_the_stable_step_size_is_the_reciprocal_of_the_largest_eigenvalue():
     prompts = LinearRegression(x_dim=4, n_context=7, inputs="gaussian").sample(30, seed=0, dtype=torch.float64)
     largest = max(np.linalg.eigvalsh(x.T @ x)[-1] for x in prompts.xs[:, :-1].numpy())
@@ -100,5 +80,31 @@ def test_the_stable_step_size_is_the_reciprocal_of_the_largest_eigenvalue():
     assert step_size == pytest.approx(1 / largest)
     errors = algorithms.gradient_descent(prompts, [1, 10**6], step_size=step_size).step_errors(prompts)
     assert errors[1, :, -1].max() < 1e-9
-    with pytest.raises(ValueError, match="without a point other than 0"):
-        algorithms.stable_step_size(prompts.prefix(0))
+
+
+# ---- the search ----
+
+
+@pytest.mark.parametrize("best", [0.6, 0.9, 1.7, 3.9])
+def test_the_least_value_between_the_grids_points_is_reached(best):
+    value, error = minimize_on_grid(lambda x: (math.log(x / best)) ** 2 + 3, [0.5, 1.0, 2.0, 4.0])
+    assert value == pytest.approx(best, rel=1e-6)
+    assert error == pytest.approx(3, rel=1e-12)
+
+
+def test_a_minimum_at_the_end_of_the_grid_or_beyond_is_its_end():
+    assert minimize_on_grid(lambda v: (v - 5) ** 2, [0.1, 1.0, 2.0]) == pytest.approx((2.0, 9.0), rel=1e-6)
+    assert minimize_on_grid(lambda v: v, [0.0, 1.0, 2.0]) == pytest.approx((0.0, 0.0), abs=1e-6)
+    assert minimize_on_grid(lambda v: (v - 5) ** 2, [5.0]) == (5.0, 0.0)
+
+
+def test_values_that_diverge_count_as_bad_ones():
+    def error(value: float) -> float:
+        return (value - 1) ** 2 if value < 1.2 else (math.nan if value > 8 else math.inf)
+
+    value, least = minimize_on_grid(error, [0.1, 0.5, 1.1, 3.0, 9.0])
+    assert value == pytest.approx(1, abs=1e-6)
+    assert least < 1e-12
+    steep = minimize_on_grid(lambda v: (v - 1) ** 2 if v < 1.01 else v * 1e200, [0.5, 0.9, 1.5, 2.0])
+    assert steep[0] == pytest.approx(1, abs=1e-6)
+    assert minimize_on_grid(lambda v: math.nan, [1.0, 2.0])[1] > 1e40

@@ -1,22 +1,25 @@
 """Circuits that copy between points: a target moves to its input, or remembers it for an induction head."""
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather, without_query_target
+from mechicl.algorithms.stepwise.base import TARGETS, State, StepwiseAlgorithm, gather
 from mechicl.algorithms.stepwise.descent import Weights
+from mechicl.base.arguments import between, checked
 from mechicl.prompts import Prompts
 
 
 class AfterCopying(StepwiseAlgorithm):
-    """An algorithm whose first step moves every target from a token of its own to the token of its input.
+    """An algorithm whose first step moves every target from its own token to the token of its input.
 
-    For prompts whose inputs and targets are tokens of their own. Before that step a point's target is at its target
-    token ("target"), after it at its input token, and the target's token is read no more.
+    For prompts whose inputs and targets are separate tokens. Before that step a point's target is at its target token
+    (the variable "target"), after it at its input token, and the target's token is not read any more.
 
     Args:
-        algorithm: what runs on the points that the copying has put together.
+        algorithm: runs on the points after the copying.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
@@ -25,41 +28,42 @@ class AfterCopying(StepwiseAlgorithm):
         3
     """
 
+    @checked
     def __init__(self, algorithm: StepwiseAlgorithm):
         self.algorithm = algorithm
         self.n_steps, self.causal = algorithm.n_steps + 1, algorithm.causal
         self.variables = (*algorithm.variables, "target")
-        self._receivers = [name for name in ("y", "residual") if name in algorithm.variables]  # what starts as a target
+        self._receivers = [name for name in TARGETS if name in algorithm.variables]
         self.name = f"copying, then {algorithm.name}"
 
     def start(self, prompts: Prompts) -> State:
-        """The algorithm's state on prompts without targets, and the targets beside it."""
+        """Return the algorithm's state on prompts without targets, and the targets as a separate variable."""
         state = self.algorithm.start(prompts)
-        return state | {name: 0 * state[name] for name in self._receivers} | {"target": without_query_target(prompts)}
+        receivers = {name: torch.zeros_like(state[name]) for name in self._receivers}
+        return super().start(prompts) | state | receivers
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """The copy of each point's own target, or a step of the algorithm."""
+        """Copy each point's target, or take a step of the algorithm."""
         if k == 0:
             return readers | dict.fromkeys(self._receivers, readers["target"])
-        inner = self.algorithm.step(k - 1, readers, context, sees)
-        return inner | {"target": readers["target"]}
+        return self.algorithm.step(k - 1, readers, context, sees) | {"target": readers["target"]}
 
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
-        """The algorithm's prediction."""
+        """Return the algorithm's prediction."""
         return self.algorithm.read(query)
 
 
 class Induction(StepwiseAlgorithm):
-    """Two steps: every target takes up the token before it, its input; then readers match and copy the target.
+    """Two steps: every target stores the token before it, its input; then readers match it and copy the target.
 
-    For prompts whose inputs and targets are tokens of their own: an induction head and the previous-token head that it
-    needs, on continuous tokens. The first step adds a point's input to what its target remembers, "previous"; in the
-    second, readers take the targets whose "previous" their own input matches.
+    For prompts whose inputs and targets are separate tokens: an induction head and the previous-token head that it
+    needs, on continuous tokens. The first step adds a point's input to its variable "previous"; in the second, readers
+    take the targets whose "previous" matches their own input.
 
     Args:
-        weights: from readers' inputs `[prompt reader x]` and what targets remember `[prompt point x]` to weights
+        weights: from readers' inputs `[prompt reader x]` and the points' "previous" `[prompt point x]` to weights
             `[prompt reader point]`; by default all on the nearest (`best_match`).
-        causal: see `StepwiseAlgorithm`: weights on points that are not seen are left out, not spread over the others.
+        causal: see `StepwiseAlgorithm`: the weights of unseen points are dropped.
 
     Source: Olsson et al. 2022, section "Induction heads", with vectors in place of tokens.
 
@@ -72,18 +76,14 @@ class Induction(StepwiseAlgorithm):
 
     n_steps = 2
     variables = ("x", "target", "previous", "prediction")
+    name = "previous token, then induction"
 
+    @checked
     def __init__(self, weights: Weights | None = None, *, causal: bool = False):
         self.weights, self.causal = weights or best_match, causal
-        self.name = "previous token, then induction"
-
-    def start(self, prompts: Prompts) -> State:
-        """Inputs and targets; nothing remembered, and a prediction of 0."""
-        xs, ys = prompts.xs.double(), without_query_target(prompts)
-        return {"x": xs, "target": ys, "previous": torch.zeros_like(xs), "prediction": torch.zeros_like(ys)}
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """What targets remember, or what readers copy."""
+        """Store each point's input, or copy the matching targets."""
         if k == 0:
             return readers | {"previous": readers["previous"] + readers["x"]}
         if not context["x"].shape[1]:
@@ -92,22 +92,19 @@ class Induction(StepwiseAlgorithm):
         return readers | {"prediction": readers["prediction"] + copied}
 
 
-SHARPEST = 1e12
-"""What is beyond it overflows in single precision where inputs are large."""
-
-
+@checked(undefined=True)
 def best_match(
-    readers: Float[Tensor, "prompt reader x"], points: Float[Tensor, "prompt point x"], sharpness: float = 1e6
+    readers: Float[Tensor, "prompt reader x"],
+    points: Float[Tensor, "prompt point x"],
+    sharpness: Annotated[float, between(0, 1e12)] = 1e6,
 ) -> Float[Tensor, "prompt reader point"]:
-    """All weight on the points nearest to the reader, shared by those whose `<x, x_i> - |x_i|² / 2` hardly differ.
+    """Put all weight on the points nearest to the reader, shared where `<x, x_i> - |x_i|² / 2` hardly differ.
 
     Args:
-        readers: `[prompt reader x]`.
-        points: `[prompt point x]`.
-        sharpness: factor on these scores before a softmax.
+        readers: their inputs.
+        points: the inputs that they are matched with.
+        sharpness: factor on these scores before a softmax; larger ones than 1e12 overflow in single precision.
     """
-    if not 0 <= sharpness <= SHARPEST:
-        raise ValueError(f"sharpness must be from 0 to {SHARPEST:g}, got {sharpness:g}")
     if readers.dtype != points.dtype:
         raise TypeError(f"readers are {readers.dtype} and points {points.dtype}: convert the one to the other")
     scores = readers @ points.mT - points.square().sum(-1)[:, None] / 2

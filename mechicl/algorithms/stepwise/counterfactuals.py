@@ -1,4 +1,4 @@
-"""What an algorithm would have predicted, had its state been another after some step."""
+"""Counterfactual predictions of an algorithm: with its state changed after some step."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -8,21 +8,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, empty, joined, query_of
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, joined, query_of
 
 Place = Literal["query", "context"]
-"""Whose state is changed."""
+"""The points whose state is changed."""
 
 
 class Runs:
-    """An algorithm's states on the prompts that are intervened in and on those that states are taken from.
+    """An algorithm's states on the prompts that are intervened in and on the sources that states are taken from.
 
-    Each method returns the query's prediction `[prompt y]`, float64, of the run that went on after an intervention. An
-    exchange happens after so many steps; steps are counted from 0.
+    Each method returns the query's prediction `[prompt y]`, float64, of a run that continues after an intervention.
+    Exchanges happen after a number of steps; steps are counted from 0.
 
     Args:
         algorithm: step by step.
-        base: its states on the prompts, as `StepwiseAlgorithm.states` gives them.
+        base: its states on the prompts, as returned by `StepwiseAlgorithm.states`.
         source: its states on the sources.
     """
 
@@ -32,13 +32,13 @@ class Runs:
     def exchange(
         self, after: int, place: Place, variables: Iterable[str] | None = None, point: int | None = None
     ) -> Float[Tensor, "prompt y"]:
-        """What the query, or the context, carries after so many steps comes from the source.
+        """Replace the state of the query, or of the context, by the source's.
 
         Args:
-            after: number of steps.
+            after: number of steps before the exchange.
             place: "query" or "context".
             variables: only these; all by default.
-            point: of the context, only this point.
+            point: only this point of the context.
         """
         base, source = self._after(after), self._after(after, self.source)
         n_context = next(iter(base.values())).shape[1] - 1
@@ -53,11 +53,11 @@ class Runs:
         return self._finish(state, after)
 
     def skip(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """What happens at the query, or in the context, in some steps is taken back after them."""
+        """Undo the changes of some steps to the query, or to the context, after these steps."""
         return self.freeze((steps.start, steps.stop), place)
 
     def repeat(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """The query, or the context, takes some steps twice, the second time beside the other's start."""
+        """Let the query, or the context, take some steps twice, the second time with the other as it was at first."""
         before, after = self._after(steps.start), self._after(steps.stop)
         context, query = (after, before) if place == "context" else (before, after)
         again = self._advance(joined(context_of(context), query_of(query)), steps)
@@ -65,10 +65,10 @@ class Runs:
         return self._finish(joined(context_of(context), query_of(query)), steps.stop)
 
     def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
-        """From so many steps on, the query, or the context, stays as it is.
+        """Keep the query, or the context, unchanged from some step to another.
 
         Args:
-            stops: numbers of steps from which on, and then after which, it is put back to what it was.
+            stops: ascending numbers of steps: the first one's state is kept, and restored after each of the others.
             place: "query" or "context".
         """
         if not stops:
@@ -81,14 +81,15 @@ class Runs:
         return self._finish(state, stops[-1])
 
     def stop_reading(self, steps: range) -> Float[Tensor, "prompt y"]:
-        """In these steps the query reads nothing of the context."""
+        """Keep the query from reading the context in these steps."""
         query, context = query_of(self._after(steps.start)), context_of(self._after(steps.start))
+        no_points = {name: value[:, :0] for name, value in context.items()}
         for k in steps:
-            query = self.algorithm.step(k, query, empty(context))
+            query = self.algorithm.step(k, query, no_points)
         return self._finish(joined(context_of(self._after(steps.stop)), query), steps.stop)
 
     def isolate(self, steps: range) -> Float[Tensor, "prompt y"]:
-        """In these steps each point of the context reads only itself; the query reads them all."""
+        """Let each context point read only itself in these steps; the query reads them all."""
         state = self._after(steps.start)
         for k in steps:
             whole = next(iter(state.values()))
@@ -98,10 +99,9 @@ class Runs:
         return self._finish(state, steps.stop)
 
     def _after(self, steps: int, states: Sequence[State] | None = None) -> State:
-        """The state after so many steps, of the prompts or of others."""
         states = self.base if states is None else states
         if not 0 <= steps < len(states):
-            raise ValueError(f"steps must be 0 to {len(states) - 1}, for which there are states, got {steps}")
+            raise ValueError(f"steps must be 0 to {len(states) - 1}, got {steps}")
         return states[steps]
 
     def _advance(self, state: State, steps: range) -> State:

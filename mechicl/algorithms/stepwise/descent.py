@@ -1,4 +1,4 @@
-"""Gradient descent step by step, in the two ways in which points can hold it, and its relatives."""
+"""Gradient descent step by step, in the two ways in which points can carry it, and its relatives."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,25 +7,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather, in_words, without_query_target
-from mechicl.base.checks import check_positive, check_whole
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, count, gather
+from mechicl.base.arguments import Count, Positive, checked
 from mechicl.prompts import Prompts
 
 
 class ResidualDescent(StepwiseAlgorithm):
-    """Gradient descent in which every point carries the residual that the current weights leave it.
+    """Gradient descent in which every point carries its residual at the current weights.
 
     `r_j ← r_j - a Σ_i r_i x_jᵀ A x_i` and, for GD++, `x_j ← x_j - γ Σ_i x_i <x_i, x_j>`: the context is refined step
     by step, and the query, whose target counts as 0, carries minus the running prediction. With momentum, points carry
     a velocity too: `v_j ← β v_j + a Σ_i r_i <x_i, x_j>`, `r_j ← r_j - v_j`.
 
     Args:
-        steps: their number.
+        steps: number of steps.
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
         gamma: γ of GD++, acting on the summed S, one for all steps or one a step.
         momentum: β.
         preconditioner: A `[x x]`, one for all steps or one a step; the identity by default.
-        clip: bound on what every point carries after each step, as in models whose tokens are clipped.
+        clip: bound on every variable after each step, as in models whose tokens are clipped.
         causal: see `StepwiseAlgorithm`.
 
     Source: von Oswald et al. 2023, Proposition 1 and A.10; Nertinger 2025, Theorem 1, for a preconditioner (`a = 1/n`).
@@ -37,19 +37,18 @@ class ResidualDescent(StepwiseAlgorithm):
         True
     """
 
+    @checked
     def __init__(
         self,
-        steps: int,
+        steps: Count,
         *,
         step_size: float | Sequence[float],
         gamma: float | Sequence[float] = 0.0,
         momentum: float = 0.0,
         preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]] | None = None,
-        clip: float | None = None,
+        clip: Positive | None = None,
         causal: bool = False,
     ):
-        check_whole(1, steps=steps)
-        check_positive(**({} if clip is None else {"clip": clip}))
         self.n_steps, self.causal, self.clip = steps, causal, clip
         self.step_sizes, self.gammas = per_step("step_size", step_size, steps), per_step("gamma", gamma, steps)
         (self.momentum,) = per_step("momentum", momentum, 1)
@@ -61,16 +60,10 @@ class ResidualDescent(StepwiseAlgorithm):
         kind = "GD++" if any(self.gammas) else "gradient descent"
         kind = "preconditioned " + kind if self.matrices else kind
         kind += f" with momentum {momentum:.3g}" if self.momentum else ""
-        self.name = f"{kind}, {in_words(steps, 'step')}, residuals in the context"
-
-    def start(self, prompts: Prompts) -> State:
-        """Inputs and targets; the query's target counts as 0."""
-        ys = without_query_target(prompts)
-        state = {"x": prompts.xs.double(), "residual": ys}
-        return state | ({"velocity": torch.zeros_like(ys)} if self.momentum else {})
+        self.name = f"{kind}, {count(steps, 'step')}, residuals in the context"
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """A step of descent of every reader's residual."""
+        """Take a step of descent on every reader's residual."""
         x = readers["x"]
         scores = (x if self.matrices is None else x @ self.matrices[k].to(x)) @ context["x"].mT
         moved = self.step_sizes[k] * gather(scores, context["residual"], sees)
@@ -84,33 +77,28 @@ class ResidualDescent(StepwiseAlgorithm):
 
 
 class QueryDescent(StepwiseAlgorithm):
-    """Gradient descent that the query does alone, from a context that stays as it is.
+    """Gradient descent by the query alone, from a context that never changes.
 
     `p ← p + a Σ_i y_i <x_i, z>`, `z ← z - a Σ_i x_i <x_i, z>` from `z = x`: the same predictions after every step as
     `ResidualDescent` without γ, but nothing in the context changes, so that causal keys allow it. With a step size for
     each step it is any polynomial with real roots.
 
     Args:
-        steps: their number.
+        steps: number of steps.
         step_size: a, one for all steps or one a step.
         causal: see `StepwiseAlgorithm`; it makes no difference to the query.
     """
 
     variables = ("x", "y", "transformed x", "prediction")
 
-    def __init__(self, steps: int, *, step_size: float | Sequence[float], causal: bool = False):
-        check_whole(1, steps=steps)
+    @checked
+    def __init__(self, steps: Count, *, step_size: float | Sequence[float], causal: bool = False):
         self.n_steps, self.causal = steps, causal
         self.step_sizes = per_step("step_size", step_size, steps)
-        self.name = f"gradient descent, {in_words(steps, 'step')}, by the query alone"
-
-    def start(self, prompts: Prompts) -> State:
-        """Inputs, targets, and a prediction of 0."""
-        ys, xs = without_query_target(prompts), prompts.xs.double()
-        return {"x": xs, "y": ys, "transformed x": xs, "prediction": torch.zeros_like(ys)}
+        self.name = f"gradient descent, {count(steps, 'step')}, by the query alone"
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """A step of every reader's prediction and transformed input."""
+        """Change every reader's prediction and transformed input."""
         scores = self.step_sizes[k] * readers["transformed x"] @ context["x"].mT
         return readers | {
             "prediction": readers["prediction"] + gather(scores, context["y"], sees),
@@ -121,12 +109,12 @@ class QueryDescent(StepwiseAlgorithm):
 class OnlineDescent(StepwiseAlgorithm):
     """One pass of gradient descent over the context, one of its points a step, in the order of the prompt.
 
-    A step takes `a_k r_k <x_k, x_j>` from every point's residual; the query carries minus the running prediction. A
-    point whose turn comes says so beforehand, as a model needs it to: "turn" holds its residual, and 0 at all others.
-    So there is a first step, in which only the first point's turn is marked.
+    A step takes `a_k r_k <x_k, x_j>` from every point's residual; the query carries minus the running prediction. The
+    variable "turn" is the residual of the point that is next and 0 at all others, so that one step more than there are
+    points marks the first one.
 
     Args:
-        n_context: number of context points; the steps are one more. Of shorter prompts the last steps do nothing.
+        n_context: number of context points; the steps are one more. On shorter prompts the last steps do nothing.
         step_size: a, the same for all points; by default `1 / |x_k|²`, with which each point is fitted exactly.
 
     Source: Fu et al. 2024, section 3.2.
@@ -134,22 +122,22 @@ class OnlineDescent(StepwiseAlgorithm):
 
     variables = ("x", "residual", "turn", "number")
 
-    def __init__(self, n_context: int, *, step_size: float | None = None):
-        check_whole(1, n_context=n_context)
+    @checked
+    def __init__(self, n_context: Count, *, step_size: float | None = None):
         self.n_steps, self.step_size = n_context + 1, step_size
-        self.name = f"online gradient descent, {in_words(n_context, 'point')}"
+        self.name = f"online gradient descent, {count(n_context, 'point')}"
 
     def start(self, prompts: Prompts) -> State:
-        """Inputs, targets, 0 for the query's, and each point's number."""
+        """Add each point's number to inputs and targets."""
         if prompts.n_context >= self.n_steps:
             raise ValueError(f"{self.name}, and these prompts have {prompts.n_context}")
-        ys = without_query_target(prompts)
+        state = super().start(prompts)
+        ys = state["residual"]
         numbers = torch.arange(ys.shape[1], dtype=ys.dtype, device=ys.device)[None, :, None]
-        state = {"x": prompts.xs.double(), "residual": ys, "turn": torch.zeros_like(ys)}
         return state | {"number": numbers.expand(len(ys), -1, 1)}
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """What the marked point leaves of every residual, and the mark of the next one."""
+        """Descend on the marked point, and mark the next one."""
         residual = readers["residual"]
         if k:
             x, turn = context["x"], context["turn"]
@@ -173,31 +161,26 @@ class KernelReading(StepwiseAlgorithm):
 
     Args:
         weights: from `[prompt reader x]` and `[prompt point x]` to `[prompt reader point]`.
-        steps: their number.
-        step_size: a; 1 by default.
+        steps: number of steps.
+        step_size: a.
         name: for tables.
-        normalized: whether the weights of the points that a reader sees are divided by their sum, as by a softmax.
-        causal: see `StepwiseAlgorithm`: weights on points that are not seen are left out, and not spread over the
-            others but where they are normalized.
+        normalized: divide the weights of the points that a reader sees by their sum, as a softmax does.
+        causal: see `StepwiseAlgorithm`. Without `normalized`, the weights of unseen points are dropped.
     """
 
     variables = ("x", "residual")
 
+    @checked
     def __init__(
-        self, weights: Weights, steps: int = 1, *, step_size: float = 1.0, name: str = "", normalized: bool = False,
+        self, weights: Weights, steps: Count = 1, *, step_size: float = 1.0, name: str = "", normalized: bool = False,
         causal: bool = False,
     ):  # fmt: skip
-        check_whole(1, steps=steps)
         (self.step_size,), self.normalized = per_step("step_size", step_size, 1), normalized
         self.weights, self.n_steps, self.causal = weights, steps, causal
-        self.name = name or f"{getattr(weights, '__name__', 'kernel')}, {in_words(steps, 'step')}"
-
-    def start(self, prompts: Prompts) -> State:
-        """Inputs and targets; the query's target counts as 0."""
-        return {"x": prompts.xs.double(), "residual": without_query_target(prompts)}
+        self.name = name or f"{getattr(weights, '__name__', 'kernel')}, {count(steps, 'step')}"
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """What the weighted sum leaves of every reader's residual."""
+        """Subtract the weighted sum from every reader's residual."""
         if not context["x"].shape[1]:
             return dict(readers)
         weights = self.weights(readers["x"], context["x"])
@@ -211,7 +194,6 @@ class KernelReading(StepwiseAlgorithm):
 def nearest(
     readers: Float[Tensor, "prompt reader x"], points: Float[Tensor, "prompt point x"]
 ) -> Float[Tensor, "prompt reader point"]:
-    """All weight on the nearest point; on the first of several that are as near."""
-    return torch.nn.functional.one_hot(torch.cdist(readers.double(), points.double()).argmin(-1), points.shape[1]).to(
-        points
-    )
+    """Put all weight on the nearest point, the first one of equally near points."""
+    closest = torch.cdist(readers.double(), points.double()).argmin(-1)
+    return torch.nn.functional.one_hot(closest, points.shape[1]).to(points)

@@ -13,15 +13,15 @@ from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """That a model runs an algorithm: after so many layers its tokens carry what points carry after so many steps.
+    """The hypothesis that a model runs an algorithm: after certain layers its tokens carry the algorithm's variables.
 
     Attributes:
         algorithm: step by step.
         schedule: pairs (number of layers, number of steps), from (0, 0) to all layers and all steps. Layers
             rise, and steps do or stay: a layer that takes no step, several layers for one step (those inside are left
             out), or several steps in a layer. By default one step a layer.
-        subspaces: variable, or several that lie in one place ("y, prediction"), to the orthonormal columns
-            `[d_model dim]` of the stream that carry it, where they are known; `rest` is what none of them carries.
+        subspaces: a variable, or several that share a place ("y, prediction"), to the orthonormal columns
+            `[d_model dim]` of the residual stream that carry it, where known; `rest` is their complement.
         name: for tables; the algorithm's by default.
 
     Example:
@@ -42,8 +42,8 @@ class Hypothesis:
         rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(schedule))
         if schedule[0] != (0, 0) or schedule[-1][1] != steps or not rising:
             raise ValueError(
-                f"the schedule of {self.algorithm.name!r} goes from (0, 0) up to (all layers, {steps} steps), layers "
-                f"rising and steps not falling; got {schedule}"
+                f"schedule must go from (0, 0) to (all layers, {steps} steps), layers rising and steps not falling, "
+                f"got {schedule}"
             )
         for name, columns in self.subspaces.items():
             if not set(variables_of(name)) <= set(self.algorithm.variables):
@@ -68,23 +68,22 @@ class Hypothesis:
 
     @property
     def rest(self) -> Float[Tensor, "d_model dim"] | None:
-        """Orthonormal columns of what no variable's subspace carries; None without subspaces or such columns."""
+        """Orthonormal columns of the subspaces' complement; None if it is empty or there are no subspaces."""
         if not self.subspaces:
             return None
         columns = torch.cat([value.double() for value in self.subspaces.values()], dim=1)
         _check_orthonormal("all subspaces together", columns)
         if columns.shape[0] == columns.shape[1]:
             return None
-        basis = torch.linalg.qr(columns, mode="complete").Q
-        return basis[:, columns.shape[1] :]
+        return torch.linalg.qr(columns, mode="complete").Q[:, columns.shape[1] :]
 
 
 def variables_of(name: str) -> tuple[str, ...]:
-    """The variables that a subspace's name stands for: "y, prediction" for two."""
+    """Split a subspace's name into its variables: two for "y, prediction"."""
     return tuple(name.split(", "))
 
 
 def _check_orthonormal(name: str, columns: Tensor) -> None:
     gram = columns.double().T @ columns.double()
     if columns.ndim != 2 or not torch.allclose(gram, torch.eye(len(gram)).to(gram), atol=1e-6):
-        raise ValueError(f"the columns [d_model dim] of {name!r} are not orthonormal: take torch.linalg.qr(...).Q")
+        raise ValueError(f"the columns [d_model dim] of {name!r} must be orthonormal: torch.linalg.qr(...).Q is")

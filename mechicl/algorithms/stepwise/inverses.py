@@ -1,18 +1,15 @@
 """Newton's method step by step, and ridge regression: along a path, by eigendirections, and of collected moments."""
 
-import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mechicl.algorithms.spectra import above_rounding
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, gather, in_words, without_query_target
-from mechicl.base.checks import check_positive, check_whole
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, count, gather
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive, checked
 from mechicl.prompts import Prompts
-
-Answers = Literal["at the end", "anew", "running"]
 
 
 class NewtonSteps(StepwiseAlgorithm):
@@ -21,18 +18,18 @@ class NewtonSteps(StepwiseAlgorithm):
     The first step writes `m = αSx`; each iteration makes it `2m - M S m`, which reads only what other points carry:
     `Σ_i m_i <m_i, x>`. The prediction `x M_k B = Σ_i <m_i, x> y_i` is read
 
-    - "at the end": by the query, in a step of its own after the last iteration (Fu et al.'s construction);
-    - "anew": in every step after the first, from the context's targets; what the query held before is overwritten;
-    - "running": what each iteration adds, from the residuals that the context's points carry:
+    - "at the end": by the query, in a separate step after the last iteration (Fu et al.'s construction);
+    - "anew": in every step after the first, from the context's targets, over the query's previous prediction;
+    - "running": as what each iteration adds, from the residuals that the context's points carry:
       `x M_{k+1} B = x M_k B + Σ_i <m_i, x> (y_i - x_i M_k B)`.
 
-    All three predict the same after the last step, and differ in what the query needs to carry.
+    All three predict the same after the last step, and differ in the variables that the query carries.
 
     Args:
         iterations: k; the steps are k + 2.
         alpha: α; by default `1 / ‖S Sᵀ‖_F` of each context, times `share`.
         share: factor on that default.
-        answer: see above.
+        answer: how the prediction is read.
         causal: see `StepwiseAlgorithm`.
 
     Source: Fu et al. 2024, section 3.2 and Theorem 1.
@@ -43,57 +40,46 @@ class NewtonSteps(StepwiseAlgorithm):
         True
     """
 
+    @checked
     def __init__(
         self,
-        iterations: int,
+        iterations: Natural,
         *,
-        alpha: float | None = None,
-        share: float = 1.0,
-        answer: Answers = "at the end",
+        alpha: Positive | None = None,
+        share: Positive = 1.0,
+        answer: Literal["at the end", "anew", "running"] = "at the end",
         causal: bool = False,
     ):
-        check_whole(0, iterations=iterations)
-        check_positive(share=share, **({} if alpha is None else {"alpha": alpha}))
-        if answer not in get_args(Answers):
-            raise ValueError(f"answer must be one of {get_args(Answers)}, got {answer!r}")
         self.iterations, self.alpha, self.share = iterations, alpha, share
         self.answer, self.causal = answer, causal
         self.n_steps = iterations + 2
         self.variables = ("x", "y", "inverse times x", "prediction")
         self.variables += ("residual",) if answer == "running" else ()
         how = {"at the end": "answered at the end", "anew": "read anew", "running": "running prediction"}[answer]
-        self.name = f"Newton, {in_words(iterations, 'iteration')}, {how}"
-
-    def start(self, prompts: Prompts) -> State:
-        """Inputs and targets; nothing yet of the inverse."""
-        xs, ys = prompts.xs.double(), without_query_target(prompts)
-        state = {"x": xs, "y": ys, "inverse times x": torch.zeros_like(xs), "prediction": torch.zeros_like(ys)}
-        return state | ({"residual": ys} if self.answer == "running" else {})
+        self.name = f"Newton, {count(iterations, 'iteration')}, {how}"
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """The first step, an iteration, or the answer."""
+        """Take the first step, an iteration, or the step that reads the prediction."""
         new = dict(readers)
         if k == 0:
             gathered = gather(readers["x"] @ context["x"].mT, context["x"], sees)
             return new | {"inverse times x": readers["inverse times x"] + self._alpha(context["x"], sees) * gathered}
+        values = context["residual" if self.answer == "running" else "y"]
+        added = gather(readers["x"] @ context["inverse times x"].mT, values, sees)
         if self.answer == "running":
-            added = self._answer(readers, context, "residual", sees)
             new["prediction"], new["residual"] = readers["prediction"] + added, readers["residual"] - added
         elif self.answer == "anew" and context["x"].shape[1]:
-            new["prediction"] = self._answer(readers, context, "y", sees)
+            new["prediction"] = added
         elif k == self.n_steps - 1:
-            new["prediction"] = readers["prediction"] + self._answer(readers, context, "y", sees)
+            new["prediction"] = readers["prediction"] + added
         # the running prediction starts from the first inverse, which stays for one more step
         if k < self.n_steps - 1 and not (self.answer == "running" and k == 1):
             m = context["inverse times x"]
             new["inverse times x"] = 2 * readers["inverse times x"] - gather(readers["x"] @ m.mT, m, sees)
         return new
 
-    def _answer(self, readers: State, context: State, values: str, sees: Tensor | None) -> Tensor:
-        return gather(readers["x"] @ context["inverse times x"].mT, context[values], sees)
-
     def _alpha(self, xs: Tensor, sees: Tensor | None) -> float | Tensor:
-        """α, or that of the points that each reader sees."""
+        """Return α, or the default for the points that each reader sees."""
         if self.alpha is not None:
             return self.alpha
         seen = xs.new_ones(1, xs.shape[1]) if sees is None else sees
@@ -102,7 +88,7 @@ class NewtonSteps(StepwiseAlgorithm):
 
 
 class RidgePath(StepwiseAlgorithm):
-    """Ridge regression with a smaller penalty in each step, read anew from the context: no iteration at all.
+    """Ridge regression with a smaller penalty in each step, computed anew from the context: not an iteration.
 
     The query's previous prediction is overwritten, and the context does not change.
 
@@ -113,23 +99,19 @@ class RidgePath(StepwiseAlgorithm):
 
     variables = ("x", "y", "prediction")
 
-    def __init__(self, penalties: Sequence[float], *, causal: bool = False):
+    @checked
+    def __init__(self, penalties: Sequence[NonNegative], *, causal: bool = False):
+        if not penalties:
+            raise ValueError("penalties must be one or more numbers, got none")
         self.penalties, self.causal = tuple(map(float, penalties)), causal
-        _check_penalties(self.penalties)
         self.n_steps = len(self.penalties)
         self.name = f"ridge path, {self.n_steps} penalt{'y' if self.n_steps == 1 else 'ies'}"
 
-    def start(self, prompts: Prompts) -> State:
-        """Inputs, targets, and a prediction of 0."""
-        ys = without_query_target(prompts)
-        return {"x": prompts.xs.double(), "y": ys, "prediction": torch.zeros_like(ys)}
-
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """The prediction at the step's penalty, by all readers from the whole context."""
+        """Predict by the step's penalty; all readers read the whole context."""
         if not context["x"].shape[1]:
             return dict(readers)
-        solution = _solve(context["x"].mT @ context["x"], context["x"].mT @ context["y"], self.penalties[k])
-        return readers | {"prediction": readers["x"] @ solution}
+        return readers | {"prediction": readers["x"] @ _of_context(context, self.penalties[k])}
 
 
 class RidgeByDirections(StepwiseAlgorithm):
@@ -142,29 +124,26 @@ class RidgeByDirections(StepwiseAlgorithm):
     """
 
     variables = ("x", "y", "prediction")
-    start = RidgePath.start
 
-    def __init__(self, x_dim: int, *, penalty: float = 0.0, causal: bool = False):
-        check_whole(1, x_dim=x_dim)
-        _check_penalties([penalty], "penalty")
+    @checked
+    def __init__(self, x_dim: Count, *, penalty: NonNegative = 0.0, causal: bool = False):
         self.n_steps, self.penalty, self.causal = x_dim, float(penalty), causal
-        self.name = f"ridge by {in_words(x_dim, 'eigendirection')}"
+        self.name = f"ridge by {count(x_dim, 'eigendirection')}"
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Add the contribution of direction k to every reader's prediction."""
         if readers["x"].shape[-1] != self.n_steps:
             raise ValueError(f"{self.name}, and these prompts have {readers['x'].shape[-1]} dimensions")
-        second, cross = context["x"].mT @ context["x"], context["x"].mT @ context["y"]
-        solution = _solve(second, cross, self.penalty, direction=-1 - k)
+        solution = _of_context(context, self.penalty, direction=-1 - k)
         return readers | {"prediction": readers["prediction"] + readers["x"] @ solution}
 
 
 class MomentsThenRidge(StepwiseAlgorithm):
-    """Ridge regression in two steps: a sum over the context, and a function of it that reads nothing more.
+    """Ridge regression in two steps: a sum over the context, then a function of it that reads nothing more.
 
-    The first step adds `S = Σ_i x_iᵀ x_i` and `B = Σ_i x_iᵀ y_i` to what every point has collected, "moments"; the
-    second makes `x (S + λ)⁻¹ B` of them, over whatever the prediction was before. A network does this if its attention
-    gathers features once, and its MLPs combine them.
+    The first step adds `S = Σ_i x_iᵀ x_i` and `B = Σ_i x_iᵀ y_i` to every point's variable "moments"; the second
+    computes `x (S + λ)⁻¹ B` from them, over the previous prediction. A network does this if its attention gathers
+    features once, and its MLPs combine them.
 
     Args:
         penalty: λ; 0 gives the least-squares solution of least norm.
@@ -179,20 +158,20 @@ class MomentsThenRidge(StepwiseAlgorithm):
 
     n_steps = 2
     variables = ("x", "y", "moments", "prediction")
+    name = "ridge of collected moments"
 
-    def __init__(self, *, penalty: float = 0.0, causal: bool = False):
-        _check_penalties([penalty], "penalty")
+    @checked
+    def __init__(self, *, penalty: NonNegative = 0.0, causal: bool = False):
         self.penalty, self.causal = float(penalty), causal
-        self.name = "ridge of collected moments"
 
     def start(self, prompts: Prompts) -> State:
-        """Inputs, targets, no moments, and a prediction of 0."""
-        xs, ys = prompts.xs.double(), without_query_target(prompts)
-        moments = xs.new_zeros(*xs.shape[:2], xs.shape[2] * (xs.shape[2] + ys.shape[2]))
-        return {"x": xs, "y": ys, "moments": moments, "prediction": torch.zeros_like(ys)}
+        """Add moments of 0 to inputs, targets and a prediction of 0."""
+        n, d, m = prompts.n_context + 1, prompts.x_dim, prompts.y_dim
+        state = super().start(prompts)
+        return state | {"moments": state["x"].new_zeros(len(prompts), n, d * (d + m))}
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
-        """The moments of the points that are seen, or the solution."""
+        """Collect the moments of the points that are seen, or solve for the prediction."""
         if k == 0:
             products = context["x"][..., :, None] * torch.cat([context["x"], context["y"]], dim=-1)[..., None, :]
             products = products.flatten(2)  # [prompt point moment]
@@ -204,8 +183,13 @@ class MomentsThenRidge(StepwiseAlgorithm):
         return readers | {"prediction": (readers["x"][..., None, :] @ solution)[..., 0, :]}
 
 
+def _of_context(context: State, penalty: float, direction: int | None = None) -> Tensor:
+    xs, ys = context["x"], context["y"]
+    return _solve(xs.mT @ xs, xs.mT @ ys, penalty, direction)
+
+
 def _solve(second: Tensor, cross: Tensor, penalty: float, direction: int | None = None) -> Tensor:
-    """`(S + penalty)⁻¹ B` over the directions that are more than rounding noise, or over one of them alone."""
+    """Return `(S + penalty)⁻¹ B` over the directions that are more than rounding noise, or over one of them alone."""
     eigenvalues, directions = torch.linalg.eigh(second)
     eigenvalues = eigenvalues.clamp(min=0.0)
     present = above_rounding(eigenvalues)
@@ -213,8 +197,3 @@ def _solve(second: Tensor, cross: Tensor, penalty: float, direction: int | None 
         present &= torch.arange(eigenvalues.shape[-1], device=eigenvalues.device) == eigenvalues.shape[-1] + direction
     inverse = torch.where(present, 1 / (eigenvalues.masked_fill(~present, 1.0) + penalty), 0.0)
     return directions @ (inverse[..., None] * (directions.mT @ cross))
-
-
-def _check_penalties(penalties: Sequence[float], name: str = "penalties") -> None:
-    if not penalties or any(not 0 <= penalty < math.inf for penalty in penalties):
-        raise ValueError(f"{name} must be finite and at least 0, got {penalties!r}")

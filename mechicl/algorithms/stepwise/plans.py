@@ -1,4 +1,4 @@
-"""Which interventions a hypothesis speaks of, each with its twin on the model."""
+"""The interventions that a hypothesis predicts the outcomes of, each with its twin on the model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,19 @@ from mechicl.statistics import storable
 
 Key = tuple[Any, ...]
 Kind = Literal["prediction", "exchange", "ablation"]
+LASTING = ("query stops reading", "context frozen", "context isolated")  # from some layer on
 
 
 @storable
 @dataclass(frozen=True)
 class Cell:
-    """One intervention, and where: after so many layers and steps, or from so many on, up to so many.
+    """One intervention, and where it takes place.
 
     Attributes:
         intervention: its name.
         layer: number of layers before it.
         step: number of steps before it.
-        to_layer: number of layers after it; the same as `layer` for what happens between two layers.
+        to_layer: number of layers after which it ends; the same as `layer` for an exchange between two layers.
     """
 
     intervention: str
@@ -32,7 +33,7 @@ class Cell:
 
     @property
     def kind(self) -> Kind:
-        """Whether states are exchanged, or steps left out, repeated or kept from reading."""
+        """ "exchange" of states, or "ablation": steps skipped, repeated or kept from reading."""
         if self.intervention == "prediction":
             return "prediction"
         return "exchange" if self.intervention.endswith("exchanged") else "ablation"
@@ -40,18 +41,17 @@ class Cell:
     def __str__(self) -> str:
         if self.kind == "prediction":
             return self.intervention
-        word = "from" if self.intervention in ("query stops reading", "context frozen", "context isolated") else "after"
+        word = "from" if self.intervention in LASTING else "after"
         if self.to_layer > self.layer and word == "after":
-            layers = (
-                f"layer {self.layer}" if self.to_layer == self.layer + 1 else f"layers {self.layer}-{self.to_layer - 1}"
-            )
+            last = self.to_layer - 1
+            layers = f"layer {self.layer}" if last == self.layer else f"layers {self.layer}-{last}"
             return f"{self.intervention} {layers}"
         return f"{self.intervention} {word} {self.layer} layer{'' if self.layer == 1 else 's'}"
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
-    """One intervention to be made: the method of `Runs`, or of a model's runs, and what it is called with."""
+class Call:
+    """A call of one method of `Runs`, or of a model's runs, that makes an intervention."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -59,61 +59,69 @@ class Ask:
 
     @property
     def key(self) -> Key:
-        """What tells it from others, so that hypotheses share a model's runs."""
+        """An identifier by which hypotheses share a model's runs."""
         return (self.method, self.on_point, *(id(a) if isinstance(a, Tensor) else a for a in self.arguments))
 
-    def answer(self, runs: Sequence[Any]) -> Tensor:
-        """The prediction `[prompt y]`, from the runs with whole sources and those with one other point."""
+    def run(self, runs: Sequence[Any]) -> Tensor:
+        """Return the prediction `[prompt y]`, given the runs with whole sources and those with one other point."""
         return getattr(runs[self.on_point], self.method)(*self.arguments)
 
 
-Planned = tuple[Cell, Ask, Ask]
+Planned = tuple[Cell, Call, Call]
 
 
-def plan_interventions(hypothesis: Hypothesis, point: int, *, hears: bool, isolates: bool) -> Iterator[Planned]:
-    """All interventions that a hypothesis speaks of, each on the algorithm and on the model."""
+def plan_interventions(hypothesis: Hypothesis, point: int, *, stop_reading: bool, isolate: bool) -> Iterator[Planned]:
+    """Yield all interventions of a hypothesis, each as calls on the algorithm and on the model.
+
+    Args:
+        hypothesis: with the schedule of layers and steps.
+        point: the context point that is exchanged alone.
+        stop_reading: True if the model's query can be kept from reading.
+        isolate: True if the model's context points can be kept from reading each other.
+    """
 
     def twins(name: str, method: str, places: tuple[int, int, int], of_algorithm: tuple, of_model: tuple) -> Planned:
         alone = name == "point exchanged"
-        return Cell(name, *places), Ask(method, of_algorithm, alone), Ask(method, of_model, alone)
+        return Cell(name, *places), Call(method, of_algorithm, alone), Call(method, of_model, alone)
 
     n_layers, n_steps = hypothesis.schedule[-1]
-    yield twins("prediction", "freeze", (0, 0, 0), ((n_steps,), "query"), ((n_layers,), "query"))  # nothing is left
+    yield twins("prediction", "freeze", (0, 0, 0), ((n_steps,), "query"), ((n_layers,), "query"))  # changes nothing
     for layer, step in hypothesis.between:
         places = (layer, step, layer)
         for place in ("query", "context"):
             at_step, at_layer = (step, place), (layer, place)
             yield twins(f"{place} exchanged", "exchange", places, at_step, at_layer)
             for name, basis in hypothesis.subspaces.items():
-                told, asked = (*at_step, variables_of(name)), (*at_layer, basis)
-                yield twins(f"{place}'s {name} exchanged", "exchange", places, told, asked)
+                variables = variables_of(name)
+                yield twins(
+                    f"{place}'s {name} exchanged", "exchange", places, (*at_step, variables), (*at_layer, basis)
+                )
             if hypothesis.rest is not None:
-                told, asked = (*at_step, ()), (*at_layer, hypothesis.rest)
-                yield twins(f"{place}'s rest exchanged", "exchange", places, told, asked)
-        told, asked = (step, "context", None, point), (layer, "context", None, point)
-        yield twins("point exchanged", "exchange", places, told, asked)
+                rest = hypothesis.rest
+                yield twins(f"{place}'s rest exchanged", "exchange", places, (*at_step, ()), (*at_layer, rest))
+        one_point = ("context", None, point)
+        yield twins("point exchanged", "exchange", places, (step, *one_point), (layer, *one_point))
     for layers, steps in hypothesis.segments:
         places = (layers.start, steps.start, layers.stop)
         for place in ("query", "context"):
             for name, method in (("skips", "skip"), ("repeats", "repeat")):
                 yield twins(f"{place} {name}", method, places, (steps, place), (layers, place))
-        if hears:
+        if stop_reading:
             yield twins("query does not read", "stop_reading", places, (steps,), (layers,))
     for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
         places = (layer, step, n_layers)
         at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
-        rest = (range(step, n_steps),), (range(layer, n_layers),)
+        others = (range(step, n_steps),), (range(layer, n_layers),)
         yield twins("context frozen", "freeze", places, (at_steps, "context"), (at_layers, "context"))
-        if hears:
-            yield twins("query stops reading", "stop_reading", places, *rest)
-        if isolates:
-            yield twins("context isolated", "isolate", places, *rest)
+        if stop_reading:
+            yield twins("query stops reading", "stop_reading", places, *others)
+        if isolate:
+            yield twins("context isolated", "isolate", places, *others)
 
 
 def select_interventions(plan: Sequence[Planned], interventions: Sequence[str] | None) -> list[Planned]:
-    """Those of these names; all by default."""
+    """Return the interventions of these names; all by default."""
     known = {cell.intervention for cell, _, _ in plan}
-    unknown = set(interventions or ()) - known
-    if unknown:
-        raise ValueError(f"{sorted(unknown)} are not among what this hypothesis can be asked: {sorted(known)}")
+    if unknown := set(interventions or ()) - known:
+        raise ValueError(f"interventions must be of {sorted(known)}, got {sorted(unknown)}")
     return [each for each in plan if interventions is None or each[0].intervention in interventions]

@@ -120,13 +120,11 @@ def interchange_each(
     if not 0 <= point < prompts.n_context:
         raise ValueError(f"point must be one of the context's, 0 to {prompts.n_context - 1}; got {point}")
     changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
-    hears, isolates = has_attention(model), has_scores(model)
-    plans = [
-        select_interventions(list(plan_interventions(hypothesis, point, hears=hears, isolates=isolates)), interventions)
-        for hypothesis in hypotheses
-    ]
-    wanted = {ask.key: ask for plan in plans for _, _, ask in plan}
-    untried = () if hears or interventions else ("query does not read", "query stops reading")
+    reads, isolates = has_attention(model), has_scores(model)
+    possible = [list(plan_interventions(each, point, stop_reading=reads, isolate=isolates)) for each in hypotheses]
+    plans = [select_interventions(plan, interventions) for plan in possible]
+    wanted = {call.key: call for plan in plans for _, _, call in plan}
+    untried = () if reads or interventions else ("query does not read", "query stops reading")
     untried += () if isolates or interventions else ("context isolated",)
     trial = adapter.encode(prompts[:1])
     rows = rows_at_once(adapter, trial, memory, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
@@ -141,16 +139,17 @@ def interchange_each(
             streams = [record_streams(adapter, each) for each in tokens]
             runs = [StreamRuns(adapter, tokens[0], streams[0], source) for source in streams[1:]]
             predicted: dict[Key, Tensor] = {}
-            for key, ask in wanted.items():
-                predicted[key] = ask.answer(runs).double().cpu()
+            for key, call in wanted.items():
+                predicted[key] = call.run(runs).double().cpu()
                 bar.update(1)
             parts.append([])
             for hypothesis, plan in zip(hypotheses, plans, strict=True):
                 states = [hypothesis.algorithm.states(each) for each in three]
                 check_finite(hypothesis, states)
-                tells = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
+                expected_runs = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
                 columns = [
-                    (predicted[ask.key], told.answer(tells).cpu(), ends[1 + ask.on_point]) for _, told, ask in plan
+                    (predicted[on_model.key], on_algorithm.run(expected_runs).cpu(), ends[1 + on_model.on_point])
+                    for _, on_algorithm, on_model in plan
                 ]
                 stacked = [torch.stack(column) for column in zip(*columns, strict=True)]
                 plain = hypothesis.algorithm.read(query_of(states[0][-1])).cpu()

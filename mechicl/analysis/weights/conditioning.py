@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.special import bdtrik
 from torch import Tensor
 
-from mechicl.algorithms.search import minimize_on_grid
+from mechicl.algorithms.tuning import minimize_on_grid
 from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval

@@ -102,7 +102,7 @@ def ridge_path(penalties: tuple[float, ...]) -> Step:
 
 
 def eigendirections() -> Step:
-    """What the eigendirection k of the context adds to the least-squares prediction."""
+    """Add the contribution of the context's eigendirection k to the least-squares prediction."""
 
     def step(k: int, point: Point, context: list[Point]) -> Point:
         if not context:
@@ -138,7 +138,7 @@ class PlainRun:
     def run(
         self, steps: Any, *, context: bool = True, query: bool = True, reads: bool = True, alone: bool = False
     ) -> "PlainRun":
-        """Take steps, in which the context or the query may stay as it is, the query read nothing, or points only
+        """Take steps, in which the context or the query may not change, the query not read, or points read only
         themselves."""
         n = len(self.points) - 1
         for k in steps:

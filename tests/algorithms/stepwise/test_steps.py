@@ -1,13 +1,13 @@
-"""Algorithms step by step against those in eigenbases and against numpy, and what they refuse."""
+"""Algorithms step by step against those in eigenbases and against numpy; schedules and subspaces of hypotheses."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 
 from mechicl import algorithms
 from mechicl.algorithms.stepwise import (
     AfterCopying,
+    Hypothesis,
     Induction,
     KernelReading,
     NewtonSteps,
@@ -18,8 +18,8 @@ from mechicl.algorithms.stepwise import (
     Runs,
     StepwiseAlgorithm,
 )
-from mechicl.algorithms.stepwise.copying import best_match
 from mechicl.algorithms.stepwise.descent import nearest
+from mechicl.algorithms.stepwise.hypothesis import variables_of
 from mechicl.algorithms.stepwise.inverses import MomentsThenRidge, RidgeByDirections
 from mechicl.learners import Learner, Trajectory
 from mechicl.prompts import Prompts
@@ -84,8 +84,6 @@ def test_every_step_of_a_trajectory_and_every_prefix():
     expected = algorithms.gradient_descent(prompts, [0, 1, 2, 3], step_size=0.1)
     torch.testing.assert_close(reached.predictions, expected.predictions)
     torch.testing.assert_close(ResidualDescent(3, step_size=0.1).predict_prefixes(prompts), expected.predictions[-1])
-    with pytest.raises(ValueError, match="no weights"):
-        QueryDescent(3, step_size=0.1).trajectory(prompts, with_weights=True)
 
 
 def test_momentum_is_the_heavy_ball_on_the_weights():
@@ -162,33 +160,30 @@ def test_induction_takes_the_target_of_the_nearest_input_that_a_target_remembers
     torch.testing.assert_close(skipped, prompts.context.ys.mean(1))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ResidualDescent(0, step_size=0.1), "steps"),
-        (lambda: ResidualDescent(2, step_size=[0.1]), "1 entries for 2 steps"),
-        (lambda: ResidualDescent(2, step_size=0.1, preconditioner=[torch.eye(2)]), "1 entries for 2 steps"),
-        (lambda: ResidualDescent(2, step_size=float("nan")), "finite"),
-        (lambda: NewtonSteps(3, alpha=-1.0), "alpha"),
-        (lambda: RidgePath(()), "penalties"),
-        (lambda: MomentsThenRidge(penalty=-0.1), "penalty"),
-        (lambda: RidgePath((1.0, -1.0)), "penalties"),
-        (lambda: RidgeByDirections(2, penalty=float("inf")), "penalty"),
-        (lambda: RidgeByDirections(2).predict(Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))), "3 dimensions"),
-        (lambda: OnlineDescent(1).predict(Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))), "have 2"),
-    ],
-)
-def test_bad_parameters_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+# ---- hypotheses ----
+
+DESCENT = ResidualDescent(3, step_size=0.1)
 
 
-def test_readers_and_points_have_one_precision():
-    with pytest.raises(TypeError, match=r"readers are torch\.float64 and points torch\.float32"):
-        best_match(torch.ones(1, 2, 3, dtype=torch.float64), torch.ones(1, 4, 3))
+def test_by_default_a_layer_is_a_step():
+    hypothesis = Hypothesis(DESCENT)
+    assert hypothesis.schedule == ((0, 0), (1, 1), (2, 2), (3, 3))
+    assert hypothesis.between == ((1, 1), (2, 2))
+    assert hypothesis.segments[1] == (range(1, 2), range(1, 2))
+    assert hypothesis.name == DESCENT.name
 
 
-@pytest.mark.parametrize("sharpness", [-1.0, 1e300])
-def test_a_sharpness_that_overflows_is_refused(sharpness):
-    with pytest.raises(ValueError, match="sharpness must be from 0 to 1e\\+12, got"):
-        best_match(torch.ones(1, 2, 3), torch.ones(1, 4, 3), sharpness)
+def test_layers_may_share_steps_and_steps_layers():
+    hypothesis = Hypothesis(DESCENT, schedule=((0, 0), (2, 0), (3, 2), (5, 3)), name="mine")
+    assert hypothesis.n_layers == 5
+    assert hypothesis.segments == ((range(2), range(0)), (range(2, 3), range(2)), (range(3, 5), range(2, 3)))
+
+
+def test_the_rest_is_the_complement_of_all_subspaces():
+    basis = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q
+    hypothesis = Hypothesis(DESCENT, subspaces={"x": basis[:, :3], "residual": basis[:, 3:4]})
+    assert hypothesis.rest is not None
+    torch.testing.assert_close(hypothesis.rest @ hypothesis.rest.T, basis[:, 4:] @ basis[:, 4:].T)
+    assert Hypothesis(DESCENT).rest is None
+    assert Hypothesis(DESCENT, subspaces={"x": basis}).rest is None
+    assert variables_of("x, residual") == ("x", "residual")
