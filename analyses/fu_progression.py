@@ -53,7 +53,7 @@ def compare(args: Args) -> Comparison:
     for kind, name in names.items():
         opened = checkpoint if kind == "transformer" else load_checkpoint(name)
         all_readouts = [fit_readouts(model, fitting, progress=True) for model in opened.models]
-        all_errors = [each.errors(prompts) for each in all_readouts]
+        all_errors = [each.errors(prompts, at="points") for each in all_readouts]
         readouts, errors = all_readouts[0], all_errors[0]
         figures.append(loss_figure(f"{kind}: loss by number of context points, after each layer", errors, prompts))
         data[kind] = torch.stack([each.squared_errors.mean(-1) for each in all_errors]).mean(0).tolist()  # of all seeds
@@ -72,10 +72,9 @@ def compare(args: Args) -> Comparison:
             newton = AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 24))})
             best = [int(b.column) for b in match(readouts, newton, prompts).best()[1:]]
             matched = algorithms.newton(prompts, best)
-            of_newton = matched.step_errors(prompts).transpose(1, 2)
             labels = [f"layer {i + 1}: {steps:g} iterations" for i, steps in enumerate(best)]
             title = "Newton: loss after the iterations that match each layer"
-            figures.append(loss_figure(title, LayerErrors(of_newton.double().cpu()), prompts, labels))
+            figures.append(loss_figure(title, LayerErrors.of(matched, prompts, at="points"), prompts, labels))
     lead = (
         f"{' and '.join(names.values())} (d = {task.x_dim}, {task.n_context} points), read by linear readouts "
         f"fitted on {args.n_fitting} prompts, on {args.n_prompts} held-out prompts (seed {args.seed + 1}). Losses are "

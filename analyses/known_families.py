@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mechicl import constructions
 from mechicl.analysis import Identification, identify
-from mechicl.analysis.behaviour.confidence import ELSEWHERE, EVIDENCE, PRICE, family_weights
+from mechicl.analysis.behaviour.families import ELSEWHERE, EVIDENCE, PRICE, family_weights
 from mechicl.constructions import hide, known_models
 from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section

@@ -109,7 +109,7 @@ def readout_rows(name: str, n_fitting: int, steps: int, timed_steps: int) -> lis
     started = time.perf_counter()
     trained = train_readouts(closed, fitting, timed_steps)
     ratio = (time.perf_counter() - started) * steps / timed_steps / seconds
-    errors = [readouts.errors(held_out).squared_errors.mean((1, 2)) for readouts in (closed, trained)]
+    errors = [readouts.errors(held_out, at="points").squared_errors.mean((1, 2)) for readouts in (closed, trained)]
     per_layer = (errors[0] / errors[1]).tolist()
     return [
         row("readouts of all layers, seconds of training over closed form", [ratio], ">= 50",

@@ -1,14 +1,14 @@
-"""Analyses, by the question that they answer: they take learners and return results that hold one value a prompt.
+"""Analyses, one package per question: functions of learners that return results with one value per prompt.
 
-What a first reader needs is here; each package has the rest.
+The most used names are here; each package has more.
 
 - `analysis.behaviour`: which algorithm does it behave like?
-- `analysis.layers`: what does each layer hold?
+- `analysis.layers`: what does each layer represent?
 - `analysis.weights`: is it in the weights?
 - `analysis.heads`: what do heads do?
 - `analysis.interventions`: what does it need?
 - `analysis.circuits`: which parts carry it, and along which edges?
-- `analysis.causes`: does it run the algorithm, or only end up where it ends up?
+- `analysis.causes`: does it run the algorithm, or only reach the same result?
 - `analysis.finetuning`: is reading demonstrations like fine-tuning on them?
 - `analysis.dynamics`: when does it learn it?
 """

@@ -60,7 +60,7 @@ def causal_part(
     rows = [_family_row(family, families[family], checkpoint) for family in ranked]
     rows += [
         Row(STAND, None, _standing(tests), "seeds",
-            "; ".join(dict.fromkeys(test.hypothesis for each in tests for test in each.standing)))
+            "; ".join(dict.fromkeys(test.hypothesis for each in tests for test in each.supported)))
     ]  # fmt: skip
     weak = "; ".join(dict.fromkeys(str(test.best.cells[test.best.weakest]) for test in tests))
     capped = [_at_least(test.best.score) for test in tests]
@@ -129,7 +129,7 @@ def _at_least(score: Interval) -> Interval:
 
 
 def _standing(tests: Sequence[HypothesisTest]) -> str:
-    return f"{sum(bool(test.standing) for test in tests)} of {len(tests)} seeds have one"
+    return f"{sum(bool(test.supported) for test in tests)} of {len(tests)} seeds have one"
 
 
 def _moved(test: HypothesisTest, intervention: str) -> dict[int, Interval]:

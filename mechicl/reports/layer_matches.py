@@ -12,8 +12,7 @@ from mechicl.algorithms.descent_cards import GRADIENT_DESCENT
 from mechicl.algorithms.least_squares import RIDGE_PATH
 from mechicl.analysis import Lens, Match, Readouts, fit_readouts, match
 from mechicl.analysis.behaviour import Growth, rank_families, regressed_weights
-from mechicl.analysis.behaviour.matching import Similarity
-from mechicl.analysis.behaviour.ranking import FamilyRanking
+from mechicl.analysis.behaviour.matching import FamilyRanking, Similarity
 from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import IterativeLearner, Trajectory
@@ -98,7 +97,7 @@ class LayerMatching:
         """A model's layers beside every family."""
         readouts = fit_readouts(model, self.fitting, progress=self.progress)
         trajectory = readouts.trajectory(self.prompts)
-        errors = LayerErrors(trajectory.step_errors(self.prompts).transpose(1, 2).double().cpu())
+        errors = LayerErrors.of(trajectory, self.prompts, at="points")
         matched = MatchedSeed(readouts, errors)
         for similarity in self.similarities:
             if similarity == "errors":

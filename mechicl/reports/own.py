@@ -94,7 +94,7 @@ def _layers(kind: "Own") -> Measured:
         return [replace(row, published=None, agrees=None, source="") for row in rows], sections, data
     readouts = fit_readouts(study.model, task.sample(N_FITTING, seed=kind.seed + 2), progress=kind.progress)
     square = kind.held_out.query.ys.double().square().mean(-1)
-    shares = [ratio_interval(layer[..., -1], square) for layer in readouts.errors(kind.held_out).squared_errors.mT]
+    shares = [ratio_interval(layer[0], square) for layer in readouts.errors(kind.held_out).squared_errors]
     drawn = viz.interval_lines("What each layer holds of the answer", "layer", "MSE / E y²", list(range(len(shares))),
                                {"linear readout": shares}, log_y=True)  # fmt: skip
     rows = [

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ class Interval:
         n: number of independent samples (prompts or seeds).
         level: confidence level, 0.95 by default.
         middle: what `mean` holds. A median prints with both ends, which need not be equally far from it.
+        cut: an end was moved to the limit of the quantity's range (`within`); printed with both ends too.
     """
 
     mean: float
@@ -36,9 +37,10 @@ class Interval:
     n: int
     level: float = 0.95
     middle: Literal["mean", "median"] = "mean"
+    cut: bool = False
 
     def __str__(self) -> str:
-        if self.middle == "median" and math.isfinite(self.half_width):
+        if (self.middle == "median" or self.cut) and math.isfinite(self.half_width):
             digits = max(0, 2 - _magnitude(self.half_width)) if self.half_width else 4
             if digits > 12:
                 return f"{self.mean:.3g} ({self.low:.3g} to {self.high:.3g})"
@@ -56,6 +58,14 @@ class Interval:
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
+
+    def __rsub__(self, value: float) -> "Interval":
+        return replace(self, mean=value - self.mean, low=value - self.high, high=value - self.low)
+
+    def within(self, least: float, most: float) -> "Interval":
+        """The interval, its ends cut to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share."""
+        low, high = max(self.low, least), min(self.high, most)  # NaN stays
+        return replace(self, low=low, high=high, cut=True) if low > self.low or high < self.high else self
 
 
 ConfidenceLevel = Annotated[float, strictly_between(0, 1)]

@@ -3,7 +3,7 @@
 import dataclasses
 import html
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -21,6 +21,8 @@ from mechicl.statistics.storage import decode, encode, storable
 
 R = TypeVar("R")  # a kind of result: checks at run time find no bound that is written before its class
 LINES = 12  # of a printed result
+COSINE, SHARE = {"range": (-1.0, 1.0)}, {"range": (0.0, 1.0)}
+"""Metadata of fields whose values lie in a range; intervals of their means are cut to it."""
 
 
 class Result:
@@ -74,7 +76,8 @@ class Result:
         samples. For the interval of one entry take `interval(result.field[0])`, or `to_dataframe()`. A field that is
         an interval already stays as it is, whatever the level.
         """
-        return self._ready() | {name: interval(_sample_means(value), level) for name, value in self.samples().items()}
+        means = {name: self._interval(name, _sample_means(value), level) for name, value in self.samples().items()}
+        return self._ready() | means
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """A table of what was measured.
@@ -96,7 +99,7 @@ class Result:
         for place in np.ndindex(*shape):
             row: dict[str, Any] = {name: label[i] for name, label, i in zip(names, labels, place, strict=True)}
             for name, tensor in samples.items():
-                mean = interval(tensor[place], level)
+                mean = self._interval(name, tensor[place], level)
                 row |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
             rows.append(row)
         return pd.DataFrame(rows, columns=None if rows else [*names, *samples])
@@ -147,7 +150,8 @@ class Result:
             if tensor.ndim == 1 or entries > LINES:
                 sizes = zip(tensor.shape, self.axis_names()[name], strict=False) if tensor.ndim > 1 else ()
                 over = " x ".join(f"{axis} ({n})" for n, axis in sizes)
-                lines.append((name, f"{interval(_sample_means(tensor))}{f'  (mean over {over})' if over else ''}"))
+                mean = self._interval(name, _sample_means(tensor))
+                lines.append((name, f"{mean}{f'  (mean over {over})' if over else ''}"))
             else:
                 for place in np.ndindex(*tensor.shape[:-1]):
                     labels = [
@@ -155,8 +159,14 @@ class Result:
                         for axis, n in zip(self.axis_names()[name], tensor.shape, strict=False)
                     ]
                     label = ", ".join(str(values[i]) for values, i in zip(labels, place, strict=True))
-                    lines.append((f"{name}[{label}]", str(interval(tensor[place]))))
+                    lines.append((f"{name}[{label}]", str(self._interval(name, tensor[place]))))
         return lines
+
+    def _interval(self, name: str, samples: Tensor, level: float = 0.95) -> Interval:
+        """The interval of a field's mean, cut to the field's range if it declares one."""
+        field = type(self).__dataclass_fields__.get(name)  # type: ignore[attr-defined]
+        found = interval(samples, level)
+        return found.within(*field.metadata["range"]) if field and "range" in field.metadata else found
 
     def _ready(self) -> dict[str, Interval]:
         """The fields that are intervals already."""
@@ -198,6 +208,18 @@ def load_result(path: str | Path) -> Any:
         return decode(data, tensors)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder} holds no result that can be read: {error!r}") from error
+
+
+def index_of(name: str, value: Any, values: Iterable[Any]) -> int:
+    """Position of a value among those of an axis.
+
+    Raises:
+        ValueError: it is not among them.
+    """
+    known = list(values)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
+    return known.index(value)
 
 
 def _sample_means(value: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import torch
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
-from mechicl.analysis.behaviour.identification import Identification
+from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.regrets import Regret
 from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.token_identification import TokenIdentification

@@ -5,7 +5,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from mechicl.analysis.behaviour.identification import Identification
+from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.regrets import Regret
 from mechicl.analysis.behaviour.shifts import ShiftedLosses

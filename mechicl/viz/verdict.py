@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import is_for_scale
-from mechicl.analysis.behaviour.identification import FamilyMatch, Identification
+from mechicl.analysis.behaviour.families import FamilyMatch, Identification
 from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, error_bars, figure, on_log_axis, panel, panels
 
 N_FAMILIES = 7

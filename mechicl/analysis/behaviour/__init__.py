@@ -1,4 +1,4 @@
-"""Which algorithm does it behave like? Predictions, sensitivities, errors and weights, beside other learners'.
+"""Which algorithm does it behave like? Comparisons of predictions, sensitivities, errors and weights with others'.
 
 >>> align(model, gradient_descent, prompts)         # how alike two learners are, prompt by prompt
 >>> match(readouts, newton, prompts).best()         # which iteration each layer resembles
@@ -8,24 +8,20 @@
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.alignment import Alignment, align, sensitivities
-from mechicl.analysis.behaviour.confidence import family_weights
 from mechicl.analysis.behaviour.context_use import (
     measure_forgetting,
     measure_order_sensitivity,
     measure_outside_span,
 )
+from mechicl.analysis.behaviour.families import FamilyMatch, Identification
 from mechicl.analysis.behaviour.growth import Growth
-from mechicl.analysis.behaviour.identification import FamilyMatch, Identification, identify
+from mechicl.analysis.behaviour.identification import identify
 from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
-from mechicl.analysis.behaviour.matching import Match, match
-from mechicl.analysis.behaviour.ranking import rank_families
+from mechicl.analysis.behaviour.matching import Match, match, rank_families
 from mechicl.analysis.behaviour.regrets import Regret, regret
 from mechicl.analysis.behaviour.shifts import measure_shifted_losses
 from mechicl.analysis.behaviour.token_identification import identify_on_tokens
-from mechicl.analysis.behaviour.tuned_descent import (
-    tuned_clipped_descent,
-    tuned_descent,
-)
+from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tuned_descent
 
 __all__ = [
     "Alignment",
@@ -36,7 +32,6 @@ __all__ = [
     "Regret",
     "SpectralLearner",
     "align",
-    "family_weights",
     "identify",
     "identify_on_tokens",
     "induced_weights",

@@ -1,6 +1,6 @@
 """How alike two learners are, prompt by prompt."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -8,36 +8,38 @@ from torch import Tensor
 
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
 from mechicl.learners import Learner, bytes_per_prompt
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
+from mechicl.statistics.results import COSINE
 
 GRAPH_COPIES = 8  # a graph keeps the activations of every layer, where `bytes_per_prompt` counts two layers'
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment(Result):
-    """How alike two learners are on each prompt (von Oswald et al. 2023, section 3).
+    """Distances and cosines between two learners on each prompt (von Oswald et al. 2023, section 3).
 
     Attributes:
         prediction_distance: L2 norm of the difference of their predictions.
-        sensitivity_cosine: cosine between d prediction / d query of the one and the other; NaN where one is zero.
+        sensitivity_cosine: cosine between their derivatives d prediction / d query; NaN where one is zero.
         sensitivity_distance: L2 norm of the difference of those derivatives.
     """
 
     prediction_distance: Float[Tensor, "prompt"]
-    sensitivity_cosine: Float[Tensor, "prompt"]
+    sensitivity_cosine: Float[Tensor, "prompt"] = field(metadata=COSINE)
     sensitivity_distance: Float[Tensor, "prompt"]
 
 
 @checked
-def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY) -> Alignment:
+def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True) -> Alignment:
     """Compare two learners on each prompt's query.
 
     Args:
         a: a learner whose predictions are differentiable with respect to the query.
         b: another one.
-        prompts: what to compare them on; the papers use 10,000.
+        prompts: prompts to compare them on; the papers use 10,000.
 
     Source: von Oswald et al. 2023, section 3.
 
@@ -48,15 +50,14 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY) -
     if len(prompts) == 0:
         raise ValueError("align() needs at least one prompt")
     per_prompt = GRAPH_COPIES * max(bytes_per_prompt(learner, prompts) for learner in (a, b))
-    parts = []
-    for part in prompts.split(Budget(memory).rows(per_prompt, at_most=4096)):
+    batches, parts = list(prompts.split(Budget(memory).rows(per_prompt, at_most=4096))), []
+    for part in progress_bar(batches, unit="batch", progress=progress, desc="align"):
         # learners may be on other devices than the prompts
         (y_a, s_a), (y_b, s_b) = (
             [each.to(part.device) for each in predictions_and_sensitivities(learner, part)] for learner in (a, b)
         )
         parts.append(((y_a - y_b).norm(dim=1), cosine_of_sensitivities(s_a, s_b), (s_a - s_b).flatten(1).norm(dim=1)))
-    distance, cosine, difference = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Alignment(distance, cosine, difference)
+    return Alignment(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def cosine_of_sensitivities(a: Float[Tensor, "prompt y x"], b: Float[Tensor, "prompt y x"]) -> Float[Tensor, "prompt"]:
@@ -68,7 +69,7 @@ def cosine_of_sensitivities(a: Float[Tensor, "prompt y x"], b: Float[Tensor, "pr
 
 @checked
 def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y x"]:
-    """The derivative of a learner's prediction with respect to the query's input, exact, in float64.
+    """Differentiate a learner's prediction with respect to the query's input, exactly, in float64.
 
     For a learner that is linear in the query this is the linear model that it has learned from the context.
 
@@ -81,7 +82,7 @@ def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y
 def predictions_and_sensitivities(
     learner: Learner, prompts: Prompts
 ) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "prompt y x"]]:
-    """Query predictions and their derivatives, both float64 and detached; the learner's gradients are not touched."""
+    """Query predictions and their derivatives, both float64 and detached; the learner's gradients do not change."""
     query = prompts.query.xs.detach().clone().requires_grad_()
     with torch.enable_grad():
         predictions = learner.predict(prompts.with_query(query))

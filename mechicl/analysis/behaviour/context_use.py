@@ -1,18 +1,21 @@
-"""How a learner uses its context: what it forgets, whether order matters, whether its weights stay in its span."""
+"""How a learner uses its context: forgetting, dependence on order, and weights outside the span of the points."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, prompt_batches
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
+from mechicl.statistics.results import SHARE, index_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +31,15 @@ class Forgetting(Result):
     @property
     def gaps(self) -> list[int]:
         """How many points back each one is: n - 1 for the first, 0 for the last ("time stamp gap")."""
-        n = self.squared_errors.shape[0]
-        return [n - 1 - i for i in range(n)]
+        return list(reversed(range(self.squared_errors.shape[0])))
 
 
 @checked
 @torch.no_grad()
-def measure_forgetting(learner: Learner, prompts: Prompts, *, memory: float = MEMORY) -> Forgetting:
-    """Ask each context point again after the whole context, and compare the answer with its target.
+def measure_forgetting(
+    learner: Learner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True
+) -> Forgetting:
+    """Ask for each context point again after the whole context, and compare the prediction with its target.
 
     Args:
         learner: any learner. Models compute each context once for all points.
@@ -51,14 +55,14 @@ def measure_forgetting(learner: Learner, prompts: Prompts, *, memory: float = ME
         raise ValueError(f"measure_forgetting() needs prompts with context points to forget, got {prompts}")
     if isinstance(learner, PromptedModel):
         learner = Lens(learner)
-    parts = []
-    for part in prompt_batches(learner, prompts, memory, copies=2):  # as many queries again as points
+    batches, parts = list(prompt_batches(learner, prompts, memory, copies=2)), []  # the same number of queries again
+    for part in progress_bar(batches, unit="batch", progress=progress, desc="forgetting"):
         xs, targets = part.context.xs, part.context.ys
         if isinstance(learner, LayerLearner):
-            answers = learner.predict_last_queries(part, xs)[-1]
+            predicted = learner.predict_last_queries(part, xs)[-1]
         else:
-            answers = torch.stack([learner.predict(part.with_query(x)) for x in xs.unbind(1)], dim=1)
-        parts.append((answers.to(targets.device).double() - targets.double()).square().mean(-1).T)
+            predicted = torch.stack([learner.predict(part.with_query(x)) for x in xs.unbind(1)], dim=1)
+        parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1).T)
     return Forgetting(torch.cat(parts, dim=1))
 
 
@@ -67,7 +71,7 @@ class OrderSensitivity(Result):
     """How much a prediction depends on the order of the context.
 
     Attributes:
-        variance: of the query's prediction over orders, averaged over the target's dimensions, `[prompt]`.
+        variance: variance of the query's prediction over orders, averaged over the target's dimensions, `[prompt]`.
         signal: mean square of the prediction over orders, averaged likewise.
     """
 
@@ -82,18 +86,18 @@ class OrderSensitivity(Result):
 @checked
 @torch.no_grad()
 def measure_order_sensitivity(
-    learner: Learner, prompts: Prompts, *, n_orders: int = 16, seed: int = 0, memory: float = MEMORY
-) -> OrderSensitivity:
+    learner: Learner, prompts: Prompts, *, n_orders: Annotated[int, at_least(2)] = 16, seed: int = 0,
+    memory: float = MEMORY, progress: bool = True,
+) -> OrderSensitivity:  # fmt: skip
     """Predict each query with its context in several random orders.
 
-    Gradient descent, Newton's method and least squares do not see the order, so a learner that runs one of them on the
-    whole context predicts the same for every order; causal models and online learners need not.
+    Gradient descent, Newton's method and least squares do not depend on the order, so a learner that runs one of them
+    on the whole context predicts the same for every order; causal models and online learners need not.
 
     Args:
         learner: any learner.
         prompts: their context points are permuted, the query stays last.
-        n_orders: random orders for each prompt, at least 2.
-        seed: of the orders.
+        n_orders: random orders for each prompt.
 
     Source: Nertinger 2025, Theorem 3: equivalence to gradient descent needs predictions that do not change under
     permutations of the context.
@@ -101,14 +105,14 @@ def measure_order_sensitivity(
     Example:
         >>> print(measure_order_sensitivity(model, prompts).relative())
     """
-    if n_orders < 2 or len(prompts) == 0:
-        raise ValueError(f"needs prompts and n_orders of at least 2, got {len(prompts)} prompts and {n_orders}")
-    answers = []
-    for i in range(n_orders):
+    if len(prompts) == 0:
+        raise ValueError("measure_order_sensitivity() needs at least one prompt")
+    predictions = []
+    for i in progress_bar(range(n_orders), unit="order", progress=progress, desc="order"):
         parts = prompt_batches(learner, prompts.permuted(seed=seed + i), memory)
-        answers.append(torch.cat([learner.predict(part).double().cpu() for part in parts]))
-    predictions = torch.stack(answers)
-    return OrderSensitivity(predictions.var(0).mean(-1), predictions.square().mean(0).mean(-1))
+        predictions.append(torch.cat([learner.predict(part).double().cpu() for part in parts]))
+    stacked = torch.stack(predictions)
+    return OrderSensitivity(stacked.var(0).mean(-1), stacked.square().mean(0).mean(-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,19 +127,19 @@ class OutsideSpan(Result):
     """
 
     steps: tuple[float, ...]
-    share: Float[Tensor, "step point prompt"]
+    share: Float[Tensor, "step point prompt"] = field(metadata=SHARE)
 
     def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
         """Mean over prompts with an interval for each number of points, after a step (the last by default)."""
-        if step is not None and step not in self.steps:
-            raise ValueError(f"no step {step}; there are {list(self.steps)}")
-        index = -1 if step is None else self.steps.index(step)
-        return [interval(share, level) for share in self.share[index]]
+        i = -1 if step is None else index_of("step", step, self.steps)
+        return [interval(share, level).within(0, 1) for share in self.share[i]]
 
 
 @checked
-def measure_outside_span(learner: IterativeLearner, prompts: Prompts) -> OutsideSpan:
-    """Where the induced weights of each prefix lie, relative to the span of the prefix's inputs.
+def measure_outside_span(
+    learner: IterativeLearner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True
+) -> OutsideSpan:
+    """Measure how much of the induced weights of each prefix lies outside the span of the prefix's inputs.
 
     Any method whose weights are a polynomial in `S = XᵀX` times `B = XᵀY` stays in the span.
 
@@ -148,16 +152,25 @@ def measure_outside_span(learner: IterativeLearner, prompts: Prompts) -> Outside
     Example:
         >>> print(measure_outside_span(Lens(model), prompts).by_point()[3])
     """
-    trajectory = learner.trajectory(prompts, with_weights=True)
-    weights = trajectory.weights
-    if weights is None or weights.shape[2] != prompts.n_context + 1:
-        raise ValueError(
-            "measure_outside_span() needs the weights of every prefix: an interleaved, causal model or an algorithm"
-        )
-    weights = weights.detach().double()
-    xs = prompts.xs.to(weights)
+    steps, parts = (), []
+    batches = list(prompt_batches(learner, prompts, memory, copies=4))  # weights of all steps
+    for part in progress_bar(batches, unit="batch", progress=progress, desc="span"):
+        trajectory = learner.trajectory(part, with_weights=True)
+        weights = trajectory.weights
+        if weights is None or weights.shape[2] != part.n_context + 1:
+            raise ValueError(
+                "measure_outside_span() needs the weights of every prefix: an interleaved, causal model or an algorithm"
+            )
+        steps, weights = trajectory.steps, weights.detach().double()
+        parts.append(_shares_outside(weights, part.xs.to(weights)))
+    return OutsideSpan(steps, torch.cat(parts, dim=-1))
+
+
+def _shares_outside(
+    weights: Float[Tensor, "step prompt point x y"], xs: Float[Tensor, "prompt point x"]
+) -> Float[Tensor, "step point prompt"]:
     shares = []
-    for t in range(prompts.n_context + 1):
+    for t in range(xs.shape[1]):
         outside = weights[:, :, t]
         if t:
             # right singular vectors with a singular value above rounding are an orthonormal basis of the inputs' span,
@@ -167,4 +180,4 @@ def measure_outside_span(learner: IterativeLearner, prompts: Prompts) -> Outside
             basis = directions * present[..., None]
             outside = outside - basis.mT @ (basis @ outside)
         shares.append(outside.square().sum((-2, -1)) / weights[:, :, t].square().sum((-2, -1)))
-    return OutsideSpan(trajectory.steps, torch.stack(shares, dim=1))
+    return torch.stack(shares, dim=1)

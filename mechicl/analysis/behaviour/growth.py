@@ -1,4 +1,4 @@
-"""How best-matching steps grow with the layer: linear or exponential."""
+"""How best-matching steps grow with the layer: linearly or exponentially."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ class Growth(Result):
     Attributes:
         rows: the layers that the curves were fitted to.
         columns: the best-matching steps there.
-        slope: steps a layer of the linear fit `k = a + slope * layer`.
-        doubling: doublings a layer of the exponential fit `k = 2^(a + doubling * layer)`.
+        slope: steps per layer of the linear fit `k = a + slope * layer`.
+        doubling: doublings per layer of the exponential fit `k = 2^(a + doubling * layer)`.
         linear_aic: corrected Akaike criterion of the linear fit.
-        exponential_aic: of the exponential fit.
+        exponential_aic: that of the exponential fit.
         linear_share: share of the resamples in which the linear fit has the lower criterion.
         linear_fit: the linear curve at `rows`.
         exponential_fit: the exponential curve at `rows`.
@@ -50,7 +50,7 @@ class Growth(Result):
 
 
 def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
-    """Linear and exponential curves through (layer, best step); see `Growth` and `Match.growth`.
+    """Fit linear and exponential curves to (layer, best step) pairs; see `Growth` and `Match.growth`.
 
     Here the intervals are those of the regressions, from the points' scatter around the curves.
 
@@ -58,11 +58,10 @@ def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
         >>> fit_growth(rows=[1, 2, 3, 4, 5], columns=[1, 2, 4, 7, 17]).better
     """
     if len(rows) != len(columns) or len(set(rows)) != len(rows) or len(rows) < 5 or min(columns) < 1:
-        raise ValueError(
-            f"growth needs at least 5 different layers with steps >= 1, got {list(rows)} and {list(columns)}"
-        )
+        raise ValueError(f"growth needs at least 5 different layers with steps >= 1, got {[*rows]} and {[*columns]}")
     order = np.argsort(np.asarray(rows, dtype=float))
-    x, log_k = np.asarray(rows, dtype=float)[order], np.log(np.asarray(columns, dtype=float)[order])
+    x, k = (np.asarray(values, dtype=float)[order] for values in (rows, columns))
+    log_k = np.log(k)
 
     def linear(p: np.ndarray) -> np.ndarray:
         # The line is fitted to log k, so it must be positive at all layers. Given by the logarithms of its two ends it
@@ -79,16 +78,11 @@ def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
     residuals = design @ coefficients - log_k
     doubling = _parameter(coefficients[1] / math.log(2), np.array([0, 1 / math.log(2)]), design, residuals)
     linear_aic, exponential_aic = _corrected_aic(straight.fun), _corrected_aic(residuals)
+    fits = linear(straight.x), np.exp(design @ coefficients)
+    rows, columns, linear_fit, exponential_fit = (tuple(values.tolist()) for values in (x, k, *fits))
+    linear_share = float(linear_aic < exponential_aic)
     return Growth(
-        tuple(x.tolist()),
-        tuple(np.asarray(columns, dtype=float)[order].tolist()),
-        slope,
-        doubling,
-        linear_aic,
-        exponential_aic,
-        float(linear_aic < exponential_aic),
-        tuple(linear(straight.x).tolist()),
-        tuple(np.exp(design @ coefficients).tolist()),
+        rows, columns, slope, doubling, linear_aic, exponential_aic, linear_share, linear_fit, exponential_fit
     )
 
 

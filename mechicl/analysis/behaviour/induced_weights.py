@@ -11,12 +11,12 @@ from mechicl.base.memory import MEMORY, Budget
 from mechicl.learners import IterativeLearner, Learner, bytes_per_prompt
 from mechicl.prompts import Prompts
 
-CACHED_ROWS = 2**13  # queries' streams in a batch: so many stay in a processor's cache, and larger batches are slower
+CACHED_ROWS = 2**13  # queries' streams per batch: this number fits a processor's cache, and larger batches are slower
 
 
 @checked
 def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step prompt point x y"]:
-    """The exact derivative of each prediction with respect to its query, for every prefix of the prompts.
+    """Differentiate each prediction exactly with respect to its query, for every prefix of the prompts.
 
     For a learner that is linear in the query these are the weights that it predicts by. Iterative learners (models
     read layer by layer, algorithms) give them after every step; any other learner once, from one differentiation for
@@ -24,7 +24,7 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
 
     Args:
         learner: any learner that is differentiable with respect to the query.
-        prompts: the contexts; point t of the result is what the points before it have led to.
+        prompts: the contexts; point t of the result follows the t points before it.
 
     Source: Fu et al. 2024, A.3.1, whose weights are regressed on sampled queries: see `regressed_weights`.
 
@@ -45,14 +45,14 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
 def regressed_weights(
     learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, memory: float = MEMORY
 ) -> Float[Tensor, "step prompt point x y"]:
-    """Weights fitted by least squares to a learner's predictions on sampled queries, for every prefix.
+    """Fit weights by least squares to a learner's predictions on sampled queries, for every prefix.
 
     A model that is read layer by layer computes each context once for all queries and all prefixes. The result is
     float64, on the learner's device.
 
     Args:
         learner: any learner; an iterative one gives the weights after each of its steps.
-        prompts: the contexts; point t of the result is what the points before it have led to.
+        prompts: the contexts; point t of the result follows the t points before it.
         queries: the same for all contexts, many more than dimensions; the paper draws them from the inputs'
             distribution.
 
@@ -61,9 +61,9 @@ def regressed_weights(
     Example:
         >>> regressed_weights(Lens(model), prompts[:4], torch.randn(30, task.x_dim)).shape
     """
-    if queries.ndim != 2 or queries.shape[1] != prompts.x_dim or len(queries) < prompts.x_dim:
+    if queries.shape[1] != prompts.x_dim or len(queries) < prompts.x_dim:
         raise ValueError(
-            f"queries must be [query x] with x = {prompts.x_dim} and at least as many queries, got "
+            f"queries must be [query x] with x = {prompts.x_dim} and at least that many queries, got "
             f"{tuple(queries.shape)}"
         )
     per_prompt = (1 + len(queries)) * bytes_per_prompt(learner, prompts)
@@ -83,15 +83,13 @@ def regressed_weights(
 def predict_queries_one_by_one(
     learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"]
 ) -> Float[Tensor, "step prompt point query y"]:
-    """A pass for each query and prefix: the route for learners that share nothing between queries."""
+    """Predict with a separate pass for each query and prefix: the route for learners that share nothing."""
     prefixes = []
     for t in range(prompts.n_context + 1):
-        answers = []
+        predicted = []
         for query in queries:
             prefix = prompts.prefix(t).with_query(query.to(prompts.xs).expand(len(prompts), -1))
-            if isinstance(learner, IterativeLearner):
-                answers.append(learner.trajectory(prefix).query())
-            else:
-                answers.append(learner.predict(prefix)[None])
-        prefixes.append(torch.stack(answers, dim=2))
+            iterative = isinstance(learner, IterativeLearner)
+            predicted.append(learner.trajectory(prefix).query() if iterative else learner.predict(prefix)[None])
+        prefixes.append(torch.stack(predicted, dim=2))
     return torch.stack(prefixes, dim=2)

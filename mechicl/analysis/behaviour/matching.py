@@ -1,10 +1,10 @@
-"""Which step of one learner is most like each step of another: best matches, and how they grow with the layer."""
+"""Which step of one learner is most like each step of another, and which family of algorithms each layer resembles."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -19,10 +19,12 @@ from mechicl.analysis.behaviour.similarity import similarity_of_errors, similari
 from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
 from mechicl.learners.learners import predictions_at
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, percentile_interval, storable
+from mechicl.statistics.results import COSINE, index_of
 
 Similarity = Literal["errors", "weights"]
 STEP_COPIES = 4  # a trajectory has a prediction, and weights, for each step where `bytes_per_prompt` counts one
@@ -34,12 +36,12 @@ class BestMatch:
     """The step of one learner that is most like a step of another.
 
     Attributes:
-        row: the step that was to be matched.
+        row: the step to match.
         column: the step that matches it best; NaN where no similarity is defined.
         similarity: how alike they are, with an interval over prompts (on the prompts that chose the step).
         low: lower end of the best step's 95% interval, from resampled prompts.
-        high: upper end.
-        at_edge: whether the best step is the smallest or largest that was tried, so that a better one may lie beyond.
+        high: its upper end.
+        at_edge: True if the best step is the smallest or largest that was tried, so that a better one may lie beyond.
     """
 
     row: float
@@ -57,9 +59,9 @@ class Match(Result):
     Attributes:
         row_name: the learner whose steps are matched (a model's layers).
         column_name: the learner whose steps match them (an algorithm's iterations).
-        rows: its steps.
-        columns: its steps.
-        similarities: `[row column prompt]`; of weights, averaged over the numbers of points.
+        rows: steps of the first learner.
+        columns: steps of the second.
+        similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points.
         similarity: what was compared, "errors" or "weights".
         by_point: of weights, `[row column point]` for each number of points, averaged over prompts; else None.
     """
@@ -68,19 +70,19 @@ class Match(Result):
     column_name: str
     rows: tuple[float, ...]
     columns: tuple[float, ...]
-    similarities: Float[Tensor, "row column prompt"]
+    similarities: Float[Tensor, "row column prompt"] = field(metadata=COSINE)
     similarity: Similarity
     by_point: Float[Tensor, "row column point"] | None = None
 
     def samples(self) -> dict[str, Tensor]:
-        """The similarities; `by_point` is a mean already."""
+        """The similarities without `by_point`, which is a mean already."""
         return {"similarities": self.similarities}
 
     def mean(self) -> Float[Tensor, "row column"]:
         """Mean over the prompts for which a row's similarities are defined; NaN where a pair's never is.
 
-        A similarity with a zero vector is not defined. Pairs of a row are compared on the same prompts: those at which
-        all of its pairs are defined that ever are.
+        A similarity with a zero vector is not defined. All pairs of a row are compared on the same prompts: those where
+        each of them is defined, apart from pairs that are defined nowhere.
         """
         return _weighted_mean(self.similarities, torch.ones(1, self.similarities.shape[-1]))[0]
 
@@ -90,41 +92,37 @@ class Match(Result):
 
     def halves(self) -> tuple["Match", "Match"]:
         """The match on every other prompt and on the rest: choose on the one, measure on the other."""
-        parts = (dataclasses.replace(self, similarities=self.similarities[..., i::2], by_point=None) for i in (0, 1))
-        return tuple(parts)  # type: ignore[return-value]
+        first, second = (self.similarities[..., i::2] for i in (0, 1))
+        one = dataclasses.replace(self, similarities=first, by_point=None)
+        return one, dataclasses.replace(one, similarities=second)
 
     def best(self, *, resamples: int = 1000, seed: int = 0) -> list[BestMatch]:
         """The best match of each row, with intervals over prompts.
 
         Args:
-            resamples: of the prompts, for the interval of the best step (bootstrap).
-            seed: of the resampling.
+            resamples: number of resamples of the prompts, for the interval of the best step (bootstrap).
+            seed: seed of the resampling.
 
         Source: Fu et al. 2024, Definition 4, which prints arg min for arg max.
         """
         columns = torch.tensor(self.columns, dtype=torch.float64)
         picked = columns[self._resampled(resamples, seed)]
         ends = torch.stack([picked.quantile(q, 0, interpolation="nearest") for q in (0.025, 0.975)])
-        smallest, largest = min(self.columns), max(self.columns)
+        edges = (min(self.columns), max(self.columns)) if len(self.columns) > 1 else ()
         matches = []
         for i, (row, column) in enumerate(zip(self.rows, self.best_columns(), strict=True)):
             values = self.similarities[i, column]
-            alike = interval(values[values.isfinite()])
-            if alike.n == 0:
-                matches.append(BestMatch(row, math.nan, alike, math.nan, math.nan, False))
-                continue
-            best = self.columns[column]
-            at_edge = len(self.columns) > 1 and best in (smallest, largest)
-            matches.append(BestMatch(row, best, alike, ends[0, i].item(), ends[1, i].item(), at_edge))
+            alike = interval(values[values.isfinite()]).within(-1, 1)
+            best, low, high = (self.columns[column], *ends[:, i].tolist()) if alike.n else [math.nan] * 3
+            matches.append(BestMatch(row, best, alike, low, high, best in edges))
         return matches
 
     def growth_rows(self) -> list[float]:
         """The rows where a trend can be seen.
 
         Their best match is neither the smallest nor the largest step that was tried, at least 1, and known to a factor
-        of 4: a row that is like nothing matches any step. Where the first rows' intervals overlap nothing grows yet:
-        the last of them is the first that counts. After the first row whose interval overlaps that of the last row
-        nothing grows any more: it is the last one that counts.
+        of 4 (a row that resembles no step matches any). Of the first rows whose intervals overlap, where nothing grows
+        yet, only the last counts; of the last rows, where growth has ended, only the first.
         """
         best = self.best()
         inner = [b for b in best if not b.at_edge and b.column >= 1 and b.high <= 4 * b.low]
@@ -137,16 +135,12 @@ class Match(Result):
 
         Args:
             rows: steps to fit (layers); by default `growth_rows()`.
-            resamples: of the prompts, for the intervals.
-            seed: of the resampling.
+            resamples: number of resamples of the prompts, for the intervals.
+            seed: seed of the resampling.
         """
-        best = dict(zip(self.rows, self.best_columns(), strict=True))
         rows = sorted(set(self.growth_rows() if rows is None else rows))
-        unknown = [row for row in rows if row not in best]
-        if unknown:
-            raise ValueError(f"no rows {unknown}; there are {list(self.rows)}")
-        fit = fit_growth(rows, [self.columns[best[row]] for row in rows])
-        indices = [self.rows.index(row) for row in rows]
+        indices, best = [index_of("row", row, self.rows) for row in rows], self.best_columns()
+        fit = fit_growth(rows, [self.columns[best[i]] for i in indices])
         slopes, doublings, linear = [], [], []
         columns = torch.tensor(self.columns, dtype=torch.float64)
         for picked in columns[self._resampled(resamples, seed)][:, indices].tolist():
@@ -164,14 +158,11 @@ class Match(Result):
 
     @functools.cached_property
     def _drawn(self) -> dict[tuple[int, int], Int[Tensor, "resample row"]]:
-        """What `_resampled` has computed before: tables and pictures ask for the same intervals."""
+        """Earlier results of `_resampled`: tables and pictures need the same intervals."""
         return {}
 
     def _resampled(self, resamples: int, seed: int) -> Int[Tensor, "resample row"]:
-        """Index of each row's best column on resampled prompts.
-
-        A resample is how often each prompt was drawn: all resamples' means are one product of counts and similarities.
-        """
+        """Index of each row's best column on resampled prompts; one product of counts and similarities for all."""
         if (resamples, seed) in self._drawn:
             return self._drawn[resamples, seed]
         n = self.similarities.shape[-1]
@@ -184,7 +175,7 @@ class Match(Result):
 def _weighted_mean(
     similarities: Float[Tensor, "row column prompt"], counts: Float[Tensor, "resample prompt"]
 ) -> Float[Tensor, "resample row column"]:
-    """Means in which each prompt counts as often as it was drawn; see `Match.mean` for the prompts that count."""
+    """Means weighted by how often each prompt was drawn, over the prompts that `Match.mean` describes."""
     values = similarities.detach().cpu().double()
     defined = values.isfinite()
     ever = defined.any(-1, keepdim=True)
@@ -203,18 +194,19 @@ def match(
     similarity: Similarity = "errors",
     queries: Float[Tensor, "query x"] | None = None,
     memory: float = MEMORY,
+    progress: bool = True,
 ) -> Match:
     """Compare every step of one learner with every step of another.
 
-    A learner that gives the query alone (a model on paired prompts) is compared on the query.
+    A learner that predicts the query alone (a model on paired prompts) is compared on the query.
 
     Args:
-        a: the learner whose steps are to be matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
+        a: the learner whose steps are matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
             learner without steps counts as one with a single step.
         b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; the card of an
-            algorithm, whose `path` says which steps; or an `AlgorithmFamily` over another hyperparameter.
-        prompts: to compare on.
-        similarity: of "errors" along the prompt, or of induced "weights".
+            algorithm, whose `path` defines the steps; or an `AlgorithmFamily` over another hyperparameter.
+        prompts: prompts to compare them on.
+        similarity: compare "errors" along the prompt, or induced "weights".
         queries: regress the weights of models that are read layer by layer on predictions for these, as the paper does;
             by default weights are exact derivatives at the prompts' own queries.
 
@@ -224,8 +216,6 @@ def match(
         >>> newton = AlgorithmLearner(algorithms.newton, dict(steps=list(range(1, 24))))
         >>> match(fit_readouts(model, task.sample(1024, seed=0)), newton, prompts).best()
     """
-    if similarity not in ("errors", "weights"):
-        raise ValueError(f"similarity must be 'errors' or 'weights', got {similarity!r}")
     if len(prompts) == 0:
         raise ValueError("match() needs at least one prompt")
     b = b.on(prompts) if isinstance(b, Algorithm) else b
@@ -236,7 +226,7 @@ def match(
     per_prompt = STEP_COPIES * sum(bytes_per_prompt(each, prompts) for each in (a, b))
     size = Budget(memory).rows(per_prompt, at_most=256)
     parts, by_point, counts = [], [], []
-    for start in range(0, len(prompts), size):
+    for start in progress_bar(range(0, len(prompts), size), unit="batch", progress=progress, desc="match"):
         place = slice(start, start + size)
         batch = prompts[place]
         steps_a, steps_b = _on_common_points(
@@ -257,7 +247,7 @@ def match(
 def _trajectory(
     learner: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool, queries: Tensor | None
 ) -> Trajectory:
-    """The learner's steps on these prompts, which are those at `place` of a trajectory that was computed before."""
+    """The learner's steps on these prompts; those at `place` of a trajectory that was computed before."""
     if isinstance(learner, Trajectory):
         return learner.part(place)
     with torch.no_grad():
@@ -272,8 +262,70 @@ def _trajectory(
 
 
 def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:
-    """Both on the query alone, if one of them holds nothing else."""
+    """Both on the query alone, if one of them has nothing else."""
     if (a.predictions.shape[2] == 1) == (b.predictions.shape[2] == 1):
         return a, b
     everything, last = slice(None), slice(-1, None)
     return a.part(everything, last), b.part(everything, last)
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyRanking(Result):
+    """Similarity of each layer to the best step of each family, on other prompts than those that chose the step.
+
+    Attributes:
+        families: names, in the order of the first axis.
+        rows: the layers.
+        steps: the chosen steps, for each family one per layer.
+        similarities: `[family row prompt]`; NaN where one is not defined.
+    """
+
+    families: tuple[str, ...]
+    rows: tuple[float, ...]
+    steps: tuple[tuple[float, ...], ...]
+    similarities: Float[Tensor, "family row prompt"] = field(metadata=COSINE)
+
+    def minus(self, family: str, other: str) -> list[Interval]:
+        """By layer, how much nearer one family's best step is than another's, with an interval over prompts."""
+        a, b = (self.similarities[index_of("family", name, self.families)] for name in (family, other))
+        return [interval(difference[difference.isfinite()]) for difference in a - b]
+
+    def nearest(self, row: float) -> list[str]:
+        """The family nearest to a layer, then the families tied with it.
+
+        A family is tied if the difference from the first, prompt by prompt, has an interval that covers 0.
+        """
+        i = index_of("row", row, self.rows)
+        means = dict(zip(self.families, self.similarities[:, i].nanmean(-1).nan_to_num(-2.0).tolist(), strict=True))
+        order = sorted(self.families, key=lambda name: -means[name])
+        return [name for name in order if name == order[0] or self.minus(order[0], name)[i].low <= 0]
+
+
+@checked
+def rank_families(matches: Mapping[str, Match]) -> FamilyRanking:
+    """Measure how near families of algorithms come to each layer, by the steps that are best on every other prompt.
+
+    A family with more steps to choose from has no advantage: its similarity is measured on the prompts that did not
+    choose.
+
+    Args:
+        matches: by the family's name, matches of one model's layers on the same prompts.
+
+    Example:
+        >>> families = {"Newton": newton, "ridge path": ridge_path}
+        >>> ranking = rank_families({name: match(readouts, each, prompts) for name, each in families.items()})
+        >>> ranking.minus("Newton", "ridge path")[3], ranking.nearest(3)
+    """
+    if not matches:
+        raise ValueError("rank_families() needs at least one match")
+    compared = {name: (each.rows, each.similarity, each.similarities.shape[-1]) for name, each in matches.items()}
+    rows = next(iter(matches.values())).rows
+    steps, similarities = [], []
+    for name, each in matches.items():
+        if compared[name] != next(iter(compared.values())):
+            raise ValueError(f"the match with {name!r} is of other layers, prompts or similarities than the first one")
+        choosing, measured = each.halves()
+        columns = choosing.best_columns()
+        steps.append(tuple(each.columns[column] for column in columns))
+        similarities.append(measured.similarities[torch.arange(len(rows)), torch.tensor(columns)])
+    return FamilyRanking(tuple(matches), rows, tuple(steps), torch.stack(similarities))

@@ -1,9 +1,9 @@
-"""How much worse than the best known learner of its task is it, after how many points?"""
+"""How much worse a learner is than the best known learner of its task, after each number of points."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.references import references
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import (
     Learners,
     TokenLearners,
+    bytes_per_prompt,
     named_learners,
     named_token_learners,
     prompt_batches,
@@ -26,12 +27,13 @@ from mechicl.learners import (
 from mechicl.learners.learners import predictions_at
 from mechicl.prompts import PointsAt, Prompts
 from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics.results import index_of
 from mechicl.tasks import AnyTask
 from mechicl.tasks.sampling import TokenDistribution
 
 Loss = Literal["squared error", "log loss", "errors", "nats"]
 LEAST_PROBABILITY = 1e-3
-"""What predictions of classes that are read as probabilities are clipped to, for the log loss."""
+"""Lower limit of predicted probabilities of classes in the log loss; the upper limit is 1 minus it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +41,12 @@ class Regret(Result):
     """Losses of a learner and of its task's reference learners on the same prompts, point by point.
 
     Attributes:
-        learner: name of the learner that was asked about.
-        reference: name of what it is measured against.
-        loss: what is measured: the "squared error" (mean over the target's dimensions), the "log loss" (nats), the
-            share of "errors", or "nats" a token.
-        points: how many points (or tokens) came before each prediction.
-        losses: of each learner, by name: `[point prompt]`.
+        learner: name of the learner.
+        reference: name of the reference that is subtracted.
+        loss: the "squared error" (mean over the target's dimensions), the "log loss" (nats), the share of "errors", or
+            "nats" per token.
+        points: number of points (or tokens) before each prediction.
+        losses: losses of each learner by name, `[point prompt]`.
     """
 
     learner: str
@@ -54,10 +56,9 @@ class Regret(Result):
     losses: dict[str, Float[Tensor, "point prompt"]]
 
     def regret(self, name: str | None = None) -> Float[Tensor, "point prompt"]:
-        """Loss of a learner, by default the one asked about, minus the reference's."""
+        """Loss of a learner, by default of `learner`, minus the reference's."""
         name = name or self.learner
-        if name not in self.losses:
-            raise KeyError(f"no learner has the name {name!r}, only {', '.join(map(repr, self.losses))}")
+        index_of("learner", name, self.losses)
         return self.losses[name] - self.losses[self.reference]
 
     def curve(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
@@ -73,7 +74,7 @@ class Regret(Result):
         return interval(self.regret(name)[-1], level)
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a learner and number of points: the mean loss and the regret with its interval over prompts."""
+        """One row per learner and number of points: the mean loss and the regret with its interval over prompts."""
         rows = []
         for name, losses in self.losses.items():
             for points, loss, regret in zip(self.points, losses, self.curve(name, level), strict=True):
@@ -106,43 +107,40 @@ def regret(
     untrained: Any = None,
     loss: Loss | None = None,
     at: PointsAt = "points",
-    n_prompts: int = 2000,
+    n_prompts: Annotated[int, at_least(2)] = 2000,
     seed: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Regret:
-    """Loss of a learner minus that of the best known learner of its task, on the same prompts, after each point.
+    """Subtract the loss of the best known learner of a task from a learner's, on the same prompts, after each point.
 
-    Where the reference is exact Bayes (`algorithms.references` puts it first), no learner has a negative regret but by
-    chance. The task's other references are measured beside it: a model whose regret falls below theirs does something
+    Where the reference is exact Bayes (`algorithms.references` puts it first), no learner has a negative regret except
+    by chance. The task's other references are measured too: a model whose regret falls below theirs does something
     that they cannot.
 
     Args:
         learner: any learner; for a task of tokens a network on ids, or anything with `log_probabilities`.
-        task: of points or of tokens, one that has reference learners.
+        task: a task of points or of tokens that has reference learners.
         reference: the name of the reference to measure against; by default the first.
         also: further learners to measure.
-        with_references: measure the task's other references too; False spares the time of slow ones, such as training a
+        with_references: measure the task's other references too; False saves the time of slow ones, such as training a
             network on each context.
         untrained: a network to measure as the control, e.g. `HookedTransformer(model.cfg, seed=1)`.
         loss: for points "squared error" (the default), or where targets are classes, ±1 or one-hot, "log loss" (in
             nats; predictions are read as the mean of the target, so as probabilities, and clipped to 0.001 .. 0.999) or
             "errors" (the share of wrong classes; a tie counts half). For tokens "nats".
-        at: all "points", each from those before it, or the "query" alone.
-        n_prompts: how many, at least 2.
+        at: the curve over all "points", each predicted from those before it, or the "query" alone.
+        n_prompts: number of prompts.
 
     Example:
         >>> print(regret(load("lsa-1l"), LinearRegression(), at="query", n_prompts=512))
         Regret...
     """
-    if n_prompts < 2:
-        raise ValueError(f"n_prompts must be at least 2, got {n_prompts}")
     on_tokens = isinstance(task, TokenDistribution)
     name_learners: Callable[[Any], dict[str, Any]] = named_token_learners if on_tokens else named_learners
     known = references(task)
     reference = reference or next(iter(known))
-    if reference not in known:
-        raise ValueError(f"reference {reference!r} is not one of {list(known)}")
+    index_of("reference", reference, known)
     known = known if with_references else {reference: known[reference]}
     name = str(getattr(learner, "name", None) or "model")
     name = f"{name} (learner)" if name in known else name
@@ -150,7 +148,7 @@ def regret(
     for more in (known, name_learners(also), {} if untrained is None else name_learners({"untrained": untrained})):
         twice = sorted(learners.keys() & more.keys())
         if twice:
-            raise ValueError(f"the name {twice[0]!r} is that of another learner here: give yours another in also=")
+            raise ValueError(f"two learners are called {twice[0]!r}: give yours another name in also=")
         learners |= more
     if on_tokens:
         measured, points, batches = _token_batches(task, loss, at, n_prompts, seed, memory)
@@ -175,7 +173,7 @@ def _token_batches(
     sequences = task.sample(n_prompts, seed=seed)
     scored = sequences.predictable[:, 1:].all(0)
     if not scored.any():
-        raise ValueError(f"no position is to be predicted in every sequence of {task}: there is no curve over points")
+        raise ValueError(f"sequences of {task} have no position in common that is predicted: there is no curve")
     places = scored.nonzero().flatten()[-1 if at == "query" else 0 :]
 
     def measure(part: Any, _: str, learner: Any) -> Tensor:
@@ -186,39 +184,34 @@ def _token_batches(
 
 
 def _point_batches(
-    learners: dict[str, Any], task: Any, loss: str | None, at: str, n_prompts: int, seed: int, memory: float
+    learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int, memory: float
 ) -> tuple[str, tuple[int, ...], Iterator[Measure]]:
     measures = {"squared error": _squared_errors, "log loss": _log_losses, "errors": _wrong}
     loss = loss or "squared error"
-    if loss not in measures:
-        raise ValueError(f"loss must be one of {list(measures)}, got {loss!r}")
-    if at not in ("points", "query"):
-        raise ValueError(f"at must be 'points' or 'query', got {at!r}")
+    index_of("loss", loss, measures)
     prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
     if loss != "squared error" and not are_classes(prompts.ys):
         raise ValueError(f"loss={loss!r} is for targets that are ±1 or one-hot; those of {type(task).__name__} are not")
 
     @torch.no_grad()
     def measure(part: Prompts, name: str, learner: Any) -> Tensor:
-        predicted = predictions_at(learner, part, "query" if at == "query" else "points")
+        predicted = predictions_at(learner, part, at)
         targets = part.ys[:, -1:] if at == "query" else part.ys
         if predicted.shape != targets.shape:
             raise ValueError(f"{name!r} predicted {tuple(predicted.shape)} for targets {tuple(targets.shape)}")
         return measures[loss](predicted.cpu().double(), targets.cpu())
 
-    hungriest = max(learners.values(), key=lambda each: _bytes(each, prompts))
-    batches = prompt_batches(hungriest, prompts, memory)
+    # a reference without an estimate of its own is small next to a model
+    largest = max(
+        learners.values(), key=lambda each: hasattr(each, "bytes_per_prompt") * bytes_per_prompt(each, prompts)
+    )
+    batches = prompt_batches(largest, prompts, memory)
     points = tuple(range(prompts.n_context + 1))[-1 if at == "query" else 0 :]
     return loss, points, (partial(measure, part) for part in batches)
 
 
-def _bytes(learner: Any, prompts: Prompts) -> float:
-    say = getattr(learner, "bytes_per_prompt", None)
-    return say(prompts) if say else 0.0
-
-
 def are_classes(ys: Float[Tensor, "*any y"]) -> bool:
-    """Whether targets are classes: all ±1 in one dimension, or one-hot in several."""
+    """True if targets are classes: all ±1 in one dimension, or one-hot in several."""
     if ys.shape[-1] == 1:
         return bool((ys.abs() == 1).all())
     return bool(((ys == 0) | (ys == 1)).all() and (ys.sum(-1) == 1).all())

@@ -9,8 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import checked
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
 from mechicl.learners import Learner, squared_errors
 from mechicl.statistics import Interval, Result, ratio_interval
+from mechicl.statistics.results import index_of
 from mechicl.tasks import LinearRegression
 
 Scaled = Literal["input_scale", "weight_scale"]
@@ -25,7 +28,7 @@ class ShiftedLosses(Result):
     Attributes:
         learners: their names.
         scaled: which field of the task was scaled.
-        scales: by how much.
+        scales: the factors.
         squared_errors: `[learner scale prompt]`, averaged over the target's dimensions; the same underlying random
             numbers at every scale.
     """
@@ -41,11 +44,10 @@ class ShiftedLosses(Result):
 
     def ratio(self, learner: str, reference: str) -> list[Interval]:
         """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method)."""
-        for name in (learner, reference):
-            if name not in self.learners:
-                raise ValueError(f"{name!r} is not one of the learners {list(self.learners)}")
-        errors, references = (self.squared_errors[self.learners.index(name)] for name in (learner, reference))
-        return [ratio_interval(*pair) for pair in zip(errors, references, strict=True)]
+        errors, others = (
+            self.squared_errors[index_of("learner", name, self.learners)] for name in (learner, reference)
+        )
+        return [ratio_interval(*pair) for pair in zip(errors, others, strict=True)]
 
 
 @checked
@@ -57,18 +59,20 @@ def measure_shifted_losses(
     scaled: Scaled = "input_scale",
     n_prompts: int = 10_000,
     seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
 ) -> ShiftedLosses:
-    """Losses while the task's inputs or weights are scaled.
+    """Measure losses while the task's inputs or weights are scaled.
 
     For input distributions that training never showed, pass `task.replace(inputs=FOREIGN_INPUTS)`.
 
     Args:
-        learners: by name.
-        task: what is scaled; scale 1 is the task itself.
+        learners: the learners by name.
+        task: the task to scale; scale 1 is the task itself.
         scales: factors on the task's own scale.
         scaled: "input_scale" or "weight_scale".
-        n_prompts: how many prompts at each scale.
-        seed: of the prompts; every scale uses the same random numbers.
+        n_prompts: number of prompts at each scale.
+        seed: seed of the prompts; every scale uses the same random numbers.
 
     Source: von Oswald et al. 2023, A.2 and Fig. 6.
 
@@ -79,11 +83,8 @@ def measure_shifted_losses(
     """
     if not learners or not scales:
         raise ValueError("measure_shifted_losses() needs at least one learner and one scale")
-    if scaled not in ("input_scale", "weight_scale"):
-        raise ValueError(f"scaled must be 'input_scale' or 'weight_scale', got {scaled!r}")
     errors = []
-    for scale in scales:
+    for scale in progress_bar(scales, unit="scale", progress=progress, desc="shifts"):
         prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
-        errors.append([squared_errors(learner, prompts)[:, 0] for learner in learners.values()])
-    by_learner = torch.stack([torch.stack(column) for column in zip(*errors, strict=True)])
-    return ShiftedLosses(tuple(learners), scaled, tuple(map(float, scales)), by_learner)
+        errors.append(torch.stack([squared_errors(each, prompts, memory=memory)[:, 0] for each in learners.values()]))
+    return ShiftedLosses(tuple(learners), scaled, tuple(map(float, scales)), torch.stack(errors, dim=1))

@@ -1,4 +1,4 @@
-"""Gradient descent and GD++ tuned as papers tune what they compare with: by search, also under a clip."""
+"""Gradient descent and GD++ tuned by search, as papers tune their baselines, also with clipped tokens."""
 
 import math
 from collections.abc import Sequence
@@ -15,18 +15,19 @@ from mechicl.algorithms.spectral_fit import SCREENING, SpectralLearner, Spectral
 from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 
-SMALL, LARGE = 1e-6, 1e6  # parameters are sought by their logarithms: one that is to be 0 comes as near as this
+SMALL, LARGE = 1e-6, 1e6  # the search is over logarithms of parameters: the smallest value stands for 0
 
 
 @checked
 def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step: bool = False) -> SpectralLearner:
-    """Gradient descent or GD++ with the least squared error on prompts, as the papers tune what they compare with.
+    """Tune gradient descent or GD++ to the least squared error on prompts.
 
     Args:
-        prompts: the tasks to tune on. Deep GD++ needs many: rare contexts with large eigenvalues decide its loss.
+        prompts: prompts to tune on. Deep GD++ needs many: rare contexts with large eigenvalues decide its loss.
         steps: number of steps.
         gamma: GD++ instead of gradient descent; more than one step.
-        per_step: a step size (and γ) for each step instead of one for all; the last γ, which does nothing, is left out.
+        per_step: a step size (and γ) for each step instead of one for all; the last γ, which has no effect, is left
+            out.
 
     Source: von Oswald et al. 2023, section 3 and A.10.
 
@@ -47,13 +48,13 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
 
 @dataclass(frozen=True, eq=False)
 class ClippedDescent:
-    """GD++ as layers of linear attention do it whose tokens are cut to [-clip, clip] after every step.
+    """GD++ in layers of linear attention whose tokens are clipped to [-clip, clip] after every step.
 
     Attributes:
-        step_sizes: one a step.
-        gammas: γ, one a step; 0 for gradient descent.
+        step_sizes: one for each step.
+        gammas: γ, one for each step; 0 for gradient descent.
         clip: the largest absolute value in a token.
-        hyperparameters: what was tuned.
+        hyperparameters: the tuned values by name.
 
     Example:
         >>> ClippedDescent([0.5, 0.5], [0.1, 0.0], clip=10.0, hyperparameters={}).predict(prompts)
@@ -78,15 +79,15 @@ class ClippedDescent:
 def tuned_clipped_descent(
     prompts: Prompts, steps: int, clip: float, *, gamma: bool = False, per_step: bool = False
 ) -> ClippedDescent:
-    """Gradient descent or GD++ with the least squared error among those whose tokens are clipped.
+    """Tune gradient descent or GD++ with clipped tokens to the least squared error on prompts.
 
     The result of `tuned_descent`, without a clip, can be worthless with one: ten steps of GD++ do best with a step size
     that first makes targets 25 times as large, in directions with large eigenvalues, and later small.
 
     Args:
-        prompts: the tasks to tune on.
+        prompts: prompts to tune on.
         steps: number of steps.
-        clip: tokens are cut to [-clip, clip] after every step.
+        clip: tokens are clipped to [-clip, clip] after every step.
         gamma: as for `tuned_descent`.
         per_step: as for `tuned_descent`.
 
@@ -97,14 +98,14 @@ def tuned_clipped_descent(
         >>> sorted(best.hyperparameters)
         ['gamma', 'step_size']
     """
-    _check_tuning(prompts, steps, gamma)
     few = prompts[:SCREENING]
+    _check_tuning(few, steps, gamma)
     size = 1 / torch.linalg.matrix_norm(few.context.xs, ord=2).square().mean().item()
 
     def best(starts: Sequence[list[float]], *, per_step: bool) -> list[float]:
-        """Downhill from the start that leads furthest on few prompts; `tuned_descent` is one more start."""
-        unclipped = list(tuned_descent(few, steps, gamma=gamma, per_step=per_step).hyperparameters.values())
+        """Descend from the start that leads furthest on few prompts; the result of `tuned_descent` is a start too."""
         options = {"gamma": gamma, "per_step": per_step}
+        unclipped = list(tuned_descent(few, steps, **options).hyperparameters.values())
         screened = [_descend(few, steps, clip, start, **options) for start in [*starts, unclipped]]
         return _descend(prompts, steps, clip, min(screened, key=lambda fit: fit[1])[0], **options)[0]
 
@@ -123,7 +124,7 @@ def tuned_clipped_descent(
 def _descend(
     prompts: Prompts, steps: int, clip: float, start: Sequence[float], *, gamma: bool, per_step: bool
 ) -> tuple[list[float], float]:
-    """Parameters downhill from a start, by their logarithms, and their error."""
+    """Parameters after a descent from a start, in their logarithms, and their error."""
 
     def error(logs: np.ndarray) -> tuple[float, np.ndarray]:
         values = torch.from_numpy(logs).requires_grad_()
@@ -139,7 +140,7 @@ def _descend(
 
 
 def _predicted(prompts: Prompts, sizes: Tensor, gammas: Tensor, clip: float) -> Float[Tensor, "prompt y"]:
-    """Prop. 1 on tokens (x, y), the query's y starting at 0, where it ends as minus the prediction."""
+    """Proposition 1 on tokens (x, y): the query's y starts at 0 and ends as minus the prediction."""
     xs, ys = prompts.xs, torch.cat([prompts.context.ys, torch.zeros_like(prompts.query.ys)[:, None]], dim=1)
     for a, gamma in zip(sizes.to(xs), gammas.to(xs), strict=True):
         moments = xs[:, :-1].mT @ torch.cat([xs[:, :-1], ys[:, :-1]], dim=2)
@@ -151,6 +152,6 @@ def _predicted(prompts: Prompts, sizes: Tensor, gammas: Tensor, clip: float) -> 
 
 def _check_tuning(prompts: Prompts, steps: int, gamma: bool) -> None:
     if gamma and steps == 1:
-        raise ValueError("gamma needs at least two steps: the last step's γ does nothing")
+        raise ValueError("gamma needs at least two steps: the last step's γ has no effect")
     if steps < 1 or len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context and at least one step, got {prompts} and steps={steps}")

@@ -1,4 +1,4 @@
-"""Does a model run an algorithm, or only predict the same?"""
+"""Does a model run an algorithm, or only predict the same? Interchange interventions, and learned subspaces."""
 
 from mechicl.analysis.causes.hypotheses import HypothesisTest, fit_hypotheses, test_hypotheses
 from mechicl.analysis.causes.interchange import interchange, sample_sources

@@ -1,5 +1,6 @@
-"""Hypotheses ranked by the counterfactuals that they foretell, with layers given to steps on other prompts."""
+"""Hypotheses ranked by the counterfactuals that they predict, with layers assigned to steps on other prompts."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import FitProblem, cards
 from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, ResidualDescent, Runs, StepwiseAlgorithm
-from mechicl.analysis.behaviour import Identification, identify
+from mechicl.analysis.behaviour import identify
 from mechicl.analysis.causes.interchange import interchange_each, rows_at_once, sample_sources
 from mechicl.analysis.causes.interchange_result import Interchange, Kind
 from mechicl.base.arguments import checked
@@ -25,20 +26,21 @@ from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 from mechicl.tasks import Task
 
-N_FITTING = 256  # prompts on which layers are given to steps
+N_FITTING = 256  # prompts on which layers are assigned to steps
 KINDS: tuple[Kind, Kind] = ("exchange", "ablation")
-HOLDS = 0.9  # a hypothesis stands if each of its counterfactuals is met as well as this
+LEAST = -9  # R² below which no digits are shown
+HOLDS = 0.9  # R² of every counterfactual of a hypothesis that is supported
 
 
 @dataclass(frozen=True, eq=False)
 class HypothesisTest(Result):
-    """Hypotheses ranked by how much they explain of what interventions do to a model.
+    """Hypotheses ranked by how much they explain of the effects of interventions on a model.
 
     Attributes:
-        tests: one a hypothesis, on held-out prompts, the best first: by the effects that they explain, times the share
-            of the ends of layers of which they speak.
+        tests: one per hypothesis, on held-out prompts, the best first: by the effects that they explain, times the
+            share of the layers' ends that their schedules cover.
         schedules: for each, the number of steps after 0, 1, ... layers.
-        likeness: the family that `identify` finds nearest by predictions and its distance, or "" if it was not asked.
+        likeness: the family that `identify` finds nearest by predictions and its distance, or "".
     """
 
     tests: list[Interchange]
@@ -51,30 +53,31 @@ class HypothesisTest(Result):
         return self.tests[0]
 
     @property
-    def standing(self) -> list[Interchange]:
-        """The hypotheses of which no counterfactual is worse than R² = 0.9; most models have none.
+    def supported(self) -> list[Interchange]:
+        """The hypotheses whose every counterfactual has an R² of at least 0.9; most models have none.
 
-        One that leaves out all layers' ends is not among them: nothing of it has been exchanged. In a model of one
-        layer there is nothing between to exchange.
+        A hypothesis that covers no layer's end is not among them, since nothing of it has been exchanged; in a model of
+        one layer there is nothing between to exchange.
         """
         pairs = zip(self.tests, self.schedules, strict=True)
-        told = [test for test, schedule in pairs if len(schedule) > 2 or max(schedule)[0] == 1]
-        return [test for test in told if test.score.mean >= HOLDS]
+        covering = [test for test, schedule in pairs if len(schedule) > 2 or max(schedule)[0] == 1]
+        return [test for test in covering if test.score.mean >= HOLDS]
 
     def samples(self) -> dict[str, Tensor]:
-        """Of each hypothesis, the squared distance of its counterfactuals from the model's, summed over cells."""
+        """Squared distances of each hypothesis's counterfactuals from the model's, summed over cells."""
         return {test.hypothesis: (test.predictions - test.expected).square().sum((0, 1)) for test in self.tests}
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row a hypothesis, ranked."""
+        """One row per hypothesis, ranked."""
         rows = []
         for test, schedule in zip(self.tests, self.schedules, strict=True):
-            effects, score, apart = test.effects, test.score, [test.explained([kind]) for kind in KINDS]
+            effects, score, by_kind = test.effects, test.score, [test.explained([kind]) for kind in KINDS]
             values = [r2.mean for r2 in test.r2]
             rows.append({
                 "hypothesis": test.hypothesis,
                 "effects": effects.mean, "low": effects.low, "high": effects.high,
-                "exchanges": apart[0].mean, "ablations": apart[1].mean, "layers_told": _layers_told(schedule),
+                "exchanges": by_kind[0].mean, "ablations": by_kind[1].mean,
+                "layers_covered": _layers_covered(schedule),
                 "prediction": values[0], "median_r2": float(pd.Series(values).median()),
                 "weakest_r2": score.mean, "weakest": str(test.cells[test.weakest]),
                 "steps_after_layers": " ".join(str(step) for _, step in schedule),
@@ -84,12 +87,12 @@ class HypothesisTest(Result):
     def _lines(self) -> list[tuple[str, str]]:
         lines = [("hypothesis", f"{'effects explained':>20} {'prediction':>10} {'weakest R²':>11}  of")]
         for test in self.tests:
-            effects = str(test.effects) if test.effects.mean > -9 else "below -9"
-            weakest = f"{test.score.mean:.3f}" if test.score.mean > -9 else "below -9"
+            effects = str(test.effects) if test.effects.mean > LEAST else f"below {LEAST}"
+            weakest = f"{test.score.mean:.3f}" if test.score.mean > LEAST else f"below {LEAST}"
             lines.append((test.hypothesis, f"{effects:>20} {test.r2[0].mean:>10.4f} {weakest:>11}  "
                           f"{test.cells[test.weakest]}"))  # fmt: skip
-        verdict = ", ".join(test.hypothesis for test in self.standing) or "none of them"
-        lines.append(("stand (every R² at least 0.9)", verdict))
+        verdict = ", ".join(test.hypothesis for test in self.supported) or "none of them"
+        lines.append((f"supported (every R² at least {HOLDS})", verdict))
         return lines + ([("nearest by predictions", self.likeness)] if self.likeness else [])
 
 
@@ -106,19 +109,19 @@ def test_hypotheses(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> HypothesisTest:
-    """Which algorithm does a model run? Rank hypotheses by the counterfactuals that they foretell.
+    """Rank hypotheses about the algorithm that a model runs by the counterfactuals that they predict.
 
-    Parameters of the algorithms are fitted to the model's predictions; which layers are which steps is chosen on other
-    prompts, so that exchanged and frozen states fit best; what is shown is measured on prompts that neither has seen.
+    Parameters of the algorithms are fitted to the model's predictions. Layers are assigned to steps on other prompts,
+    so that exchanged and frozen states fit best. The results are from prompts used for neither.
 
     Args:
         model: any model with hooks that reads prompts of points.
-        task: that prompts and sources are drawn from.
-        hypotheses: with schedules of their own, or algorithms by name that are given schedules; by default
+        task: distribution of prompts and sources.
+        hypotheses: hypotheses with their schedules, or algorithms by name for which schedules are fitted; by default
             `candidate_algorithms`, causal ones where the context's points do not read those after them.
-        n_prompts: to measure on.
-        seed: that the seeds of the prompts, of their sources and of those to fit on are made from.
-        with_likeness: also ask `identify` which family is nearest by predictions alone.
+        n_prompts: number of prompts to measure on.
+        seed: seed from which those of all prompts and sources are made.
+        with_likeness: also find the family that is nearest by predictions alone (`identify`).
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
@@ -131,18 +134,23 @@ def test_hypotheses(
     seeds = _seeds(seed)
     if not isinstance(hypotheses, Sequence):
         hypotheses = fit_hypotheses(model, task, hypotheses, seed=seed, memory=memory, progress=progress)
-    _check_names([hypothesis.name for hypothesis in hypotheses])
+    names = [hypothesis.name for hypothesis in hypotheses]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two hypotheses are called {twice!r}: give each its own Hypothesis(name=...)")
     prompts = task.sample(n_prompts, seed=seeds[0], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[1])
     tests = interchange_each(model, hypotheses, prompts, sources, memory=memory, progress=progress)
     ranked = sorted(
         zip(tests, hypotheses, strict=True),
-        key=lambda pair: -pair[0].effects.mean * _layers_told(pair[1].schedule),
+        key=lambda pair: -pair[0].effects.mean * _layers_covered(pair[1].schedule),
     )
     likeness = ""
     if with_likeness:
-        nearest = identify(model, task, n_prompts=max(512, n_prompts), seed=seed, memory=memory, progress=progress)
-        likeness = _in_words(nearest)
+        with warnings.catch_warnings():  # controls are untrained on purpose
+            warnings.simplefilter("ignore", UserWarning)
+            nearest = identify(model, task, n_prompts=max(512, n_prompts), seed=seed, memory=memory, progress=progress)
+        likeness = f"{nearest.best.name} (distance {nearest.distance(nearest.best)})"
     return HypothesisTest([test for test, _ in ranked], [tuple(h.schedule) for _, h in ranked], likeness)
 
 
@@ -160,13 +168,13 @@ def fit_hypotheses(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> list[Hypothesis]:
-    """The hypotheses that `test_hypotheses` ranks, for analyses that need one of them: algorithms with schedules.
+    """Fit the hypotheses that `test_hypotheses` ranks: algorithms with schedules.
 
     Args:
         model: any model with hooks that reads prompts of points.
-        task: that prompts are drawn from.
-        algorithms: by name; by default `candidate_algorithms`, fitted to the model's predictions.
-        seed: as for `test_hypotheses`: the same seed, the same hypotheses.
+        task: distribution of the prompts.
+        algorithms: algorithms by name; by default `candidate_algorithms`, fitted to the model's predictions.
+        seed: with the seed of `test_hypotheses` the hypotheses are the same.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
@@ -185,20 +193,19 @@ def fit_hypotheses(
         algorithms = candidate_algorithms(fitting, after_layers, tokens_per_point=per_point, causal=causal, clip=clip)
     prompts = task.sample(N_FITTING, seed=seeds[3], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[4])
-    asks = ["query exchanged", "context exchanged", "context frozen"]
-    asks += ["query stops reading"] if has_attention(model) else []
+    names = ["query exchanged", "context exchanged", "context frozen"]
+    names += ["query stops reading"] if has_attention(model) else []
     layers = range(1, adapter.n_layers)
     parts = []
     for base_part, source_part in _split(adapter, (prompts, sources), memory):
         tokens = [adapter.encode(each) for each in (base_part, source_part)]
-        base, source = (record_streams(adapter, each) for each in tokens)
-        runs = StreamRuns(adapter, tokens[0], base, source)
-        parts.append(_ask_all(runs, asks, layers, adapter.n_layers))
+        runs = StreamRuns(adapter, tokens[0], *(record_streams(adapter, each) for each in tokens))
+        parts.append(_intervene(runs, names, layers, adapter.n_layers))
     predicted = torch.cat(parts, dim=2)
     hypotheses = []
     for name, algorithm in progress_bar(algorithms.items(), unit="hypothesis", progress=progress, desc="schedules"):
-        told = Runs(algorithm, algorithm.states(prompts), algorithm.states(sources))
-        expected = _ask_all(told, asks, range(algorithm.n_steps + 1), algorithm.n_steps)
+        exact = Runs(algorithm, algorithm.states(prompts), algorithm.states(sources))
+        expected = _intervene(exact, names, range(algorithm.n_steps + 1), algorithm.n_steps)
         steps = _rising_steps(predicted, expected) if layers else []
         schedule = ((0, 0), *zip(layers, steps, strict=True), (adapter.n_layers, algorithm.n_steps))
         hypotheses.append(Hypothesis(algorithm, schedule, name=name))
@@ -209,20 +216,18 @@ def candidate_algorithms(
     prompts: Prompts, after_layers: Float[Tensor, "layer prompt y"], *, tokens_per_point: int = 1,
     causal: bool = False, clip: float | None = None,
 ) -> dict[str, StepwiseAlgorithm]:  # fmt: skip
-    """The step forms of all algorithms (`algorithms.cards`), fitted to a model's predictions, by name.
+    """Fit the step forms of all algorithms (`algorithms.cards`) to a model's predictions; algorithms by name.
 
-    Parameters of single steps are fitted to what the model predicts after each of its layers: its last prediction alone
-    does not decide them, since different ways lead to the same end. Algorithms with as many steps as layers have one
-    less where targets are tokens of their own, to be put together with their inputs.
+    Parameters of single steps are fitted to the model's predictions after each of its layers, because its last
+    prediction alone does not determine them. Where targets have separate tokens, one layer is reserved for copying.
 
     Args:
-        prompts: to fit on.
-        after_layers: the model's predictions for them where the query reads nothing any more after 1, 2, ... layers; at
-            least the last one, its prediction.
-        tokens_per_point: 2 where a target is a token of its own: each algorithm then begins with copying.
-        causal: the context's points read only those before them: points that carry something then each learn it from
-            their own past.
-        clip: bound on tokens after each layer: gradient descent and GD++ that hold residuals have it too.
+        prompts: prompts to fit on.
+        after_layers: the model's predictions for them where the query stops reading after 1, 2, ... layers; at least
+            the last one, its prediction.
+        tokens_per_point: 2 where a target is a separate token: each algorithm then begins with copying.
+        causal: True if the context's points read only those before them: each then learns from its own past.
+        clip: bound on tokens after each layer, which gradient descent and GD++ with residuals then have too.
     """
     after_layers = after_layers.detach().cpu().double()
     if not after_layers.isfinite().all():
@@ -240,26 +245,25 @@ def candidate_algorithms(
 
 
 def _seeds(seed: int) -> list[int]:
-    """Those of the prompts, of their sources, and of what parameters and, twice, schedules are fitted on."""
+    """Seeds of the prompts, their sources, the prompts to fit parameters on, and those (two) to fit schedules on."""
     return np.random.SeedSequence(seed).generate_state(5).tolist()
 
 
 def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, memory: float) -> Tensor:
-    """What the model predicts where the query reads nothing any more after 1, 2, ... layers; or, without the hooks for
-    that, where it stays as it is."""
-    ask = "query stops reading" if has_attention(adapter.model) else "query frozen"
+    """Predictions where the query stops reading, or without hooks for that stays unchanged, after 1, 2, ... layers."""
+    name = "query stops reading" if has_attention(adapter.model) else "query frozen"
     n_layers, parts = adapter.n_layers, []
     for (part,) in _split(adapter, (prompts,), memory):
         tokens = adapter.encode(part)
         streams = record_streams(adapter, tokens)
         runs = StreamRuns(adapter, tokens, streams, streams)
-        parts.append(_ask_all(runs, [ask], range(1, n_layers + 1), n_layers)[:, 0])
+        parts.append(_intervene(runs, [name], range(1, n_layers + 1), n_layers)[:, 0])
     return torch.cat(parts, dim=1)
 
 
 @torch.no_grad()
 def reads_ahead(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> bool:
-    """Whether the context's first point reads later ones: whether its stream depends on the last point."""
+    """True if the stream of the context's first point depends on the last point."""
     xs, ys = prompts.xs.clone(), prompts.ys.clone()
     xs[:, -2], ys[:, -2] = xs[:, -2] + 1.0, ys[:, -2] + 1.0
     both = prompts, Prompts(xs, ys)
@@ -272,30 +276,32 @@ def _split(adapter: ModelAdapter, several: Sequence[Prompts], memory: float) -> 
     return zip(*(each.split(min(rows, N_FITTING)) for each in several), strict=True)
 
 
-def _ask_all(runs: Any, asks: Sequence[str], afters: range, last: int) -> Float[Tensor, "after ask prompt y"]:
-    """What is predicted, in float64, for each number of layers or steps and everything that is asked."""
-    answers = [torch.stack([_ask(runs, name, after, last) for name in asks]).double().cpu() for after in afters]
-    return torch.stack(answers) if answers else torch.zeros(0, len(asks), 0, 1, dtype=torch.float64)
+def _intervene(
+    runs: Any, interventions: Sequence[str], afters: range, last: int
+) -> Float[Tensor, "after intervention prompt y"]:
+    """Predictions in float64 after each intervention, for each number of layers or steps before it."""
 
+    def one(name: str, after: int) -> Tensor:
+        if name == "query stops reading":
+            return runs.stop_reading(range(after, last))
+        place, what = name.split()
+        return runs.exchange(after, place) if what == "exchanged" else runs.freeze(tuple(range(after, last + 1)), place)
 
-def _ask(runs: Any, name: str, after: int, last: int) -> Tensor:
-    if name == "query stops reading":
-        return runs.stop_reading(range(after, last))
-    place, what = name.split()
-    return runs.exchange(after, place) if what == "exchanged" else runs.freeze(tuple(range(after, last + 1)), place)
+    predicted = [torch.stack([one(name, after) for name in interventions]).double().cpu() for after in afters]
+    return torch.stack(predicted) if predicted else torch.zeros(0, len(interventions), 0, 1, dtype=torch.float64)
 
 
 def _rising_steps(
-    predicted: Float[Tensor, "layer ask prompt y"], expected: Float[Tensor, "after ask prompt y"]
+    predicted: Float[Tensor, "layer intervention prompt y"], expected: Float[Tensor, "after intervention prompt y"]
 ) -> list[int]:
-    """The number of steps after each layer, never falling, with the least sum of distances over what is asked.
+    """The number of steps after each layer, never falling, with the least sum of distances over interventions.
 
     A distance is `E|model - algorithm|² / (E|model|² + E|algorithm|²)`, between 0 and 2, so that no explosion decides.
     """
     sizes = [part.square().mean((2, 3)) for part in (predicted, expected)]
-    apart = torch.stack([(layer - expected).square().mean((2, 3)) for layer in predicted])  # [layer after ask]
+    errors = torch.stack([(layer - expected).square().mean((2, 3)) for layer in predicted])
     either = (sizes[0][:, None] + sizes[1][None]).clamp(min=1e-300)
-    distances = (apart / either).nan_to_num(2.0, 2.0).mean(-1)
+    distances = (errors / either).nan_to_num(2.0, 2.0).mean(-1)  # [layer after]
     total, chosen = distances[0], []
     for layer in distances[1:]:
         least, where = total.cummin(0)
@@ -309,18 +315,6 @@ def _rising_steps(
     return steps[::-1]
 
 
-def _in_words(identification: Identification) -> str:
-    return f"{identification.best.name} (distance {identification.distance(identification.best)})"
-
-
-def _layers_told(schedule: Sequence[tuple[int, int]]) -> float:
-    """The share of the ends of layers, but for the last, of which a schedule speaks."""
+def _layers_covered(schedule: Sequence[tuple[int, int]]) -> float:
+    """The share of the layers' ends, the last one aside, that a schedule covers."""
     return (len(schedule) - 2) / (schedule[-1][0] - 1) if schedule[-1][0] > 1 else 1.0
-
-
-def _check_names(names: Sequence[str]) -> None:
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise ValueError(
-            f"two hypotheses are called {doubled[0]!r}: give them names of their own, Hypothesis(name=...)"
-        )

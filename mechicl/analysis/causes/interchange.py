@@ -1,4 +1,4 @@
-"""Interchange: a model's counterfactual predictions beside those of an algorithm that it may run."""
+"""Interchange interventions: a model's counterfactual predictions compared with those of an algorithm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +21,12 @@ from mechicl.tasks import Task
 
 @checked
 def sample_sources(task: Task, prompts: Prompts, *, seed: int) -> Prompts:
-    """Prompts of the task with contexts of their own and the queries of others: what states are taken from.
+    """Sample prompts with new contexts and the queries of given prompts, as sources for exchanges.
 
     Args:
-        task: that the contexts are drawn from.
-        prompts: whose queries they get.
-        seed: another one than the prompts'.
+        task: distribution of the contexts.
+        prompts: prompts with the queries.
+        seed: a different seed from the prompts'.
 
     Example:
         >>> base = task.sample(64, seed=1)
@@ -49,28 +49,23 @@ def interchange(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Interchange:
-    """Does a model do what an algorithm would, if its state were another after some step?
+    """Test whether a model does what an algorithm would, if its state were another after some step.
 
-    Every intervention is made on the algorithm, where what follows is computed exactly, and on the model, where the
-    hypothesis says that the same variables are. Two models that predict the same and compute in different ways differ
-    here.
+    Every intervention is made on the algorithm, where the consequences are computed exactly, and on the model, at the
+    place of the same variables according to the hypothesis. Two models that predict the same but compute it in
+    different ways differ here.
 
     Args:
         model: any model with hooks that reads prompts of points.
         hypothesis: the algorithm, and which layers are which steps.
-        prompts: that are intervened in.
-        sources: as many, with the same queries and other contexts (`sample_sources`).
+        prompts: prompts to intervene on.
+        sources: the same number of prompts, with the same queries and other contexts (`sample_sources`).
         interventions: names from `INTERVENTIONS`; all by default, as far as the model has hooks for them.
-        point: number of the context's point that is exchanged alone; the middle one by default.
-        memory: bound in bytes on what is held at a time.
-        progress: show a progress bar.
+        point: index of the context point to exchange alone; the middle one by default.
 
     Raises:
         TypeError: a model without hooks, or one that does not read prompts of points.
-        ValueError: prompts without context; sources of another shape or with other queries, or for which the model
-            predicts the same; another number of layers than the schedule's; subspaces of another width than the
-            stream; a point or an intervention that does not exist; or an algorithm whose state is not finite on these
-            prompts.
+        ValueError: prompts, sources or a hypothesis that do not fit each other or the model.
 
     Source: Geiger et al. 2021 for interchange interventions, with targets that are numbers in place of classes.
 
@@ -109,9 +104,9 @@ def interchange_each(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> list[Interchange]:
-    """`interchange` for several hypotheses on one model, whose runs they share."""
+    """Run `interchange` for several hypotheses, which share the model's runs."""
     adapter = ModelAdapter(model)
-    tokens_per_point(model)  # refuses models that do not read points
+    tokens_per_point(model)  # raises TypeError for models that do not read points
     if not hypotheses:
         raise ValueError("no hypotheses: give one or more")
     point = prompts.n_context // 2 if point is None else point
@@ -166,7 +161,7 @@ def interchange_each(
 def rows_at_once(
     adapter: ModelAdapter, tokens: Tensor, memory: float, algorithms: Sequence[StepwiseAlgorithm], prompts: Prompts
 ) -> int:
-    """How many prompts fit: their streams and those of two sources, a run, and the states of the largest algorithm."""
+    """Number of prompts whose streams, those of two sources, a run and the largest algorithm's states fit in memory."""
     states = [algorithm.states(prompts[:1]) for algorithm in algorithms]
     largest = max((sum(value.nbytes for state in each for value in state.values()) for each in states), default=0)
     streams = (adapter.n_layers + 2) * tokens.shape[1] * adapter.model.cfg.d_model * 8
@@ -181,26 +176,22 @@ def _with_point(values: Tensor, others: Tensor, point: int) -> Tensor:
 
 
 def check_inputs(adapter: ModelAdapter, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts) -> None:
-    """Refuse (ValueError) prompts and sources that a hypothesis on a model cannot be tested on."""
+    """Raise ValueError for prompts and sources on which a hypothesis about a model cannot be tested."""
     if prompts.n_context == 0:
         raise ValueError("prompts without context points have nothing to exchange: n_context must be 1 or more")
-    width = adapter.model.cfg.d_model
+    width, n_layers = adapter.model.cfg.d_model, adapter.n_layers
     for name, columns in hypothesis.subspaces.items():
         if len(columns) != width:
             raise ValueError(f"the subspace of {name!r} has {len(columns)} rows, and the stream {width} dimensions")
-    if hypothesis.n_layers != adapter.n_layers:
+    if hypothesis.n_layers != n_layers:
         raise ValueError(
             f"the schedule of {hypothesis.name!r} ends after {hypothesis.n_layers} layers, and the model has "
-            f"{adapter.n_layers}: give Hypothesis(schedule=((0, 0), ..., ({adapter.n_layers}, "
-            f"{hypothesis.algorithm.n_steps})))"
+            f"{n_layers}: pass Hypothesis(schedule=((0, 0), ..., ({n_layers}, {hypothesis.algorithm.n_steps})))"
         )
     if len(prompts) < 2 or prompts.xs.shape != sources.xs.shape or prompts.ys.shape != sources.ys.shape:
-        raise ValueError(f"needs two or more prompts and as many sources of the same shape, got {prompts}, {sources}")
+        raise ValueError(f"needs two or more prompts and sources of the same shape, got {prompts} and {sources}")
     if not prompts.query.xs.equal(sources.query.xs.to(prompts.query.xs)):
-        raise ValueError(
-            "the sources' queries differ from the prompts', so that no query's state can be exchanged: take "
-            "sample_sources(task, prompts, seed=...) or sources.with_query(prompts.query.xs)"
-        )
+        raise ValueError("sources must have the prompts' queries: take sample_sources(task, prompts, seed=...)")
 
 
 def _check_ends(base: Tensor, source: Tensor) -> None:
@@ -208,18 +199,16 @@ def _check_ends(base: Tensor, source: Tensor) -> None:
         raise ValueError("the model's predictions are not all finite on these prompts or sources")
     if len(base) > 1 and base.equal(source):
         raise ValueError(
-            "the model predicts the same for all prompts and their sources: there is no effect to explain (are the "
-            "sources the prompts, or does the model ignore the context?)"
+            "the model predicts the same for all prompts and their sources, so there is no effect to explain: are the "
+            "sources the prompts, or does the model ignore the context?"
         )
 
 
 def check_finite(hypothesis: Hypothesis, states: Sequence[Sequence[dict[str, Tensor]]]) -> None:
-    """Refuse (ValueError) states of an algorithm that are not finite."""
-    for run in states:
-        for step, state in enumerate(run):
-            for name, value in state.items():
-                if not value.isfinite().all():
-                    raise ValueError(
-                        f"{hypothesis.name}: {name!r} is not finite after {step} steps on these prompts: the iteration "
-                        f"diverges (a smaller step size or alpha), or a context is singular"
-                    )
+    """Raise ValueError if an algorithm's states are not finite."""
+    for step, name, value in ((i, *each) for run in states for i, state in enumerate(run) for each in state.items()):
+        if not value.isfinite().all():
+            raise ValueError(
+                f"{hypothesis.name}: {name!r} is not finite after {step} steps on these prompts: the iteration "
+                f"diverges (take a smaller step size or alpha), or a context is singular"
+            )

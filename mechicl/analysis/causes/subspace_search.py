@@ -1,4 +1,4 @@
-"""The search for a subspace that carries a variable: runs, what is foretold of them, and columns that fit best."""
+"""The search for a subspace that carries a variable: runs, their expected changes, and the columns that fit best."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, record_streams
 from mechicl.prompts import Prompts
 
-BATCH = 256  # prompts a run
-PENALTY = 1e-9  # of a ridge regression, as a part of the mean variance
-NOTHING = 1e-9  # of the change by all variables: variables that change less change nothing
+BATCH = 256  # prompts per run
+PENALTY = 1e-9  # of a ridge regression, relative to the mean variance
+NOTHING = 1e-9  # relative to the change by all variables: variables that change less have no effect
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Runs on some prompts after some layer, and the changes that are foretold: by the variables, by all others."""
+    """Runs on some prompts after some layer, and the expected changes: by the variables, and by all others."""
 
     runs: StreamRuns
     layer: int
@@ -31,28 +31,28 @@ class Part:
     targets: tuple[Float[Tensor, "prompt y"], Float[Tensor, "prompt y"]]
 
     def changes(self, basis: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the model's prediction, by exchanging what lies in the basis, and by exchanging the rest."""
+        """Changes of the model's prediction by exchanging the basis, and by exchanging the rest of the stream."""
         exchanged = (self.runs.exchange(self.layer, self.place, basis, rest=rest).double() for rest in (False, True))
         inside, rest = (each - self.unchanged for each in exchanged)
         return inside, rest
 
-    def apart(self, basis: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
-        """These changes, times a factor, less what is foretold."""
+    def residuals(self, basis: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+        """These changes, times a factor, minus the expected ones."""
         inside, rest = self.changes(basis)
         return factor * inside - self.targets[0], factor * rest - self.targets[1]
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
-    """Prompts and sources, and what exchanging variables on them changes after any step of the algorithm.
+class VariableExchange:
+    """The exchange of variables of an algorithm between sources and prompts.
 
     Attributes:
-        hypothesis: whose algorithm it is.
-        names: of the variables.
-        place: whose they are.
-        prompts: that are intervened in.
-        sources: that states are taken from.
-        runs: the algorithm's, on both.
+        hypothesis: the hypothesis with the algorithm.
+        names: names of the variables.
+        place: "query" or "context": the tokens whose variables are exchanged.
+        prompts: prompts to intervene on.
+        sources: prompts that states are taken from.
+        runs: the algorithm's runs on both.
     """
 
     hypothesis: Hypothesis
@@ -63,11 +63,7 @@ class Told:
     runs: Runs
 
     def targets(self, step: int) -> tuple[Tensor, Tensor]:
-        """Changes of the algorithm's prediction by the variables, and by all others.
-
-        Raises:
-            ValueError: the variables change nothing.
-        """
+        """Changes of the algorithm's prediction by the variables, and by all others, after some step."""
         others = [name for name in self.hypothesis.algorithm.variables if name not in self.names]
         unchanged = self.runs.exchange(0, self.place, ())
         changed, by_others, by_all = (
@@ -76,18 +72,17 @@ class Told:
         if not changed.square().mean() > NOTHING * by_all.square().mean():
             raise ValueError(
                 f"{self.hypothesis.name}: exchanging {', '.join(self.names)} of the {self.place} after {step} steps "
-                f"changes nothing that is predicted, so that no subspace is better than another: take another "
-                f"variable, place or layer"
+                f"does not change the prediction, so every subspace fits: take another variable, place or layer"
             )
         return changed, by_others
 
     def run(self, adapter: ModelAdapter, memory: float, *, shuffled: bool) -> Callable[[int, int], list[Part]]:
-        """The parts of these prompts after some layer and step, run by a model.
+        """Run a model on these prompts; return a function that gives the parts after some layer and step.
 
         Args:
-            adapter: of the model.
-            memory: bound on what is held.
-            shuffled: each prompt gets another's targets.
+            adapter: adapter of the model.
+            memory: bound in bytes.
+            shuffled: give each prompt another's targets.
         """
         tokens = [adapter.encode(each) for each in (self.prompts, self.sources)]
         streams = 2 * sum(stream.nbytes for stream in record_streams(adapter, tokens[0][:1])) * len(self.prompts)
@@ -96,8 +91,7 @@ class Told:
         rows = budget.rows(adapter.n_layers * adapter.bytes_per_row(tokens[0][:1]), at_most=BATCH)
         batches = []
         for each in zip(*(t.split(rows) for t in tokens), strict=True):
-            base, source = (record_streams(adapter, part) for part in each)
-            runs = StreamRuns(adapter, each[0], base, source)
+            runs = StreamRuns(adapter, each[0], *(record_streams(adapter, part) for part in each))
             with torch.no_grad():
                 batches.append((runs, adapter.run(each[0]).double()))
         order = torch.arange(len(self.prompts))
@@ -115,21 +109,23 @@ class Told:
         return parts
 
 
-def find_readers(parts: Sequence[Part], told: Told, step: int) -> list[Float[Tensor, "d_model _"]]:
-    """Directions that read the variables off the streams, by ridge regression of their differences between prompts and
-    sources: off all tokens of a point, and off each of them alone, where there are several."""
+def find_readers(parts: Sequence[Part], exchange: VariableExchange, step: int) -> list[Float[Tensor, "d_model _"]]:
+    """Directions that read the variables off the streams, by ridge regression of differences from the sources.
+
+    One set for all tokens of a point together and, if there are several, one for each of them.
+    """
     layer, where = parts[0].layer, slice(-1, None) if parts[0].place == "query" else slice(0, -1)
     pairs = [(part.runs.base[layer], part.runs.source[layer]) for part in parts]
     streams = torch.cat([source[:, where] - base[:, where] for base, source in pairs]).double().cpu()
-    base, source = told.runs.base[step], told.runs.source[step]
-    carried = torch.cat([(source[name] - base[name])[:, where].flatten(0, 1) for name in told.names], dim=1)
-    d_model, by_point = streams.shape[-1], streams.reshape(len(carried), -1)  # a point's tokens beside each other
+    base, source = exchange.runs.base[step], exchange.runs.source[step]
+    carried = torch.cat([(source[name] - base[name])[:, where].flatten(0, 1) for name in exchange.names], dim=1)
+    d_model, by_point = streams.shape[-1], streams.reshape(len(carried), -1)  # a point's tokens concatenated
     alone = by_point.split(d_model, dim=1)
     return [_read_off(tokens, carried, d_model) for tokens in (by_point, *(alone if len(alone) > 1 else ()))]
 
 
 def _read_off(streams: Tensor, carried: Tensor, d_model: int) -> Float[Tensor, "d_model direction"]:
-    """The directions of all tokens together, those that read most first."""
+    """The directions of all tokens together, by decreasing singular value."""
     gram = streams.mT @ streams
     ridge = (PENALTY * gram.diagonal().mean() + 1e-30) * torch.eye(len(gram)).to(gram)
     slopes = torch.linalg.solve(gram + ridge, streams.mT @ carried)  # [token * d_model, variable]
@@ -141,8 +137,7 @@ def _read_off(streams: Tensor, carried: Tensor, d_model: int) -> Float[Tensor, "
 def make_starts(
     readers: Sequence[Float[Tensor, "d_model _"]], dim: int, restarts: int, seed: int
 ) -> list[list[Float[Tensor, "d_model _"]]]:
-    """Columns to search from: the readers, made up or cut down to their number, of which the best is taken, and random
-    ones."""
+    """Columns to start from: the readers, filled or cut to `dim` columns (the best is taken), and random ones."""
     generator = torch.Generator().manual_seed(seed)
     d_model = len(readers[0])
     drawn = [torch.randn(d_model, dim, dtype=torch.float64, generator=generator) for _ in range(1 + restarts)]
@@ -161,13 +156,13 @@ class Fit:
 def search_columns(
     parts: Sequence[Part], starts: Sequence[Sequence[Float[Tensor, "d_model _"]]], iterations: int, *, favoured: bool
 ) -> Fit:
-    """The columns with the least loss that L-BFGS reaches from some starts.
+    """Find the columns with the least loss that L-BFGS reaches from some starts.
 
     Args:
         parts: runs to fit to.
-        starts: any columns; of several in one place only the best is gone on with.
-        iterations: at most.
-        favoured: the changes are multiplied by the factor that fits best; else by 1.
+        starts: groups of columns; the search starts from the best of each group.
+        iterations: maximal number of iterations.
+        favoured: multiply the changes by the factor that fits best instead of 1.
     """
     fits = []
     for alternatives in starts:
@@ -176,7 +171,7 @@ def search_columns(
         pairs = list(zip(bases, factors, strict=True))
         basis, factor = pairs[0] if len(pairs) == 1 else min(pairs, key=lambda pair: _log_loss(parts, *pair))
         free = basis.clone().requires_grad_(), torch.tensor(factor, dtype=torch.float64, requires_grad=favoured)
-        if basis.shape[0] > basis.shape[1]:  # else there is nothing to choose
+        if basis.shape[0] > basis.shape[1]:  # else the basis spans everything
             _descend(parts, *free, iterations)
         basis, factor = torch.linalg.qr(free[0].detach()).Q, free[1].item()
         inside, rest = squared_distances(parts, basis, factor)
@@ -185,9 +180,9 @@ def search_columns(
 
 
 def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: int) -> None:
-    """Move the columns, and the factor where it is free, to where the logarithms of 1 + each distance are least.
+    """Minimise the mean of log(1 + distance) over the columns, and over the factor if it requires gradients.
 
-    Exchanging what does not belong together can make an iteration explode: a logarithm keeps that from deciding.
+    Exchanging a part of the state can make an iteration explode: the logarithm limits the influence of such prompts.
     """
     moved = [each for each in (free, factor) if each.requires_grad]
     optimizer = torch.optim.LBFGS(moved, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
@@ -199,7 +194,7 @@ def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: in
         leaf, loss = basis.detach().requires_grad_(), torch.zeros((), dtype=torch.float64)
         slopes = [torch.zeros_like(leaf), torch.zeros_like(factor)]
         for part in parts:
-            inside, rest = part.apart(leaf, factor)
+            inside, rest = part.residuals(leaf, factor)
             logarithms = ((inside.square() + rest.square()).mean(1) / (2 * scale)).log1p().sum() / n
             slope = torch.autograd.grad(logarithms, [leaf, *moved[1:]])
             slopes = [a + b.nan_to_num(0.0, 0.0, 0.0) for a, b in zip(slopes, slope, strict=False)]
@@ -219,7 +214,7 @@ def _log_loss(parts: Sequence[Part], basis: Tensor, factor: float) -> float:
 
 @torch.no_grad()
 def _best_factor(parts: Sequence[Part], basis: Tensor) -> float:
-    """By which the model's changes come nearest to the targets; 0 where it changes nothing."""
+    """The factor that brings the model's changes nearest to the targets; 0 if there are no changes."""
     changes = torch.cat([torch.cat(part.changes(basis)) for part in parts])
     targets = torch.cat([torch.cat(part.targets) for part in parts])
     return ((changes * targets).sum() / changes.square().sum()).nan_to_num(0.0, 0.0, 0.0).item()
@@ -227,7 +222,7 @@ def _best_factor(parts: Sequence[Part], basis: Tensor) -> float:
 
 @torch.no_grad()
 def squared_distances(parts: Sequence[Part], basis: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Squared distances `[prompt]` of the changes by the subspace and of those by the rest."""
-    pairs = zip(*(part.apart(basis, factor) for part in parts), strict=True)
+    """Squared distances `[prompt]` from the expected changes, of the subspace and of the rest."""
+    pairs = zip(*(part.residuals(basis, factor) for part in parts), strict=True)
     inside, rest = (torch.cat(each).square().mean(1).cpu().nan_to_num(MOST, MOST) for each in pairs)
     return inside, rest

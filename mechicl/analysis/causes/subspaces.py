@@ -1,4 +1,4 @@
-"""Where in a model's stream a variable of an algorithm lies: the subspace is learned, by exchanging what lies in it."""
+"""Where in a model's stream a variable of an algorithm lies: a subspace learned by exchange interventions."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,8 @@ from mechicl.algorithms.stepwise import Hypothesis, Runs
 from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.algorithms.stepwise.hypothesis import variables_of
 from mechicl.analysis.causes.interchange import check_finite, check_inputs, sample_sources
-from mechicl.analysis.causes.interchange_result import one_minus
 from mechicl.analysis.causes.subspace_search import (
-    Told,
+    VariableExchange,
     find_readers,
     make_starts,
     search_columns,
@@ -31,6 +30,7 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import record_streams, tokens_per_point
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
+from mechicl.statistics.results import index_of
 from mechicl.tasks import Task
 
 MODEL, RANDOM, UNTRAINED = "model", "random targets", "untrained model"
@@ -38,30 +38,30 @@ MODEL, RANDOM, UNTRAINED = "model", "random targets", "untrained model"
 
 @dataclass(frozen=True, eq=False)
 class SubspaceSearch(Result):
-    """What learned subspaces carry: their exchange beside that of an algorithm's variable, on held-out prompts.
+    """Learned subspaces: their exchange compared with that of an algorithm's variable, on held-out prompts.
 
     With Δ the change from the prediction without intervention, the R² of a subspace is
     `1 - E|Δmodel - Δhypothesis|² / E|Δhypothesis|²`: 1 where its exchange does what exchanging the variable would, 0
-    for what changes nothing. The R² of its rest, all other directions of the same tokens' streams, compares with the
-    exchange of all other variables, and has the same denominator. A variable lies in a subspace only if both
-    are near 1.
+    for a subspace without effect. The R² of its rest, all other directions of the same tokens' streams, compares with
+    the exchange of all other variables, and has the same denominator. A variable lies in a subspace only if both are
+    near 1.
 
-    Controls are searched in the same way, and are favoured: their changes are multiplied by the factor that fits best.
+    Controls are searched in the same way, with an advantage: their changes are multiplied by the best-fitting factor.
 
     Attributes:
-        hypothesis: its name.
-        variables: that are searched for, together.
-        place: "query" or "context": whose streams are exchanged.
+        hypothesis: name of the hypothesis.
+        variables: the variables, exchanged together.
+        place: "query" or "context": the tokens whose streams are exchanged.
         layers: numbers of layers before the exchange.
         steps: for each, the number of the algorithm's steps before it.
         dims: numbers of dimensions.
         searches: "model"; the controls "random targets" (each prompt's are those of another) and "untrained model".
         errors: `|Δmodel - Δhypothesis|²` of the subspaces, `[search layer dim prompt]`.
-        rest_errors: the same of the rests.
+        rest_errors: the same for the rests.
         changes: `|Δhypothesis|²` of the variables, `[search layer prompt]`.
         fitted_r2: mean of both R² on the prompts that subspaces were fitted to, `[search layer dim]`.
-        columns: the model's subspaces by layer, orthonormal columns `[d_model dim]` beside each other, the first
-            number of dimensions first.
+        columns: the model's subspaces by layer, orthonormal columns `[d_model dim]` of each number of dimensions
+            concatenated.
     """
 
     hypothesis: str
@@ -78,11 +78,7 @@ class SubspaceSearch(Result):
     columns: Float[Tensor, "layer d_model column"]
 
     def r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
-        """Held-out R² of a subspace.
-
-        Raises:
-            ValueError: a layer, a number of dimensions or a search that is not here.
-        """
+        """Held-out R² of a subspace."""
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[0][j]
 
@@ -92,26 +88,27 @@ class SubspaceSearch(Result):
         return self.curves(s, i)[1][j]
 
     def subspace(self, layer: int, dim: int) -> Float[Tensor, "d_model dim"]:
-        """The orthonormal columns that were learned in the model, for `Hypothesis(subspaces=)` for instance."""
+        """The orthonormal columns learned in the model, e.g. for `Hypothesis(subspaces=)`."""
         _, i, j = self._place(layer, dim, MODEL)
         first = sum(self.dims[:j])
         return self.columns[i, :, first : first + dim]
 
     def curves(self, search: int, layer: int) -> tuple[list[Interval], list[Interval]]:
-        """Held-out R² of subspaces and of their rests, by number of dimensions; both arguments count from 0."""
+        """Held-out R² of subspaces and of their rests, by number of dimensions; both arguments are indices from 0."""
+        changes = self.changes[search, layer]
         subspaces, rests = (
-            [ratio_interval(errors, self.changes[search, layer]) for errors in table[search, layer]]
+            [1 - ratio_interval(errors, changes) for errors in table[search, layer]]
             for table in (self.errors, self.rest_errors)
         )
-        return [one_minus(ratio) for ratio in subspaces], [one_minus(ratio) for ratio in rests]
+        return subspaces, rests
 
     def samples(self) -> dict[str, Tensor]:
-        """The errors of subspaces and of rests, as parts of the mean change: 1 minus an R² on average."""
+        """The errors of subspaces and rests relative to the mean change: 1 minus R² on average."""
         scale = self.changes.mean(-1)[:, :, None, None].clamp(min=1e-300)
         return {"errors": self.errors / scale, "rest_errors": self.rest_errors / scale}
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row a search, layer and number of dimensions: both R² with 95% intervals, and what was fitted."""
+        """One row per search, layer and number of dimensions: both R² with 95% intervals, and that of the fit."""
         rows = []
         for s, i in self._searched():
             for j, (r2, rest) in enumerate(zip(*self.curves(s, i), strict=True)):
@@ -137,11 +134,8 @@ class SubspaceSearch(Result):
         return itertools.product(range(len(self.searches)), range(len(self.layers)))
 
     def _place(self, layer: int, dim: int, search: str) -> tuple[int, int, int]:
-        asked = {"search": (search, self.searches), "layer": (layer, self.layers), "dim": (dim, self.dims)}
-        for name, (value, values) in asked.items():
-            if value not in values:
-                raise ValueError(f"{name}={value!r} was not searched, only {values}")
-        return self.searches.index(search), self.layers.index(layer), self.dims.index(dim)
+        s = index_of("search", search, self.searches)
+        return s, index_of("layer", layer, self.layers), index_of("dim", dim, self.dims)
 
 
 @checked
@@ -164,37 +158,33 @@ def fit_subspace(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> SubspaceSearch:
-    """Which subspace of a model's stream carries a variable of an algorithm?
+    """Learn which subspace of a model's stream carries a variable of an algorithm.
 
-    Orthonormal columns are learned such that what exchanging them between prompts changes in the model's prediction is
-    what exchanging the variable changes in the algorithm's, and at the same time that exchanging all other directions
-    changes what exchanging all other variables does. What is shown is measured on other prompts. Enough directions fit
-    much: so there is a curve over their number, beside the same search with random targets and in an untrained model.
+    Orthonormal columns are learned such that exchanging them between prompts changes the model's prediction as
+    exchanging the variable changes the algorithm's, and that exchanging all other directions changes it as exchanging
+    all other variables does. Results are from other prompts. Many directions fit anything: hence the curve over their
+    number, and the same search with random targets and in an untrained model.
 
     Args:
         model: any model with hooks that reads prompts of points.
         hypothesis: the algorithm, and which layers are which steps.
-        variables: one of the algorithm's, or several that are exchanged together; "y, prediction" is two too.
-        task: that prompts are drawn from, those to fit to and those to measure on.
-        place: whose tokens carry it, "query" or "context".
-        layers: numbers of layers after which to search, each from the hypothesis's schedule; by default all that lie
-            between the first and the last.
+        variables: one of the algorithm's, or several to exchange together; "y, prediction" is two too.
+        task: distribution of the prompts to fit to and to measure on.
+        place: the tokens that carry the variable, "query" or "context".
+        layers: numbers of layers after which to search, each from the hypothesis's schedule; by default all between the
+            first and the last.
         dims: numbers of dimensions of the subspace, rising.
-        untrained: an untrained model of the same kind; by default ours get new initial weights, and other models none.
-        n_fitting: prompts to fit to, each with a source.
-        n_prompts: to measure on.
-        iterations: of L-BFGS.
-        restarts: number of random first columns; others read the variables off by regression. The best on the
-            fitting prompts is taken.
-        seed: of prompts, columns and the untrained model.
-        memory: bound in bytes on what a run holds at a time.
-        progress: show a progress bar.
+        untrained: an untrained model of the same kind; by default a mechicl model with new initial weights, or none.
+        n_fitting: number of prompts to fit to, each with a source.
+        n_prompts: number of prompts to measure on.
+        iterations: iterations of L-BFGS.
+        restarts: number of random starts, in addition to directions found by regression. The best on the fitting
+            prompts is taken.
+        seed: seed of prompts, columns and the untrained model.
 
     Raises:
         TypeError: a model without hooks, or one that does not read prompts of points.
-        ValueError: a variable that the algorithm does not have, or one whose exchange changes nothing; a layer that is
-            not in the schedule; more dimensions than the stream has; another number of layers than the schedule's; or
-            an algorithm whose state is not finite on these prompts.
+        ValueError: a variable, layer, number of dimensions or schedule that does not fit the algorithm and the model.
 
     Source: Geiger et al. 2024, distributed alignment search, with targets that are numbers in place of classes.
 
@@ -206,7 +196,7 @@ def fit_subspace(
         True
     """
     adapter = ModelAdapter(model)
-    tokens_per_point(model)  # refuses models that do not read points
+    tokens_per_point(model)  # raises TypeError for models that do not read points
     names = variables_of(variables) if isinstance(variables, str) else tuple(variables)
     schedule = dict(hypothesis.schedule)
     if layers is None:
@@ -215,22 +205,25 @@ def fit_subspace(
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
     one = task.sample(1, seed=seed, dtype=torch.float64)
     d_model = _width(adapter, one)
-    _check_asked(hypothesis, names, place, layers, dims, d_model)
+    _check_search(hypothesis, names, layers, dims, d_model)
     searched = {MODEL: adapter, RANDOM: adapter}
     if untrained is None and isinstance(model, PromptedModel):
         weight = next(model.parameters())
         untrained = build(model.cfg, seed + 1_000_003).to(weight.device, weight.dtype).eval()
     if untrained is not None:
         searched[UNTRAINED] = ModelAdapter(untrained)
-        _check_same_shape(*((each.n_layers, _width(each, one)) for each in (adapter, searched[UNTRAINED])))
-    told = []
+        ours, its = ((each.n_layers, _width(each, one)) for each in (adapter, searched[UNTRAINED]))
+        if ours != its:
+            raise ValueError(f"the untrained model has (layers, d_model) = {its}, and the model {ours}")
+    exchanges = []
     for i, n in enumerate((n_fitting, n_prompts)):
         prompts = task.sample(n, seed=seed + 2 * i, dtype=torch.float64)
         sources = sample_sources(task, prompts, seed=seed + 2 * i + 1)
         check_inputs(adapter, hypothesis, prompts, sources)
         states = [hypothesis.algorithm.states(each) for each in (prompts, sources)]
         check_finite(hypothesis, states)
-        told.append(Told(hypothesis, names, place, prompts, sources, Runs(hypothesis.algorithm, *states)))
+        runs = Runs(hypothesis.algorithm, *states)
+        exchanges.append(VariableExchange(hypothesis, names, place, prompts, sources, runs))
     shape = (len(searched), len(layers), len(dims))
     errors, rest_errors = (torch.zeros(*shape, n_prompts, dtype=torch.float64) for _ in range(2))
     changes = torch.zeros(*shape[:2], n_prompts, dtype=torch.float64)
@@ -238,12 +231,12 @@ def fit_subspace(
     columns = torch.zeros(len(layers), d_model, sum(dims), dtype=torch.float64)
     with progress_bar(total=len(searched) * len(layers) * len(dims), progress=progress, unit="search") as bar:
         for s, (search, opened) in enumerate(searched.items()):
-            fitting, held_out = (each.run(opened, memory, shuffled=search == RANDOM) for each in told)
+            fitting, held_out = (each.run(opened, memory, shuffled=search == RANDOM) for each in exchanges)
             for i, layer in enumerate(layers):
                 parts, others = fitting(layer, schedule[layer]), held_out(layer, schedule[layer])
                 changes[s, i] = torch.cat([part.targets[0] for part in others]).square().mean(1)
                 scale = torch.cat([part.targets[0] for part in parts]).square().mean().item()
-                readers = find_readers(parts, told[0], schedule[layer])
+                readers = find_readers(parts, exchanges[0], schedule[layer])
                 for j, dim in enumerate(dims):
                     starts = make_starts(readers, dim, restarts, seed + 1009 * layer + dim)
                     fit = search_columns(parts, starts, iterations, favoured=search != MODEL)
@@ -259,27 +252,20 @@ def fit_subspace(
 
 
 def _width(adapter: ModelAdapter, prompts: Prompts) -> int:
-    """Dimensions of the stream: a wrapped module's config does not say."""
+    """Dimensions of the stream, which a wrapped module's config lacks."""
     return record_streams(adapter, adapter.encode(prompts))[0].shape[-1]
 
 
-def _check_asked(
-    hypothesis: Hypothesis, names: Sequence[str], place: str, layers: Sequence[int], dims: Sequence[int], d_model: int
+def _check_search(
+    hypothesis: Hypothesis, names: Sequence[str], layers: Sequence[int], dims: Sequence[int], d_model: int
 ) -> None:
     known, allowed = hypothesis.algorithm.variables, dict(hypothesis.schedule)
     if not names or not set(names) <= set(known):
         raise ValueError(f"{hypothesis.name!r} has the variables {known}, not {list(names)}")
-    if place not in ("query", "context"):
-        raise ValueError(f"place must be 'query' or 'context', got {place!r}")
     if not layers or not set(layers) <= set(allowed):
         raise ValueError(f"layers must be some of the schedule's, {sorted(allowed)}; got {list(layers)}")
     if not dims or list(dims) != sorted(set(dims)) or not 1 <= dims[0] <= dims[-1] <= d_model:
         raise ValueError(f"dims must rise, from 1 or more to at most the stream's width {d_model}; got {list(dims)}")
-
-
-def _check_same_shape(model: tuple[int, int], untrained: tuple[int, int]) -> None:
-    if model != untrained:
-        raise ValueError(f"the untrained model has (layers, d_model) = {untrained}, and the model {model}")
 
 
 def _short(r2: float) -> str:

@@ -1,4 +1,4 @@
-"""When does it learn it? Analyses at the snapshots of a training, and the step at which its loss falls.
+"""When does a model learn it? Analyses at the snapshots of a training, and the step at which its loss falls.
 
 >>> align_over_training(load_checkpoint("lsa-1l"), gradient_descent, prompts).sensitivity_cosine
 >>> find_transitions(curve["eval_step"], curve["eval_loss"]).mean_step()

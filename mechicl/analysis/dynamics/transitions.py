@@ -9,23 +9,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Fraction, Positive, checked
 from mechicl.statistics import Interval, Result, interval
 
 
 @dataclass(frozen=True, eq=False)
 class Transitions(Result):
-    """Where the loss curves of a training fall from their plateau.
+    """The steps at which the loss curves of a training fall from their plateau.
 
     Attributes:
         plateau: the loss that each seed starts from, `[seed]`.
         final: each seed's loss at the end, `[seed]`.
         before: the last evaluated step at which the loss is above the threshold, `[seed]`; NaN without a transition.
-        after: the next evaluated step, `[seed]`. Both are the first step where the loss is below the threshold from the
-            first on.
-        start: the first evaluated step from which a tenth of the fall is over for good, `[seed]`.
-        end: the first evaluated step from which nine tenths of it are, `[seed]`; NaN also where they are not at the
-            last evaluation.
+        after: the next evaluated step, `[seed]`. Both are the first step if the loss is always below the threshold.
+        start: the first evaluated step after which a tenth of the fall is permanently done, `[seed]`.
+        end: the first evaluated step after which nine tenths of it are; also NaN if they are not at the end, `[seed]`.
     """
 
     plateau: Float[Tensor, "seed"]
@@ -37,7 +35,7 @@ class Transitions(Result):
 
     @property
     def fell(self) -> Bool[Tensor, "seed"]:
-        """Which seeds have a transition."""
+        """True for seeds with a transition."""
         return ~self.after.isnan()
 
     @property
@@ -60,21 +58,21 @@ def find_transitions(
     steps: Sequence[int],
     losses: Float[Tensor, "step seed"] | Sequence[Sequence[float]],
     *,
-    plateau: float | None = None,
-    fall: float = 0.1,
+    plateau: Positive | None = None,
+    fall: Fraction = 0.1,
 ) -> Transitions:
     """Find the step at which each seed's loss falls from its plateau to its final value.
 
-    The final value is the median of the last twentieth of the evaluations. The transition is where the loss has fallen
-    by half of the way for good; there is none where the last loss is above that.
+    The final value is the median of the last twentieth of the evaluations. The transition is where the loss has
+    permanently fallen by half of the way; there is none if the last loss is above that.
 
     Args:
-        steps: of the evaluations, increasing.
+        steps: steps of the evaluations, increasing.
         losses: `[step seed]`, e.g. a checkpoint record's `curve["eval_loss"]`.
         plateau: the loss at which training lingers, such as that of predicting 0; by default the first loss.
         fall: least fall of a loss with a transition, relative to its plateau.
 
-    Source: von Oswald et al. 2023, A.11, where transitions are looked at.
+    Source: von Oswald et al. 2023, A.11.
 
     Example:
         >>> curve = load_checkpoint("lsa-1l").record["curve"]
@@ -87,14 +85,7 @@ def find_transitions(
         raise ValueError(f"steps must increase, got {list(steps)}")
     if not values.isfinite().all():
         raise ValueError("losses must be finite")
-    if plateau is not None and not (plateau > 0 and math.isfinite(plateau)):
-        raise ValueError(f"plateau must be positive and finite, got {plateau}")
-    if not 0 <= fall <= 1:
-        raise ValueError(f"fall must be between 0 and 1, got {fall}")
-    columns = [
-        _transition(list(steps), losses_of_seed, losses_of_seed[0].item() if plateau is None else plateau, fall)
-        for losses_of_seed in values.unbind(1)
-    ]
+    columns = [_transition(list(steps), curve, plateau or curve[0].item(), fall) for curve in values.unbind(1)]
     return Transitions(*torch.tensor(columns, dtype=torch.float64).reshape(-1, 6).unbind(-1))
 
 
@@ -106,7 +97,7 @@ def _transition(steps: list[int], losses: Float[Tensor, "step"], plateau: float,
         return no_transition
 
     def crossing(share: float) -> int:
-        """Number of evaluations until the loss stays below plateau minus that share of the fall."""
+        """Number of evaluations until the loss stays below the plateau minus that share of the fall."""
         above = losses > plateau - share * (plateau - final)
         return int(above.nonzero().max()) + 1 if above.any() else 0
 

@@ -1,4 +1,4 @@
-"""What do heads do? Where they attend, what they copy, what they write as an update of weights.
+"""Analyses of attention heads: where they attend, what they copy, and the update of weights that they write.
 
 >>> score_heads(model, prompts=prompts).to_dataframe()      # previous-token, induction, copying, ... scores
 >>> read_dual_form(model, prompts).relative_error                # attention as an update of the query's weights

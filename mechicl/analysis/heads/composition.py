@@ -1,4 +1,4 @@
-"""Scores of heads by their weights: circuits from tokens to tokens, and composition between heads."""
+"""Scores of heads from their weights: circuits from tokens to tokens, and composition between heads."""
 
 import itertools
 from typing import Any, Literal, NamedTuple
@@ -19,15 +19,15 @@ TOKENS_AT_A_TIME = 8192  # of a vocabulary, in float64
 @checked
 @torch.no_grad()
 def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]:
-    """Eigenvalue scores of QK circuits: whether each head attends to the token that each earlier head moved.
+    """Score how far each head attends to the token that each earlier head moved, by eigenvalues of QK circuits.
 
-    Of the circuit `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` with the queries and keys of the later head and the values and output
+    The circuit is `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` with the queries and keys of the later head and the values and output
     of the earlier one: 1 where a token attends to positions to which the earlier head moved the same token, as an
     induction head does through a previous-token head; see `score_heads`. Norms are left out.
 
     Returns:
-        `[earlier layer, its head, later layer, its head]`, between -1 and 1; 0 where the first is not of an earlier
-        layer. Float64 on the CPU.
+        `[earlier layer, its head, later layer, its head]`, between -1 and 1; 0 unless the first layer is earlier.
+        Float64 on the CPU.
 
     Source: Elhage et al. 2021, section "Induction heads".
 
@@ -49,22 +49,22 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
 @checked
 @torch.no_grad()
 def composition_scores(
-    model: Any, kind: Literal["Q", "K", "V"], *, baseline: bool = False, seed: int = 0
+    model: Any, kind: Literal["Q", "K", "V"] = "K", *, baseline: bool = False, seed: int = 0
 ) -> Float[Tensor, "layer head layer head"]:
-    """Composition of each head's output with the queries, keys or values of each later head.
+    """Score the composition of each head's output with the keys, queries or values of each later head.
 
     The Frobenius norm of the product of the earlier head's OV matrix and the later one's QK matrix (its transpose for
     "K", the OV matrix for "V"), over the product of their norms.
 
     Args:
-        model: any with W_Q, W_K, W_V and W_O. Norms between the weights are left out.
-        kind: what of the later head: its queries "Q", keys "K" or values "V".
+        model: any model with W_Q, W_K, W_V and W_O. Norms between the weights are left out.
+        kind: the later head's keys "K" (as induction heads compose), queries "Q" or values "V".
         baseline: subtract the mean score of random normal matrices of these shapes, from 64 draws.
-        seed: of these.
+        seed: seed of these draws.
 
     Returns:
-        `[earlier layer, its head, later layer, its head]`, 0 where the first is not of an earlier layer, and minus the
-        baseline for a head whose matrix is 0. Float64 on the CPU.
+        `[earlier layer, its head, later layer, its head]`, 0 unless the first layer is earlier, and minus the baseline
+        for a head whose matrix is 0. Float64 on the CPU.
 
     Source: Elhage et al. 2021, section "Two-layer attention-only transformers".
 
@@ -89,10 +89,11 @@ class _HeadWeights(NamedTuple):
 
 
 def _head_weights(model: Any) -> _HeadWeights:
-    """Float64 on the CPU; keys and values that a group of heads shares are repeated for each."""
-    if not all(isinstance(getattr(model, f"W_{name}", None), Tensor) for name in "QKVO"):
+    """Weights in float64 on the CPU; keys and values that a group of heads shares are repeated for each."""
+    weights = [getattr(model, f"W_{name}", None) for name in "QKVO"]
+    if not all(isinstance(weight, Tensor) for weight in weights):
         raise TypeError(f"model must have heads with weights W_Q, W_K, W_V and W_O, got {type(model).__name__}")
-    stacked = [getattr(model, f"W_{name}").detach().cpu().double() for name in "QKVO"]
+    stacked = [weight.detach().cpu().double() for weight in weights if weight is not None]
     if any(map(count_undefined, stacked)):
         raise ValueError("the model's weights W_Q, W_K, W_V or W_O are not finite")
     n_heads = stacked[0].shape[1]
@@ -116,16 +117,14 @@ def _eigenvalue_score(product: FactoredMatrix) -> Float[Tensor, "*batch"]:
 def _prefix_matching(
     W_V: Tensor, W_O: Tensor, W_Q: Tensor, W_K: Tensor, inner: Float[Tensor, "d_model d_model"]
 ) -> Float[Tensor, "*batch"]:
-    """`inner` is `W_Eᵀ W_E`: the eigenvalues that are not 0 stay when W_E goes round to the other end."""
-    read = einsum(W_V, inner, W_Q, "... model moved, model asking, ... asking score -> ... moved score")
+    """`inner` is `W_Eᵀ W_E`: moving W_E cyclically to the other end keeps all eigenvalues that are not 0."""
+    read = einsum(W_V, inner, W_Q, "... model moved, model query, ... query score -> ... moved score")
     brought = einsum(W_O, W_K, "... moved model, ... model score -> ... moved score")
     return _eigenvalue_score(FactoredMatrix(read, brought.mT))
 
 
 def circuit_scores(model: Any) -> dict[str, Float[Tensor, "layer head"]]:
-    """The scores of weights in `score_heads`: `copying`, where outputs are over the same vocabulary, and
-    `prefix_matching` through the earlier head that the keys compose with most strongly.
-    """
+    """Scores of weights in `score_heads`: `copying` if outputs have the same vocabulary, and `prefix_matching`."""
     weights, W_E, W_U = _head_weights(model), model.W_E, model.W_U.mT
     scores = {}
     if len(W_E) == len(W_U):

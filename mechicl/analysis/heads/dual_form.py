@@ -8,6 +8,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mechicl.analysis.layers.layer_learners import check_layer
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.holding import holds_models
@@ -21,17 +22,17 @@ from mechicl.statistics import Result
 
 @dataclass(frozen=True, eq=False)
 class DualForm(Result):
-    """The effect of each head of a layer on the query, as linear maps of its query vector.
+    """Linear maps of each head's query vector that give the effect of a layer's heads on the query.
 
     The head's output at the query is `q (zero_shot + update)` for linear attention.
 
     Attributes:
-        zero_shot: W_ZSL `[d_head d_model head prompt]`, from the keys and values after the demonstrations that the
-            query sees, by default its own.
+        zero_shot: W_ZSL `[d_head d_model head prompt]`, from the visible keys and values after the demonstrations, by
+            default the query's own.
         update: ΔW_ICL `[d_head d_model head prompt]`, the sum of the outer products of the demonstrations' keys and
             values.
         relative_error: distance between `q (zero_shot + update)` and the head's output, over the norm of the latter,
-            `[head prompt]`: rounding for linear attention; for softmax the error of leaving out exp and normaliser.
+            `[head prompt]`: rounding for linear attention; for softmax the error of leaving out exp and normalizer.
     """
 
     zero_shot: Float[Tensor, "d_head d_model head prompt"]
@@ -61,14 +62,13 @@ def read_dual_form(
             in eval mode, whose scores are products of queries and keys; their scale is measured on the first prompt.
         prompts: Prompts, or token ids `[prompt pos]`.
         layer: the layer to read.
-        n_demonstration_tokens: number of positions, from the first one on, of the demonstrations; the others are those
+        n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the others are those
             of the query (a text of several tokens, say). By default all but the last one.
         memory: bound in bytes on a run; the recorded layer and the result are additional.
 
     Raises:
-        ValueError: a number of demonstration tokens that leaves no query, token ids for a model on prompts or the
-            reverse, momentum, a model without the hooks or in training mode, or one whose scores are more than products
-            (soft caps, biases by distance).
+        ValueError: prompts of another kind than the model's, no position left for the query, momentum, a model without
+            the hooks or in training mode, or scores with more terms than products (soft caps, biases by distance).
 
     Source: Irie et al. 2022; Dai et al. 2023, whose equations 1 to 4 Bar Natan, Deutch & Magar revisit.
 
@@ -78,10 +78,9 @@ def read_dual_form(
     """
     refuse_wrapped(model, "the dual form is made of W_O")
     adapter, cfg = ModelAdapter(model), model.cfg
-    if not 0 <= layer < cfg.n_layers:
-        raise ValueError(f"layer must be 0 to {cfg.n_layers - 1}, got {layer}")
+    check_layer(layer, cfg.n_layers - 1)
     if getattr(cfg, "momentum", 0):
-        raise ValueError(f"the dual form is of plain attention, and this model has momentum={cfg.momentum}")
+        raise ValueError(f"the dual form needs attention without momentum, and this model has momentum={cfg.momentum}")
     tokens, names = _encode(adapter, prompts), _hooks(model, layer)
     n_at_a_time = Budget(memory).rows(adapter.bytes_per_row(tokens))
     cache = adapter.record(tokens, names.values(), n_at_a_time)
@@ -91,8 +90,7 @@ def read_dual_form(
     n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens
     if not 0 <= n_shown < n_pos:
         raise ValueError(
-            f"n_demonstration_tokens must be 0 to {n_pos - 1}, so that the last of {n_pos} tokens is the query's; "
-            f"got {n_shown}"
+            f"n_demonstration_tokens must be 0 to {n_pos - 1} so that the last token is the query's, got {n_shown}"
         )
     demonstrations = torch.arange(n_pos, device=q.device) < n_shown
     damping = getattr(cfg, "damping", 1.0)
@@ -126,8 +124,7 @@ def _encode(adapter: ModelAdapter, prompts: Prompts | Tensor) -> Tensor:
         raise ValueError(f"a {type(adapter.model).__name__} of prompt_format={kind!r} reads {reads}, got {got}")
     if isinstance(prompts, Tensor) and (prompts.ndim != 2 or prompts.shape[1] == 0 or prompts.is_floating_point()):
         raise ValueError(
-            f"token ids must be whole numbers [prompt pos], one position or more; got {prompts.dtype} "
-            f"{tuple(prompts.shape)}"
+            f"token ids must be ints [prompt pos], one position or more, got {prompts.dtype} {tuple(prompts.shape)}"
         )
     return adapter.encode(prompts)
 
@@ -140,10 +137,7 @@ def _hooks(model: Any, layer: int) -> dict[str, str]:
     names |= rotated if known.issuperset(rotated.values()) else {}
     missing = [name for name in names.values() if name not in known]
     if missing:
-        raise ValueError(
-            f"the dual form is made of queries, keys and values, and this {type(model).__name__} has no hook "
-            f"{missing[0]!r}"
-        )
+        raise ValueError(f"the dual form needs queries, keys and values; {type(model).__name__} has no {missing[0]!r}")
     return names
 
 
@@ -162,8 +156,7 @@ def _score_factors(
     near = 1e3 * torch.finfo(recorded.dtype).eps
     if not torch.allclose(scale * products, scores, rtol=near, atol=near * products.abs().max().item()):
         raise ValueError(
-            f"{name} of this {type(adapter.model).__name__} is not the scaled products of its queries and keys, which "
-            f"the dual form is made of: it may have soft caps, biases by distance or norms after rotation, or show no "
-            f"scores there"
+            f"{name} of this {type(adapter.model).__name__} is not the scaled products of its queries and keys, as the "
+            f"dual form needs: soft caps, biases by distance, norms after rotation, or no scores at this hook"
         )
     return scale * seen

@@ -1,4 +1,4 @@
-"""Scores of attention patterns and weights that tell what each head does, on token ids or on points."""
+"""Scores of each head's attention pattern and weights, on token ids or on points."""
 
 import itertools
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mechicl.analysis.heads.composition import circuit_scores
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import hook_names, nearest
@@ -21,7 +22,7 @@ from mechicl.models.wrapping.wrapped import WrappedModel
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import Interval, Result, interval
 
-PERIOD = 25  # length of the segment that is repeated, where the model has the positions and the tokens for it
+PERIOD = 25  # length of the repeated segment, if the model has the positions and the tokens for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class HeadScores(Result):
     Samples are prompts, so that only scores of attention have intervals.
 
     Attributes:
-        scores: of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
+        scores: scores of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
         chance: the score of attention that is uniform over the visible keys, on the same prompts, without the sink; 0
             for scores of weights, whose sign is random for random weights.
     """
@@ -40,7 +41,7 @@ class HeadScores(Result):
     chance: dict[str, float]
 
     def samples(self) -> dict[str, Float[Tensor, "layer head prompt"]]:
-        """The scores of attention."""
+        """The scores of attention, one value per prompt."""
         return {name: scores for name, scores in self.scores.items() if scores.ndim == 3}
 
     def axes(self) -> dict[str, tuple[str, ...]]:
@@ -54,7 +55,7 @@ class HeadScores(Result):
         return self.scores[name]
 
     def is_of_attention(self, name: str) -> bool:
-        """Whether a score is one of attention, measured on prompts, and not one of weights."""
+        """True if a score is one of attention, measured on prompts, and not one of weights."""
         return self[name].ndim == 3
 
     def mean(self, name: str) -> Float[Tensor, "layer head"]:
@@ -64,11 +65,11 @@ class HeadScores(Result):
     def interval(self, name: str, layer: int, head: int, level: float = 0.95) -> Interval:
         """Mean over prompts of one head's score of attention, with its confidence interval."""
         if not self.is_of_attention(name):
-            raise ValueError(f"{name!r} is a score of the weights: it has a value, mean({name!r}), and no interval")
+            raise ValueError(f"{name!r} is a score of the weights, without an interval: take mean({name!r})")
         layers, heads = self[name].shape[:2]
         if not (0 <= layer < layers and 0 <= head < heads):
             raise ValueError(f"no head {head} of layer {layer} among {layers} layers of {heads} heads")
-        return interval(self[name][layer, head], level)
+        return interval(self[name][layer, head], level).within(0, 1)
 
     def best(self, name: str) -> tuple[int, int]:
         """Layer and head with the largest mean; the first of several."""
@@ -98,10 +99,11 @@ def score_heads(
     *,
     prompts: Prompts | None = None,
     sequences: TokenSequences | Int[Tensor, "prompt pos"] | None = None,
-    n_prompts: int = 64,
+    n_prompts: Count = 64,
     seed: int = 0,
     prepend: int | None = None,
     memory: float = MEMORY,
+    progress: bool = True,
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
 
@@ -123,31 +125,30 @@ def score_heads(
     - `previous_token`: attention to the token before, mean over all tokens but the first;
     - `target_to_input`: attention from the token of y_i to that of its x_i, mean over the context's points;
     - `input_to_target`: attention from the token of x_i to that of its y_i, as in `constructions.copy_targets`
-      (von Oswald et al. 2023, section 4), mean likewise; not there with causal keys, which hide y_i from x_i.
+      (von Oswald et al. 2023, section 4), mean likewise; missing with causal keys, which hide y_i from x_i.
 
-    Of weights, `Σ Re λ / Σ |λ|` over the eigenvalues λ of a circuit from tokens to tokens, between -1 and 1, and 0
+    From weights, `Σ Re λ / Σ |λ|` over the eigenvalues λ of a circuit from tokens to tokens, between -1 and 1, and 0
     where all are 0; norms, MLPs, positions and biases are left out:
 
-    - `copying`: of the OV circuit `W_E W_V W_O W_U`, 1 for a head that makes the token it attends to more likely; not
-      there if the outputs are not over the same vocabulary;
-    - `prefix_matching`: of the QK circuit through that head of an earlier layer which the head's keys compose with
-      most strongly (`composition_scores`); 0 in layer 0. All pairs are in `prefix_matching_scores`.
+    - `copying`: score of the OV circuit `W_E W_V W_O W_U`, 1 for a head that makes the token it attends to more likely;
+      missing if the outputs have another vocabulary;
+    - `prefix_matching`: score of the QK circuit through that head of an earlier layer which the head's keys compose
+      with most strongly (`composition_scores`); 0 in layer 0. All pairs are in `prefix_matching_scores`.
 
     Args:
         model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, or a `TransformerBridge` of
             TransformerLens with causal or bidirectional attention.
         prompts: for a model on interleaved prompts.
-        sequences: ids for a model on token ids instead of drawn ones.
-        n_prompts: number of sequences to draw: a random segment of 25 different tokens (fewer if the model has not the
+        sequences: for a model on token ids, ids to use instead of drawn ones.
+        n_prompts: number of sequences to draw: a random segment of 25 different tokens (fewer if the model lacks the
             positions or tokens) twice.
-        seed: of the sequences drawn.
-        prepend: id of a token to put before each sequence drawn, and nowhere in it, such as beginning-of-sequence.
-        memory: bound in bytes.
+        seed: seed of the sequences drawn.
+        prepend: id of a token that precedes each sequence drawn and occurs nowhere else in it, such as
+            beginning-of-sequence.
 
     Raises:
         ValueError: a model in training mode, without attention, or on paired prompts; arguments for another kind of
-            model; a vocabulary or a number of positions that is too small for a repetition; a sequence in which no
-            token occurs twice.
+            model; too small a vocabulary or number of positions; a sequence in which no token occurs twice.
 
     Source: Elhage et al. 2021 for the circuits; Olsson et al. 2022 for the scores on repeated random tokens.
 
@@ -157,16 +158,14 @@ def score_heads(
         ((1, 1), '1.0000 ± 0.0000')
     """
     cfg, names, adapter = model.cfg, _pattern_hooks(model), ModelAdapter(model)
-    if n_prompts < 1:
-        raise ValueError(f"n_prompts must be at least 1, got {n_prompts}")
     format_name = getattr(cfg, "prompt_format", "token_ids")  # TransformerLens' models take nothing else
     if format_name == "paired":
-        raise ValueError("tokens of paired prompts hold x and y together, so no position tells what a head does")
+        raise ValueError("tokens of paired prompts contain x and y together, so positions do not show what a head does")
     if (prompts is None) == (format_name == "interleaved") or (prompts is not None and sequences is not None):
         kind = "prompts" if format_name == "interleaved" else "token ids (sequences=, or none to have them drawn)"
         raise ValueError(f"a model of prompt_format={format_name!r} is scored on {kind}")
     if prepend is not None and (prompts is not None or sequences is not None):
-        raise ValueError("prepend is for sequences drawn here")
+        raise ValueError("prepend is for drawn sequences only")
     if prompts is not None and (len(prompts) == 0 or prompts.n_context == 0):
         raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
     if sequences is None:
@@ -180,7 +179,8 @@ def score_heads(
     parts: dict[str, list[Tensor]] = {}
     chances: dict[str, list[Tensor]] = {}
     shares_of_prompt = 3 * torch.float64.itemsize * len(names) * cfg.n_heads * tokens.shape[1] ** 2
-    for part in tokens.split(Budget(memory).rows(adapter.bytes_per_row(tokens) + shares_of_prompt)):
+    batches = tokens.split(Budget(memory).rows(adapter.bytes_per_row(tokens) + shares_of_prompt))
+    for part in progress_bar(batches, unit="batch", progress=progress, desc="heads"):
         places = _token_places(part.cpu()) if prompts is None else _point_places(part.shape[1], visible)
         cache = adapter.record(part, names, len(part))
         shares = [_shares(cache[name], cfg, layer) for layer, name in enumerate(names)]
@@ -204,9 +204,7 @@ def _pattern_hooks(model: Any) -> list[str]:
     missing = sorted(set(names) - set(hook_names(model)))
     if missing:
         hint = model.how_to_declare(missing[0]) if isinstance(model, WrappedModel) else ""
-        raise ValueError(
-            f"heads are told by their attention, and this {type(model).__name__} has no hook {missing[0]}{hint}"
-        )
+        raise ValueError(f"head scores need attention, and this {type(model).__name__} has no hook {missing[0]}{hint}")
     return names
 
 
@@ -218,7 +216,7 @@ def _repeated_segments(cfg: Any, n_prompts: int, seed: int, prepend: int | None)
     period = min(PERIOD, (cfg.n_ctx - extra) // 2, cfg.d_vocab - extra)
     if period < 2:
         raise ValueError(
-            f"repeating a segment takes {4 + extra} positions and {2 + extra} different tokens at least; the model has "
+            f"repeated segments need at least {4 + extra} positions and {2 + extra} different tokens; the model has "
             f"n_ctx={cfg.n_ctx} and d_vocab={cfg.d_vocab}"
         )
     generator = torch.Generator().manual_seed(seed)
@@ -243,7 +241,7 @@ def _token_places(ids: Int[Tensor, "prompt pos"]) -> dict[str, Float[Tensor, "pr
     duplicates = (ids[:, :, None] == ids[:, None]).tril(-1)
     repeated = duplicates.any(-1)
     if not repeated.any(-1).all():
-        raise ValueError("every sequence needs a token that occurs twice: no position of these can be scored")
+        raise ValueError("every sequence needs a token that occurs twice")
     following = duplicates.roll(1, dims=-1)  # the last key, which rolls around, is before no query
     later = (torch.arange(ids.shape[1]) > 0).expand(len(ids), -1)
     return {

@@ -1,7 +1,7 @@
-"""Does a layer copy targets to their inputs' tokens? Derivatives, attention, decoding, and what ablating it costs."""
+"""Does a layer copy targets to their inputs' tokens? Derivatives, attention, decoding, and ablations."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.func import jacfwd, vmap
 from mechicl.analysis.layers.layer_learners import check_layer
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
 from mechicl.constructions import copy_targets
 from mechicl.learners import prompt_batches
 from mechicl.models import HookedTransformer
@@ -20,6 +21,7 @@ from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
+from mechicl.statistics.results import COSINE, SHARE
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class TokenSensitivity(Result):
     Attributes:
         norms: Frobenius norm of d stream / d token, residual path included, `[position token prompt]`.
         itself: mean over the context's x tokens of the norm for the token itself, `[prompt]`.
-        next: mean of the norm for the token after it, which holds its target, `[prompt]`.
+        next: mean of the norm for the token after it, its target, `[prompt]`.
         other: mean of the norm for all other tokens, `[prompt]`.
     """
 
@@ -42,22 +44,21 @@ class TokenSensitivity(Result):
 @checked
 @holds_models
 def measure_token_sensitivity(
-    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, memory: float = MEMORY
+    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, memory: float = MEMORY, progress: bool = True
 ) -> TokenSensitivity:
-    """Exact derivatives of the stream before a layer with respect to the tokens of interleaved prompts.
+    """Differentiate the stream before a layer exactly with respect to the tokens of interleaved prompts.
 
     Args:
-        model: on interleaved prompts.
-        prompts: with at least one context point.
-        layer: the stream before it; n_layers is the final stream.
-        memory: bound in bytes.
+        model: a model on interleaved prompts.
+        prompts: prompts with at least one context point.
+        layer: the layer after the stream; n_layers for the final stream.
 
     Source: von Oswald et al. 2023, section 4 and Fig. 5.
 
     Example:
         >>> print(measure_token_sensitivity(load("copy-2l"), LinearRegression().sample(16, seed=0)).intervals()["next"])
     """
-    refuse_wrapped(model, "derivatives of the stream are taken through the first layers")
+    refuse_wrapped(model, "derivatives need passes that stop after some layers")
     _require_interleaved(model, prompts)
     check_layer(layer, model.cfg.n_layers)
 
@@ -69,9 +70,10 @@ def measure_token_sensitivity(
     with torch.no_grad(), warnings.catch_warnings():
         # torch's own forward mode still compiles its decompositions that way, at its first use
         warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
+        batches = list(prompt_batches(model, prompts, memory, copies=n_entries))
         parts = [
             jacobians(model.encode(part)).square().sum((2, 4)).sqrt()
-            for part in prompt_batches(model, prompts, memory, copies=n_entries)
+            for part in progress_bar(batches, unit="batch", progress=progress, desc="derivatives")
         ]
     norms = torch.cat(parts).permute(1, 2, 0)
     n = prompts.n_context
@@ -91,10 +93,11 @@ class TargetCopying(Result):
         pattern_cosine: cosine between the rows of the pattern at the context's x tokens and those of
             `constructions.copy_targets`, mean over x tokens, `[head prompt]`; NaN likewise.
         decoding_errors: squared error of a linear readout of each target from the stream at its input's token after
-            the layer, over the targets' mean square: 0 if it is there, 1 if it is not; mean over points, `[prompt]`.
-        decoding_errors_before: errors of such a readout of the stream before the layer, `[prompt]`.
-        decoding_errors_of_inputs: errors of such a readout of each input at its target's token after the layer: inputs
-            and targets can also be joined there.
+            the layer, relative to the targets' mean square: 0 if it is there, 1 if it is not; mean over points,
+            `[prompt]`.
+        decoding_errors_before: the same before the layer, `[prompt]`.
+        decoding_errors_of_inputs: errors of a readout of each input at its target's token after the layer, the other
+            place where inputs and targets can be joined.
         errors: the model's squared errors on the query, `[prompt]`.
         errors_without: with the layer's attention output ablated (replaced by its mean over prompts) at the context's
             x tokens, where it can copy.
@@ -103,8 +106,8 @@ class TargetCopying(Result):
             the head's mean total weight there.
     """
 
-    attention: Float[Tensor, "head prompt"]
-    pattern_cosine: Float[Tensor, "head prompt"]
+    attention: Float[Tensor, "head prompt"] = field(metadata=SHARE)
+    pattern_cosine: Float[Tensor, "head prompt"] = field(metadata=COSINE)
     decoding_errors: Float[Tensor, "prompt"]
     decoding_errors_before: Float[Tensor, "prompt"]
     decoding_errors_of_inputs: Float[Tensor, "prompt"]
@@ -123,7 +126,7 @@ def measure_target_copying(
     """Compare a layer with the construction that copies each target onto its input's token.
 
     Args:
-        model: on interleaved prompts.
+        model: a model on interleaved prompts.
         prompts: two or more; the readouts are fitted on one half and evaluated on the other, both ways.
         layer: the attention layer.
         memory: bound in bytes on a run; the layer's activations are additional.
@@ -190,22 +193,22 @@ def _copying_pattern(prompts: Prompts) -> Float[Tensor, "point key_pos"]:
 def _decoding_errors(
     streams: Float[Tensor, "prompt point d_model"], values: Float[Tensor, "prompt point d_value"]
 ) -> Float[Tensor, "prompt"]:
-    """Errors of least-squares readouts with a constant, each half of the prompts read by the other half's readout."""
-    xs = torch.cat([streams, torch.ones_like(streams[..., :1])], dim=-1).double().cpu()  # where there is gelsd
+    """Errors of least-squares readouts with a constant, on each half of the prompts those of the other half."""
+    xs = torch.cat([streams, torch.ones_like(streams[..., :1])], dim=-1).double().cpu()  # gelsd exists on the CPU only
     ys = values.to(xs)
     half = len(ys) // 2
     halves = (slice(None, half), slice(half, None))
     errors = torch.empty(len(ys), dtype=torch.float64)
-    for judged, fitted in (halves, halves[::-1]):
+    for measured, fitted in (halves, halves[::-1]):
         rows, targets = xs[fitted].flatten(0, 1), ys[fitted].flatten(0, 1)
-        rounding = torch.finfo(streams.dtype).eps * max(rows.shape)  # of the model, not to be read
+        rounding = torch.finfo(streams.dtype).eps * max(rows.shape)  # the model's rounding carries no signal
         readout = torch.linalg.lstsq(rows, targets, rcond=rounding, driver="gelsd").solution
-        errors[judged] = (xs[judged] @ readout - ys[judged]).square().mean((1, 2))
+        errors[measured] = (xs[measured] @ readout - ys[measured]).square().mean((1, 2))
     return (errors / ys.square().mean()).to(streams.device)
 
 
 def _require_interleaved(model: HookedTransformer, prompts: Prompts) -> None:
     if model.cfg.prompt_format != "interleaved":
-        raise ValueError(f"copying is for interleaved prompts, and the model takes {model.cfg.prompt_format!r} ones")
+        raise ValueError(f"copying needs interleaved prompts, and the model takes {model.cfg.prompt_format!r} ones")
     if len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"needs at least one prompt and one context point, got {prompts}")

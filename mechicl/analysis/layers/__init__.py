@@ -1,6 +1,6 @@
-"""What does each layer hold? Predictions after every layer, by lens or fitted readouts, and probes for quantities.
+"""Predictions after every layer of a model, by lens or fitted readouts, and probes for quantities in its layers.
 
->>> print(fit_readouts(model, task.sample(1024, seed=0)).errors(prompts).by_layer()[-1])
+>>> print(fit_readouts(model, task.sample(1024, seed=0)).errors(prompts))
 >>> probe(model, {"OLS weights": ols_weights}, task.sample(256, seed=0), prompts).best("OLS weights")
 """
 

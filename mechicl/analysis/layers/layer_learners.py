@@ -1,4 +1,4 @@
-"""A model read after each of its layers: the layers as steps of a learner."""
+"""Models read after each of their layers: the layers as steps of a learner."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
@@ -22,13 +23,27 @@ class LayerErrors(Result):
 
     Attributes:
         squared_errors: `[layer point prompt]`, averaged over the target's dimensions.
+        points: number of points before each prediction; only the last one for the query alone.
     """
 
     squared_errors: Float[Tensor, "layer point prompt"]
+    points: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, prompts: Prompts, *, at: PointsAt = "query") -> "LayerErrors":
+        """The errors of predictions after each layer, at the query alone or at all points that were predicted."""
+        errors = trajectory.step_errors(prompts).transpose(1, 2).double().cpu()
+        points = tuple(range(prompts.n_context + 1 - errors.shape[1], prompts.n_context + 1))
+        return cls(errors[:, -1:], points[-1:]) if at == "query" else cls(errors, points)
 
     def by_layer(self, level: float = 0.95) -> list[Interval]:
-        """Mean over points, with an interval over prompts, for each layer."""
+        """Mean over `points`, with an interval over prompts, for each layer."""
         return [interval(errors.mean(0), level) for errors in self.squared_errors]
+
+    def _lines(self) -> list[tuple[str, str]]:
+        first, last = self.points[0], self.points[-1]
+        over = f"mean over prefixes of {first} to {last} points" if first < last else f"query after {last} points"
+        return [("squared error", over), *((f"layer {i}", str(each)) for i, each in enumerate(self.by_layer()))]
 
 
 class LayerLearner(ABC):
@@ -37,9 +52,9 @@ class LayerLearner(ABC):
     Models that predict every prefix in one pass (interleaved, causal) give all points, others the query alone.
 
     Attributes:
-        model: what is read.
+        model: the model to read.
         name: for tables and pictures.
-        memory: bound in bytes on what is held at a time.
+        memory: bound in bytes on a pass.
     """
 
     model: LayeredModel
@@ -50,15 +65,15 @@ class LayerLearner(ABC):
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
     ) -> Float[Tensor, "prompt point query y"]:
-        """The predictions in the stream after `layer` layers, at points from number `first_point` on."""
+        """Read predictions off the stream after `layer` layers, at the points from `first_point` on."""
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """The predictions after each layer: steps 0 .. n_layers, on the model's device.
+        """Predict after each layer: steps 0 .. n_layers, on the model's device.
 
         Args:
-            prompts: to predict.
-            with_weights: also return the exact derivative of each prediction with respect to its query, the context
-                held fixed: `[layer prompt point x y]`.
+            prompts: the prompts.
+            with_weights: also return the exact derivative of each prediction with respect to its query, with the
+                context fixed: `[layer prompt point x y]`.
         """
         # with gradients every layer's activations are kept, where `bytes_per_prompt` counts two layers'
         copies = self.model.cfg.n_layers + 1 if with_weights else 1
@@ -76,7 +91,7 @@ class LayerLearner(ABC):
     def predict_queries(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"]
     ) -> Float[Tensor, "layer prompt point query y"]:
-        """Predictions for other queries than the prompts' own, any number of them after each prefix.
+        """Predict other queries than the prompts' own, any number of them after each prefix.
 
         The context is computed once for all queries and all prefixes. Gradients flow to the queries. For models that
         give the query alone, the queries have one point only.
@@ -87,14 +102,23 @@ class LayerLearner(ABC):
     def predict_last_queries(
         self, prompts: Prompts, queries: Float[Tensor, "prompt query x"]
     ) -> Float[Tensor, "layer prompt query y"]:
-        """Predictions for several queries after the whole context, which is computed once."""
+        """Predict several queries after the whole context, which is computed once."""
         streams = self.model.query_streams(prompts, queries[:, None], "query")
         return torch.stack([self.read(i, stream, prompts.n_context)[:, 0] for i, stream in enumerate(streams)])
 
-    def errors(self, prompts: Prompts) -> LayerErrors:
-        """Squared errors of the predictions after each layer, on (held-out) prompts."""
-        errors = self.trajectory(prompts).step_errors(prompts)
-        return LayerErrors(errors.transpose(1, 2).double().cpu())
+    @checked
+    def errors(self, prompts: Prompts, *, at: PointsAt = "query") -> LayerErrors:
+        """Measure squared errors of the predictions after each layer, on (held-out) prompts.
+
+        Args:
+            prompts: the prompts.
+            at: the "query" alone, or all "points", each predicted from those before it.
+        """
+        if at == "query" or prediction_rows(self.model, prompts) == "points":
+            return LayerErrors.of(self.trajectory(prompts), prompts, at=at)
+        prefixes = [prompts.prefix(t) for t in range(prompts.n_context + 1)]
+        errors = [LayerErrors.of(self.trajectory(each), each).squared_errors for each in prefixes]
+        return LayerErrors(torch.cat(errors, dim=1), tuple(range(len(prefixes))))
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last layer."""
@@ -107,20 +131,20 @@ class LayerLearner(ABC):
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """Estimated memory of `trajectory` per prompt: the model's pass, and the streams of all layers."""
-        passing = self.model.bytes_per_prompt(prompts)  # first: the config of a wrapped module is complete after it
+        """Estimate the memory of `trajectory` per prompt: the model's pass, and the streams of all layers."""
+        passing = self.model.bytes_per_prompt(prompts)  # first: it completes the config of a wrapped module
         cfg = self.model.cfg
         n_points = prompts.n_context + 1 if self.gives_all_points else 1
         return passing + (cfg.n_layers + 1) * n_points * (cfg.d_model or 1) * cfg.torch_dtype.itemsize
 
     @property
     def gives_all_points(self) -> bool:
-        """Whether one pass of the model predicts every point, and not the query alone."""
+        """True if one pass of the model predicts every point, and not the query alone."""
         return self.model.cfg.one_pass
 
     def _weights(self, prompts: Prompts, n_points: int) -> Float[Tensor, "layer prompt point x y"]:
-        # The query of every prefix is in a row of its own that no other row sees, so that the derivative of the sum of
-        # all predictions with respect to one query is that of its own prediction: one pass serves all of them.
+        # The query of every prefix has its own row that no other row sees, so that the derivative of the sum of all
+        # predictions with respect to one query is that of its own prediction: one pass serves all of them.
         cfg = self.model.cfg
         queries = prompts.xs[:, -n_points:, None].detach().to(cfg.device, cfg.torch_dtype).clone().requires_grad_()
         rows, at = [], prediction_rows(self.model, prompts)
@@ -136,14 +160,14 @@ class LayerLearner(ABC):
 
 
 def check_layer(layer: int, n_layers: int) -> None:
-    """Refuse a number of layers that the model does not have."""
+    """Raise ValueError for a number of layers that the model does not have."""
     if not 0 <= layer <= n_layers:
         raise ValueError(f"layer must be 0 to {n_layers}, got {layer}")
 
 
 @contextmanager
 def _frozen(model: torch.nn.Module) -> Generator[None]:
-    """A context in which no gradient flows to the model's weights, so that none is prepared for them."""
+    """A context in which the model's weights get no gradients, so that autograd keeps nothing for them."""
     thawed = [weight for weight in model.parameters() if weight.requires_grad]
     try:
         for weight in thawed:
@@ -156,7 +180,7 @@ def _frozen(model: torch.nn.Module) -> Generator[None]:
 
 def prediction_rows(model: LayeredModel, prompts: Prompts) -> PointsAt:
     """The rows whose streams see only the points before them."""
-    model.encode(prompts[:1])  # after which the config of a wrapped module is complete
+    model.encode(prompts[:1])  # completes the config of a wrapped module
     return "points" if model.cfg.one_pass else "query"
 
 

@@ -3,24 +3,28 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-PENALTIES = tuple(10.0**e for e in range(-12, 3))  # by default, relative to the mean variance of the features
-WORK = 8  # matrices per site that solving takes: sums without a fold, covariances, eigenvectors and their work space
+from mechicl.base.arguments import NonNegative, at_least, checked
+
+PENALTIES = tuple(10.0**e for e in range(-12, 3))  # the default, relative to the mean variance of the features
+Folds = Annotated[int, at_least(2)]
+WORK = 8  # matrices per site for solving: sums without a fold, covariances, eigenvectors and their work space
 
 
 @dataclass(frozen=True, eq=False)
 class LinearMaps:
-    """Fitted maps `features @ weights + bias`, one per site.
+    """Fitted maps `features @ weights + bias`, one per site (a layer, a position, ...).
 
     Attributes:
         weights: `[*site feature y]`.
         bias: `[*site y]`.
-        penalties: the chosen ones `[*site y]`, relative to the mean variance of the features.
+        penalties: the chosen penalties `[*site y]`, relative to the mean variance of the features.
         validation_errors: mean squared error of each candidate in cross-validation, `[penalty *site y]`.
     """
 
@@ -36,9 +40,8 @@ class RidgeSums:
     Samples fall into folds by the number of their prompt, so that all samples of a prompt are validated together.
     """
 
-    def __init__(self, folds: int = 4):
-        if folds < 2:
-            raise ValueError(f"cross-validation needs at least 2 folds, got {folds}")
+    @checked
+    def __init__(self, folds: Folds = 4):
         self.folds = folds
         self.n_prompts = 0
 
@@ -69,26 +72,23 @@ class RidgeSums:
             self.targets[fold] += y.square().sum(-2)
         self.n_prompts += n
 
-    def solve(self, penalties: Sequence[float] = PENALTIES) -> LinearMaps:
-        """The maps at the penalties that are best in cross-validation, chosen for every site and target."""
-        if not penalties or not all(0 <= penalty < math.inf for penalty in penalties):
-            raise ValueError(f"penalties must be one or more finite numbers >= 0, got {list(penalties)}")
+    @checked
+    def solve(self, penalties: Sequence[NonNegative] = PENALTIES) -> LinearMaps:
+        """Fit the maps at the penalties that are best in cross-validation, chosen for every site and target."""
+        if not penalties:
+            raise ValueError("penalties must be one or more numbers, got none")
         if self.n_prompts < self.folds:
             raise ValueError(f"{self.folds}-fold cross-validation of {self.n_prompts} prompts: give more prompts")
         if not all(sums.isfinite().all() for sums in (*self.second, *self.cross)):
-            raise ValueError("features or targets hold values that are not finite: has the model diverged?")
+            raise ValueError("features or targets have values that are not finite: has the model diverged?")
         if self.targets.ndim == 2:  # one site
-            return self._solve_at((), penalties)
-        parts = [self._solve_at((i,), penalties) for i in range(self.targets.shape[1])]
-        return LinearMaps(
-            torch.stack([maps.weights for maps in parts]),
-            torch.stack([maps.bias for maps in parts]),
-            torch.stack([maps.penalties for maps in parts]),
-            torch.stack([maps.validation_errors for maps in parts], dim=1),
-        )
+            return LinearMaps(*self._solve_at((), penalties))
+        columns = zip(*(self._solve_at((i,), penalties) for i in range(self.targets.shape[1])), strict=True)
+        weights, bias, chosen, errors = map(list, columns)
+        return LinearMaps(torch.stack(weights), torch.stack(bias), torch.stack(chosen), torch.stack(errors, dim=1))
 
-    def _solve_at(self, place: tuple[int, ...], penalties: Sequence[float]) -> LinearMaps:
-        """The maps at one entry of the first axis of sites, so that the memory for solving is that of one."""
+    def _solve_at(self, place: tuple[int, ...], penalties: Sequence[float]) -> tuple[Tensor, ...]:
+        """Fields of the maps at one entry of the first axis of sites, so that solving needs the memory of one."""
         folds = tuple(sums[(slice(None), *place)] for sums in (self.second, self.cross, self.targets))
         second, cross = folds[0].sum(0), folds[1].sum(0)
         errors = torch.zeros(len(penalties), *folds[2].shape[1:], dtype=torch.float64, device=second.device)
@@ -96,7 +96,7 @@ class RidgeSums:
             solver = _Solver(second - held_second, cross - held_cross)
             for i, penalty in enumerate(penalties):
                 maps = solver.at(torch.full_like(errors[i], penalty))
-                # Σ (y - xᵀw)² = Σ y² - 2 wᵀ Σ xy + wᵀ (Σ xxᵀ) w: the fold's sums say its error, without its samples
+                # Σ (y - xᵀw)² = Σ y² - 2 wᵀ Σ xy + wᵀ (Σ xxᵀ) w: the fold's error follows from its sums
                 explained = 2 * (maps * held_cross).sum(-2) - (maps * (held_second @ maps)).sum(-2)
                 errors[i] += held_targets - explained
         errors = errors / second[..., -1, -1:]
@@ -105,18 +105,18 @@ class RidgeSums:
         weights, bias = maps[..., :-1, :], maps[..., -1, :]
         target_shift = self.target_shift.expand(*self.shift.shape[:-1], -1)  # its sites may be of size 1
         bias = bias - (self.shift[place][..., 0, :, :] @ weights)[..., 0, :] + target_shift[place][..., 0, 0, :]
-        return LinearMaps(weights, bias, chosen, errors)
+        return weights, bias, chosen, errors
 
 
 def count_sums(sites: Sequence[int], n_features: int, n_targets: int, folds: int) -> float:
-    """Bytes that `RidgeSums` at these sites take, and solving them."""
+    """Bytes for `RidgeSums` at these sites, and for solving them."""
     n_sites, size = math.prod(sites), n_features + 1
     n_matrices = (folds + 1) * n_sites + WORK * n_sites / (sites[0] if sites else 1)
     return 8.0 * n_matrices * size * (size + n_targets)
 
 
 class _Solver:
-    """Ridge with an unpenalised bias: one eigendecomposition a site, any number of penalties."""
+    """Ridge with an unpenalised bias: one eigendecomposition per site, any number of penalties."""
 
     def __init__(self, second: Float[Tensor, "*site size size"], cross: Float[Tensor, "*site size y"]):
         n = second[..., -1:, -1:]
@@ -129,7 +129,7 @@ class _Solver:
         self.rotated = self.vectors.mT @ self.covariance_with_target
 
     def at(self, penalties: Float[Tensor, "*site y"]) -> Float[Tensor, "*site size y"]:
-        """The maps, bias last, at one penalty a site and target."""
+        """The maps, bias last, at one penalty per site and target."""
         eigenvalues = self.eigenvalues[..., None]
         # directions without variance, or with so little that it is rounding noise, get no weight
         floor = 1e-14 * eigenvalues.shape[-2] * eigenvalues.amax(-2, keepdim=True)

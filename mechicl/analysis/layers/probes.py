@@ -15,38 +15,39 @@ from torch import Tensor
 from mechicl.algorithms import ols
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
-from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
-from mechicl.base.arguments import checked
+from mechicl.analysis.layers.linear_maps import PENALTIES, Folds, RidgeSums, count_sums
+from mechicl.base.arguments import NonNegative, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
+from mechicl.statistics.results import index_of
 
 Quantity = Callable[[Prompts], Float[Tensor, "prompt point quantity"]]
 """A quantity of each prefix: entry t depends on the points before point t."""
 
-GROUP = 256  # prompts among which the control task's partners are exchanged
+GROUP = 256  # prompts among which the control task exchanges quantities
 
 
 @checked
 def cross_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
-    """`Xᵀ Y` of each prefix, flattened: the first step of gradient descent."""
+    """Compute `Xᵀ Y` of each prefix, flattened: the first step of gradient descent."""
     products = prompts.xs[..., :, None] * prompts.ys[..., None, :]
     return sums_before(products).flatten(2)
 
 
 @checked
 def second_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
-    """The entries of `S = XᵀX` of each prefix, on and above the diagonal."""
+    """Compute `S = XᵀX` of each prefix, its entries on and above the diagonal."""
     rows, columns = torch.triu_indices(prompts.x_dim, prompts.x_dim)
     return sums_before(prompts.xs[..., :, None] * prompts.xs[..., None, :])[..., rows, columns]
 
 
 @checked
 def algorithm_weights(algorithm: Callable[..., Trajectory], **settings: Any) -> Quantity:
-    """An algorithm's weights after its last step, as a quantity to probe for.
+    """Make a quantity to probe for of an algorithm's weights after its last step.
 
     Example:
         >>> algorithm_weights(algorithms.newton, steps=[4])(prompts).shape
@@ -72,9 +73,9 @@ class ProbeResult(Result):
     Attributes:
         quantities: their names.
         positions: labels of the token positions.
-        squared_errors: of the probes, `[quantity layer pos prompt]`, summed over the quantity's entries.
+        squared_errors: errors of the probes, `[quantity layer pos prompt]`, summed over the quantity's entries.
         deviations: squared distance of the quantity from its mean over held-out prompts, `[quantity 1 pos prompt]`.
-        control_squared_errors: of probes fitted to the quantity of another prompt.
+        control_squared_errors: errors of probes fitted to the quantity of another prompt.
     """
 
     quantities: tuple[str, ...]
@@ -84,7 +85,7 @@ class ProbeResult(Result):
     control_squared_errors: Float[Tensor, "quantity layer pos prompt"]
 
     def explained(self) -> Float[Tensor, "quantity layer pos"]:
-        """Explained share of the variance, R²; NaN where a quantity does not vary (as before the first point)."""
+        """Explained share of the variance, R²; NaN where a quantity is constant (as before the first point)."""
         return self._explained(self.squared_errors)
 
     def control(self) -> Float[Tensor, "quantity layer pos"]:
@@ -99,12 +100,12 @@ class ProbeResult(Result):
         """Layer and position with the largest R², chosen on every other prompt, and the R² there on the rest.
 
         Args:
-            quantity: its name.
-            positions: to choose from; all by default.
+            quantity: name of the quantity.
+            positions: positions to choose from; all by default.
         """
         halves = ({name: values[..., i::2] for name, values in self.samples().items()} for i in (0, 1))
         chosen, measured = (dataclasses.replace(self, **half) for half in halves)
-        explained = chosen.explained()[self._index(quantity)].nan_to_num(-math.inf)
+        explained = chosen.explained()[index_of("quantity", quantity, self.quantities)].nan_to_num(-math.inf)
         looked_at = list(range(explained.shape[1]) if positions is None else positions)
         layer, place = divmod(int(explained[:, looked_at].argmax()), len(looked_at))
         position = looked_at[place]
@@ -112,14 +113,11 @@ class ProbeResult(Result):
 
     def interval(self, quantity: str, layer: int, position: int, level: float = 0.95) -> Interval:
         """R² of one probe with an interval over held-out prompts."""
-        index = self._index(quantity)
+        i = index_of("quantity", quantity, self.quantities)
         n_layers, n_pos = self.squared_errors.shape[1:3]
         if not (0 <= layer < n_layers and 0 <= position < n_pos):
             raise ValueError(f"layer must be 0 to {n_layers - 1} and position 0 to {n_pos - 1}: {layer}, {position}")
-        unexplained = ratio_interval(
-            self.squared_errors[index, layer, position], self.deviations[index, 0, position], level
-        )
-        return Interval(1 - unexplained.mean, 1 - unexplained.high, 1 - unexplained.low, unexplained.n, level)
+        return 1 - ratio_interval(self.squared_errors[i, layer, position], self.deviations[i, 0, position], level)
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per quantity, layer and position: R², the control's R² and selectivity."""
@@ -133,14 +131,9 @@ class ProbeResult(Result):
             })  # fmt: skip
         return pd.DataFrame(rows)
 
-    def _index(self, quantity: str) -> int:
-        if quantity not in self.quantities:
-            raise ValueError(f"no quantity {quantity!r}; there are {list(self.quantities)}")
-        return self.quantities.index(quantity)
-
     def _explained(self, errors: Tensor) -> Tensor:
         varies = self.deviations.mean(-1)
-        # a quantity that does not vary has no R²: 0 / 0 but for rounding, which differs from position to position
+        # a constant quantity has no R²: 0 / 0 up to rounding, which differs from position to position
         constant = varies <= 1e-12 * varies.amax((1, 2), keepdim=True)
         return 1 - errors.mean(-1) / varies.masked_fill(constant, torch.nan)
 
@@ -149,11 +142,11 @@ class ProbeResult(Result):
 def probe(
     model: LayeredModel,
     quantities: dict[str, Quantity],
-    fitting: Prompts,
-    held_out: Prompts,
+    fitting: Prompts | None = None,
+    held_out: Prompts | None = None,
     *,
-    penalties: Sequence[float] = PENALTIES,
-    folds: int = 4,
+    penalties: Sequence[NonNegative] = PENALTIES,
+    folds: Folds = 4,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> ProbeResult:
@@ -167,12 +160,10 @@ def probe(
         model: an interleaved, causal model.
         quantities: by name, functions of prompts: `cross_moments`, `second_moments`, `ols_weights`,
             `algorithm_weights(newton, steps=[k])`, or your own.
-        fitting: prompts to fit on.
-        held_out: prompts to measure on, with the same number of points.
+        fitting: prompts to fit on (required).
+        held_out: prompts to measure on, with the same number of points (required).
         penalties: candidates, relative to the mean variance of the stream.
-        folds: of the cross-validation.
-        memory: bound in bytes on what is held at a time.
-        progress: show a progress bar.
+        folds: number of folds of the cross-validation.
 
     Raises:
         ValueError: a model whose positions see later points, different numbers of points, or a quantity of another
@@ -187,11 +178,13 @@ def probe(
     """
     if not quantities:
         raise ValueError("probe() needs at least one quantity")
-    model.encode(fitting[:1])  # after which the config of a wrapped module is complete
+    if fitting is None or held_out is None:
+        raise ValueError("probe() needs prompts: probe(model, quantities, task.sample(256, seed=0), held_out)")
+    model.encode(fitting[:1])  # completes the config of a wrapped module
     if not model.cfg.one_pass or model.cfg.prompt_format != "interleaved":
         raise ValueError("probe() needs an interleaved model with causal keys: elsewhere positions see all points")
     if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
-        raise ValueError(f"fitting and held-out prompts need as many points each: {fitting} and {held_out}")
+        raise ValueError(f"fitting and held_out need the same number of points, got {fitting} and {held_out}")
     names = tuple(quantities)
     sums = RidgeSums(folds)
     for streams, targets, _ in _batches(model, quantities, fitting, memory, progress, folds):
@@ -229,7 +222,7 @@ def _batches(
     progress: bool,
     folds: int | None = None,
 ) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
-    """Streams at all positions; all quantities side by side, then those of each prompt's partner; their sizes.
+    """Yield streams at all positions; all quantities side by side, then those of each prompt's partner; their sizes.
 
     The partner in the control task is the next prompt of a group, drawn independently. The size of groups does not
     depend on the memory, so that results do not either. With `folds`, the sums of a fit need memory too.

@@ -8,21 +8,16 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.layers.layer_learners import (
-    LayerLearner,
-    Lens,
-    check_layer,
-    prediction_rows,
-)
-from mechicl.analysis.layers.linear_maps import PENALTIES, RidgeSums, count_sums
-from mechicl.base.arguments import checked
+from mechicl.analysis.layers.layer_learners import LayerLearner, Lens, check_layer, prediction_rows
+from mechicl.analysis.layers.linear_maps import PENALTIES, Folds, RidgeSums, count_sums
+from mechicl.base.arguments import NonNegative, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
 from mechicl.models import LayeredModel
 from mechicl.prompts import Prompts
 
-STREAM_COPIES = 4  # the sums of a fit hold the streams again, in float64 and with a column of ones
+STREAM_COPIES = 4  # the sums of a fit copy the streams, in float64 and with a column of ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +25,15 @@ class Readouts(LayerLearner):
     """A linear readout for each layer, for each point or shared by all.
 
     Attributes:
-        model: the model that is read.
+        model: the model to read.
         weights: `[layer point d_model y]`; one point where the readout is shared.
         bias: `[layer point y]`.
-        normalized: for each layer, whether its stream is normalised (layer norm without weights) before it is read.
-        shared: whether one readout serves all points.
+        normalized: for each layer, True if its stream is normalised (layer norm without weights) before it is read.
+        shared: True if one readout serves all points.
         penalties: ridge penalty `[layer point y]` chosen by cross-validation, relative to the mean variance of the
             stream.
         name: for tables and pictures.
-        memory: bound in bytes on what is held at a time.
+        memory: bound in bytes on a pass.
     """
 
     model: LayeredModel
@@ -53,7 +48,7 @@ class Readouts(LayerLearner):
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
     ) -> Float[Tensor, "prompt point query y"]:
-        """The readout of a layer applied to its stream."""
+        """Apply the readout of a layer to its stream."""
         fitted = self.weights.shape[1]
         check_layer(layer, self.model.cfg.n_layers)
         if self.shared or not self.gives_all_points:
@@ -75,27 +70,25 @@ def fit_readouts(
     *,
     shared: bool = False,
     normalize: bool | None = None,
-    penalties: Sequence[float] = PENALTIES,
-    folds: int = 4,
+    penalties: Sequence[NonNegative] = PENALTIES,
+    folds: Folds = 4,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Readouts:
     """Fit a linear readout for each layer in closed form, all layers in one pass over the prompts.
 
     Ridge regression from the residual stream at a point's position to its target, with the penalty chosen by
-    cross-validation for each layer and point. Only running sums are kept, so memory does not grow with the number of
-    prompts.
+    cross-validation for each layer and point. A model that predicts every prefix in one pass gets a readout for each
+    point, any other model one for the query. Memory does not grow with the number of prompts.
 
     Args:
-        model: to read.
-        prompts: to fit on, at once or as an iterable of batches.
+        model: the model to read.
+        prompts: prompts to fit on, at once or as an iterable of batches.
         shared: one readout for all points of a layer instead of one per point.
         normalize: read the streams through a layer norm without weights: all of them or none. By default the last one
             of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
         penalties: candidates, relative to the mean variance of the stream.
-        folds: of the cross-validation.
-        memory: bound in bytes on what is held at a time.
-        progress: show a progress bar.
+        folds: number of folds of the cross-validation.
 
     Raises:
         ValueError: fewer prompts than folds, or batches with different numbers of points.
@@ -104,7 +97,7 @@ def fit_readouts(
 
     Example:
         >>> readouts = fit_readouts(model, task.sample(1024, seed=0))
-        >>> print(readouts.errors(prompts).by_layer()[-1])
+        >>> print(readouts.errors(prompts))  # at the query; at="points" for the mean over all prefixes
     """
     normalized = _normalized_layers(model, normalize)
     sums = RidgeSums(folds)
@@ -115,8 +108,8 @@ def fit_readouts(
         else:
             sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
-    fitted = (maps.weights, maps.bias, maps.penalties)
-    weights, bias, chosen = (part[:, None] if shared else part for part in fitted)
+    fitted = (part[:, None] if shared else part for part in (maps.weights, maps.bias, maps.penalties))
+    weights, bias, chosen = fitted
     return Readouts(model, weights, bias, chosen, normalized, shared)
 
 
@@ -135,9 +128,7 @@ def _streams(
     n_context, sums, batches = None, 0.0, [prompts] if isinstance(prompts, Prompts) else prompts
     for batch in batches:
         if n_context not in (None, batch.n_context):
-            raise ValueError(
-                f"all batches need the same number of points: {n_context} and {batch.n_context} context points"
-            )
+            raise ValueError(f"all batches need the same number of points, got {n_context} and {batch.n_context}")
         n_context = batch.n_context
         if len(batch) and not sums:
             n_layers, _, n_points, width = _read_streams(model, batch[:1], normalized)[0].shape
@@ -156,7 +147,7 @@ def _read_streams(model: LayeredModel, prompts: Prompts, normalized: tuple[bool,
 
 
 def _normalized_layers(model: LayeredModel, normalize: bool | None) -> tuple[bool, ...]:
-    """Which of the streams, from the first to the last, are read through a norm."""
+    """True for each stream, from the first to the last, that is read through a norm."""
     n_layers = model.cfg.n_layers
     if normalize and not hasattr(model.cfg, "eps"):
         raise ValueError(f"{type(model).__name__} has no layer norm to read its streams through: normalize=False")

@@ -10,7 +10,6 @@ from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
-from tests.analysis.behaviour.conftest import Constant
 
 
 def prompts(n: int = 5, **fields) -> Prompts:
@@ -84,11 +83,3 @@ def test_alignment_leaves_a_model_as_it_was_and_splits_prompts_to_its_memory():
     for name, weight in model.named_parameters():
         assert weight.grad is None
         assert torch.equal(weight, before[name])
-
-
-def test_what_cannot_be_aligned_is_refused():
-    with pytest.raises(ValueError, match="not differentiable"):
-        align(Constant(), Constant(), prompts())
-    learner = AlgorithmLearner(algorithms.ols)
-    with pytest.raises(ValueError, match="at least one prompt"):
-        align(learner, learner, prompts(0))

@@ -87,13 +87,3 @@ def test_repeated_points_span_no_more_than_one():
     weights = weights[-1, :, 2, :, 0]
     inside = (weights * direction).sum(1) ** 2 / weights.square().sum(1)
     torch.testing.assert_close(share, 1 - inside)
-
-
-def test_what_cannot_be_measured_is_named():
-    with pytest.raises(ValueError, match="context points to forget"):
-        measure_forgetting(ONLINE, PROMPTS.prefix(0))
-    with pytest.raises(ValueError, match="n_orders of at least 2"):
-        measure_order_sensitivity(ONLINE, PROMPTS, n_orders=1)
-    paired = HookedTransformer(TransformerConfig(x_dim=4, n_context=6))
-    with pytest.raises(ValueError, match="weights of every prefix"):
-        measure_outside_span(Lens(paired), PROMPTS.to(torch.float32))

@@ -1,7 +1,7 @@
 """Algorithms are recognised among all families, and what is measured is what a loop in numpy measures."""
 
 import math
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,8 +14,7 @@ from mechicl.algorithms.newton import newton_filter
 from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner, tuned_descent
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner
-from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities, TaskPool
-from tests.analysis.behaviour.conftest import Constant
+from mechicl.tasks import GaussianClusters, LinearRegression, Parities, TaskPool
 
 TASK = LinearRegression(x_dim=3, n_context=5)
 N = 120
@@ -249,6 +248,7 @@ def test_more_steps_than_families_fit_are_not_fitted(monkeypatch):
     assert result.best.name == "gradient descent, 3 steps"
 
 
+@pytest.mark.filterwarnings("ignore:the model's loss")  # two small steps
 @pytest.mark.parametrize(
     "task",
     [
@@ -263,22 +263,7 @@ def test_small_and_degenerate_tasks(task):
     assert result.distance(result.best).mean < 1e-10
     assert result.tied(_named(result, "gradient descent, 2 steps")) or task.x_dim == 1
     assert all(math.isfinite(result.distance(match).mean) for match in result.matches)
-    assert len(str(result).splitlines()) == len(result.to_dataframe()) + 4
-
-
-def test_bad_requests_are_named():
-    run = partial(identify, n_prompts=10, progress=False)
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        run(LEARNERS["ridge"], TASK, steps=0)
-    with pytest.raises(ValueError, match="n_prompts at least 2"):
-        identify(LEARNERS["ridge"], TASK, n_prompts=1, progress=False)
-    with pytest.raises(ValueError, match="n_context"):
-        run(LEARNERS["ridge"], TASK.replace(n_context=0))
-    broken = SpectralLearner(lambda eigenvalues: eigenvalues * math.nan, "broken")
-    with pytest.raises(ValueError, match="SpectralLearner does not predict finite"):
-        run(broken, TASK)
-    with pytest.raises(ValueError, match="not differentiable"):
-        run(Constant(), TASK)
+    assert len(str(result).splitlines()) == len(result.to_dataframe()) + 4 + bool(result.note)
 
 
 def test_deep_gd_plus_plus_is_found_where_each_step_has_larger_parameters():
@@ -301,16 +286,6 @@ def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_o
     assert losses[0] < losses[1]
 
 
-def test_tuning_refuses_what_cannot_be_tuned():
-    prompts = LinearRegression(x_dim=2, n_context=3).sample(10, seed=0)
-    with pytest.raises(ValueError, match="γ does nothing"):
-        tuned_descent(prompts, 1, gamma=True)
-    with pytest.raises(ValueError, match="at least one step"):
-        tuned_descent(prompts, 0)
-    with pytest.raises(ValueError, match="prompts with context"):
-        tuned_descent(prompts[:0], 2)
-
-
 # ---- learners of one's own ----
 
 
@@ -322,6 +297,7 @@ def _soft_threshold(prompts, penalty):
     return np.einsum("nx,nxy->ny", prompts.query.xs.numpy(), weights)
 
 
+@pytest.mark.filterwarnings("ignore:the model's loss")
 def test_learners_of_ones_own_are_ranked_among_the_families():
     model = AlgorithmLearner(lambda prompts: 0.3 * prompts.query.xs.sum(1, keepdim=True))
     same = AlgorithmLearner(lambda prompts: 0.3 * prompts.query.xs.sum(1, keepdim=True))
@@ -359,28 +335,6 @@ def test_a_family_of_ones_own_is_fitted():
     assert result.best.sensitivity_cosine.isnan().all()  # numpy has no slopes
 
 
-@pytest.mark.parametrize(
-    ("learner", "error", "message"),
-    [
-        (
-            lambda prompts: prompts.query.ys,
-            TypeError,
-            r"'mine' \(function\) is no learner",
-        ),
-        (AlgorithmLearner(lambda prompts: prompts.query.ys * math.nan), ValueError, "'mine' predicts numbers that are"),
-        (AlgorithmLearner(lambda prompts: prompts.query.xs), ValueError, "returned the shape"),
-        (
-            AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "scale", (-math.inf, math.inf)),
-            ValueError,
-            "'mine' predicts no finite numbers for any of its 2",
-        ),
-    ],
-)
-def test_what_is_no_learner(learner, error, message):
-    with pytest.raises(error, match=message):
-        identify(LEARNERS["least squares"], TASK, also={"mine": learner}, n_prompts=N, progress=False)
-
-
 def test_references_of_the_task_are_ranked_once():
     pool = TaskPool(x_dim=3, n_context=5, n_tasks=4, noise_std=0.5)
     learners = algorithms.references(pool)
@@ -413,9 +367,3 @@ def test_it_says_where_the_families_do_not_apply():
     alone = identify(LEARNERS["ridge"], pool, with_references=False, steps=1, n_prompts=N, progress=False)
     assert "dmmse" not in [match.name for match in alone.matches]
     assert alone.note == ""
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_tokens_are_for_another_function():
-    with pytest.raises(TypeError, match="task must be Task, got a MarkovChains"):
-        identify(LEARNERS["ridge"], MarkovChains())  # pyright: ignore[reportArgumentType]

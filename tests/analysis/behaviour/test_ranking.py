@@ -1,6 +1,5 @@
 """The ranking of families by layer, on trajectories whose nearest family is known."""
 
-import pytest
 import torch
 
 from mechicl import algorithms
@@ -57,16 +56,3 @@ def test_a_ranking_is_stored_and_loaded(tmp_path):
     loaded = load_result(ranking.save(tmp_path / "ranking"))
     assert loaded.nearest(3) == ranking.nearest(3)
     assert loaded.steps == ranking.steps
-
-
-def test_what_was_not_compared_is_refused():
-    ranking = ranked(algorithms.newton(PROMPTS, [3]))
-    with pytest.raises(ValueError, match="no family 'Chebyshev'"):
-        ranking.minus("Newton", "Chebyshev")
-    with pytest.raises(ValueError, match="no row 4"):
-        ranking.nearest(4)
-    with pytest.raises(ValueError, match="at least one"):
-        rank_families({})
-    few = match(algorithms.newton(PROMPTS[:9], [3]), NEWTON, PROMPTS[:9])
-    with pytest.raises(ValueError, match="'few' is of other layers"):
-        rank_families({"Newton": match(algorithms.newton(PROMPTS, [3]), NEWTON, PROMPTS), "few": few})

@@ -11,12 +11,10 @@ from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval, load_result
 from mechicl.tasks import (
-    Conjunctions,
     GaussianClusters,
     LinearRegression,
     MarkovChains,
     Parities,
-    RepeatedTokens,
 )
 
 NOISY = LinearRegression(x_dim=2, n_context=5, noise_std=0.5)
@@ -122,51 +120,7 @@ def test_the_table_the_words_the_file_and_the_picture(tmp_path):
     assert "bayes" in figure.layout.title.text
 
 
-def test_a_learner_that_was_not_measured_is_named():
-    result = regret(AlgorithmLearner(nothing), NOISY, n_prompts=4, progress=False)
-    for method in (result.regret, result.curve, result.mean, result.last):
-        with pytest.raises(KeyError, match="no learner has the name 'other', only"):
-            method("other")
-
-
-def test_also_and_names_that_clash():
+def test_further_learners():
     zero = AlgorithmLearner(nothing)
     result = regret(zero, NOISY, also={"nothing": zero}, n_prompts=10)
     assert torch.equal(result.regret("nothing"), result.regret())
-    with pytest.raises(ValueError, match="the name 'ols' is that of another"):
-        regret(zero, NOISY, also={"ols": zero}, n_prompts=10)
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
-        (NOISY, {"n_prompts": 1}, "at least 2"),
-        (NOISY, {"reference": "newton"}, "'newton' is not one of"),
-        (NOISY, {"loss": "nats"}, "loss must be one of"),
-        (NOISY, {"loss": "errors"}, "targets that are ±1 or one-hot"),
-        (NOISY, {"at": "positions"}, "at must be 'query' or 'points', got 'positions'"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_types")
-def test_refuses(task, options, message):
-    with pytest.raises(ValueError, match=message):
-        regret(AlgorithmLearner(nothing), task, **options)
-
-
-def test_refuses_what_has_no_reference_or_is_no_learner():
-    with pytest.raises(TypeError, match="RepeatedTokens"):
-        regret(AlgorithmLearner(nothing), RepeatedTokens())
-    with pytest.raises(TypeError, match="no learner"):
-        regret(3, Conjunctions())
-    with pytest.raises(ValueError, match="'nats'"):
-        regret(TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 3}), MarkovChains(), loss="errors")
-    with pytest.raises(ValueError, match="predicted"):
-        regret(AlgorithmLearner(nothing), NOISY, also={"short": Short()}, n_prompts=4)
-
-
-class Short:
-    def predict(self, prompts):
-        return prompts.ys[:, -1]
-
-    def predict_prefixes(self, prompts):
-        return prompts.ys[:, 1:]

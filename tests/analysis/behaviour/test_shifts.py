@@ -54,11 +54,3 @@ def test_the_table_has_a_row_for_each_learner_and_scale():
     assert list(table["learner"]) == ["gd", "gd", "half", "half"]
     assert list(table["scale"]) == [0.5, 1.0, 0.5, 1.0]
     assert table["squared_errors_high"][2] == pytest.approx(interval(result.squared_errors[1, 0]).high)
-
-
-def test_bad_arguments_are_refused():
-    for learners, scales in (({}, [1.0]), ({"gd": STEP}, [])):
-        with pytest.raises(ValueError, match="at least one learner and one scale"):
-            measure_shifted_losses(learners, TASK, scales)
-    with pytest.raises((ValueError, TypeError), match="noise"):  # under the tests' type checks a TypeError
-        measure_shifted_losses({"gd": STEP}, TASK, scaled="noise")  # type: ignore[arg-type]

@@ -58,18 +58,3 @@ def test_a_learner_without_error_has_no_direction():
     prompts = TASK.sample(4, seed=0, dtype=torch.float64)
     perfect = Trajectory((1,), prompts.ys[None].clone())
     assert similarity_of_errors(perfect, algorithms.ols(prompts), prompts).isnan().all()
-
-
-def test_what_cannot_be_compared_is_named():
-    prompts, others = TASK.sample(4, seed=0), TASK.sample(5, seed=1)
-    ols = algorithms.ols(prompts)
-    with pytest.raises(ValueError, match=r"by OLS are not of Prompts\(n_prompts=5"):
-        similarity_of_errors(ols, ols, others)
-    with pytest.raises(ValueError, match="5 errors a prompt, the other 1"):
-        similarity_of_errors(ols, algorithms.ols(prompts, at="query"), prompts)
-    with pytest.raises(ValueError, match="without context"):
-        similarity_of_errors(algorithms.ols(prompts.prefix(0)), algorithms.ols(prompts.prefix(0)), prompts.prefix(0))
-    with pytest.raises(ValueError, match="OLS has no weights"):
-        similarity_of_weights(ols, ols)
-    with pytest.raises(ValueError, match="different prompts"):
-        similarity_of_weights(algorithms.ols(prompts, with_weights=True), algorithms.ols(others, with_weights=True))

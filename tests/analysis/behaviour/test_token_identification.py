@@ -8,7 +8,7 @@ from mechicl import algorithms, viz
 from mechicl.analysis import identify_on_tokens
 from mechicl.learners import TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens
+from mechicl.tasks import MarkovChains
 
 TASK = MarkovChains(d_vocab=3, n_ctx=9)
 
@@ -59,21 +59,3 @@ def test_tokens_that_are_never_predicted_take_no_part():
 
     result = identify_on_tokens(TokenAlgorithmLearner(sure), TASK, n_prompts=5, progress=False)
     assert result.divergence("uniform").mean == pytest.approx(math.log(3))
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_refuses():
-    uniform = TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 3})
-    with pytest.raises(TypeError, match="task must be TokenDistribution, got a LinearRegression"):
-        identify_on_tokens(uniform, LinearRegression())  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="also="):
-        identify_on_tokens(uniform, RepeatedTokens(d_vocab=3, n_ctx=9, max_period=4))
-    with pytest.raises(ValueError, match="at least 2"):
-        identify_on_tokens(uniform, TASK, n_prompts=1)
-    wide = TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 4})
-    with pytest.raises(ValueError, match="'wide' predicts 4 tokens, and the network 3"):
-        identify_on_tokens(uniform, TASK, also={"wide": wide}, n_prompts=5)
-    result = identify_on_tokens(uniform, TASK, n_prompts=5, progress=False)
-    for method in (result.divergence, result.gap, result.curve):
-        with pytest.raises(KeyError, match="no learner has the name 'other', only 'uniform'"):
-            method("other")

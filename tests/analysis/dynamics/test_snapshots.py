@@ -32,6 +32,7 @@ def random_checkpoint(cfg: TransformerConfig, n_snapshots: int, n_seeds: int) ->
 
 POINTS = random_checkpoint(MODEL, 3, 2)
 TOKENS = random_checkpoint(READER, 3, 2)
+BARE = Checkpoint("bare", POINTS.models, {})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -103,19 +104,35 @@ def test_models_on_points_are_scored_on_prompts():
         score_heads_over_training(made)
 
 
-def test_no_snapshots_and_unknown_names_are_refused():
-    bare = Checkpoint("bare", POINTS.models, {})
-    with pytest.raises(CheckpointError, match="bare was saved without snapshots"):
-        align_over_training(bare, STEP, TASK.sample(2, seed=0))
-    with pytest.raises(CheckpointError, match="bare was saved without snapshots"):
-        score_heads_over_training(bare)
-    with pytest.raises(ValueError, match="no score 'inducton'"):
-        score_heads_over_training(TOKENS, ["inducton"])
-
-
 def test_what_is_saved_is_what_is_loaded(tmp_path):
     aligned = align_over_training(POINTS, STEP, TASK.sample(3, seed=0))
     for result in (aligned, score_heads_over_training(TOKENS, n_prompts=2)):
         table = load_result(result.save(tmp_path / type(result).__name__)).to_dataframe()
         assert table.equals(result.to_dataframe())
         assert table["step"].tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda: align_over_training(BARE, STEP, TASK.sample(2, seed=0)), CheckpointError, "bare was saved without sn"),
+        (lambda: score_heads_over_training(BARE), CheckpointError, "bare was saved without snapshots"),
+        (lambda: score_heads_over_training([]), ValueError, "checkpoint must be .* got an empty list"),
+        (lambda: score_heads_over_training(TOKENS, ["inducton"]), ValueError, "no score 'inducton'"),
+        (lambda: score_heads_over_training(POINTS), ValueError, "paired|scored on prompts"),
+    ],
+)
+def test_errors_name_the_cause(call, error, named):
+    with pytest.raises(error, match=named):
+        call()
+
+
+def test_a_list_of_models_is_a_training_of_one_seed():
+    prompts, models = TASK.sample(5, seed=0), [POINTS.models_at(i)[0] for i in range(3)]
+    listed, whole = (align_over_training(each, STEP, prompts) for each in (models, POINTS))
+    assert listed.steps == (0, 1, 2)
+    torch.testing.assert_close(listed.mse, whole.mse[:, :1])
+    assert models[0].cfg.dtype == torch.float32  # the user's models are not converted
+    tokens = [TOKENS.models_at(i)[1] for i in range(3)]
+    scores, expected = (score_heads_over_training(each, n_prompts=3).scores["induction"] for each in (tokens, TOKENS))
+    torch.testing.assert_close(scores, expected[:, 1:])

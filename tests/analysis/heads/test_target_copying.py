@@ -206,30 +206,3 @@ def test_a_transplant_gives_each_head_the_construction_times_its_own_weight():
 
 
 # ---- what it leaves behind, what it refuses ----
-
-
-@pytest.mark.parametrize("study", [measure_target_copying, measure_token_sensitivity])
-def test_other_formats_and_prompts_without_a_context_are_refused(study):
-    paired = HookedTransformer(TransformerConfig(x_dim=3, y_dim=2, n_context=4))
-    with pytest.raises(ValueError, match="takes 'paired' ones"):
-        study(paired, prompts())
-    for p in (prompts(n_context=0), prompts(0)):
-        with pytest.raises(ValueError, match="at least one prompt and one context point"):
-            study(random_model(CONFIG).eval(), p)
-    with pytest.raises(ValueError, match="x_dim=3"):
-        study(random_model(CONFIG).eval(), prompts(x_dim=2))
-    with pytest.raises(ValueError, match="11 positions"):
-        study(random_model(CONFIG).eval(), prompts(n_context=5))
-
-
-def test_layers_that_do_not_exist_are_refused():
-    for study, last in ((measure_target_copying, 1), (measure_token_sensitivity, 2)):
-        for layer in (-1, last + 1):
-            with pytest.raises(ValueError, match=f"layer must be 0 to {last}, got {layer}"):
-                study(random_model(CONFIG).eval(), prompts(), layer)
-
-
-def test_one_prompt_is_too_few_for_readouts():
-    with pytest.raises(ValueError, match="at least two prompts, got 1"):
-        measure_target_copying(random_model(CONFIG).eval(), prompts(1))
-    assert measure_target_copying(random_model(CONFIG).eval(), prompts(2)).errors.shape == (2,)

@@ -67,17 +67,3 @@ def test_features_that_do_not_vary_or_repeat_are_no_obstacle():
     maps = sums.solve([0.0])
     predicted = features @ maps.weights[:, None] + maps.bias
     torch.testing.assert_close(predicted, targets, atol=1e-8, rtol=0)
-
-
-def test_what_cannot_be_fitted_is_refused():
-    with pytest.raises(ValueError, match="at least 2 folds"):
-        RidgeSums(folds=1)
-    features, targets = _data(1, 3, 1, 2, 0)
-    sums = RidgeSums(folds=4)
-    sums.add(features, targets)
-    with pytest.raises(ValueError, match="4-fold cross-validation of 3 prompts"):
-        sums.solve()
-    sums.add(features, targets)
-    for penalties in ([], [-1.0]):
-        with pytest.raises(ValueError, match="penalties must be"):
-            sums.solve(penalties)

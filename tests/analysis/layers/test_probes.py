@@ -107,24 +107,6 @@ def test_the_table_names_tokens():
     assert row["selectivity"] == pytest.approx(row["explained"] - row["control"])
 
 
-def test_what_cannot_be_probed_is_named():
-    model = _averaging_model()
-    with pytest.raises(ValueError, match="at least one quantity"):
-        probe(model, {}, FITTING, HELD_OUT)
-    with pytest.raises(ValueError, match="as many points"):
-        probe(model, {"cross": cross_moments}, FITTING, HELD_OUT.prefix(2))
-    with pytest.raises(ValueError, match=r"quantity 'x' must give \[prompt point quantity\]"):
-        probe(model, {"x": lambda prompts: prompts.xs[:, 0]}, FITTING, HELD_OUT)
-    paired = HookedTransformer(TransformerConfig(x_dim=2, n_context=4))
-    with pytest.raises(ValueError, match="interleaved model with causal keys"):
-        probe(paired, {"cross": cross_moments}, FITTING, HELD_OUT)
-    result = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT)
-    with pytest.raises(ValueError, match="no quantity 'S'"):
-        result.interval("S", 0, 1)
-    with pytest.raises(ValueError, match="layer must be 0 to 1"):
-        result.interval("cross", 2, 1)
-
-
 def test_the_weights_of_a_ridge_path_are_those_of_ridge_regression():
     second = HELD_OUT.context.xs.mT @ HELD_OUT.context.xs
     penalty = (second @ second).norm(dim=(1, 2)).sqrt() / 8

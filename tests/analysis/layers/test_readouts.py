@@ -137,7 +137,7 @@ def test_other_queries_are_answered_as_in_a_prompt_of_their_own(model, prompts):
 
 def test_errors_have_an_interval_for_each_layer(model, prompts):
     readouts = fit_readouts(model, prompts)
-    errors = readouts.errors(prompts[:50])
+    errors = readouts.errors(prompts[:50], at="points")
     assert errors.squared_errors.shape == (3, 6, 50)
     expected = (readouts.trajectory(prompts[:50]).predictions - prompts[:50].ys).square().squeeze(-1)
     torch.testing.assert_close(errors.squared_errors, expected.transpose(1, 2))
@@ -147,15 +147,20 @@ def test_errors_have_an_interval_for_each_layer(model, prompts):
         assert interval.half_width == pytest.approx(2.0096 * samples.std().item() / math.sqrt(50), rel=1e-3)
 
 
-def test_what_cannot_be_fitted_is_named(model, prompts):
-    with pytest.raises(ValueError, match="at least one prompt"):
-        fit_readouts(model, [])
-    with pytest.raises(ValueError, match="0 prompts"):
-        fit_readouts(model, prompts[:0])
-    with pytest.raises(ValueError, match="same number of points: 5 and 3"):
-        fit_readouts(model, [prompts, prompts.prefix(3)])
-    with pytest.raises(ValueError, match="layer must be 0 to 2, got 7"):
-        fit_readouts(model, prompts).read(7, torch.zeros(1, 1, 1, 12, dtype=torch.float64))
+def test_errors_mean_the_same_for_models_of_both_formats(model, prompts):
+    few, readouts = prompts[:9], fit_readouts(model, prompts)
+    query, points = readouts.errors(few), readouts.errors(few, at="points")
+    torch.testing.assert_close(query.squared_errors, points.squared_errors[:, -1:])
+    assert (query.points, points.points) == ((5,), (0, 1, 2, 3, 4, 5))
+    assert "query after 5 points" in str(query)
+    assert "mean over prefixes of 0 to 5 points" in str(points)
+    assert str(points.by_layer()[1]) in str(points)
+    paired = HookedTransformer(TransformerConfig(x_dim=3, n_context=5, n_layers=2, dtype="float64"), seed=1)
+    lens = Lens(paired)
+    torch.testing.assert_close(lens.errors(few).squared_errors, lens.errors(few, at="points").squared_errors[:, -1:])
+    for t in range(6):
+        expected = (paired.predict(few.prefix(t)) - few.ys[:, t]).square().mean(-1)
+        torch.testing.assert_close(lens.errors(few, at="points").squared_errors[-1, t], expected.detach())
 
 
 def test_a_paired_model_is_read_at_its_query():

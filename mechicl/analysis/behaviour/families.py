@@ -1,0 +1,226 @@
+"""Families of algorithms ranked by how well they predict a model's outputs, and how sure the answer is."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.card import ROUNDING
+from mechicl.base.arguments import NonNegative, Positive, checked
+from mechicl.learners import Learner
+from mechicl.statistics import Interval, Result, interval, ratio_interval
+from mechicl.statistics.results import COSINE
+
+NONE = "none of these"
+EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4
+"""How many independent observations a distance counts for, how many of them a fitted number costs, and the distance of
+"none of these".
+
+A model that runs an algorithm inexactly deviates from it in the same way on all prompts: more of them do not make a
+family that is a little nearer any likelier. The three numbers were chosen on variations of known models, so that the
+right family is likeliest; `analyses/known_families.py` measures on other models how often the answer is right.
+"""
+N_RESAMPLES = 200
+
+
+@checked(undefined=True)
+def family_weights(
+    distances: Float[Tensor, "family prompt"],
+    n_fitted: Sequence[int],
+    scale: float,
+    *,
+    evidence: Positive = EVIDENCE,
+    price: NonNegative = PRICE,
+    elsewhere: Positive = ELSEWHERE,
+    seed: int = 0,
+) -> Float[Tensor, "family"]:
+    """Compute the probability of each family from its distance and its simplicity; the rest of 1 is "none of these".
+
+    With D a family's mean distance relative to the scale, and k its fitted numbers, its weight is `D^(-(N - c k)/2)`:
+    the likelihood of N observations with an unknown variance, of which every fitted number takes c. So the nearer a
+    family comes, the more a family that contains it must come nearer still. Everything outside the families has the
+    weight of a family at the distance `elsewhere`. Weights are averaged over resampled prompts: few prompts make no
+    firm answer.
+
+    Args:
+        distances: squared distances of predictions from the model's; a family with one not finite has weight 0.
+        n_fitted: fitted numbers of each family.
+        scale: the model's mean squared prediction; 1e-10 of it, for rounding, is added to each distance.
+        evidence: N.
+        price: c; Bayes' rule with a flat prior has 1.
+        elsewhere: the distance of everything else, relative to the scale.
+        seed: seed of the resampled prompts.
+
+    Source: Schwarz 1978, whose criterion has a constant price; Efron 1979.
+
+    Example:
+        >>> far, near = torch.full((50,), 0.01), torch.full((50,), 0.001)
+        >>> near_weight, far_weight = family_weights(torch.stack([near, far]), [2, 2], 1.0)
+        >>> near_weight > 0.9, far_weight < 0.1
+        (tensor(True), tensor(True))
+    """
+    if len(n_fitted) != len(distances):
+        raise ValueError(f"n_fitted must have a number for each of {len(distances)} families, got {len(n_fitted)}")
+    scale = max(scale, 1e-300)
+    values = torch.cat([distances.double() / scale, torch.full_like(distances[:1].double(), elsewhere)])
+    finite, n = values.isfinite().all(1), values.shape[1]
+    drawn = torch.randint(n, (N_RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
+    counts = torch.stack([torch.bincount(row, minlength=n) for row in drawn]).double()
+    means = values.masked_fill(~finite[:, None], 1.0) @ counts.T / n + ROUNDING
+    taken = price * torch.tensor([*n_fitted, 0])[:, None].double()
+    scores = -0.5 * (evidence - taken) * means.log()
+    return scores.masked_fill(~finite[:, None], -math.inf).softmax(0).mean(1)[:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyMatch(Result):
+    """The member of a family of algorithms that predicts most like the model, on held-out prompts.
+
+    Attributes:
+        name: the family's name.
+        learner: the member; None in a result that was loaded.
+        hyperparameters: its fitted hyperparameters.
+        n_fitted: how many numbers were fitted.
+        squared_distances: squared distances of its predictions from the model's, `[prompt]`, averaged over the target's
+            dimensions.
+        sensitivity_cosine: cosine of d prediction / d query with the model's, `[prompt]`.
+        squared_errors: squared errors of its predictions, `[prompt]`.
+        n_given: how many numbers are given in addition to the fitted ones: 1 if the number of steps is.
+    """
+
+    name: str
+    learner: Learner | None = field(metadata={"stored": False})
+    hyperparameters: dict[str, float]
+    n_fitted: int
+    squared_distances: Float[Tensor, "prompt"]
+    sensitivity_cosine: Float[Tensor, "prompt"] = field(metadata=COSINE)
+    squared_errors: Float[Tensor, "prompt"]
+    n_given: int = 0
+
+    @property
+    def family(self) -> str:
+        """The name without numbers of steps: "Newton" for "Newton, 3 iterations"."""
+        return self.name.split(",")[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Identification(Result):
+    """Families ranked by how well their best member predicts what the model predicts.
+
+    Attributes:
+        matches: members fitted to the model's predictions, the nearest first; of those that predict the same up to
+            rounding, the one with the fewest fitted numbers.
+        limits: the best learners of their order on the task, fitted to the targets: how far is the model from them?
+        squared_predictions: the model's squared predictions, `[prompt]`.
+        squared_errors: the model's squared errors, `[prompt]`.
+        eigenvalues: eigenvalues of the held-out contexts' S, `[x prompt]`.
+        note: a caveat if the families are not made for the task, or the model looks untrained on it; else empty.
+    """
+
+    matches: list[FamilyMatch]
+    limits: list[FamilyMatch]
+    squared_predictions: Float[Tensor, "prompt"]
+    squared_errors: Float[Tensor, "prompt"]
+    eigenvalues: Float[Tensor, "x prompt"]
+    note: str = ""
+
+    @property
+    def best(self) -> FamilyMatch:
+        """The nearest family."""
+        return self.matches[0]
+
+    @property
+    def answer(self) -> FamilyMatch:
+        """The likeliest member of the likeliest family, which need not be the nearest.
+
+        A family that contains the right one fits at least as well: its additional fitted numbers must be worth it
+        (see `weights`).
+        """
+        family = next(name for name in self.weights if name != NONE)
+        members = [i for i, match in enumerate(self.matches) if match.family == family]
+        return self.matches[max(members, key=lambda i: self._weights[i].item())]
+
+    @property
+    def confidence(self) -> float:
+        """The probability that the answer's family is the right one.
+
+        About 90% of the answers with 90% are right, on models with known algorithms (`analyses/known_families.py`).
+        """
+        return self.weights[self.answer.family]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The probability of each family, all numbers of steps together, and of "none of these"; likeliest first.
+
+        From distance and simplicity, over resampled prompts: see `family_weights`.
+        """
+        totals = {NONE: 1 - self._weights.sum().item()}
+        for match, weight in zip(self.matches, self._weights.tolist(), strict=True):
+            totals[match.family] = totals.get(match.family, 0.0) + weight
+        return dict(sorted(totals.items(), key=lambda pair: -pair[1]))
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        distances = torch.stack([match.squared_distances for match in self.matches])
+        n_numbers = [match.n_fitted + match.n_given for match in self.matches]
+        return family_weights(distances, n_numbers, self.squared_predictions.mean().item())
+
+    def distance(self, match: FamilyMatch) -> Interval:
+        """Squared distance of predictions over the model's squared predictions: 0 for the same, 1 for predicting 0."""
+        return ratio_interval(match.squared_distances, self.squared_predictions)
+
+    def gap(self, match: FamilyMatch) -> Interval:
+        """How much farther than the best family, in the same unit, over the same prompts."""
+        return ratio_interval(match.squared_distances - self.best.squared_distances, self.squared_predictions)
+
+    def tied(self, match: FamilyMatch) -> bool:
+        """True if these prompts do not distinguish it from the best family.
+
+        The gap's interval contains 0, and the match is not farther on the typical prompt either (a few prompts on which
+        it goes astray widen the gap's interval, but not that of the typical prompt); or the gap is rounding.
+        """
+        gap, distances, best = self.gap(match), match.squared_distances, self.best.squared_distances
+        farther = interval((distances - best) / (distances + best).clamp(min=1e-300))  # each prompt between -1 and 1
+        return match is self.best or gap.mean < ROUNDING or (0 in gap and farther.low <= 0)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per family, ranked, then the limits; distances with 95% intervals over prompts.
+
+        `sensitivity_rank` is the place by mean sensitivity cosine, last where predictions have no derivative.
+        """
+        rows = []
+        for kind, matches in (("family", self.matches), ("limit", self.limits)):
+            cosines = [match.sensitivity_cosine.mean().nan_to_num(nan=-math.inf).item() for match in matches]
+            for rank, match in enumerate(matches, start=1):
+                distance, cosine, ratio = self._measured(match)
+                rows.append({
+                    "kind": kind, "rank": rank, "name": match.name, "fitted": match.n_fitted,
+                    "sensitivity_rank": 1 + sum(other > cosines[rank - 1] for other in cosines),
+                    "distance": distance.mean, "low": distance.low, "high": distance.high,
+                    "tied": kind == "family" and self.tied(match),
+                    "sensitivity_cosine": cosine.mean, "cosine_low": cosine.low, "cosine_high": cosine.high,
+                    "loss_over_model": ratio.mean, "loss_low": ratio.low, "loss_high": ratio.high,
+                    "hyperparameters": ", ".join(f"{k}={v:.4g}" for k, v in match.hyperparameters.items()),
+                })  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def _measured(self, match: FamilyMatch) -> tuple[Interval, Interval, Interval]:
+        cosine = match.intervals()["sensitivity_cosine"]
+        return self.distance(match), cosine, ratio_interval(match.squared_errors, self.squared_errors)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        lines = [("family", f"{'distance':>20} {'sensitivity cosine':>24} {'loss / model':>20}  fitted")]
+        for title, matches in (("", self.matches), ("the best on the task itself", self.limits)):
+            lines += [(title, "")] if title else []
+            for match in matches:
+                distance, cosine, ratio = map(str, self._measured(match))
+                settings = ", ".join(f"{k}={v:.4g}" for k, v in list(match.hyperparameters.items())[:4])
+                more = ", ..." if len(match.hyperparameters) > 4 else ""
+                lines.append((match.name, f"{distance:>20} {cosine:>24} {ratio:>20}  {settings}{more}".rstrip()))
+        lines.append(("answer", f"{self.answer.name} (with a confidence of {self.confidence:.0%})"))
+        return [*lines, ("note", self.note)] if self.note else lines

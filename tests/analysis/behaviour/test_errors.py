@@ -1,0 +1,143 @@
+"""Calls that these analyses refuse, with the argument or the cause that the error names."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from mechicl import algorithms, analysis
+from mechicl.algorithms import averaging, gradient_descent, newton, ols
+from mechicl.analysis import Lens, identify, identify_on_tokens, match, regret
+from mechicl.analysis import behaviour as b
+from mechicl.analysis.behaviour.families import family_weights
+from mechicl.analysis.behaviour.growth import fit_growth
+from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLearner
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import Conjunctions, LinearRegression, MarkovChains, Parities, RepeatedTokens
+from tests.analysis.behaviour.conftest import Constant
+
+TASK, CHAINS = LinearRegression(x_dim=3, n_context=4), MarkovChains(d_vocab=3, n_ctx=9)
+PROMPTS = TASK.sample(6, seed=0, dtype=torch.float64)
+OLS, NEWTON = AlgorithmLearner(ols), AlgorithmLearner(newton, {"steps": [1, 2]})
+BROKEN = AlgorithmLearner(lambda prompts: (prompts.query.xs * math.nan).sum(1, keepdim=True))
+NOT_FINITE = AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "scale", (-math.inf, math.inf))
+UNIFORM, WIDE = (TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": n}) for n in (3, 4))
+PAIRED = HookedTransformer(TransformerConfig(x_dim=3, n_context=4))
+QUIET: Any = {"n_prompts": 10, "progress": False}
+ANY: Any = None
+
+
+class Short:
+    """A learner that predicts one point too few."""
+
+    def predict(self, prompts):
+        return prompts.ys[:, -1]
+
+    def predict_prefixes(self, prompts):
+        return prompts.ys[:, 1:]
+
+
+def also(learner):
+    return identify(OLS, TASK, also={"mine": learner}, **QUIET)
+
+
+def ranking(n: int = 6):
+    return match(newton(PROMPTS[:n], [3]), NEWTON, PROMPTS[:n])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: analysis.align(Constant(), Constant(), PROMPTS), "Constant.predict is not differentiable"),
+        (lambda: analysis.align(OLS, OLS, PROMPTS[:0]), "at least one prompt"),
+        (lambda: b.induced_weights(Constant(), PROMPTS), "not differentiable"),
+        (lambda: b.regressed_weights(OLS, PROMPTS, torch.ones(2, 3)), r"queries must be \[query x\] with x = 3"),
+        (lambda: b.regressed_weights(OLS, PROMPTS, torch.ones(9, 2)), r"got \(9, 2\)"),
+        (lambda: analysis.measure_forgetting(OLS, PROMPTS.prefix(0)), "context points to forget"),
+        (lambda: analysis.measure_order_sensitivity(OLS, PROMPTS, n_orders=1), "n_orders must be an int of at least 2"),
+        (lambda: b.measure_outside_span(Lens(PAIRED), PROMPTS.to(torch.float32)), "weights of every prefix"),
+        (lambda: analysis.measure_shifted_losses({}, TASK), "at least one learner and one scale"),
+        (lambda: analysis.measure_shifted_losses({"ols": OLS}, TASK, []), "at least one learner and one scale"),
+        (lambda: analysis.measure_shifted_losses({"ols": OLS}, TASK, scaled=ANY or "noise"), "scaled must be"),
+        # ---- matches ----
+        (lambda: match(NEWTON, NEWTON, PROMPTS, similarity=ANY or "losses"), "similarity must be"),
+        (lambda: match(NEWTON, NEWTON, PROMPTS[:0]), "at least one prompt"),
+        (lambda: match(NEWTON, AlgorithmLearner(newton, {"steps": []}), PROMPTS), "steps must be one or more"),
+        (lambda: match(newton(PROMPTS, [1]), NEWTON, PROMPTS[:3]), "is not of Prompts"),
+        (lambda: match(AlgorithmLearner(algorithms.nearest_neighbours), OLS, PROMPTS, similarity="weights"), "linear"),
+        (lambda: ranking().growth([1, 2, 9]), "row must be one of 3; got 1"),
+        (lambda: fit_growth([1, 2, 3, 4, 5], [0, 1, 2, 3, 4]), "at least 5 different layers with steps >= 1"),
+        (lambda: fit_growth([1, 2, 3], [1, 2, 3]), "at least 5 different layers"),
+        (lambda: fit_growth([1, 1, 2, 3, 4], [1, 2, 3, 4, 5]), "at least 5 different layers"),
+        (lambda: b.rank_families({}), "at least one match"),
+        (lambda: b.rank_families({"all": ranking(), "few": ranking(4)}), "'few' is of other layers"),
+        (lambda: b.rank_families({"a": ranking()}).minus("a", "Chebyshev"), "family must be one of 'a'; got 'Cheb"),
+        (lambda: b.rank_families({"a": ranking()}).nearest(4), "row must be one of 3; got 4"),
+        (lambda: similarity_of_errors(ols(PROMPTS), ols(PROMPTS), PROMPTS[:5]), r"by OLS are not of Prompts\(n_pro"),
+        (lambda: similarity_of_errors(ols(PROMPTS), ols(PROMPTS, at="query"), PROMPTS), "4 errors a prompt, the other"),
+        (lambda: similarity_of_errors(ols(PROMPTS), ols(PROMPTS), PROMPTS.prefix(0)), "without context"),
+        (lambda: similarity_of_weights(ols(PROMPTS), ols(PROMPTS)), "OLS has no weights"),
+        (lambda: similarity_of_weights(*(ols(p, with_weights=True) for p in (PROMPTS, PROMPTS[:5]))), "different prom"),
+        # ---- identification ----
+        (lambda: identify(OLS, TASK, steps=0, **QUIET), "steps must be an int of at least 1"),
+        (lambda: identify(OLS, TASK, n_prompts=1), "n_prompts must be an int of at least 2"),
+        (lambda: identify(OLS, TASK.replace(n_context=0), **QUIET), "n_context"),
+        (lambda: identify(BROKEN, TASK, **QUIET), "AlgorithmLearner does not predict finite"),
+        (lambda: identify(Constant(), TASK, **QUIET), "not differentiable"),
+        (lambda: identify(OLS, ANY or CHAINS), "task must be Task, got a MarkovChains"),
+        (lambda: also(lambda prompts: prompts.query.ys), r"'mine' \(function\) is no"),
+        (lambda: also(BROKEN), "'mine' predicts numbers that are not finite"),
+        (lambda: also(AlgorithmLearner(lambda prompts: prompts.query.xs)), "returned the shape"),
+        (lambda: also(NOT_FINITE), "'mine' predicts no finite numbers for any of its 2"),
+        (lambda: family_weights(torch.ones(2, 3), [0], 1.0), "n_fitted must have a number for each of 2 families"),
+        (lambda: family_weights(torch.ones(1, 3), [0], 1.0, evidence=0.0), "evidence must be"),
+        (lambda: family_weights(torch.ones(1, 3), [0], 1.0, elsewhere=0.0), "elsewhere must be"),
+        (lambda: family_weights(torch.ones(1, 3), [0], 1.0, price=-1.0), "price must be"),
+        (lambda: identify_on_tokens(UNIFORM, ANY or TASK), "task must be TokenDistribution, got a LinearRegression"),
+        (lambda: identify_on_tokens(UNIFORM, RepeatedTokens(d_vocab=3, n_ctx=9, max_period=4)), "also="),
+        (lambda: identify_on_tokens(UNIFORM, CHAINS, n_prompts=1), "n_prompts must be an int of at least 2"),
+        (lambda: identify_on_tokens(UNIFORM, CHAINS, also={"w": WIDE}, **QUIET), "'w' predicts 4 tokens, and the net"),
+        (lambda: identify_on_tokens(UNIFORM, CHAINS, **QUIET).gap("other"), "learner must be one of 'uniform'"),
+        # ---- regret ----
+        (lambda: regret(OLS, TASK, n_prompts=1), "n_prompts must be an int of at least 2"),
+        (lambda: regret(OLS, TASK, reference="newton"), "reference must be one of .*; got 'newton'"),
+        (lambda: regret(OLS, TASK, loss="nats"), "loss must be one of"),
+        (lambda: regret(OLS, TASK, loss="errors"), "targets that are ±1 or one-hot"),
+        (lambda: regret(OLS, TASK, at=ANY or "positions"), "at must be 'query' or 'points', got 'positions'"),
+        (lambda: regret(OLS, RepeatedTokens()), "RepeatedTokens"),
+        (lambda: regret(3, Conjunctions()), "is no"),
+        (lambda: regret(UNIFORM, CHAINS, loss="errors"), "'nats'"),
+        (lambda: regret(OLS, TASK, also={"short": Short()}, **QUIET), "'short' predicted"),
+        (lambda: regret(OLS, TASK, also={"ols": OLS}, **QUIET), "two learners are called 'ols'"),
+        (lambda: regret(OLS, TASK, **QUIET).curve("other"), "learner must be one of .*; got 'other'"),
+        # ---- tuning ----
+        (lambda: b.tuned_descent(PROMPTS, 1, gamma=True), "γ has no effect"),
+        (lambda: b.tuned_descent(PROMPTS, 0), "at least one step"),
+        (lambda: b.tuned_descent(PROMPTS[:0], 2), "tuning needs prompts with context"),
+        (lambda: b.tuned_clipped_descent(PROMPTS[:0], 2, 10.0, gamma=True), "tuning needs prompts"),
+        (lambda: b.tuned_clipped_descent(PROMPTS, 1, 10.0, gamma=True), "γ has no effect"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument_or_the_cause(call, named):
+    with pytest.raises((ValueError, TypeError), match=named):
+        call()
+
+
+def test_identify_warns_of_models_that_predict_no_better_than_0():
+    untrained = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, attention="softmax", d_model=8))
+    with pytest.warns(
+        UserWarning, match=r"loss on this LinearRegression is .* times that of predicting 0: it"
+    ):
+        result = identify(untrained, TASK, n_prompts=60, with_limits=False, progress=False)
+    assert "looks untrained" in str(result)
+    foreign = AlgorithmLearner(gradient_descent, {"steps": 1, "step_size": 0.1})  # made for inputs with variance 1
+    with pytest.warns(UserWarning, match="trained on another task"):
+        identify(foreign, TASK.replace(input_scale=0.2), n_prompts=60, with_limits=False, progress=False)
+    good = AlgorithmLearner(averaging)
+    assert "untrained" not in identify(good, LinearRegression(x_dim=2, n_context=20), **QUIET).note
+    flat = AlgorithmLearner(lambda prompts: 0.0 * prompts.query.xs.sum(1, keepdim=True) + 0.3)
+    with pytest.warns(UserWarning, match="Parities"):
+        assert "; " in identify(flat, Parities(x_dim=4, n_context=6), steps=1, n_prompts=20, progress=False).note
