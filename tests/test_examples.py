@@ -31,7 +31,7 @@ MODULES = (
     "learners.token_learners",
     "tasks.boolean_functions",
     "tasks.gaussian_clusters",
-    "tasks.markov_chains",
+    "tasks.token_sequences",
     "tasks.sampling",
 )
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import pandas as pd
 import torch
+from pandas.api.types import is_numeric_dtype
 
 from mechicl.base.files import MOST_VALUES, read_bytes, write_bytes
-from mechicl.statistics.intervals import interval, median_interval
+from mechicl.statistics.intervals import Interval, interval, median_interval
 
 SEED = "seed"
+FEW = 2
+"""Lowest and highest means that a printed table shows of each value."""
 MOST_COLUMNS = 1000
 """Of a table in a file that are read."""
 
@@ -127,7 +130,18 @@ class GridTable:
             raise ValueError(f"no axis {name!r}: there are {list(self.axes)}")
 
     def __str__(self) -> str:
-        return f"{len(self.frame)} models over {', '.join(self.axes)}\n{self.frame}"
+        lines = [f"{len(self.frame)} models over {', '.join(self.axes)}; lowest and highest means over seeds:"]
+        numbers = [name for name in self.values if is_numeric_dtype(self.frame[name]) and name != "diverged_at"]
+        for value in numbers:
+            cells = self.intervals(value).dropna(subset=[value]).sort_values(value, kind="stable")
+            if len(cells) > 2 * FEW:
+                cells = pd.concat([cells.head(FEW), cells.tail(FEW)])
+            for cell in cells.to_dict("records"):
+                place = ", ".join(f"{name}={cell[name]}" for name in self.axes if name != SEED)
+                lines.append(
+                    f"  {value} {Interval(cell[value], cell['low'], cell['high'], cell['n'])}  {place}".rstrip()
+                )
+        return "\n".join(lines)
 
 
 def read_table(path: Path) -> pd.DataFrame:

@@ -13,11 +13,11 @@ SEED = "seed"
 SIZES = ("x_dim", "n_context")
 """Axes of this name change task, model and curriculum together."""
 Axis = Mapping[str | int | float | bool | None, Mapping[str, Any]]
-"""Label of each value to the config fields that it changes, by their path."""
+"""The config fields that each value changes, by their path; keys are the values' labels."""
 
 
 def read_axes(over: Mapping[str, Any]) -> dict[str, Axis]:
-    """The axes of a grid, each as labels and the fields that they change (see `Sweep` for what `over` may contain).
+    """The axes of a grid, each as labels and the fields that they change (see `Sweep` for `over`).
 
     Raises:
         ValueError: an axis without values or with one twice, or that has the name of a column of the results.
@@ -27,7 +27,7 @@ def read_axes(over: Mapping[str, Any]) -> dict[str, Axis]:
         if name in ("loss", "diverged_at"):
             raise ValueError(f"an axis cannot be called {name!r}: the table has a column of that name")
         if name in ("seeds", "more_tasks"):
-            raise ValueError(f"{name!r} is no axis: write {'seed' if name == 'seeds' else 'an axis of tasks'}")
+            raise ValueError(f"{name!r} cannot be an axis: write {'seed' if name == 'seeds' else 'an axis of tasks'}")
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ValueError(f"{name} needs a sequence of values, got {values!r}: write ({values!r},) for one")
         pairs = list(values.items()) if isinstance(values, Mapping) else [(value, value) for value in values]
@@ -48,7 +48,7 @@ def combinations(axes: Mapping[str, Axis]) -> list[dict[str, Any]]:
 
 
 def change(config: TrainingConfig, changes: Mapping[str, Any]) -> TrainingConfig:
-    """A config with fields changed, by their paths, all at once: fields that must agree can change together.
+    """A config with fields changed, by their paths, all at once, so that fields that must agree can change together.
 
     Raises:
         ValueError: no such field, or values that do not fit.
@@ -82,7 +82,7 @@ def _changed(part: Any, changes: Mapping[str, Any], path: str) -> Any:
 
 
 def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
-    """Axes as a command line has them: `model.n_layers=1:8`, `task.n_tasks=8,64`, `model.attention=linear,softmax`.
+    """Parse axes of a command line: `model.n_layers=1:8`, `task.n_tasks=8,64`, `model.attention=linear,softmax`.
 
     `a:b` are the integers from a to b - 1, as in Python's `range`, `a:b:c` every c-th of them.
 
@@ -97,7 +97,7 @@ def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name or not text:
-            raise ValueError(f"{word!r} is no axis: write field=value,value, or field=1:8 for 1 to 7")
+            raise ValueError(f"{word!r} must be an axis: field=value,value, or field=1:8 for 1 to 7")
         if name in axes:
             raise ValueError(f"{name} is given twice: write all its values with commas between them")
         axes[name] = [value for part in text.split(",") for value in _parse(part)]

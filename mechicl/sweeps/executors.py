@@ -19,18 +19,14 @@ from mechicl.sweeps.grid import SweepCell
 from mechicl.sweeps.work import Orders, Outcome, end_with, work
 
 RunCells = Callable[[Sequence[SweepCell]], Iterator[tuple[SweepCell, Outcome]]]
-"""Runs cells, and gives each with its outcome as it ends."""
+"""Runs cells, and yields each with its outcome when it ends."""
 PACKAGES = Path(__file__).resolve().parents[2]
-RETRIES = 2  # by Ray, of a cell whose machine or process was lost
+RETRIES = 2  # of Ray, for a cell whose machine or process was lost
 
 
 @contextmanager
 def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
-    """Run cells in worker processes, which end with this process; one worker means this process itself.
-
-    Raises:
-        TypeError: a measure cannot be pickled.
-    """
+    """Run cells in worker processes, which end with this process; one worker means this process itself."""
     if n_workers == 1:
         yield lambda cells: ((cell, work(orders, cell)) for cell in cells)
         return
@@ -38,9 +34,9 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
         pickled = cloudpickle.dumps(orders)
     except Exception as error:
         raise TypeError(
-            f"a measure cannot be handed to other processes ({error}): take workers=1, or a function of a module"
+            f"a measure cannot be sent to other processes ({error}): use workers=1, or a function of a module"
         ) from error
-    idle: list[ProcessPoolExecutor] = []  # pools of one process each, so that a death tells which cell it was
+    idle: list[ProcessPoolExecutor] = []  # pools of one process each, so that a death identifies its cell
     running: dict[Future[Outcome], tuple[ProcessPoolExecutor, SweepCell]] = {}
 
     def run(cells: Sequence[SweepCell]) -> Iterator[tuple[SweepCell, Outcome]]:
@@ -50,7 +46,7 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
                 worker = idle.pop() if idle else _start_worker()
                 cell = waiting.popleft()
                 running[worker.submit(_work, pickled, cell)] = worker, cell
-            yield from ended  # the workers are busy again while the caller writes a table
+            yield from ended  # workers are busy while the caller writes a table
             ended = []
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 worker, cell = running.pop(future)
@@ -90,14 +86,10 @@ def _work(orders: bytes, cell: SweepCell) -> Outcome:
 
 @contextmanager
 def on_ray(orders: Orders, address: str, gpus: float | None) -> Iterator[RunCells]:
-    """Run cells as tasks of Ray: on this machine's cores, or on a cluster whose machines share the sweep's folder.
-
-    Raises:
-        ValueError: Ray is not installed, or no cluster answers.
-    """
+    """Run cells as tasks of Ray: on this machine's cores, or on a cluster whose machines share the sweep's folder."""
     # telemetry and the dashboard are off; both are read when Ray is imported or started
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a cell without a GPU sees none
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # hides GPUs from cells without one
     try:
         import ray as ray_module  # an extra, which takes seconds to import
     except ImportError as error:
@@ -129,7 +121,7 @@ def on_ray(orders: Orders, address: str, gpus: float | None) -> Iterator[RunCell
                 yield cell, ray.get(reference)
             except ray.exceptions.RayTaskError:
                 raise
-            except ray.exceptions.RayError as error:  # its process or machine was lost, again and again
+            except ray.exceptions.RayError as error:  # its process or machine was lost repeatedly
                 yield cell, Outcome("died", " ".join(str(error).split())[:300])
 
     try:

@@ -1,23 +1,28 @@
-"""A sweep's state: a folder with a manifest, a folder for each cell, and the table."""
+"""A sweep's state: a folder with a manifest, a folder for each cell, and the table.
+
+Results are the same, byte for byte, on one kind of device only, so each cell's folder names the kinds that trained it.
+"""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from mechicl.base.arguments import checked
-from mechicl.base.checks import is_whole
 from mechicl.base.files import read_json, write_json
 from mechicl.base.locks import is_locked
+from mechicl.base.warning import warn
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.grid import Grid, place_text
 from mechicl.training.metrics import Metrics
 
-MANIFEST, RESULTS, ROWS, ERROR = "sweep.json", "results.csv", "rows.json", "error.json"
+MANIFEST, RESULTS, ROWS, ERROR, DEVICES = "sweep.json", "results.csv", "rows.json", "error.json", "devices.json"
 LOSS, DIVERGED = "loss", "diverged_at"
 
 
@@ -30,12 +35,12 @@ class CellStatus:
     """Progress of a cell.
 
     Attributes:
-        name: of its folder.
+        name: name of its folder.
         places: its models' points of the grid, as text.
         state: "done", "failed", "running" or "waiting".
-        step: of its training, that was logged last.
-        steps: of the whole training.
-        error: of a failed cell: the last line.
+        step: last logged step of its training.
+        steps: steps of the whole training.
+        error: last line of a failed cell's error.
     """
 
     name: str
@@ -57,33 +62,26 @@ class SweepFolder:
         return self.path / "cells" / name
 
     def manifest(self) -> dict[str, Any]:
-        """The description of the sweep.
-
-        Raises:
-            SweepError: there is none, or a damaged one.
-        """
+        """The description of the sweep; SweepError if there is none, or a damaged one."""
         path = self.path / MANIFEST
         if not path.is_file():
-            raise SweepError(f"the folder {self.path} holds no sweep: it has no {MANIFEST}")
+            raise SweepError(f"the folder {self.path} contains no sweep: there is no {MANIFEST}")
         try:
             manifest = read_json(path)
             for name, kind in (("axes", dict), ("cells", dict), ("measures", list), ("threads", int)):
                 if not isinstance(manifest[name], kind):
-                    raise ValueError(f"{name} is no {kind.__name__}")
+                    raise ValueError(f"{name} must be a {kind.__name__}")
             for name, cell in manifest["cells"].items():
-                whole = all(isinstance(place, dict) for place in cell["places"]) and all(map(is_whole, cell["rows"]))
-                if Path(name).name != name or not cell["places"] or not whole or not is_whole(cell["steps"]):
+                whole = {type(number) for number in (*cell["rows"], cell["steps"])} == {int}
+                places = {type(place) for place in cell["places"]} == {dict}
+                if Path(name).name != name or not places or not whole:
                     raise ValueError(f"the cell {name!r} is damaged")
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-            raise SweepError(f"{path} is damaged ({error}): put it away, and run the sweep again") from error
+            raise SweepError(f"{path} is damaged ({error}): move it away, and run the sweep again") from error
         return manifest
 
     def write_manifest(self, grid: Grid, measures: list[str], launch: Sequence[str], extend: bool) -> None:
-        """Write what the sweep is, or check that the folder contains this one.
-
-        Raises:
-            ValueError: it contains another one, and is not to be extended.
-        """
+        """Write the description of a sweep; ValueError if the folder contains another one, unless `extend`."""
         # `launch` because several processes round differently than one
         manifest = _description(grid) | {"launch": list(launch), "measures": measures}
         manifest = json.loads(json.dumps(manifest))  # as it will be read
@@ -93,18 +91,14 @@ class SweepFolder:
                 return
             if not extend:
                 raise ValueError(
-                    f"{self.path} holds another sweep ({_differences(before, manifest)}): take another folder, or "
-                    f"extend=True (--extend) to go on with this one and keep the cells that they share"
+                    f"{self.path} contains another sweep ({_differences(before, manifest)}): use another folder, or "
+                    f"extend=True (--extend) to change this one and keep the cells that they share"
                 )
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / MANIFEST, manifest)
 
     def rows(self, name: str, measures: Sequence[str]) -> list[dict[str, Any]] | None:
-        """Measured values of a cell's models, in their order; None if it is not done, or had other measures.
-
-        Raises:
-            SweepError: a damaged file.
-        """
+        """Measured values of a cell's models, in order; None if it is not done, or had other measures."""
         path = self.cell(name) / ROWS
         try:
             data = read_json(path)
@@ -114,11 +108,13 @@ class SweepFolder:
             raise SweepError(f"{error}: remove it, and run the sweep again") from error
         rows = data.get("rows")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise SweepError(f"{path} is damaged (its rows are no list of objects): remove it, and run the sweep again")
+            raise SweepError(
+                f"{path} is damaged (its rows must be a list of objects): remove it, and run the sweep again"
+            )
         return rows if data.get("measures") == list(measures) else None
 
     def error(self, name: str, measures: Sequence[str]) -> str:
-        """Why a cell failed with these measures, "" if it did not."""
+        """The error with which a cell failed with these measures, "" if it did not."""
         try:
             data = read_json(self.cell(name) / ERROR)
         except FileNotFoundError:
@@ -126,7 +122,7 @@ class SweepFolder:
         return str(data.get("error")) if data.get("measures") == list(measures) else ""
 
     def step(self, name: str) -> int:
-        """The step that a cell's training has logged last."""
+        """The last logged step of a cell's training."""
         return Metrics.last_step(self.cell(name) / "run")
 
     def status(self) -> list[CellStatus]:
@@ -145,7 +141,7 @@ class SweepFolder:
         return states
 
     def table(self, grid: Grid | None = None, measures: Sequence[str] = ()) -> GridTable:
-        """All rows measured so far, in the grid's order: of the manifest's grid, or of a grid and its measures."""
+        """All rows measured so far, in the grid's order; by default of the manifest's grid and measures."""
         manifest = self.manifest() if grid is None else {**_description(grid), "measures": list(measures)}
         lines: dict[int, dict[str, Any]] = {}
         for name, cell in manifest["cells"].items():
@@ -159,11 +155,11 @@ class SweepFolder:
         try:
             return GridTable(frame.astype({DIVERGED: "Int64", LOSS: float}), axes)
         except (TypeError, ValueError) as error:
-            raise SweepError(f"the cells of {self.path} hold something else than numbers: {error}") from error
+            raise SweepError(f"the cells of {self.path} contain values that are not numbers: {error}") from error
 
 
 def _description(grid: Grid) -> dict[str, Any]:
-    """A grid as a manifest has it."""
+    """A grid as JSON data of a manifest."""
     row = {tuple(place.values()): i for i, place in enumerate(grid.places)}
     return {
         "config": grid.base.replace(seeds=grid.seeds).to_dict(),
@@ -183,10 +179,7 @@ def _description(grid: Grid) -> dict[str, Any]:
 
 @checked
 def load_table(folder: str | Path) -> GridTable:
-    """The table of a sweep, as far as it is measured; the sweep may be running.
-
-    Args:
-        folder: of the sweep.
+    """The table of the sweep in a folder, with all models measured so far; the sweep may be running.
 
     Raises:
         SweepError: the folder contains no sweep.
@@ -199,10 +192,7 @@ def load_table(folder: str | Path) -> GridTable:
 
 @checked
 def status(folder: str | Path) -> list[CellStatus]:
-    """Progress of each cell of a sweep; it may be running.
-
-    Args:
-        folder: of the sweep.
+    """Progress of each cell of the sweep in a folder, which may be running.
 
     Raises:
         SweepError: the folder contains no sweep.
@@ -215,7 +205,7 @@ def status(folder: str | Path) -> list[CellStatus]:
 
 
 def _number(value: Any) -> Any:
-    """A value of a row's file: infinities are text there, and NaN is null."""
+    """A value of a row's file, in which infinities are text and NaN is null."""
     if isinstance(value, str) and value in ("inf", "-inf"):
         return float(value)
     return math.nan if value is None else value
@@ -232,3 +222,38 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def device_kind(cpu: bool) -> str:
+    """The kind of GPU that trains here, or the CPU's instruction set; `cpu` if GPUs are not to be used."""
+    if not cpu and torch.accelerator.is_available():
+        kind = str(torch.accelerator.current_accelerator()).split(":")[0]
+        return f"cuda, {torch.cuda.get_device_name()}" if kind == "cuda" else kind
+    return f"cpu, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def note_device(cell: Path, kind: str) -> None:
+    """Write into a cell's folder that it is trained on this kind of device."""
+    if kind not in (kinds := read_devices(cell)):
+        write_json(cell / DEVICES, {"devices": [*kinds, kind]})
+
+
+def read_devices(cell: Path) -> list[str]:
+    """The kinds of device that a cell was trained on, in order; empty if unknown."""
+    try:
+        kinds = read_json(cell / DEVICES).get("devices")
+    except (FileNotFoundError, ValueError):
+        return []
+    return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
+
+
+def warn_of_several(cells: Iterable[Path], here: str | None = None) -> bool:
+    """Warn if cells were trained on several kinds of device, `here` included; return True if they were."""
+    counted = Counter(kind for cell in cells for kind in read_devices(cell))
+    if not counted or len({*counted, here} - {None}) < 2:
+        return False
+    text = "; ".join(f"{n} on {kind}" for kind, n in counted.items()) + (f"; this is {here}" if here else "")
+    warn(
+        f"cells of this sweep are from different kinds of device ({text}): their numbers may differ in the last digits"
+    )
+    return True

@@ -1,19 +1,19 @@
-"""A grid of trainings: every combination of the axes' values, as cells of models that are trained together."""
+"""A grid of trainings: every combination of the axes' values, in cells of models that are trained together."""
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Count, check_fields
 from mechicl.sweeps.axes import SEED, Axis, change, combinations, read_axes
 from mechicl.training import PRESETS, TrainingConfig
 
 Place = dict[str, Any]
-"""A point of the grid: each axis' label."""
+"""A point of the grid: a label for each axis."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +21,8 @@ class SweepCell:
     """Models of a grid that are trained together, as one ensemble: they differ in seed or task only.
 
     Attributes:
-        name: of its folder: its first point as text, and the digest of its config.
-        config: of the training.
+        name: name of its folder: its first point as text, and the digest of its config.
+        config: config of the training.
         places: each model's point of the grid, in the order of `config.members`.
     """
 
@@ -44,20 +44,16 @@ class Grid:
     """Every combination of the values of some axes (see `Sweep`, which runs them)."""
 
     config: TrainingConfig | str
-    over: Mapping[str, Sequence[Any] | Mapping[Any, Any]]
-    together: int = 8
-    threads: int = 1
-    axes: dict[str, Axis] = field(init=False)
+    over: Mapping[str, Any]
+    together: Count = 8
+    threads: Count = 1
 
     def __post_init__(self):
-        check_whole(1, together=self.together, threads=self.threads)
+        check_fields(self)
         if isinstance(self.config, str):
             if self.config not in PRESETS:
                 raise ValueError(f"no preset {self.config!r}: there are {sorted(PRESETS)}")
             object.__setattr__(self, "config", PRESETS[self.config])
-        axes = read_axes(self.over)
-        seeds = axes.pop(SEED, None)
-        object.__setattr__(self, "axes", axes | {SEED: seeds or {s: {SEED: s} for s in self.base.seeds}})
         if self.base.more_tasks:
             raise ValueError("a sweep's config has one task: leave out more_tasks, and make an axis of tasks")
         self.cells  # noqa: B018 - refuses what does not fit before anything is trained
@@ -68,9 +64,16 @@ class Grid:
         assert isinstance(self.config, TrainingConfig)
         return self.config
 
+    @cached_property
+    def axes(self) -> dict[str, Axis]:
+        """The axes by name, "seed" last."""
+        axes = read_axes(self.over)
+        seeds = axes.pop(SEED, None)
+        return axes | {SEED: seeds or {seed: {SEED: seed} for seed in self.base.seeds}}
+
     @property
     def seeds(self) -> tuple[Any, ...]:
-        """Training seeds of every combination; the training config checks them."""
+        """Training seeds of every combination."""
         return tuple(self.axes[SEED])
 
     @cached_property
@@ -121,7 +124,7 @@ class Grid:
             changes: dict[str, Any] = {}
             for name, label in place.items():
                 if twice := sorted(changes.keys() & others[name][label].keys()):
-                    raise ValueError(f"two axes change {twice}: let one of them go")
+                    raise ValueError(f"two axes change {twice}: drop one of them")
                 changes |= others[name][label]
             try:
                 trainings.append((place, change(self.base.replace(seeds=self.seeds), changes)))
@@ -144,7 +147,7 @@ def _digest(data: dict[str, Any]) -> str:
 
 
 def _fit_together(configs: Sequence[TrainingConfig]) -> bool:
-    """Whether the tasks have prompts of one shape, so that they can be trained on together."""
+    """True if the tasks have prompts of one shape, so that they can be trained on together."""
     try:
         configs[0].replace(more_tasks=tuple(config.task for config in configs[1:]))
     except ValueError:

@@ -15,7 +15,7 @@ from mechicl.training import TrainingConfig
 
 
 def main() -> None:
-    """Train what the cell's config.json says, until it is done or the process that asked for it is gone."""
+    """Train by the cell's config.json, and stop early if the process that launched this one ends."""
     folder, name, threads, machine, parent = sys.argv[1:]
     if machine == machine_name():  # on another machine the launcher ends its processes
         end_with(int(parent))

@@ -28,15 +28,11 @@ Value = float | str | None
 
 
 def read_measures(measure: Any) -> list[tuple[str, Measure]]:
-    """The functions that a sweep measures with, each with the prefix of its columns' names, "" for none.
+    """The measures of a sweep: functions, each with the prefix of its columns' names, "" for none.
 
     Args:
         measure: a function, a name of `MEASURES` or "module:function", a sequence of those names, or a mapping of names
             to functions.
-
-    Raises:
-        ValueError: no such name.
-        TypeError: something else.
     """
     if measure is None:
         return []
@@ -61,20 +57,20 @@ def _named(name: str) -> Measure:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"no measure {name!r}: {error}") from error
     if not callable(function):
-        raise ValueError(f"{name} is no function")
+        raise ValueError(f"{name} must be a function")
     return function
 
 
 def identity(measure: Any) -> str:
-    """A text that differs between two measures, and changes when a measure is changed.
+    """A text that identifies a measure, and changes when the measure is changed.
 
-    That is its name and, of a user's measure, a digest of its source and of the values that it takes from its
-    surroundings: arguments of a partial, variables that it closes over, defaults. Functions that it calls are not
-    looked into. A value that is no plain data counts by its pickle.
+    It is the measure's name and, for a user's measure, a digest of its source and of the values it uses: arguments of a
+    partial, variables in its closure, defaults (by their pickle unless they are plain data). Changes in the functions
+    that it calls are not noticed.
     """
     if isinstance(measure, functools.partial):
         return f"{identity(measure.func)}{_value_text((measure.args, sorted(measure.keywords.items())))}"
-    measure = inspect.unwrap(measure)  # a function whose arguments are checked wraps the one that it calls
+    measure = inspect.unwrap(measure)  # functions with checked arguments are wrappers
     named = measure if hasattr(measure, "__qualname__") else type(measure)
     name = f"{named.__module__}:{named.__qualname__}"
     if name.startswith("mechicl."):
@@ -103,7 +99,7 @@ def _value_text(value: Any) -> str:
         return identity(value)
     try:
         return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()[:12]
-    except Exception:  # cannot be pickled either: its type has to do
+    except Exception:  # cannot be pickled: use its type
         return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
@@ -121,12 +117,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def measured_columns(measures: Iterable[tuple[str, Measure]], checkpoint: Checkpoint) -> dict[str, Value]:
-    """The columns of one model's row.
-
-    Raises:
-        TypeError: a measure returned something else than numbers, text, a mapping of those, or a result.
-        ValueError: two measures returned the same name.
-    """
+    """The columns of one model's row."""
     columns: dict[str, Value] = {}
     for prefix, measure in measures:
         function = getattr(measure, "__name__", "value")
@@ -144,7 +135,7 @@ def measured_columns(measures: Iterable[tuple[str, Measure]], checkpoint: Checkp
 
 
 def _plain(value: Any, function: str) -> Value:
-    """A number or a text as JSON has it: None for NaN, text for infinities."""
+    """A number or a text as a JSON value: None for NaN, text for infinities."""
     if isinstance(value, Interval):
         value = value.mean
     if isinstance(value, Tensor) and value.numel() == 1:

@@ -14,15 +14,7 @@ from mechicl.training import PRESETS, TrainingConfig
 
 @dataclass(frozen=True, eq=False)
 class SweepPreset:
-    """A sweep by name.
-
-    Attributes:
-        summary: in a line.
-        config: what all cells share, or the name of a training preset.
-        over: the axes.
-        measure: as `Sweep.run` takes it.
-        together: see `Sweep`.
-    """
+    """A ready-made sweep: a line of help, the arguments of `Sweep`, and the measure."""
 
     summary: str
     config: TrainingConfig | str
@@ -88,7 +80,7 @@ _SINK = _SINK.replace(steps=2000, batch_size=256, learning_rate=3e-3, n_snapshot
 
 
 def _context(n_ctx: int) -> dict[str, Any]:
-    """Repeated tokens of another length, in task and model, with segments of up to half of it."""
+    """Changes to task and model for another length, with repeated segments of up to half of it."""
     return {"task.n_ctx": n_ctx, "task.max_period": n_ctx // 2, "model.n_ctx": n_ctx}
 
 
@@ -113,7 +105,7 @@ SWEEPS: dict[str, SweepPreset] = {
         )
     },
     "depth": SweepPreset(
-        "linear layers, looped or not, beside the best first-order and second-order learners of their depth",
+        "linear layers, looped or not, compared with the best first-order and second-order learners of their depth",
         _DEPTH,
         {
             "weights": {
@@ -177,21 +169,21 @@ SWEEPS: dict[str, SweepPreset] = {
         "descent",
     ),
 }  # fmt: skip
-"""Sweeps by the name that the command line knows them by."""
+"""Sweeps by name."""
 
 
 def ready_table(name: str, kept: str | Path, folder: str | Path | None = None, *, workers: int = 1) -> GridTable:
-    """The table of a ready-made sweep, from the file that it is kept in, or from its training.
+    """The table of a ready-made sweep, read from a file, or trained and written to it.
 
     Args:
-        name: of the sweep, in `SWEEPS`.
+        name: name of the sweep, in `SWEEPS`.
         kept: a CSV file with the table, numbers with six digits. It is written when the sweep is trained.
-        folder: train in this folder, or read what was trained there; None to read the file.
+        folder: train in this folder, or read the models trained there; None to read the file.
         workers: processes that train.
 
     Raises:
         KeyError: no such sweep.
-        FileNotFoundError: no table is kept there.
+        FileNotFoundError: the file does not exist.
         SweepError: trainings failed.
     """
     if name not in SWEEPS:
@@ -202,5 +194,5 @@ def ready_table(name: str, kept: str | Path, folder: str | Path | None = None, *
         kept.parent.mkdir(parents=True, exist_ok=True)
         table.frame.to_csv(kept, index=False, float_format="%.6g")
     if not kept.is_file():
-        raise FileNotFoundError(f"{kept} is not there: train the sweep {name!r}, with a folder")
+        raise FileNotFoundError(f"{kept} does not exist: train the sweep {name!r}, with a folder")
     return GridTable.load(kept, tuple(preset.sweep().axes))

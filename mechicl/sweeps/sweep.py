@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Count, NonNegative, checked
 from mechicl.base.files import remove_leftovers
 from mechicl.base.locks import locked
 from mechicl.base.progress import progress_bar
 from mechicl.base.threads import n_cores
 from mechicl.statistics.grids import GridTable
-from mechicl.sweeps.devices import device_kind, warn_of_several
 from mechicl.sweeps.executors import RunCells, on_ray, on_this_machine
-from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder
+from mechicl.sweeps.folder import RESULTS, SweepError, SweepFolder, device_kind, warn_of_several
 from mechicl.sweeps.grid import Grid, SweepCell, place_text
 from mechicl.sweeps.measuring import identity, read_measures
 from mechicl.sweeps.work import FULL_DISK, Orders, write_error
@@ -31,20 +30,20 @@ MOST_DEATHS = 5  # of the process of a cell, until the cell counts as failed
 
 @dataclass(frozen=True, eq=False)
 class Sweep(Grid):
-    """A grid of trainings, and what is measured of every model.
+    """A grid of trainings and of measurements on every model.
 
-    Combinations that differ only in seed, or in the task's data, train together as one ensemble: a cell. Cells do not
-    depend on each other, nor on how, where and in which order they are run.
+    Combinations that differ only in seed, or in the task's data, train together as one ensemble: a cell. Cells are
+    independent of each other, and of how, where and in which order they run.
 
     Attributes:
         config: what all cells share, or the name of a preset.
         over: the axes, name to values: fields by their path ("model.n_layers"), "seed", or "x_dim" and "n_context" for
             the size of task and model together. Values are a sequence, or a mapping of labels to values; a value that
-            is a mapping itself changes several fields at once, and its axis may have any name. None has the label
-            "none". Without "seed" the config's own seeds are that axis.
-        together: at most so many models train as one ensemble. More are quicker where models are small, fewer share
-            out better over workers. It is part of what is trained: other ensembles round differently.
-        threads: of torch, for each cell; part of what is trained for the same reason.
+            is itself a mapping changes several fields at once, and its axis may have any name. None has the label
+            "none". By default the config's own seeds are the axis "seed".
+        together: largest number of models in an ensemble. Large ensembles are faster for small models, small ones
+            divide better over workers. It determines the results: other ensembles round differently.
+        threads: torch's threads for each cell; determines the results for the same reason.
 
     Raises:
         ValueError: a name or value that does not fit, with the combination that it belongs to; or two combinations
@@ -58,14 +57,15 @@ class Sweep(Grid):
         >>> table.intervals("loss")
     """
 
+    @checked
     def run(
         self,
         folder: str | Path,
         measure: Any = None,
         *,
-        workers: int | None = None,
+        workers: Count | None = None,
         ray: str | None = None,
-        gpus: float | None = None,
+        gpus: NonNegative | None = None,
         launch: Sequence[str] = (),
         retry: bool = False,
         extend: bool = False,
@@ -74,55 +74,52 @@ class Sweep(Grid):
     ) -> GridTable:
         """Train and measure what is missing in the folder, and return the table of all models.
 
-        The same call continues a run that was stopped, killed at any moment or short of disk space. Several may work
-        on one folder at once, also from several machines that share it: each takes cells that no other works on.
+        The same call continues a run that was stopped, killed at any moment or short of disk space. Several processes
+        may work on one folder at once, also on several machines that share it: each works on other cells.
 
         Args:
-            folder: of the sweep: `sweep.json` says what it is, `results.csv` is the table as far as it is, `cells/` has
-                a folder for each cell, with its checkpoint.
-            measure: what is measured of each model: a function of a `Checkpoint` with this model alone that returns a
-                number, a mapping of names to numbers, or a `Result`; a name of `sweeps.MEASURES` or
-                "module:function"; or several, as a sequence of names or a mapping of names to functions. None for
-                the held-out loss alone, which the table always has.
-            workers: processes that run cells. By default as many as there are cores for, one where a GPU is used; with
-                1 the cells run in this process.
-            ray: run the cells on Ray instead: "auto" for the cluster that is running, else this machine's cores, or
-                the address of a cluster whose machines share the folder. Needs `pip install mechicl[ray]`.
-            gpus: that each cell takes of a Ray machine; 0.25 lets four share one, 0 trains on CPUs. By default 1 where
-                the cluster has some and the config does not say `cpu`.
+            folder: folder of the sweep: `sweep.json` describes it, `results.csv` is the table so far, `cells/` has a
+                folder for each cell, with its checkpoint.
+            measure: a function of a `Checkpoint` with one model that returns a number, a mapping of names to numbers,
+                or a `Result`; a name of `sweeps.MEASURES` or "module:function"; or several, as a sequence of names or a
+                mapping of names to functions. None for the held-out loss alone, which the table always has.
+            workers: processes that run cells. By default one for each core (over `threads`), or 1 where a GPU is used;
+                1 runs the cells in this process.
+            ray: run the cells on Ray instead: "auto" for the running cluster, else this machine's cores, or the address
+                of a cluster whose machines share the folder. Needs `pip install mechicl[ray]`.
+            gpus: GPUs of a Ray machine for each cell; 0.25 lets four share one, 0 trains on CPUs. By default 1 where
+                the cluster has some and the config's `cpu` is False.
             launch: command that starts a training of several processes, such as ("accelerate", "launch",
-                "--num_processes", "2"), where one model takes more than a process.
+                "--num_processes", "2"), for models that need more than one process.
             retry: try failed cells again.
-            extend: let the folder contain a sweep with other values on its axes, or other measures: its cells are
-                kept, and models are measured again where the measures changed.
-            progress: show a progress bar, with the time left.
-            on_result: called with the table so far: at the start, at the end, and now and then between.
+            extend: accept a folder with a sweep that has other values on its axes, or other measures: its cells are
+                kept, and models are measured again if the measures changed.
+            progress: show a progress bar, with the remaining time.
+            on_result: called with the table so far: at the start, at the end, and several times between.
 
         Returns:
-            One row per model: the axes, then "diverged_at" (the step, or NaN), "loss" (held-out, at the end), and what
-            was measured, NaN for a model that diverged.
+            One row per model: the axes, then "diverged_at" (the step, or NaN), "loss" (held-out, at the end), and the
+            measured values, NaN for a model that diverged.
 
         Raises:
             SweepError: cells failed; the message lists them. The table has all others (`sweeps.load_table`).
             OSError: the disk is full.
-            ValueError: the folder contains another sweep; the message says what differs.
+            ValueError: the folder contains another sweep; the message lists the differences.
         """
-        if workers is not None:
-            check_whole(1, workers=workers)
-            if ray is not None:
-                raise ValueError(f"workers={workers} and ray={ray!r}: Ray chooses the number of workers; give one")
+        if workers is not None and ray is not None:
+            raise ValueError(f"workers={workers} and ray={ray!r}: Ray chooses the number of workers; give one of them")
         if ray is None and gpus:
             raise ValueError(f"gpus={gpus} is for ray=: without it every cell sees all GPUs")
         measures = read_measures(measure)
         registered = {name: kind for name, kind in TASK_TYPES.items() if kind not in KINDS}
         if launch and {type(task) for cell in self.cells for task in cell.config.tasks} & {*registered.values()}:
             raise ValueError(
-                "launch= starts processes that do not know a kind of task that was registered here: leave it out"
+                "launch= starts processes in which the registered kinds of tasks are unknown: leave it out"
             )
         orders = Orders(
             folder=Path(folder).absolute(),
             measures=measures,
-            # by this process, for all: others may not see the source of what was typed into a notebook
+            # computed here for all: other processes cannot read the source of functions typed into a notebook
             identities=tuple(f"{prefix} {identity(function)}".strip() for prefix, function in measures),
             threads=self.threads,
             launch=tuple(launch),
@@ -132,7 +129,7 @@ class Sweep(Grid):
         try:
             driver = _Driver(self, orders, extend, on_result)
             cells = [driver.state.cell(cell.name) for cell in self.cells]
-            # the device of other machines, and of a GPU that is the workers', is known only afterwards
+            # devices of other machines, and the workers' GPU, are known only afterwards
             warned = warn_of_several(cells, device_kind(cpu=True) if ray is None and not on_gpu else None)
             if pending := driver.pending(retry):
                 if ray is not None:
@@ -150,26 +147,26 @@ class Sweep(Grid):
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
-            words = f"the disk is full ({error.filename or orders.folder}): make room; the same command continues"
-            raise OSError(error.errno, words) from error
+            text = f"the disk is full ({error.filename or orders.folder}): free some space; the same command continues"
+            raise OSError(error.errno, text) from error
 
 
 class _Driver:
-    """One process' share in a sweep: hands out cells until all are done, and keeps the table up to date."""
+    """Distributes the cells of a sweep until all are done, and keeps the table up to date."""
 
     def __init__(self, grid: Grid, orders: Orders, extend: bool, on_result: Callable[[GridTable], None] | None):
         self.grid, self.orders, self.on_result = grid, orders, on_result
         self.state = SweepFolder(orders.folder)
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
-        self.holder = ""  # the process whose cells are waited for
-        self.last_written, self.seconds = 0.0, 0.05  # when the table was written last, and how long that took
+        self.waits_for = ""  # the process that works on the remaining cells
+        self.last_written, self.seconds = 0.0, 0.05  # of the last write of the table: time and duration
         with locked(orders.folder, wait=True):
             remove_leftovers(orders.folder)
             self.state.write_manifest(grid, list(orders.identities), orders.launch, extend)
 
     def pending(self, retry: bool) -> list[SweepCell]:
-        """The cells that are to be run, the most expensive first."""
+        """The cells to run, the most expensive first."""
         pending = []
         for cell in self.grid.cells:
             if self.state.rows(cell.name, self.orders.identities) is not None:
@@ -186,11 +183,11 @@ class _Driver:
         deaths: Counter[str] = Counter()
         while pending:
             again: list[SweepCell] = []
-            self.holder = ""
+            self.waits_for = ""
             for cell, outcome in run_cells(pending):
                 if outcome.state == "done":
                     self.done.add(cell.name)
-                    if time.monotonic() - self.last_written > 20 * self.seconds:  # a twentieth of the time is spent
+                    if time.monotonic() - self.last_written > 20 * self.seconds:  # costs a twentieth of the time
                         self.write_table()
                 elif outcome.state == "disk full":
                     raise OSError(FULL_DISK[0], "disk full", outcome.error)
@@ -198,7 +195,7 @@ class _Driver:
                     self.failed[cell.name] = outcome.error
                 elif outcome.state == "busy":
                     again.append(cell)
-                    self.holder = outcome.error
+                    self.waits_for = outcome.error
                 else:
                     deaths[cell.name] += 1
                     if deaths[cell.name] < MOST_DEATHS:
@@ -211,7 +208,7 @@ class _Driver:
             pending = again
 
     def write_table(self) -> None:
-        """Write what is done, here or by other processes."""
+        """Write the rows of all cells that are done, also by other processes."""
         started = time.monotonic()
         with locked(self.orders.folder, wait=True):
             table = self.state.table()
@@ -222,24 +219,24 @@ class _Driver:
         self.seconds = self.last_written - started
 
     def table(self) -> GridTable:
-        """The whole table, if all is done."""
+        """The whole table, if all cells are done."""
         if self.failed:
             places = {cell.name: place_text(cell.places[0]) for cell in self.grid.cells}
-            words = "\n".join(f"  {places[name]}: {error}" for name, error in list(self.failed.items())[:20])
+            failures = "\n".join(f"  {places[name]}: {error}" for name, error in list(self.failed.items())[:20])
             raise SweepError(
                 f"{len(self.failed)} of {len(self.grid.cells)} cells failed; the others are done. Try them again with "
-                f"retry=True (--retry); whole errors are in {self.state.path}/cells/*/error.json:\n{words}"
+                f"retry=True (--retry); whole errors are in {self.state.path}/cells/*/error.json:\n{failures}"
             )
         table = self.state.table(self.grid, self.orders.identities)
         if len(table.frame) != len(self.grid):
             raise SweepError(
                 f"{len(self.grid) - len(table.frame)} of {len(self.grid)} models are missing in {self.state.path}, "
-                f"though they were done: was the folder changed meanwhile? The same command continues"
+                f"although they were done: was the folder changed? The same command continues"
             )
         return table
 
     def share_done(self) -> float:
-        """Share of the whole cost that is done, with the steps of cells that are running."""
+        """Share of the total cost that is done, including the steps of running cells."""
         shares = (
             cell.cost * (1.0 if cell.name in self.done else self.state.step(cell.name) / max(1, cell.config.steps))
             for cell in self.grid.cells
@@ -249,7 +246,7 @@ class _Driver:
 
 @contextmanager
 def _bar(driver: _Driver, progress: bool) -> Iterator[None]:
-    """Show a progress bar, which looks into the folders of the cells that run."""
+    """Show a progress bar, updated from the folders of the running cells."""
     if not progress:
         yield
         return
@@ -260,8 +257,8 @@ def _bar(driver: _Driver, progress: bool) -> Iterator[None]:
     def watch() -> None:
         while not stop.wait(2 * PAUSE):
             bar.n = round(100 * driver.share_done(), 1)
-            words = f"{len(driver.done)} of {len(driver.grid.cells)} cells"
-            bar.set_postfix_str(f"{words}; {driver.holder}" if driver.holder else words, refresh=True)
+            text = f"{len(driver.done)} of {len(driver.grid.cells)} cells"
+            bar.set_postfix_str(f"{text}; {driver.waits_for}" if driver.waits_for else text, refresh=True)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

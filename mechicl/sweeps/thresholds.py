@@ -1,4 +1,4 @@
-"""Where, along an axis of a sweep, a value passes a level: with an interval over seeds."""
+"""The point of a sweep's axis at which a value passes a level, with an interval over seeds."""
 
 import math
 
@@ -20,16 +20,16 @@ def find_threshold(
     level: float = 0.0,
     rising: bool = True,
 ) -> Interval:
-    """Where the mean over seeds of a value rises over a level for good, on a logarithmic axis, with its interval.
+    """Find the x at which a value's mean over seeds rises above a level for good, on a logarithmic axis.
 
-    Between the last point at or below the level and the next the value is a straight line over the logarithm of x. The
-    95% interval is a jackknife over seeds (Tukey 1958) on the logarithm, with Student's t of n - 1 degrees of freedom;
-    a bootstrap of three to five seeds would be too narrow. A threshold beyond the axis is 0 or infinite. So are both
-    ends of the interval if only some of the jackknife's thresholds are on the axis. With one seed they are NaN.
+    Between the last point at or below the level and the next, the value is interpolated linearly in log x. The 95%
+    interval is a jackknife over seeds (Tukey 1958) on the logarithm, with Student's t of n - 1 degrees of freedom; a
+    bootstrap of three to five seeds would be too narrow. A threshold beyond the axis is 0 or infinite. So are both ends
+    of the interval if only some of the jackknife's thresholds are on the axis. With one seed they are NaN.
 
     Args:
-        table: of a sweep, with the columns x, value and "seed"; rows without the value are left out, and so are seeds
-            that lack a point.
+        table: table of a sweep, with the columns x, value and "seed"; rows without the value are left out, and so are
+            seeds that lack a point.
         x: the axis: positive numbers, or their text.
         value: the column.
         level: the level.
@@ -66,7 +66,7 @@ def find_threshold(
     values = (wide.to_numpy() - level) * (1 if rising else -1)
     middle = passed(places, values.mean(0))
     low, high = _jackknife(places, values, middle)
-    return Interval(middle, low, high, n, middle="median")  # as for a median, its ends need not be equally far away
+    return Interval(middle, low, high, n, middle="median")  # like a median's, its ends may be at different distances
 
 
 def _jackknife(places: np.ndarray, values: np.ndarray, middle: float) -> tuple[float, float]:
@@ -87,7 +87,7 @@ def _jackknife(places: np.ndarray, values: np.ndarray, middle: float) -> tuple[f
 
 
 def passed(places: np.ndarray, values: np.ndarray) -> float:
-    """Where values over increasing places pass 0 for good: 0 if all are above it, infinite if the last is below."""
+    """The place at which values pass 0 for good: 0 if all are above it, infinite if the last is below."""
     above = values > 0
     if not above[-1]:
         return math.inf

@@ -21,8 +21,7 @@ from mechicl.base.locks import FolderInUseError, locked
 from mechicl.base.threads import using_threads
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, load_checkpoint, save
 from mechicl.sweeps.axes import SEED
-from mechicl.sweeps.devices import device_kind, note_device
-from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, ROWS, SweepFolder
+from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, ROWS, SweepFolder, device_kind, note_device
 from mechicl.sweeps.grid import SweepCell
 from mechicl.sweeps.measuring import Measure, measured_columns, seeded
 from mechicl.tasks import register
@@ -32,20 +31,20 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LaunchedProcessDiedError(RuntimeError):
-    """A signal ended the processes that train a cell: nothing is wrong with the cell."""
+    """A signal ended the processes that train a cell; the cell itself may be fine."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """Everything that a process needs in order to work on any cell of a sweep.
+    """Everything that a process needs to work on any cell of a sweep.
 
     Attributes:
-        folder: of the sweep, absolute.
+        folder: the sweep's, absolute.
         measures: functions, each with the prefix of its columns.
-        identities: of the measures, as the process that gives the orders sees them.
-        threads: of torch.
+        identities: identities of the measures, computed by the main process.
+        threads: number of torch's threads.
         launch: command that starts a training of several processes; empty to train in this process.
-        tasks: kinds of tasks that the user registered, by name, for processes that have not.
+        tasks: kinds of tasks that the user registered, by name, for other processes.
     """
 
     folder: Path
@@ -62,7 +61,7 @@ class Outcome:
 
     Attributes:
         state: "done"; "busy" if another process works on the cell; "failed"; "disk full"; "died" with its process.
-        error: in a line.
+        error: one line.
     """
 
     state: Literal["done", "busy", "failed", "disk full", "died"]
@@ -70,7 +69,7 @@ class Outcome:
 
 
 def work(orders: Orders, cell: SweepCell) -> Outcome:
-    """Do what is missing of a cell, on the sweep's number of threads. Errors are written to its folder."""
+    """Do the remaining work of a cell, on the sweep's number of threads. Errors are written to its folder."""
     for name, kind in orders.tasks.items():
         register(kind, name=name)
     folder = SweepFolder(orders.folder).cell(cell.name)
@@ -95,7 +94,7 @@ def _work(orders: Orders, cell: SweepCell, folder: Path) -> Outcome:
     try:
         try:
             checkpoint = load_checkpoint(folder / "checkpoint")
-        except CheckpointError:  # not there, or cut short: the run folder still has all of it
+        except CheckpointError:  # missing or incomplete: the run folder still has everything
             if orders.launch:
                 launch_training(orders, cell, folder)
             else:
@@ -103,7 +102,7 @@ def _work(orders: Orders, cell: SweepCell, folder: Path) -> Outcome:
             checkpoint = load_checkpoint(folder / "checkpoint")
         rows = [_row(orders.measures, checkpoint, cell, i) for i in range(len(cell.places))]
         write_json(folder / ROWS, {"measures": list(orders.identities), "rows": rows})
-        shutil.rmtree(folder / "run", ignore_errors=True)  # the checkpoint has everything worth keeping
+        shutil.rmtree(folder / "run", ignore_errors=True)  # the checkpoint has everything needed
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in FULL_DISK
         if full or isinstance(error, FolderInUseError | LaunchedProcessDiedError):
@@ -115,14 +114,14 @@ def _work(orders: Orders, cell: SweepCell, folder: Path) -> Outcome:
 
 
 def write_error(orders: Orders, name: str, reason: str, details: str = "") -> None:
-    """Write why a cell failed into its folder."""
+    """Write the reason for a cell's failure into its folder."""
     data = {"measures": list(orders.identities), "error": reason, "traceback": details}
     write_json(SweepFolder(orders.folder).cell(name) / ERROR, data)
 
 
 def train_and_save(config: TrainingConfig, folder: Path, name: str) -> None:
-    """Train a cell's models in its folder, from the last save on, and write their checkpoint."""
-    if os.environ.get("RANK", "0") == "0":  # before accelerate has started the processes' group
+    """Train a cell's models in its folder, resuming from the last save, and write their checkpoint."""
+    if os.environ.get("RANK", "0") == "0":  # before accelerate starts the process group
         note_device(folder, device_kind(config.cpu))
     result = train(config, folder / "run", stop_diverged=True, progress=False)
     if PartialState().is_main_process:
@@ -131,14 +130,7 @@ def train_and_save(config: TrainingConfig, folder: Path, name: str) -> None:
 
 
 def launch_training(orders: Orders, cell: SweepCell, folder: Path) -> None:
-    """Train a cell by processes of `mechicl.sweeps.launched` that end with this one.
-
-    Raises:
-        FolderInUseError: such processes of another run still train it.
-        LaunchedProcessDiedError: a signal ended one of them.
-        OSError: the disk is full.
-        RuntimeError: they failed; with the end of what they printed.
-    """
+    """Train a cell by processes of `mechicl.sweeps.launched` that end with this one, and raise their errors."""
     write_json(folder / "config.json", cell.config.to_dict())
     arguments = [str(folder), cell.name, str(orders.threads), machine_name(), str(os.getpid())]
     command = [*orders.launch, "-m", "mechicl.sweeps.launched", *arguments]
@@ -150,12 +142,12 @@ def launch_training(orders: Orders, cell: SweepCell, folder: Path) -> None:
     ) as process:
         try:
             _, printed = process.communicate()
-        except BaseException:  # Ctrl-C, for one: none of the launcher's processes may continue
+        except BaseException:  # such as Ctrl-C: end all of the launcher's processes
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
         lines = printed.strip().splitlines()
-        named = [line for line in lines if "Error:" in line]  # launchers print much after it
+        named = [line for line in lines if "Error:" in line]  # launchers print more after it
         reason = named[-1] if named else " ".join(lines[-5:])
         if FolderInUseError.__name__ in reason:
             raise FolderInUseError(reason)
@@ -167,7 +159,7 @@ def launch_training(orders: Orders, cell: SweepCell, folder: Path) -> None:
 
 
 def end_with(process: int) -> None:
-    """Let this process end soon after another one of this machine has ended."""
+    """End this process soon after another process of this machine has ended."""
 
     def watch() -> None:
         while is_running(process):
@@ -191,5 +183,5 @@ def _row(
     with seeded(cell.places[model][SEED]):
         columns = measured_columns(measures, alone)
     if taken := sorted({*row, *cell.places[model]} & columns.keys()):
-        raise ValueError(f"a measure returned {taken}, which the table has already: name it otherwise")
+        raise ValueError(f"a measure returned {taken}, which are columns of the table already: use other names")
     return row | columns

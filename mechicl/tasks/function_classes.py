@@ -1,4 +1,4 @@
-"""Functions of Gaussian inputs beyond plain linear ones: sparse, quadratic, networks, trees, and two classes."""
+"""Functions of one target: sparse and quadratic ones, networks, trees, two classes, mixed noise levels, sine waves."""
 
 import math
 from abc import abstractmethod
@@ -9,40 +9,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields
-from mechicl.base.checks import check_positive, require_active_dims, require_finite, require_whole
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields
 from mechicl.prompts import Prompts
-from mechicl.tasks.sampling import PromptDistribution, RandomTensors
+from mechicl.tasks.sampling import PromptDistribution, RandomTensors, check_active_dims, noise_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GaussianPoints(PromptDistribution):
-    """Targets of one dimension for standard normal inputs: the base of tasks that say in `_targets` what they are.
+    """Base of tasks with one target and standard normal inputs; subclasses compute the targets in `_targets`.
 
     Attributes:
-        x_dim: dimension of the inputs.
-        n_context: number of context points; the query comes on top.
-        active_dims: all but the first so many input coordinates are zero (the curriculum of Garg et al. 2022).
+        x_dim: dimension of the inputs, standard normal.
+        n_context: number of context points, without the query.
+        active_dims: input coordinates that are not zero, the first ones; None for all (used by curricula).
     """
 
-    x_dim: int = 20
-    n_context: int = 40
-    active_dims: int | None = None
+    x_dim: Count = 20
+    n_context: Natural = 40
+    active_dims: Count | None = None
+    y_dim = 1
 
     def __post_init__(self):
         check_fields(self)
-        require_whole(self, x_dim=1, n_context=0)
-        require_active_dims(self)
-
-    @property
-    def y_dim(self) -> int:
-        """One target."""
-        return 1
+        check_active_dims(self)
 
     @property
     def n_active(self) -> int:
         """Number of input coordinates that are not zero."""
         return self.x_dim if self.active_dims is None else self.active_dims
+
+    def _distributions(self) -> str:
+        return "inputs from N(0, I)"
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
         xs = random.normal(n_prompts, self.n_context + 1, self.x_dim)
@@ -53,19 +50,18 @@ class GaussianPoints(PromptDistribution):
     def _targets(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NoisyPoints(GaussianPoints):
-    """Values of a function that is drawn for each prompt, with Gaussian noise.
+    """Base of functions drawn for each prompt, whose values `_values` computes, with Gaussian noise added.
 
     Attributes:
-        noise_std: standard deviation of the noise on the targets, the query's too.
+        noise_std: standard deviation of the noise on all targets.
     """
 
-    noise_std: float = 0.0
+    noise_std: NonNegative = 0.0
 
-    def __post_init__(self):
-        super().__post_init__()
-        require_finite(self, "noise_std", least=0.0)
+    def _distributions(self) -> str:
+        return f"inputs from N(0, I), {noise_text(self.noise_std)}"
 
     def _targets(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
         values = self._values(xs, random)
@@ -75,7 +71,7 @@ class NoisyPoints(GaussianPoints):
     def _values(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SparseLinearRegression(NoisyPoints):
     """Linear functions of which only a few weights, at random places, are not zero; these are standard normal.
 
@@ -83,25 +79,21 @@ class SparseLinearRegression(NoisyPoints):
 
     Attributes:
         x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points; the query comes on top.
-        active_dims: all but the first so many input coordinates are zero, and so are their weights.
-        noise_std: standard deviation of the noise on the targets, the query's too.
+        n_context: number of context points, without the query.
+        active_dims: input coordinates, and weights, that may be nonzero, the first ones; None for all.
+        noise_std: standard deviation of the noise on all targets.
         sparsity: number of weights that are not zero.
-
-    Raises:
-        ValueError: a field is out of range.
 
     Example:
         >>> SparseLinearRegression(x_dim=5, n_context=10, sparsity=2).sample(3, seed=0).ys.shape
         torch.Size([3, 11, 1])
     """
 
-    n_context: int = 100
-    sparsity: int = 3
+    n_context: Natural = 100
+    sparsity: Count = 3
 
     def __post_init__(self):
         super().__post_init__()
-        require_whole(self, sparsity=1)
         if self.sparsity > self.x_dim:
             raise ValueError(f"sparsity must be 1 to x_dim={self.x_dim}, got {self.sparsity}")
 
@@ -112,20 +104,17 @@ class SparseLinearRegression(NoisyPoints):
         return torch.einsum("npx,nx->np", xs, random.normal(len(xs), self.x_dim) * kept)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QuadraticRegression(NoisyPoints):
-    """Weighted sums of squares `y = Σ_i w_i x_i² / √3` with standard normal weights: as large as linear functions are.
+    """Weighted sums of squares `y = Σ_i w_i x_i² / √3` with standard normal weights; y has the variance of `x w`.
 
     Source: the authors' code of Garg et al. 2022.
 
     Attributes:
         x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points; the query comes on top.
-        active_dims: all but the first so many input coordinates are zero.
-        noise_std: standard deviation of the noise on the targets, the query's too.
-
-    Raises:
-        ValueError: a field is out of range.
+        n_context: number of context points, without the query.
+        active_dims: input coordinates that are not zero, the first ones; None for all.
+        noise_std: standard deviation of the noise on all targets.
     """
 
     def _values(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
@@ -133,7 +122,7 @@ class QuadraticRegression(NoisyPoints):
         return torch.einsum("npx,nx->np", xs.square(), random.normal(len(xs), self.x_dim)) / math.sqrt(3)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReluNetworks(NoisyPoints):
     """Two-layer networks `y = √(2/r) Σ_j a_j relu(x w_j)` with r hidden units and standard normal weights.
 
@@ -141,62 +130,48 @@ class ReluNetworks(NoisyPoints):
 
     Attributes:
         x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points; the query comes on top.
-        active_dims: all but the first so many input coordinates are zero.
-        noise_std: standard deviation of the noise on the targets, the query's too.
+        n_context: number of context points, without the query.
+        active_dims: input coordinates that are not zero, the first ones; None for all.
+        noise_std: standard deviation of the noise on all targets.
         n_hidden: number of hidden units, r.
-
-    Raises:
-        ValueError: a field is out of range.
     """
 
-    n_context: int = 100
-    n_hidden: int = 100
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_whole(self, n_hidden=1)
+    n_context: Natural = 100
+    n_hidden: Count = 100
 
     def _values(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
         hidden = (xs @ random.normal(len(xs), self.x_dim, self.n_hidden)).relu()
         return (hidden @ random.normal(len(xs), self.n_hidden, 1))[..., 0] * math.sqrt(2 / self.n_hidden)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DecisionTrees(NoisyPoints):
-    """Full binary trees: each inner node looks at the sign of one random input, and each leaf has a normal value.
+    """Full binary trees: each inner node tests the sign of one random input, and each leaf has a normal value.
 
     Source: Garg et al. 2022, section 5 (depth 4, 20 inputs, 100 points).
 
     Attributes:
         x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points; the query comes on top.
-        active_dims: all but the first so many input coordinates are zero, and no node looks at them.
-        noise_std: standard deviation of the noise on the targets, the query's too.
+        n_context: number of context points, without the query.
+        active_dims: input coordinates that are not zero and that nodes test, the first ones; None for all.
+        noise_std: standard deviation of the noise on all targets.
         depth: number of inner nodes on the way to a leaf.
-
-    Raises:
-        ValueError: a field is out of range.
     """
 
-    n_context: int = 100
-    depth: int = 4
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_whole(self, depth=1)
+    n_context: Natural = 100
+    depth: Count = 4
 
     def _values(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
-        inputs = random.integers(0, self.n_active, len(xs), 2**self.depth)  # entry 0 is no node
+        inputs = random.integers(0, self.n_active, len(xs), 2**self.depth)  # entry 0 is unused
         leaves = random.normal(len(xs), 2**self.depth)
         node = torch.ones(xs.shape[:2], dtype=torch.long, device=xs.device)  # node k has the children 2k and 2k + 1
         for _ in range(self.depth):
-            looked_at = inputs.gather(1, node)
-            node = 2 * node + (xs.gather(2, looked_at[..., None])[..., 0] > 0).long()
+            tested = inputs.gather(1, node)
+            node = 2 * node + (xs.gather(2, tested[..., None])[..., 0] > 0).long()
         return leaves.gather(1, node - 2**self.depth)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LogisticRegression(GaussianPoints):
     """Two classes, -1 and 1, on the sides of a random plane: `P(y = 1) = 1 / (1 + exp(-x w))`, w normal.
 
@@ -204,29 +179,119 @@ class LogisticRegression(GaussianPoints):
 
     Attributes:
         x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points; the query comes on top.
-        active_dims: all but the first so many input coordinates are zero.
+        n_context: number of context points, without the query.
+        active_dims: input coordinates that are not zero, the first ones; None for all.
         weight_scale: standard deviation of the weights.
         labels: "sampled" with that probability, or the "sign" of `x w`.
-
-    Raises:
-        ValueError: a field is out of range.
 
     Example:
         >>> LogisticRegression(x_dim=5).sample(100, seed=0).ys.unique()
         tensor([-1.,  1.])
     """
 
-    weight_scale: float = 1.0
+    weight_scale: Positive = 1.0
     labels: Literal["sampled", "sign"] = "sampled"
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_positive(weight_scale=self.weight_scale)
-        if self.labels not in ("sampled", "sign"):
-            raise ValueError(f"labels must be 'sampled' or 'sign', got {self.labels!r}")
 
     def _targets(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
         scores = torch.einsum("npx,nx->np", xs, self.weight_scale * random.normal(len(xs), self.x_dim))
         ones = random.uniform(*scores.shape) < scores.sigmoid() if self.labels == "sampled" else scores > 0
         return 2 * ones.to(xs) - 1
+
+
+@dataclass(frozen=True, repr=False)
+class MixedRegression(GaussianPoints):
+    """Linear functions with noise, where each prompt has one of a few noise levels and weight scales.
+
+    Which ridge penalty is best differs from prompt to prompt and must be inferred from the context: the best predictor,
+    `algorithms.mixture_bayes`, averages ridge regressions by the likelihood of their setting.
+
+    Source: Bai et al. 2023, on mixed noise levels: noise 0.1 or 0.5, weights N(0, I/d) in d = 20 dimensions, 40 points.
+
+    Attributes:
+        x_dim: dimension of the inputs, standard normal.
+        n_context: number of context points, without the query.
+        active_dims: input coordinates that are not zero, the first ones; None for all.
+        noise_stds: standard deviations of the noise, one for each setting.
+        weight_stds: standard deviations of the weights, one for each setting, or one for all; by default 1/√x_dim.
+
+    Example:
+        >>> MixedRegression(x_dim=5, noise_stds=(0.1, 0.5, 0.1), weight_stds=(1.0, 1.0, 3.0)).settings
+        ((0.1, 1.0), (0.5, 1.0), (0.1, 3.0))
+    """
+
+    noise_stds: tuple[Positive, ...] = (0.1, 0.5)
+    weight_stds: tuple[Positive, ...] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        n = len(self.noise_stds)
+        if not n or len(self.weight_stds) not in (0, 1, n):
+            raise ValueError(
+                f"noise_stds needs one value or more, and weight_stds one for each of the {n} noise_stds, one for all, "
+                f"or none, got {self.weight_stds}"
+            )
+
+    @property
+    def settings(self) -> tuple[tuple[float, float], ...]:
+        """Pairs of noise and weights, in standard deviations; each prompt has one of them, all equally likely."""
+        stds = self.weight_stds or (self.x_dim**-0.5,)
+        stds = stds * len(self.noise_stds) if len(stds) == 1 else stds
+        return tuple(zip(self.noise_stds, stds, strict=True))
+
+    def _distributions(self) -> str:
+        return f"inputs from N(0, I), {' or '.join(map(noise_text, self.noise_stds))}"
+
+    def _targets(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
+        choice = random.integers(0, len(self.settings), len(xs))
+        noise_std, weight_std = torch.tensor(self.settings, dtype=xs.dtype, device=xs.device)[choice].unbind(-1)
+        weights = weight_std[:, None] * random.normal(len(xs), self.x_dim)
+        noise = noise_std[:, None] * random.normal(*xs.shape[:2])
+        return torch.einsum("npx,nx->np", xs, weights) + noise
+
+
+@dataclass(frozen=True, repr=False)
+class SineRegression(PromptDistribution):
+    """Sine waves `y = a sin(x + phase)` with a random amplitude and phase a prompt.
+
+    Source: von Oswald et al. 2023, A.7. The paper prints amplitudes from U(0.1, 5); the authors' code, and this
+    default, has U(0.1, 0.5). Their code also draws amplitude and phase with the same random key, so that one determines
+    the other (their correlation is 1): `amplitude_phase="one_key"`. The default is the text's, two independent numbers.
+
+    Attributes:
+        n_context: number of context points, without the query.
+        x_range: interval of the inputs, which are uniform.
+        amplitude_range: interval of the amplitudes, uniform.
+        phase_range: interval of the phases in radians, uniform.
+        amplitude_phase: "independent" draws of the two, or "one_key": both are at the same fraction of their intervals.
+    """
+
+    n_context: Natural = 10
+    x_range: tuple[float, float] = (-5.0, 5.0)
+    amplitude_range: tuple[float, float] = (0.1, 0.5)
+    phase_range: tuple[float, float] = (0.0, math.pi)
+    amplitude_phase: Literal["independent", "one_key"] = "independent"
+    x_dim = 1
+    y_dim = 1
+
+    def __post_init__(self):
+        check_fields(self)
+        for name in ("x_range", "amplitude_range", "phase_range"):
+            low, high = getattr(self, name)
+            if not -math.inf < low <= high < math.inf:
+                raise ValueError(f"{name} must be (low, high), finite, with low <= high, got {(low, high)}")
+
+    def _distributions(self) -> str:
+        names = ("x_range", "inputs"), ("amplitude_range", "amplitudes"), ("phase_range", "phases")
+        texts = [f"{words} from U({', '.join(f'{end:.3g}' for end in getattr(self, name))})" for name, words in names]
+        return f"{', '.join(texts)}, no noise"
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        def between(interval: tuple[float, float], shares: Tensor) -> Tensor:
+            low, high = interval
+            return low + (high - low) * shares
+
+        xs = between(self.x_range, random.uniform(n_prompts, self.n_context + 1, 1))
+        key = random.uniform(n_prompts, 1, 1)
+        amplitude = between(self.amplitude_range, key)
+        other_key = key if self.amplitude_phase == "one_key" else random.uniform(n_prompts, 1, 1)
+        return Prompts(xs, amplitude * torch.sin(xs + between(self.phase_range, other_key)))

@@ -2,34 +2,30 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields
-from mechicl.base.checks import require_finite, require_whole
+from mechicl.base.arguments import Count, Fraction, Natural, NonNegative, at_least, check_fields
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 
-ClassesShown = Literal["known", "new", "absent", "swapped"]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GaussianClusters(PromptDistribution):
-    """Classes are clusters around random means, each with a label; the query's class may stand in the context.
+    """Classes are clusters around random means, each with a label; the query's class may be in the context.
 
     There are `n_classes` classes with fixed means and labels (several classes share a label). An input of a class is
-    `(mean + ε η) / sqrt(1 + ε²)`, with means and η from N(0, I / x_dim). In a bursty prompt the context holds
-    `n_context / burstiness` different classes, each so many times, in random order, and the query is of one of them:
-    its label can be copied from the context, or remembered from training. Which of the two a model does shows on
-    prompts that training never had (`classes=`).
+    `(mean + ε η) / sqrt(1 + ε²)`, with means and η from N(0, I / x_dim). In a bursty prompt the context has
+    `n_context / burstiness` different classes, each `burstiness` times, in random order, and the query is of one of
+    them: its label can be copied from the context, or remembered from training. Which of the two a model does shows on
+    prompts that do not occur in training (`classes=`).
 
-    Targets are one-hot labels, so that our models train on them by squared error as on any target of points: the best
-    prediction is then the probability of each label, which interleaved and paired tokens have places for. (The papers
-    train by cross entropy, on label tokens; the minimum is the same distribution.) `regret(loss="errors")` and
-    `loss="log loss"` read predictions as classes and as probabilities.
+    Targets are one-hot labels, so that our models train on them by squared error: the best prediction is then the
+    probability of each label. (The papers train by cross entropy, on label tokens; the minimum is the same
+    distribution.) `regret(loss="errors")` and `loss="log loss"` read predictions as classes and as probabilities.
 
     Source: Reddy 2024, "The mechanistic basis of data dependence and abrupt learning in an in-context classification
     task"; burstiness and Zipf's law of classes after Chan et al. 2022.
@@ -39,21 +35,16 @@ class GaussianClusters(PromptDistribution):
         n_context: number of labelled points.
         n_classes: number of classes in training, K.
         n_labels: number of labels, L; class k has label k mod L.
-        burstiness: how many points of each class there are in a bursty context, B.
-        bursty_share: of the prompts with known classes that are bursty; in the others all points and the query are
-            drawn independently.
+        burstiness: points of each class in a bursty context, B.
+        bursty_share: share of the prompts with known classes that are bursty; in the others all points and the query
+            are drawn independently.
         within_class_noise: ε.
         zipf_exponent: class k (from 1) is drawn in proportion to k^-α; 0 for equal chances.
-        classes: "known" classes as in training; "new" ones of each prompt's own, with random means and labels, which
-            only the context tells (in-context learning); "absent": known classes, and the query's is not in the
-            context, so that only the weights tell (in-weights learning); "swapped": known classes, but every label of a
-            prompt is replaced by another one, so that context and weights say different things; the target is the
-            context's.
-        class_seed: of the fixed means.
-
-    Raises:
-        ValueError: a field out of range, burstiness that does not divide the context, or fewer classes than a context
-            needs.
+        classes: "known" classes as in training; "new" ones for each prompt, with random means and labels, which only
+            the context gives (in-context learning); "absent": known classes, and the query's is not in the context, so
+            that only the weights can give its label (in-weights learning); "swapped": known classes, but every label
+            of a prompt is replaced by another one, so that context and weights disagree; the target is the context's.
+        class_seed: seed of the fixed means.
 
     Example:
         >>> task = GaussianClusters(n_classes=64)
@@ -63,25 +54,19 @@ class GaussianClusters(PromptDistribution):
         tensor([1.])
     """
 
-    x_dim: int = 16
-    n_context: int = 8
-    n_classes: int = 128
-    n_labels: int = 4
-    burstiness: int = 2
-    bursty_share: float = 1.0
-    within_class_noise: float = 0.1
-    zipf_exponent: float = 0.0
-    classes: ClassesShown = "known"
-    class_seed: int = 0
+    x_dim: Count = 16
+    n_context: Count = 8
+    n_classes: Annotated[int, at_least(2)] = 128
+    n_labels: Annotated[int, at_least(2)] = 4
+    burstiness: Count = 2
+    bursty_share: Fraction = 1.0
+    within_class_noise: NonNegative = 0.1
+    zipf_exponent: NonNegative = 0.0
+    classes: Literal["known", "new", "absent", "swapped"] = "known"
+    class_seed: Natural = 0
 
     def __post_init__(self):
         check_fields(self)
-        require_whole(self, x_dim=1, n_context=1, n_classes=2, n_labels=2, burstiness=1, class_seed=0)
-        require_finite(self, "bursty_share", "within_class_noise", "zipf_exponent", least=0.0)
-        if self.bursty_share > 1:
-            raise ValueError(f"bursty_share is a share of the prompts, got {self.bursty_share}")
-        if self.classes not in get_args(ClassesShown):
-            raise ValueError(f"classes must be one of {get_args(ClassesShown)}, got {self.classes!r}")
         if self.n_context % self.burstiness:
             raise ValueError(f"burstiness must divide n_context={self.n_context}, got {self.burstiness}")
         if self.n_classes < max(self.n_labels, self.n_groups + 1):
@@ -97,7 +82,7 @@ class GaussianClusters(PromptDistribution):
 
     @property
     def n_groups(self) -> int:
-        """How many different classes a bursty context has."""
+        """Number of different classes in a bursty context."""
         return self.n_context // self.burstiness
 
     @cached_property
@@ -122,7 +107,7 @@ class GaussianClusters(PromptDistribution):
         n, groups = self.n_context, self.n_groups
         # keys whose order draws classes without replacement in proportion to their frequencies (Gumbel's trick)
         keys = self.frequencies.log().to(random.device) - random.exponential(n_prompts, self.n_classes).double().log()
-        classes = keys.topk(groups + 1).indices  # [prompt place], the last for a query that is absent
+        classes = keys.topk(groups + 1).indices  # [prompt place], the last for the query of "absent"
         place = (torch.arange(n, device=random.device) // self.burstiness).expand(n_prompts, -1)
         place = place.gather(1, random.uniform(n_prompts, n).argsort(-1))  # in random order
         query = random.integers(0, groups, n_prompts, 1)

@@ -2,26 +2,27 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields
-from mechicl.base.checks import is_finite, require_active_dims, require_finite, require_whole
+from mechicl.base.arguments import Count, Natural, NonNegative, at_least, check_fields
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import (
     INPUTS,
     InputDistribution,
     PromptDistribution,
     RandomTensors,
+    check_active_dims,
+    noise_text,
     random_rotations,
     targets_of,
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearRegression(PromptDistribution):
     """Linear functions `y = x W + noise` of random inputs, one `W` a prompt.
 
@@ -30,14 +31,14 @@ class LinearRegression(PromptDistribution):
 
     Attributes:
         x_dim: dimension of the inputs.
-        n_context: number of context points; the query comes on top.
+        n_context: number of context points, without the query.
         y_dim: dimension of the targets.
         inputs: distribution of the inputs: "uniform" on (-1/2, 1/2) per coordinate, "gaussian" with unit variance,
             "exponential" with rate 1, "laplace" with scale 1, "sphere" (the unit sphere), or "gamma_sphere" (a point
             of the sphere times the root of a Gamma(0.1, scale 10) variable, as Ahn et al. 2024). A tuple of names
             picks one of them at random for each prompt (von Oswald et al. 2023, A.2, uses three).
         input_scale: factor on all inputs.
-        covariance: second-moment matrix that Gaussian inputs get, as a tuple of rows.
+        covariance: second-moment matrix of Gaussian inputs, as a tuple of rows.
         condition_number: gives Gaussian inputs the covariance eigenvalues `condition_number ** (i / (x_dim - 1))`,
             i = 0 .. x_dim - 1 (Nertinger 2025, section 4).
         eigenvalues: gives Gaussian inputs these covariance eigenvalues instead (Fu et al. 2024, B.3, takes half
@@ -48,74 +49,66 @@ class LinearRegression(PromptDistribution):
         weight_scale: standard deviation of the entries of W; a factor on W where `weight_covariance` is "inverse".
         weight_covariance: of each column of W: "identity", or "inverse" of the covariance that `covariance`,
             `condition_number` or `eigenvalues` gives to the inputs, so that all directions matter as much to the
-            targets (Ahn et al. 2023, section 4: `x ~ N(0, Σ)`, `w ~ N(0, Σ⁻¹)`). `input_scale` does not enter. What
-            theorems say of `w ~ N(0, I)` (`constructions.linear_optimum`, `linear_attention_optimum`) holds here for
+            targets (Ahn et al. 2023, section 4: `x ~ N(0, Σ)`, `w ~ N(0, Σ⁻¹)`). `input_scale` does not enter. Theorems
+            about `w ~ N(0, I)` (`constructions.linear_optimum`, `linear_attention_optimum`) apply here to
             the whitened inputs `Σ^(-1/2) x`: the best preconditioner of one step is then a multiple of Σ⁻¹.
         noise_std: standard deviation of Gaussian noise on the targets.
-        query_noise: whether the query's target is noisy too. Nertinger 2025 measures against the clean one.
-        normalize_inputs: whether each prompt's inputs, the query's too, are divided by the Frobenius norm of its
-            context's, before `input_scale`. The authors' code of von Oswald et al. 2023 does so out of distribution;
-            their text does not say so.
-        n_distractors: so many context points of each prompt, at random places, have labels of another kind.
-        distractor_labels: their labels: by "other_weights", one W for all of a prompt, or standard normal "noise", as
-            in the authors' code of von Oswald et al. 2023.
-        active_dims: all but the first so many input coordinates are zero (the curriculum of Garg et al. 2022).
+        query_noise: add noise to the query's target too. Nertinger 2025 measures against the clean one.
+        normalize_inputs: divide each prompt's inputs, the query's too, by the Frobenius norm of its context's, before
+            `input_scale`. The authors' code of von Oswald et al. 2023 does so out of distribution; their text does not
+            mention it.
+        n_distractors: number of context points, at random places, whose labels follow another rule.
+        distractor_labels: that rule: "other_weights", one other W a prompt, or standard normal "noise", as in the
+            authors' code of von Oswald et al. 2023.
+        active_dims: input coordinates that are not zero, the first ones; None for all (the curriculum of Garg et al.
+            2022).
 
     Raises:
         ValueError: a field is out of range, or two fields exclude each other.
 
     Example:
-        >>> task = LinearRegression(x_dim=5, n_context=20, inputs="gaussian", condition_number=10.0)
+        >>> task = LinearRegression(x_dim=5, n_context=20, noise_std=0.5)
+        >>> task
+        LinearRegression(x_dim=5, n_context=20, noise_std=0.5) with inputs from U(-1/2, 1/2), noise from N(0, 0.5²)
         >>> task.sample(3, seed=0)
         Prompts(n_prompts=3, n_context=20, x_dim=5, y_dim=1, dtype=torch.float32, device='cpu')
     """
 
-    x_dim: int = 10
-    n_context: int = 10
-    y_dim: int = 1
+    x_dim: Count = 10
+    n_context: Natural = 10
+    y_dim: Count = 1
     inputs: InputDistribution | tuple[InputDistribution, ...] = "uniform"
-    input_scale: float = 1.0
+    input_scale: NonNegative = 1.0
     covariance: tuple[tuple[float, ...], ...] | None = None
-    condition_number: float | None = None
-    eigenvalues: tuple[float, ...] | None = None
+    condition_number: Annotated[float, at_least(1)] | None = None
+    eigenvalues: tuple[NonNegative, ...] | None = None
     eigenbasis: Literal["axes", "shared", "per_task"] = "axes"
-    eigenbasis_seed: int = 0
-    weight_scale: float = 1.0
+    eigenbasis_seed: Natural = 0
+    weight_scale: NonNegative = 1.0
     weight_covariance: Literal["identity", "inverse"] = "identity"
-    noise_std: float = 0.0
+    noise_std: NonNegative = 0.0
     query_noise: bool = True
     normalize_inputs: bool = False
-    n_distractors: int = 0
+    n_distractors: Natural = 0
     distractor_labels: Literal["other_weights", "noise"] = "other_weights"
-    active_dims: int | None = None
+    active_dims: Count | None = None
 
     def __post_init__(self):
         check_fields(self)
-        require_whole(self, x_dim=1, n_context=0, y_dim=1, eigenbasis_seed=0, n_distractors=0)
-        require_finite(self, "input_scale", "weight_scale", "noise_std", least=0.0)
         names = (self.inputs,) if isinstance(self.inputs, str) else self.inputs
-        unknown = [name for name in names if name not in get_args(InputDistribution)]
-        if unknown or not names:
-            raise ValueError(f"inputs {self.inputs!r}: choose among {get_args(InputDistribution)}")
+        if not names:
+            raise ValueError("inputs must name one distribution or more, got ()")
         shapes = [f for f in ("covariance", "condition_number", "eigenvalues") if getattr(self, f) is not None]
         if len(shapes) > 1:
             raise ValueError(f"{' and '.join(shapes)} exclude each other: each fixes the covariance of the inputs")
         if shapes and names != ("gaussian",):
             raise ValueError(f"{shapes[0]} is for Gaussian inputs, got inputs={self.inputs!r}")
-        if self.eigenbasis not in ("axes", "shared", "per_task"):
-            raise ValueError(f"eigenbasis {self.eigenbasis!r} is not one of 'axes', 'shared', 'per_task'")
         if self.eigenbasis != "axes" and self.condition_number is None and self.eigenvalues is None:
             raise ValueError(f"eigenbasis={self.eigenbasis!r} needs a condition_number or eigenvalues to rotate")
-        if self.condition_number is not None:
-            require_finite(self, "condition_number", least=1.0)
-        if self.eigenvalues is not None and (
-            len(self.eigenvalues) != self.x_dim or not all(is_finite(v) and v >= 0 for v in self.eigenvalues)
-        ):
-            raise ValueError(f"eigenvalues must be {self.x_dim} finite numbers >= 0, got {self.eigenvalues}")
+        if self.eigenvalues is not None and len(self.eigenvalues) != self.x_dim:
+            raise ValueError(f"eigenvalues must be x_dim={self.x_dim} numbers, got {self.eigenvalues}")
         if self.covariance is not None:
-            _covariance_root(self.covariance, self.x_dim)
-        if self.weight_covariance not in ("identity", "inverse"):
-            raise ValueError(f"weight_covariance {self.weight_covariance!r} is not one of 'identity', 'inverse'")
+            self._covariance_root  # noqa: B018 - refuses a matrix that is not a covariance
         if self.weight_covariance == "inverse":
             if not shapes:
                 raise ValueError("weight_covariance='inverse' needs covariance, condition_number or eigenvalues")
@@ -123,15 +116,21 @@ class LinearRegression(PromptDistribution):
                 raise ValueError("weight_covariance='inverse' is for one covariance, not for eigenbasis='per_task'")
             if torch.linalg.matrix_rank(self.input_covariance()) < self.x_dim:
                 raise ValueError("weight_covariance='inverse': the covariance of the inputs has no inverse")
-        if not isinstance(self.query_noise, bool):
-            raise ValueError(f"query_noise must be True or False, got {self.query_noise!r}")
-        if self.distractor_labels not in ("other_weights", "noise"):
-            raise ValueError(f"distractor_labels {self.distractor_labels!r} is not one of 'other_weights', 'noise'")
         if self.normalize_inputs and not self.n_context:
             raise ValueError("normalize_inputs=True needs a context, n_context >= 1, whose norm it divides by")
         if self.n_distractors > self.n_context:
             raise ValueError(f"n_distractors must be 0 to n_context={self.n_context}, got {self.n_distractors}")
-        require_active_dims(self)
+        check_active_dims(self)
+
+    def _distributions(self) -> str:
+        names = (self.inputs,) if isinstance(self.inputs, str) else self.inputs
+        texts = {"uniform": "U(-1/2, 1/2)", "gaussian": "N(0, I)", "sphere": "the unit sphere"}
+        if self.covariance or self.condition_number or self.eigenvalues:
+            texts["gaussian"] = "N(0, Σ)"
+        inputs = " or ".join(texts.get(name, f"the {name} distribution") for name in names)
+        if self.input_scale != 1:
+            inputs += f" times {self.input_scale:g}"
+        return f"inputs from {inputs}, {noise_text(self.noise_std)}"
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
         xs = self._sample_inputs(n_prompts, random)
@@ -141,7 +140,7 @@ class LinearRegression(PromptDistribution):
                 other = random.normal(n_prompts, self.n_context, self.y_dim)
             else:
                 other = xs[:, :-1] @ self._sample_weights(n_prompts, random)
-            # the rank of each point among random numbers: below n_distractors for so many points, at random places
+            # each point's rank among random numbers is below n_distractors for that number of random places
             places = random.uniform(n_prompts, self.n_context).argsort(dim=1).argsort(dim=1) < self.n_distractors
             ys[:, :-1] = torch.where(places[..., None], other, ys[:, :-1])
         if self.noise_std:
@@ -165,7 +164,7 @@ class LinearRegression(PromptDistribution):
             for i, name in enumerate(self.inputs):
                 xs = torch.where(choice == i, INPUTS[name](random, shape), xs)
         if self.covariance is not None:
-            xs = xs @ _covariance_root(self.covariance, self.x_dim).to(xs)
+            xs = xs @ self._covariance_root.to(xs)
         spectrum = self._spectrum()
         if spectrum is not None:
             xs = xs * spectrum.sqrt().to(xs)
@@ -190,9 +189,7 @@ class LinearRegression(PromptDistribution):
         return None
 
     def input_covariance(self) -> Float[Tensor, "x x"]:
-        """The second moments that `covariance`, `condition_number` or `eigenvalues` gives to Gaussian inputs, float64.
-
-        The identity without them. `input_scale` and `active_dims` come on top.
+        """The second moments of Gaussian inputs, float64, without `input_scale` and `active_dims`.
 
         Raises:
             ValueError: each prompt has its own, by `eigenbasis="per_task"`.
@@ -203,7 +200,7 @@ class LinearRegression(PromptDistribution):
         if spectrum is None:
             return torch.eye(self.x_dim, dtype=torch.float64)
         if self.eigenbasis == "per_task":
-            raise ValueError("eigenbasis='per_task' gives each prompt a covariance of its own")
+            raise ValueError("eigenbasis='per_task' gives each prompt its own covariance")
         if self.eigenbasis == "axes":
             return spectrum.diag()
         return self._shared_basis.T @ spectrum.diag() @ self._shared_basis
@@ -222,12 +219,18 @@ class LinearRegression(PromptDistribution):
         generator = torch.Generator().manual_seed(self.eigenbasis_seed)
         return random_rotations(torch.randn(1, self.x_dim, self.x_dim, generator=generator, dtype=torch.float64))[0]
 
-
-def _covariance_root(covariance: tuple[tuple[float, ...], ...], x_dim: int) -> Float[Tensor, "x x"]:
-    matrix = torch.tensor(covariance, dtype=torch.float64)
-    if matrix.shape != (x_dim, x_dim) or not matrix.isfinite().all() or not torch.allclose(matrix, matrix.T):
-        raise ValueError(f"covariance must be a finite symmetric {x_dim} x {x_dim} matrix, got {covariance}")
-    values, vectors = torch.linalg.eigh(matrix)
-    if values.min() < -1e-10 * values.abs().max():
-        raise ValueError(f"covariance must have no negative eigenvalue, got {values.min().item():.3g}")
-    return vectors @ values.clamp(min=0).sqrt().diag() @ vectors.T
+    @cached_property
+    def _covariance_root(self) -> Float[Tensor, "x x"]:
+        matrix = torch.tensor(self.covariance, dtype=torch.float64)
+        if (
+            matrix.shape != (self.x_dim, self.x_dim)
+            or not matrix.isfinite().all()
+            or not torch.allclose(matrix, matrix.T)
+        ):
+            raise ValueError(
+                f"covariance must be a finite symmetric matrix with x_dim={self.x_dim} rows, got {list(matrix.shape)}"
+            )
+        values, vectors = torch.linalg.eigh(matrix)
+        if values.min() < -1e-10 * values.abs().max():
+            raise ValueError(f"covariance must have no negative eigenvalue, got {values.min().item():.3g}")
+        return vectors @ values.clamp(min=0).sqrt().diag() @ vectors.T

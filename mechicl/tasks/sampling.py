@@ -1,11 +1,11 @@
-"""Sampling from a seed or a generator: what every distribution over prompts has in common."""
+"""Sampling from a seed or a generator: the protocol of tasks and the bases of all distributions over prompts."""
 
 import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,26 +13,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive
 from mechicl.prompts import Prompts, TokenSequences, lies_prompts_last
 
 InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere"]
+SIZES, MOST_SHOWN = ("x_dim", "n_context", "d_vocab", "n_ctx"), 200
+"""Fields that a task's `repr` always shows, and the characters of a value."""
 Batch = TypeVar("Batch", Prompts, TokenSequences)
 D = TypeVar("D", bound="Distribution")
 
 MOST_NUMBERS = 2**32
-"""Random numbers that are drawn at once are fewer: 16 GiB in float32."""
+"""Bound on the random numbers that are drawn at once: 16 GiB in float32."""
 
 
 class QuickGenerator(torch.Generator):
-    """A generator on the CPU whose large blocks of uniform numbers come quicker, for the batches of a training.
+    """A generator on the CPU that draws large blocks of uniform numbers faster, for the batches of a training.
 
-    Each such block is numpy's SFC64, started from 128 bits that this generator gives: its state is torch's own. Small
+    Each such block is numpy's SFC64, seeded with 128 bits from this generator, whose state is torch's own. Small
     blocks, and numbers of other kinds, are those of `torch.Generator`.
 
     Attributes:
-        prompts_last: whether the first axis of uniform and normal tensors is the last one in memory, so that what is
-            computed of them runs across prompts.
+        prompts_last: store uniform and normal tensors with their first axis last in memory, so that computations on
+            them run across prompts.
 
     Example:
         >>> generator = QuickGenerator().manual_seed(0)
@@ -41,10 +42,9 @@ class QuickGenerator(torch.Generator):
     """
 
     LARGE = 2**16
-    """Numbers from which on it pays: starting SFC64 takes as long as 15,000 of torch's numbers."""
+    """Smallest block drawn by SFC64; seeding it takes as long as 15,000 of torch's numbers."""
 
-    def __new__(cls, *, prompts_last: bool = False) -> "QuickGenerator":
-        """On the CPU."""
+    def __new__(cls, *, prompts_last: bool = False) -> "QuickGenerator":  # noqa: D102
         return super().__new__(cls)
 
     def __init__(self, *, prompts_last: bool = False):
@@ -52,7 +52,7 @@ class QuickGenerator(torch.Generator):
         self.prompts_last = prompts_last
 
     def manual_seed(self, seed: int) -> "QuickGenerator":
-        """Start anew from a seed."""
+        """Restart from a seed."""
         super().manual_seed(seed)
         return self
 
@@ -75,11 +75,10 @@ class QuickGenerator(torch.Generator):
         return numbers.view(*shape[1:], shape[0]).movedim(-1, 0)
 
 
-def _check_room(shape: tuple[int, ...]) -> None:
-    """Refuse (ValueError) so many numbers that no machine holds them, before anything is allocated."""
+def _check_size(shape: tuple[int, ...]) -> None:
     if math.prod(shape) >= MOST_NUMBERS:
         raise ValueError(
-            f"{list(shape)} random numbers, for these prompts, points and dimensions of the task, are too many"
+            f"the task's prompts, points and dimensions need {list(shape)} random numbers, too many for any machine"
         )
 
 
@@ -92,33 +91,29 @@ class RandomTensors:
 
     @property
     def device(self) -> torch.device:
-        """Where they are made."""
+        """The generator's device."""
         return self.generator.device
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """Whole numbers from low to high - 1, all equally likely.
-
-        Raises:
-            ValueError: a low that is not below high.
-        """
+        """Whole numbers from low to high - 1, all equally likely."""
         if low >= high:
             raise ValueError(f"low must be below high, got {low} and {high}")
-        _check_room(shape)
+        _check_size(shape)
         return torch.randint(low, high, shape, generator=self.generator, device=self.device)
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform on [0, 1)."""
-        _check_room(shape)
-        if isinstance(self.generator, QuickGenerator) and self.dtype == torch.float32:
-            return self.generator.uniform(*shape)
-        return torch.rand(shape, generator=self.generator, dtype=self.dtype, device=self.device)
+        return self._draw("uniform", torch.rand, shape)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal."""
-        _check_room(shape)
+        return self._draw("normal", torch.randn, shape)
+
+    def _draw(self, name: str, of_torch: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
+        _check_size(shape)
         if isinstance(self.generator, QuickGenerator) and self.dtype == torch.float32:
-            return self.generator.normal(*shape)
-        return torch.randn(shape, generator=self.generator, dtype=self.dtype, device=self.device)
+            return getattr(self.generator, name)(*shape)
+        return of_torch(shape, generator=self.generator, dtype=self.dtype, device=self.device)
 
     def signs(self, *shape: int) -> Tensor:
         """-1 or 1, equally likely."""
@@ -126,7 +121,7 @@ class RandomTensors:
 
     def exponential(self, *shape: int) -> Tensor:
         """Exponential with rate 1."""
-        _check_room(shape)
+        _check_size(shape)
         values = torch.empty(shape, dtype=self.dtype, device=self.device)
         return values.exponential_(generator=self.generator)
 
@@ -142,8 +137,7 @@ class RandomTensors:
 
     def gamma_sphere(self, *shape: int) -> Tensor:
         """A direction on the sphere times the root of a Gamma(0.1, scale 10) variable."""
-        # torch's gamma sampler takes a generator through the private _standard_gamma only; its public route
-        # would use the global one.
+        # only the private _standard_gamma takes a generator; torch's public gamma sampler uses the global one
         concentration = torch.full((*shape[:-1], 1), 0.1, dtype=self.dtype, device=self.device)
         radius = torch._standard_gamma(concentration, generator=self.generator).mul_(10).sqrt_()
         return self.sphere(*shape) * radius
@@ -154,7 +148,8 @@ class RandomTensors:
         Raises:
             ValueError: a concentration that is not positive and finite.
         """
-        check_positive(concentration=concentration)
+        if not 0 < concentration < math.inf:
+            raise ValueError(f"concentration must be positive and finite, got {concentration}")
         # A Gamma(a) variable is a Gamma(a + 1) one times U^(1/a). Its logarithm does not underflow for small a.
         options = {"dtype": torch.float64, "device": self.device}
         larger = torch._standard_gamma(torch.full(shape, concentration + 1, **options), generator=self.generator)
@@ -172,13 +167,61 @@ INPUTS: dict[InputDistribution, Callable[[RandomTensors, tuple[int, ...]], Tenso
 }
 
 
+@runtime_checkable
+class Task(Protocol):
+    """Interface of a task of points, which training, saving, analyses and reports use; any class may implement it.
+
+    The base `PromptDistribution` provides `sample` and `replace` to a frozen dataclass that draws prompts in `_sample`.
+    To be saved with a checkpoint a task is a dataclass whose fields are plain data (numbers, strings, tuples of them,
+    another task) and that can be found by name (see `register`).
+    """
+
+    @property
+    def x_dim(self) -> int: ...  # noqa: D102
+    @property
+    def y_dim(self) -> int: ...  # noqa: D102
+    @property
+    def n_context(self) -> int: ...  # noqa: D102
+
+    def sample(
+        self,
+        n_prompts: int,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Prompts:
+        """A batch of independent prompts; takes a seed or a generator, not both."""
+        ...
+
+    def replace(self, **changes: Any) -> "Task":
+        """A copy with some fields changed."""
+        ...
+
+
 @dataclass(frozen=True)
 class Distribution(ABC, Generic[Batch]):
-    """What is sampled in batches: the base of the tasks, which are frozen dataclasses and say how by `_sample`."""
+    """Base of the tasks: frozen dataclasses that draw batches in `_sample`."""
 
     def replace(self: D, **changes: Any) -> D:
         """A copy with some fields changed, e.g. a shifted one for out-of-distribution tests."""
         return dataclasses.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        """The sizes and the fields that differ from their defaults, then the distributions of inputs and noise."""
+        shown = [
+            (field.name, repr(getattr(self, field.name)))
+            for field in dataclasses.fields(self)
+            if field.name in SIZES or getattr(self, field.name) != field.default
+        ]
+        texts = [f"{name}={text if len(text) < MOST_SHOWN else f'{text[:MOST_SHOWN]}...'}" for name, text in shown]
+        drawn = self._distributions()
+        return f"{type(self).__name__}({', '.join(texts)})" + (f" with {drawn}" if drawn else "")
+
+    def _distributions(self) -> str:
+        """The distributions of inputs and noise as text; empty if the class determines them."""
+        return ""
 
     @abstractmethod
     def _sample(self, n_prompts: int, random: RandomTensors) -> Batch: ...
@@ -199,13 +242,13 @@ class TokenDistribution(Distribution[TokenSequences]):
         """Independent sequences; the same seed gives the same ones.
 
         Args:
-            n_prompts: how many.
-            seed: starts a new generator on `device`.
-            generator: is used instead, on its own device.
-            device: where to sample; by default the generator's, else the CPU.
+            n_prompts: number of them.
+            seed: seed of a new generator on `device`.
+            generator: generator to use instead, on its own device.
+            device: by default the generator's, else the CPU.
 
         Raises:
-            ValueError: neither or both of seed and generator, a generator on another device, or a negative number.
+            ValueError: neither or both of seed and generator, or a generator on another device.
         """
         return self._sample(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, device)))
 
@@ -226,17 +269,16 @@ class PromptDistribution(Distribution[Prompts]):
         """Prompts of independent tasks; the same seed gives the same bits on the same kind of device.
 
         Args:
-            n_prompts: how many.
-            seed: starts a new generator on `device`.
-            generator: is used instead, on its own device.
-            device: where to sample; by default the generator's, else the CPU.
+            n_prompts: number of them.
+            seed: seed of a new generator on `device`.
+            generator: generator to use instead, on its own device.
+            device: by default the generator's, else the CPU.
             dtype: floating-point type of the prompts. Half precision is float32 rounded at the end: its own random
                 numbers are too coarse, and torch lacks some samplers for it.
 
         Raises:
             TypeError: dtype is not floating point.
-            ValueError: neither or both of seed and generator, a generator on another device, or a negative number
-                of prompts.
+            ValueError: neither or both of seed and generator, or a generator on another device.
         """
         generator = sampling_generator(n_prompts, seed, generator, device)
         if not dtype.is_floating_point:
@@ -248,11 +290,7 @@ class PromptDistribution(Distribution[Prompts]):
 def sampling_generator(
     n_prompts: int, seed: int | None, generator: torch.Generator | None, device: torch.device | str | None
 ) -> torch.Generator:
-    """The generator itself, or a new one that starts from the seed.
-
-    Raises:
-        ValueError: neither or both are given, the generator is on another device, or n_prompts is negative.
-    """
+    """Check the arguments of `sample`; return the generator, or a new one with the seed."""
     if n_prompts < 0:
         raise ValueError(f"n_prompts must not be negative, got {n_prompts}")
     if (seed is None) == (generator is None):
@@ -268,7 +306,7 @@ def sampling_generator(
 
 
 def targets_of(xs: Float[Tensor, "prompt point x"], weights: Float[Tensor, "prompt x y"]) -> Tensor:
-    """`xs @ weights`; one target of prompts that lie last in memory by products across prompts, which are quicker."""
+    """`xs @ weights`; for one target and prompts last in memory by products across prompts, which is faster."""
     if weights.shape[2] == 1 and lies_prompts_last(xs):
         return (xs.permute(1, 2, 0) * weights.permute(2, 1, 0)).sum(1).mT[..., None]
     return xs @ weights
@@ -278,3 +316,14 @@ def random_rotations(normals: Float[Tensor, "*prompt x x"]) -> Float[Tensor, "*p
     """Rotations uniform over the orthogonal group, from standard normal matrices (QR with a positive diagonal)."""
     q, r = torch.linalg.qr(normals)
     return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+
+
+def check_active_dims(task: Any) -> None:
+    """Refuse a task with more active dimensions than dimensions."""
+    if task.active_dims is not None and task.active_dims > task.x_dim:
+        raise ValueError(f"active_dims must be 1 to x_dim={task.x_dim}, got {task.active_dims}")
+
+
+def noise_text(std: float) -> str:
+    """A noise level as a task's `repr` shows it."""
+    return f"noise from N(0, {std:g}²)" if std else "no noise"

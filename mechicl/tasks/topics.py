@@ -1,4 +1,4 @@
-"""A made-up language in which texts have topics, and classification tasks in it that only their examples define."""
+"""A made-up language whose texts have topics, and classification tasks in it that only their examples define."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,10 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from mechicl.base.arguments import check_fields, checked
-from mechicl.base.checks import require_finite, require_whole
+from mechicl.base.arguments import Count, Fraction, check_fields, checked
 from mechicl.prompts import TokenSequences
-from mechicl.tasks.repeated_tokens import RepeatedTokens
 from mechicl.tasks.sampling import RandomTensors, TokenDistribution, sampling_generator
+from mechicl.tasks.token_sequences import AtLeastTwo, RepeatedTokens
 
 TOPICS: dict[str, tuple[str, ...]] = {
     "animals": ("cat", "dog", "horse", "cow", "goat", "wolf", "bear", "fox"),
@@ -45,7 +44,7 @@ WORDS = (START, UNKNOWN, END, *LABELS, *FILLERS, *(word for words in TOPICS.valu
 
 @checked
 def topic_tokenizer() -> PreTrainedTokenizerFast:
-    """The language's tokenizer: a token a word, words set apart by white space, `[START]` before every text.
+    """The language's tokenizer: one token a word, words separated by white space, `[START]` before every text.
 
     Example:
         >>> topic_tokenizer()("apple some plum red ;").input_ids
@@ -57,50 +56,44 @@ def topic_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, bos_token=START, unk_token=UNKNOWN)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopicClassification(TokenDistribution):
     """Sequences of labelled texts, `cat the wolf blue ; oak pine red ; ...`, whose labels mean other topics each time.
 
-    A text is about one topic: at least half of its words are of it, the others are fillers or words of other topics. In
-    each sequence some topics are the classes of a task, each with a label of its own, both random. So the
-    label of a sequence's first text cannot be known, and those of later ones only from the texts before. The labels
-    are what is to be predicted.
+    A text is about one topic: at least half of its words are from it, the others are fillers or words of other topics.
+    In each sequence some topics are the classes of a task, each with its own label, both random. So the label of a
+    sequence's first text cannot be known, and those of later ones only from the texts before. The labels are the
+    tokens to predict.
 
-    Some sequences are random words repeated instead (`RepeatedTokens`), as natural text repeats itself: from these a
-    small model learns to look for earlier occurrences and to copy what followed, within hundreds of steps, and from
-    there to do so for texts of one topic. Without them labels alone teach it neither in thousands.
+    Some sequences can be random words repeated instead (`RepeatedTokens`), as natural text repeats itself: from these a
+    small model learns within hundreds of steps to find earlier occurrences and copy what followed, and then to do so
+    for texts of one topic. Without them labels alone teach it neither in thousands of steps.
 
     Attributes:
         n_ctx: number of tokens that a model reads; a sequence has one more, its last target.
         min_classes: the fewest classes of a task.
         max_classes: the most; their number is uniform.
-        min_words: of the shortest text.
-        max_words: of the longest; lengths are uniform.
-        n_topical: words of a text that are of its topic.
+        min_words: words of the shortest text.
+        max_words: words of the longest; lengths are uniform.
+        n_topical: words of a text that are from its topic.
         share_repeated: probability that a sequence is random words repeated.
-
-    Raises:
-        ValueError: a field out of range, or texts that would be mostly about something else.
 
     Example:
         >>> TopicClassification(n_ctx=32).sample(2, seed=0).ids.shape
         torch.Size([2, 33])
     """
 
-    n_ctx: int = 64
-    min_classes: int = 2
-    max_classes: int = 4
-    min_words: int = 2
-    max_words: int = 3
-    n_topical: int = 2
-    share_repeated: float = 0.0
+    n_ctx: AtLeastTwo = 64
+    min_classes: Count = 2
+    max_classes: Count = 4
+    min_words: Count = 2
+    max_words: Count = 3
+    n_topical: Count = 2
+    share_repeated: Fraction = 0.0
+    d_vocab = len(WORDS)
 
     def __post_init__(self):
         check_fields(self)
-        require_whole(self, n_ctx=2, min_classes=1, max_classes=1, min_words=1, max_words=1, n_topical=1)
-        require_finite(self, "share_repeated", least=0.0)
-        if self.share_repeated > 1:
-            raise ValueError(f"share_repeated is a probability, got {self.share_repeated}")
         most = min(len(TOPICS), len(LABELS))
         if not self.min_classes <= self.max_classes <= most:
             raise ValueError(
@@ -109,13 +102,8 @@ class TopicClassification(TokenDistribution):
         if not self.n_topical <= self.min_words <= self.max_words <= 2 * self.n_topical:
             raise ValueError(
                 f"texts need n_topical <= min_words <= max_words <= 2 * n_topical, so that at least half the words "
-                f"are of their topic: got n_topical={self.n_topical}, {self.min_words} to {self.max_words} words"
+                f"are from their topic: got n_topical={self.n_topical}, {self.min_words} to {self.max_words} words"
             )
-
-    @property
-    def d_vocab(self) -> int:
-        """Number of words in the language."""
-        return len(WORDS)
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> TokenSequences:
         n_texts = self.n_ctx // (self.min_words + 2) + 1  # enough to fill a sequence even with the shortest ones
@@ -146,7 +134,7 @@ class TopicClassification(TokenDistribution):
         return TokenSequences(ids, predictable)
 
     def _texts(self, topics: Int[Tensor, "*text"], random: RandomTensors) -> tuple[Tensor, Tensor]:
-        """Words `[*text max_words]` of texts about the topics, and how many of them each text keeps."""
+        """Words `[*text max_words]` of texts about the topics, and the number of them that each text keeps."""
         vocabulary, fillers = self._topic_words.to(topics.device), _ids(FILLERS).to(topics.device)
         shape = (*topics.shape, self.max_words)
         lengths = random.integers(self.min_words, self.max_words + 1, *topics.shape)
@@ -163,11 +151,7 @@ class TopicClassification(TokenDistribution):
         return torch.stack([_ids(words) for words in TOPICS.values()])
 
     def texts(self, topics: Sequence[str], n_texts: int, *, seed: int) -> tuple[list[str], list[int]]:
-        """Texts about the topics in turn, in random order, and which topic each is about.
-
-        Raises:
-            ValueError: no topics, unknown ones, or a negative number of texts.
-        """
+        """Texts about the topics in turn, in random order, and the index of each text's topic."""
         unknown = [topic for topic in topics if topic not in TOPICS]
         if unknown or not topics:
             raise ValueError(f"topics must be some of {list(TOPICS)}, got {list(topics)}")

@@ -1,4 +1,7 @@
-"""Training batches: sampled for every seed by its own generator, on a second thread where that is quicker."""
+"""Training batches, sampled for every seed by its own generator (on a second thread where that is faster), and losses.
+
+The loss is the squared error on points, or the cross entropy of the next token.
+"""
 
 import statistics
 import time
@@ -9,25 +12,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.models import PromptedModel
 from mechicl.models.transformer.fast import put_prompts_last
-from mechicl.prompts import lies_prompts_last
+from mechicl.prompts import At, Prompts, TokenSequences, lies_prompts_last
 from mechicl.tasks import AnyTask, LinearRegression
 from mechicl.tasks.sampling import QuickGenerator
 from mechicl.training.config import TrainingConfig
-from mechicl.training.objectives import examples, weight_of_share
 
 TIMED_BATCHES = 12
-NOTABLE = 0.2  # part of a step that sampling takes, from which on it may move to a thread
-SMALL_PRODUCT = 400  # torch multiplies a row with a matrix of fewer numbers in plain loops, for many prompts on a CPU
+NOTABLE = 0.2  # share of a step's time above which sampling may move to a thread
+SMALL_PRODUCT = 400  # on a CPU, torch multiplies a row by a matrix of fewer numbers in plain loops, for many prompts
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What one step trains on; the axis `seed` counts the models: each seed of the first task, then of the others.
+    """The data of one step; the axis `seed` counts the models: each seed of the first task, then of the others.
 
     Attributes:
         step: its number, from 0.
@@ -45,19 +48,19 @@ class Batch:
 
 
 def make_generators(config: TrainingConfig, device: torch.device) -> list[torch.Generator]:
-    """One generator a model for its prompts, apart from the one that made its weights."""
+    """One generator for each model's prompts; its weights came from another one."""
     if device.type != "cpu":
         return [torch.Generator(device=device).manual_seed(2**40 + seed) for _, seed in config.members]
-    # whatever a model is trained beside, its prompts are the same
+    # a model's prompts must not depend on the models that are trained together with it
     small = goes_across(config, device) and numbers_per_prompt(config) < SMALL_PRODUCT
     across = [small and is_plain(task) for task in config.tasks]
     return [QuickGenerator(prompts_last=across[task]).manual_seed(2**40 + seed) for task, seed in config.members]
 
 
 def goes_across(config: TrainingConfig, device: torch.device) -> bool:
-    """Whether a run's tokens are wanted with the prompts along the last axis in memory, which makes steps quicker.
+    """True if tokens should be stored with the prompts along the last axis in memory, which makes steps faster.
 
-    One model alone is as quick without, where torch's products of a prompt's rows are no plain loops any more.
+    For a single model it makes no difference once products of a prompt's rows are large enough for a fast kernel.
     """
     wanted = getattr(config.model, "prefers_prompts_last", False) and config.loss_at == "query"
     alone = len(config.members) == 1
@@ -65,19 +68,14 @@ def goes_across(config: TrainingConfig, device: torch.device) -> bool:
 
 
 def is_plain(task: AnyTask) -> bool:
-    """Whether a task's inputs are drawn without products of matrices, which want each prompt in one place in memory."""
+    """True if inputs are drawn without matrix products, which need each prompt contiguous in memory."""
     shaping = ("covariance", "condition_number", "eigenvalues")
     return isinstance(task, LinearRegression) and not any(getattr(task, name) for name in shaping)
 
 
 def numbers_per_prompt(config: TrainingConfig) -> int:
-    """How many numbers the tokens of one whole prompt are."""
+    """Number of values in the tokens of one whole prompt."""
     return config.model.format.n_tokens(config.task.n_context) * config.model.d_token
-
-
-def shard_slice(n_prompts: int, rank: int, world: int) -> slice:
-    """The share of process `rank` of `world` in a batch; shares differ by one prompt at most."""
-    return slice(rank * n_prompts // world, (rank + 1) * n_prompts // world)
 
 
 def sample_batch(
@@ -87,23 +85,24 @@ def sample_batch(
     step: int,
     shard: tuple[int, int] = (0, 1),
 ) -> Batch:
-    """The batch of a step, encoded by `model`; the generators move on.
+    """Sample the batch of a step with the generators, and encode it with `model`.
 
     With several processes each samples the whole batch and keeps its share, so that any number of processes trains on
-    the same prompts. `shard` is this process' number and the number of processes.
+    the same prompts. `shard` is this process' number and the number of processes; shares differ by one prompt at most.
     """
     rank, world = shard
     tasks = config.tasks_at(step)
-    share, weights = shard_slice(config.batch_size, rank, world), []
+    share = slice(rank * config.batch_size // world, (rank + 1) * config.batch_size // world)
+    weights = []
     by_model: list[Any] = []  # each model's prompts, or sequences of tokens
     for (task, _), generator in zip(config.members, generators, strict=True):
         prompts = tasks[task].sample(config.batch_size, generator=generator)
         if world > 1:
-            weights.append(weight_of_share(prompts, share, world))
+            weights.append(_share_weight(prompts, share, world))
             prompts = prompts[share]
         by_model.append(prompts)
     states = torch.stack([generator.get_state() for generator in generators])
-    joined = type(by_model[0]).concatenate(by_model) if len(by_model) > 1 else by_model[0]  # no copy for one model
+    joined = type(by_model[0]).concatenate(by_model) if len(by_model) > 1 else by_model[0]
     tokens, targets = examples(model, joined, config.loss_at)
     sizes = (len(by_model), len(by_model[0]))
     tokens, targets = tokens.unflatten(0, sizes), targets.unflatten(0, sizes)
@@ -120,11 +119,11 @@ def batches(
     first_step: int,
     shard: tuple[int, int] = (0, 1),
 ) -> Generator[Batch, None, None]:
-    """The batches from `first_step` to the last, sampled in the quicker of two ways.
+    """The batches from `first_step` to the last, sampled in the faster of two ways.
 
     A second thread that samples ahead is faster if sampling takes a notable part of a step and a core is free for it.
-    So the first few batches are sampled in turn and timed; if that part is notable, the next few ahead; the rest in the
-    faster way. The prompts are the same either way: each batch carries the generator states after it.
+    So the first few batches are sampled in turn and timed; if that part is notable, the next few are sampled ahead; and
+    the rest in the faster way. The prompts are the same either way.
     """
     sampling_seconds: list[float] = []
     seconds: list[float] = []  # of whole steps
@@ -133,7 +132,7 @@ def batches(
         started = time.perf_counter()
         batch = sample_batch(config, model, generators, step, shard)
         sampling_seconds.append(time.perf_counter() - started)
-        yield batch  # comes back when the step is done
+        yield batch  # returns when the step is done
         seconds.append(time.perf_counter() - started)
     step = end_of_trial
     if step < config.steps and statistics.median(sampling_seconds) > NOTABLE * statistics.median(seconds):
@@ -170,3 +169,36 @@ def batches_ahead(
             if step + 1 < end:
                 upcoming = thread.submit(sample_batch, config, model, generators, step + 1, shard)
             yield batch
+
+
+def examples(model: PromptedModel, prompts: Prompts | TokenSequences, at: At) -> tuple[Tensor, Tensor]:
+    """A model's inputs `[prompt pos ...]` and targets: `[prompt row y]`, or ids `[prompt row]`."""
+    if isinstance(prompts, TokenSequences):
+        return prompts.read, prompts.targets()
+    return model.encode(prompts), prompts.ys if at == "points" else prompts.ys[:, -1:]
+
+
+def _share_weight(prompts: Prompts | TokenSequences, share: slice, world: int) -> float:
+    """Weight with which the mean loss over a share enters the mean over `world` shares; 1 for equal shares."""
+    if isinstance(prompts, TokenSequences):
+        scored = prompts.predictable[:, 1:]
+        return world * int(scored[share].sum()) / max(int(scored.sum()), 1)
+    return world * len(prompts.xs[share]) / len(prompts)
+
+
+def losses(
+    outputs: Float[Tensor, "model prompt row d_out"],
+    targets: Float[Tensor, "model prompt row d_out"] | Int[Tensor, "model prompt row"],
+) -> Float[Tensor, "model"]:
+    """Each model's mean squared error, or its cross entropy (nats) over the tokens that are scored.
+
+    Raises:
+        ValueError: none of a model's tokens is scored, so the mean is undefined.
+    """
+    if targets.is_floating_point():
+        return (outputs - targets).square().mean(dim=(1, 2, 3))
+    scored = (targets >= 0).sum(dim=(1, 2))
+    if (scored == 0).any():
+        raise ValueError(f"no token to predict for model {(scored == 0).nonzero().flatten().tolist()}")
+    nats = F.cross_entropy(outputs.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
+    return nats.sum(dim=(1, 2)) / scored

@@ -15,11 +15,10 @@ from mechicl.prompts import At
 
 
 class Ensemble(nn.Module):
-    """Models with one config, trained side by side; each is equal to the run that it would have had alone.
+    """Models with one config, trained together; each equals the run that it would have had alone.
 
-    All weights of a seed are one row of a single parameter, so that clipping and Adam touch one tensor however many
-    matrices a model has; no operation mixes rows. It is run by one thread at a time: its passes put weights into one
-    template.
+    All weights of a seed are one row of a single parameter, so that clipping and Adam touch one tensor for any number
+    of matrices; no operation mixes rows. Only one thread may run it: its passes put weights into one template.
 
     Attributes:
         flat: `[seed weight]`.
@@ -27,10 +26,10 @@ class Ensemble(nn.Module):
 
     def __init__(self, models: Sequence[PromptedModel]):
         super().__init__()
-        # Held in a tuple so that the template's own weights are not parameters of the ensemble.
+        # in a tuple, so that the template's own weights are not parameters of the ensemble.
         self._template = (copy.deepcopy(models[0]),)
-        self._its_own = list(self.template.parameters())
-        self._places = [_places(self.template, weight) for weight in self._its_own]
+        self._template_weights = list(self.template.parameters())
+        self._places = [_places(self.template, weight) for weight in self._template_weights]
         self._shapes = {name: weight.shape for name, weight in models[0].named_parameters()}
         rows = [torch.cat([weight.detach().flatten() for weight in model.parameters()]) for model in models]
         self.flat = nn.Parameter(torch.stack(rows))
@@ -42,12 +41,12 @@ class Ensemble(nn.Module):
 
     @property
     def template(self) -> PromptedModel:
-        """The model whose passes are run, with the weights of a row in place of its own."""
+        """The model that runs the passes, with the weights of a row."""
         return self._template[0]
 
     @property
     def shapes(self) -> list[torch.Size]:
-        """Of the weights that a row of `flat` is made of, in order."""
+        """Shapes of the weights in a row of `flat`, in order."""
         return list(self._shapes.values())
 
     def forward(
@@ -57,9 +56,9 @@ class Ensemble(nn.Module):
         model = self._template[0]
 
         def run_one(flat: Tensor, tokens: Tensor) -> Tensor:
-            if torch.compiler.is_compiling():  # the compiler knows this one
+            if torch.compiler.is_compiling():  # the compiler supports this function
                 return functional_call(model, self._named(flat), (tokens,), {"at": at})
-            with self._holding(self._named(flat).values()):
+            with self._using(self._named(flat).values()):
                 return model(tokens, at=at)
 
         if self.n_seeds == 1:  # without vmap's overhead
@@ -69,16 +68,16 @@ class Ensemble(nn.Module):
         return vmap(run_one)(self.flat, tokens)
 
     @contextmanager
-    def _holding(self, weights: Iterable[Tensor]) -> Iterator[None]:
-        """While it lasts, the template's weights are these.
+    def _using(self, weights: Iterable[Tensor]) -> Iterator[None]:
+        """Give the template these weights for a while.
 
-        As `torch.func.functional_call`, which looks for them in all modules each time: a tenth of a small model's step.
+        `torch.func.functional_call` does the same, but searches all modules each time: a tenth of a small model's step.
         """
         try:
             self._put(weights)
             yield
         finally:
-            self._put(self._its_own)
+            self._put(self._template_weights)
 
     def _put(self, weights: Iterable[Tensor]) -> None:
         for places, weight in zip(self._places, weights, strict=True):
@@ -91,11 +90,11 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over the weights of `state()`."""
+        """Load the weights of `state()`."""
         self.flat.copy_(torch.cat([state[name].flatten(1) for name in self._shapes], dim=1))
 
     def buffers_state(self) -> dict[str, Tensor]:
-        """Name to the models' common buffers, `[seed ...]`."""
+        """Name to the models' shared buffers, `[seed ...]`."""
         buffers = dict(self._template[0].named_buffers())
         return {n: b.detach().cpu().expand(self.n_seeds, *b.shape).clone() for n, b in buffers.items()}
 
@@ -107,5 +106,5 @@ class Ensemble(nn.Module):
 
 
 def _places(model: nn.Module, weight: Tensor) -> list[tuple[nn.Module, str]]:
-    """Where a model has a weight: in several modules, where blocks share it."""
+    """The modules and names under which a model has a weight: several where blocks share it."""
     return [(module, name) for module in model.modules() for name, at in module._parameters.items() if at is weight]

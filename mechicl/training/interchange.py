@@ -1,9 +1,8 @@
-"""Interchange training: a network is trained to do what an algorithm would, also where its state is changed half-way.
+"""Interchange training: train a network to predict like an algorithm, also after interventions on both their states.
 
-So that it contains the algorithm, in layers and subspaces that are known, with weights that nobody wrote.
+The trained network contains the algorithm in known layers and subspaces, but with trained weights.
 """
 
-import platform
 import time
 from collections.abc import Callable
 from typing import cast
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs
 from mechicl.algorithms.stepwise.plans import Cell, plan_interventions
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer, build
 from mechicl.models.opening.adapter import ModelAdapter
@@ -23,36 +21,37 @@ from mechicl.prompts import Prompts
 from mechicl.training.config import TrainingConfig
 from mechicl.training.loop import TrainingDivergedError
 from mechicl.training.optimizers import make_optimizer
-from mechicl.training.results import TrainingResult, hardware_name
+from mechicl.training.results import TrainingResult, make_record
 
 
 @checked
 def train_interchange(
-    config: TrainingConfig, hypothesis: Hypothesis, *, n_interventions: int = 4, progress: bool = True
+    config: TrainingConfig, hypothesis: Hypothesis, *, n_interventions: Count = 4, progress: bool = True
 ) -> TrainingResult:
-    """Train a transformer until a hypothesis holds of it: that it runs an algorithm, in these layers and subspaces.
+    """Train a transformer to run an algorithm in given layers and subspaces (a hypothesis).
 
-    Each step draws prompts, sources with the same queries (contexts of other tasks) and some of the interventions that
-    `analysis.interchange` makes. The loss is the sum over them, and over the prediction without intervention, of the
-    squared distance between the model's counterfactual prediction and the algorithm's, as a part of that between both
-    ends: an interchange R² of 1 is a loss of 0. The targets of the queries are not used.
+    Each step draws prompts, sources with the same queries (contexts of other tasks) and some of the interventions of
+    `analysis.interchange`. The loss is the sum over these interventions, and over the prediction without intervention,
+    of the squared distance between the model's counterfactual prediction and the algorithm's, divided by that between
+    the algorithm's predictions for prompts and sources: an interchange R² of 1 is a loss of 0. The targets of the
+    queries are not used.
 
     Args:
-        config: task, model and training; of its fields for speed, saves and snapshots nothing is read. `loss` and
-            `curriculum` must be left out. `eval_prompts` prompts and as many sources are held out.
-        hypothesis: algorithm, schedule and subspaces; without subspaces the model may place variables as it likes.
-        n_interventions: how many of them a step.
+        config: task, model and training; fields about speed, saves and snapshots are ignored. `loss` and `curriculum`
+            must be left out. `eval_prompts` prompts, and the same number of sources, are held out.
+        hypothesis: algorithm, schedule and subspaces; without subspaces the model may place variables anywhere.
+        n_interventions: interventions per step.
         progress: show a progress bar.
 
     Returns:
-        A model for each seed, and a record as `train` gives it: "loss" is the mean of 1 - R² over all interventions,
-        held out, and "eval_loss" the mean squared error of the queries' targets; "interchange" has the hypothesis's
+        A model for each seed, and a record like that of `train`: "loss" is the mean of 1 - R² over all interventions on
+        held-out prompts, "eval_loss" the mean squared error on the queries' targets; "interchange" has the hypothesis's
         name, and for each seed the held-out R² of every intervention (`interchange_r2`).
 
     Raises:
         TrainingDivergedError: a loss is not finite.
-        ValueError: a model that is not a transformer on prompts, or whose layers are not those of the schedule; a
-            curriculum, more tasks, or n_interventions < 1.
+        ValueError: a model that is not a transformer on prompts, or whose number of layers is not that of the
+            schedule; a curriculum, or more tasks.
 
     Source: Geiger et al. 2022, with regression targets.
 
@@ -62,8 +61,11 @@ def train_interchange(
         >>> config = TrainingConfig(LinearRegression(x_dim=3, n_context=10), model, steps=2000, batch_size=128)
         >>> result = train_interchange(config, hypothesis)
     """
-    check_whole(1, n_interventions=n_interventions)
-    _check(config, hypothesis)
+    shape = config.model
+    if getattr(shape, "prompt_format", None) not in ("paired", "interleaved") or not hasattr(shape, "n_heads"):
+        raise ValueError(f"interchange training needs a transformer on prompts of points, got {type(shape).__name__}")
+    if config.curriculum is not None or config.more_tasks:
+        raise ValueError("interchange training has one task and no curriculum")
     models, curves, measured, started = [], [], [], time.perf_counter()
     with progress_bar(total=config.steps * len(config.seeds), progress=progress, unit="step") as bar:
         for seed in config.seeds:
@@ -71,63 +73,37 @@ def train_interchange(
             curves.append(_train(model, config, hypothesis, seed, n_interventions, lambda: bar.update(1)))
             models.append(model)
             measured.append(interchange_r2(model, hypothesis, *_ends(config, config.eval_prompts, config.eval_seed)))
-    columns = [[curve[i] for curve in curves] for i in range(len(curves[0]))]  # [log seed]
-    record = {
-        "seeds": list(config.seeds),
-        "training": config.to_dict(),
-        "steps_done": config.steps,
-        "curve": {
-            "eval_step": [step for (step, _, _), *_ in columns],
-            "eval_loss": [[error for _, _, error in column] for column in columns],
-            "step": [step for (step, _, _), *_ in columns],
-            "loss": [[loss for _, loss, _ in column] for column in columns],
-        },
-        "interchange": {"hypothesis": hypothesis.name, "r2": measured},
-        "wall_time_s": round(time.perf_counter() - started, 1),
-        "hardware": hardware_name(torch.device("cpu")),
-        "processes": 1,
-        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+    steps, losses, errors = ([[entry[i] for entry in curve] for curve in curves] for i in range(3))  # [seed log]
+    curve = {
+        "eval_step": steps[0],
+        "eval_loss": [list(each) for each in zip(*errors, strict=True)],
+        "step": steps[0],
+        "loss": [list(each) for each in zip(*losses, strict=True)],
     }
+    found = {"hypothesis": hypothesis.name, "r2": measured}
+    seconds = time.perf_counter() - started
+    record = make_record(config, config.steps, curve, seconds, torch.device("cpu"), interchange=found)
     return TrainingResult(list(models), record, (), {})
 
 
-@checked
 @torch.no_grad()
 def interchange_r2(
     model: HookedTransformer, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts
 ) -> dict[str, float]:
-    """The interchange R² of each intervention, by its name, with both ends those of the algorithm.
+    """The interchange R² of each intervention, by its name, relative to the algorithm's predictions at both ends.
 
-    It is what training looks at; `analysis.interchange` has intervals, reads other models too, and measures the ends of
-    the model.
+    `analysis.interchange` measures the same with intervals, for any model, relative to the model's own predictions.
 
     Args:
-        model: a transformer on prompts of points.
-        hypothesis: with as many layers.
-        prompts: that are intervened in.
-        sources: as many, with the same queries.
-
-    Raises:
-        ValueError: sources of other sizes than the prompts, or a hypothesis about another number of layers.
+        model: a transformer on prompts of points, with the hypothesis' number of layers.
+        hypothesis: the algorithm, and its place in the model.
+        prompts: prompts to intervene in.
+        sources: the same number of prompts, with the same queries.
     """
     if sources.xs.shape != prompts.xs.shape or sources.ys.shape != prompts.ys.shape:
-        raise ValueError(f"sources must be as many and as long as the prompts, {prompts}, got {sources}")
-    if hypothesis.n_layers != model.cfg.n_layers:
-        raise ValueError(
-            f"{hypothesis.name!r} is about {hypothesis.n_layers} layers, the model has {model.cfg.n_layers}"
-        )
+        raise ValueError(f"sources must have the shape of the prompts, {prompts}, got {sources}")
     ends = _Ends(model, hypothesis, prompts, sources, point=prompts.n_context // 2)
     return {_title(cell): 1 - ends.loss(i).item() for i, (cell, _, _) in enumerate(ends.plan)}
-
-
-def _check(config: TrainingConfig, hypothesis: Hypothesis) -> None:
-    model = config.model
-    if getattr(model, "prompt_format", None) not in ("paired", "interleaved") or not hasattr(model, "n_heads"):
-        raise ValueError(f"interchange training needs a transformer on prompts of points, got {type(model).__name__}")
-    if hypothesis.n_layers != model.n_layers:
-        raise ValueError(f"{hypothesis.name!r} is about {hypothesis.n_layers} layers, the model has {model.n_layers}")
-    if config.curriculum is not None or config.more_tasks:
-        raise ValueError("interchange training has one task and no curriculum")
 
 
 def _ends(config: TrainingConfig, n: int, seed: int | torch.Generator) -> tuple[Prompts, Prompts]:
@@ -145,10 +121,10 @@ def _train(
     n_interventions: int,
     on_step: Callable[[], object],
 ) -> list[tuple[int, float, float]]:
-    """Step, interchange loss and squared error, at every evaluation."""
+    """Train one model; return step, interchange loss and squared error of every evaluation."""
     generator = torch.Generator().manual_seed(seed)
     weights = list(model.parameters())
-    row = torch.nn.utils.parameters_to_vector(weights).detach()[None]  # as optimisers of ensembles take them
+    row = torch.nn.utils.parameters_to_vector(weights).detach()[None]  # the layout that `make_optimizer` expects
     optimizer = make_optimizer(config.optimizer, row, [weight.shape for weight in weights], config.learning_rate)
     held_out = _ends(config, config.eval_prompts, config.eval_seed)
     curve = []
@@ -181,11 +157,8 @@ def _train(
     return curve
 
 
-# ---- interventions, twice ----
-
-
 def _title(cell: Cell) -> str:
-    """An intervention, and after, in or from how many layers on."""
+    """Name of an intervention with its layer."""
     if cell.kind == "prediction":
         return cell.intervention
     word = "after" if cell.kind == "exchange" else "in" if cell.intervention == "query does not read" else "from"
@@ -193,11 +166,13 @@ def _title(cell: Cell) -> str:
 
 
 class _Ends:
-    """The runs of model and algorithm on prompts, on sources, and on the prompts with one of the sources' points."""
+    """Runs of model and algorithm on prompts, on sources, and on the prompts with one point of the sources."""
 
     def __init__(
         self, model: HookedTransformer, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts, point: int
     ):
+        if (n := model.cfg.n_layers) != hypothesis.n_layers:
+            raise ValueError(f"{hypothesis.name!r} is about {hypothesis.n_layers} layers, the model has {n}")
         xs, ys = prompts.xs.clone(), prompts.ys.clone()
         xs[:, point], ys[:, point] = sources.xs[:, point], sources.ys[:, point]
         three = [prompts, sources, Prompts(xs, ys)]
@@ -209,11 +184,11 @@ class _Ends:
         streams = [compute_streams(adapter, each) for each in tokens]
         self.models = [StreamRuns(adapter, tokens[0], streams[0], source) for source in streams[1:]]
         predicted = [hypothesis.algorithm.read({name: v[:, -1:] for name, v in each[-1].items()}) for each in states]
-        self.apart = [(end - predicted[0]).square().mean().clamp(min=1e-12) for end in predicted[1:]]
+        self.distances = [(end - predicted[0]).square().mean().clamp(min=1e-12) for end in predicted[1:]]
 
     def loss(self, i: int) -> Tensor:
         """The squared distance of both predictions after intervention i, divided by that of both ends: 1 - R²."""
         _, on_algorithm, on_model = self.plan[i]
         predicted = on_model.run(self.models)
         expected = on_algorithm.run(self.algorithms).to(predicted)
-        return (predicted - expected).square().mean() / self.apart[on_model.on_point].to(predicted)
+        return (predicted - expected).square().mean() / self.distances[on_model.on_point].to(predicted)

@@ -22,9 +22,8 @@ from mechicl.base.progress import progress_bar
 from mechicl.base.tensor_files import write_tensors
 from mechicl.base.threads import n_cores, using_threads
 from mechicl.models import build
-from mechicl.training import objectives
 from mechicl.training.config import TrainingConfig
-from mechicl.training.data import Batch, batches, make_generators
+from mechicl.training.data import Batch, batches, examples, losses, make_generators
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
@@ -62,10 +61,10 @@ def train(
 
     Args:
         config: the run.
-        folder: of its saves, metrics.jsonl and snapshots; made if it does not exist. All processes must see it.
+        folder: folder of saves, metrics.jsonl and snapshots; made if it does not exist. All processes must see it.
         restart: delete an earlier run from the folder.
-        stop_diverged: a seed whose loss is NaN or infinite stops there, with the weights that it had, while the others
-            continue; the record says at which step (`diverged_at`, -1 for the others). Otherwise that is an error.
+        stop_diverged: a seed whose loss is NaN or infinite stops there with its last weights, while the others
+            continue; the record has the step (`diverged_at`, -1 for the others). By default that is an error.
         progress: show a progress bar.
         on_save: called with the step number after each save, in every process.
 
@@ -73,11 +72,10 @@ def train(
         FolderInUseError: another process trains in the folder.
         TypeError: a task that cannot be saved (see `tasks.task_to_dict`).
         TrainingDivergedError: a loss is NaN or infinite.
-        DamagedSaveError: a ValueError; a file of the folder's save is missing or was changed. The message says whether
-            the save before is whole.
-        ValueError: the folder contains a run with another config or from another kind of device; there are more
-            processes than prompts in a batch; the model's device is not the training's; the curve would be too long
-            for a record; or the tracker is not installed, or does not start.
+        DamagedSaveError: a ValueError; a file of the last save is missing or was changed. The message tells you
+            whether the save before is intact.
+        ValueError: the folder contains a run with another config or from another kind of device, or the config does
+            not fit the devices, processes or trackers of this machine.
 
     Example:
         >>> config = TrainingConfig(seeds=(0, 1), steps=100, batch_size=64)
@@ -88,7 +86,7 @@ def train(
     if n_lines * (len(config.members) + 2) > MOST_VALUES // 2:
         raise ValueError(
             f"the curve would have {n_lines:,} lines of {len(config.members):,} losses, more than a record can hold: "
-            f"take a larger log_every (now {config.log_every}) or eval_every (now {config.eval_every})"
+            f"use a larger log_every (now {config.log_every}) or eval_every (now {config.eval_every})"
         )
     folder = Path(folder)
     accelerator = _accelerator(config, folder)
@@ -118,10 +116,10 @@ def _accelerator(config: TrainingConfig, folder: Path) -> Accelerator:
     if config.tracker and not accelerator.log_with:
         raise ValueError(f"the tracker {config.tracker!r} is not installed")
     device = accelerator.device.type
-    if torch.device(config.model.device).type not in ("cpu", device):  # "cpu", the default, leaves the choice open
+    if torch.device(config.model.device).type not in ("cpu", device):  # "cpu" is the default
         raise ValueError(
-            f"model.device={config.model.device!r}, but the training is on {device}: leave it out, and take cpu=True "
-            f"(--cpu) for the CPU where there is an accelerator"
+            f"model.device={config.model.device!r}, but the training is on {device}: leave it out; cpu=True "
+            f"(--cpu) uses the CPU even if there is an accelerator"
         )
     if config.batch_size < accelerator.num_processes:
         raise ValueError(f"{accelerator.num_processes} processes cannot share a batch of {config.batch_size} prompts")
@@ -133,7 +131,7 @@ def _start_tracker(config: TrainingConfig, accelerator: Accelerator) -> None:
     settings = None if config.tracker == "tensorboard" else config.to_dict()
     try:
         accelerator.init_trackers("mechicl", config=settings)
-    except Exception as error:  # each tracker has errors of its own: no key, no connection, no folder
+    except Exception as error:  # each tracker has its own errors: no key, no connection, no folder
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"the tracker {config.tracker!r} could not be started: {reason[:500]}") from error
 
@@ -142,7 +140,7 @@ def _clean_folder(folder: Path, restart: bool) -> None:
     """Make the folder; remove temporary files of a killed process and, on request, the run itself."""
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
     stale = [*folder.glob(".*.tmp"), *folder.glob("snapshots/.*.tmp")]
-    if restart:  # the state first: cut short here, the next call starts over all the same
+    if restart:  # the state first: a kill after that has the same effect
         states = (folder / STATE_FILE, folder / EARLIER_STATE_FILE)
         stale = [*states, folder / METRICS_FILE, *folder.glob("snapshots/*.safetensors"), *stale]
     for path in stale:
@@ -175,7 +173,7 @@ class _Training:
         torch.set_num_threads(self.state.threads)
         if broadcast_object_list([self.last_save])[0] != self.last_save:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
-        # The optimiser stays torch's own: without loss scaling (bf16 needs none) accelerate's adds only look-ups.
+        # torch's own optimiser: without loss scaling (bf16 needs none) accelerate's wrapper only adds overhead
         self.step_model: Callable[..., Tensor] = accelerator.prepare(self.ensemble)
         if config.compile:
             self.step_model = compiled(cast(torch.nn.Module, self.step_model))
@@ -190,40 +188,41 @@ class _Training:
         self._check_shapes(state)
         if state.generators.shape != fresh.generators.shape:
             raise ValueError(
-                f"{self.folder} holds a run from another kind of device than {device}, whose random numbers are "
-                f"others; continue there, use another folder or restart it"
+                f"{self.folder} has a run from another kind of device than {device}, with other random numbers; "
+                f"continue there, use another folder or restart it"
             )
         self.ensemble.load(state.weights)
-        restore_moments(self.optimizer, ["weights"], state.moments)
+        restore_moments(self.optimizer, state.moments)
         for generator, saved in zip(self.generators, state.generators, strict=True):
             generator.set_state(saved.clone())  # a row of a tensor would crash torch
         if device == "cpu" and state.threads > n_cores():
             warnings.warn(
-                f"{self.folder} was begun with {state.threads} threads, on which its last bits depend, and continues "
-                f"with the same number; this machine has {n_cores()} cores for them, so that it will be slow",
+                f"{self.folder} was started with {state.threads} threads, on which its last bits depend, and continues "
+                f"with the same number; this machine has {n_cores()} cores, so it will be slow",
                 stacklevel=5,
             )
         self.state, self.last_save = state, state.step
 
     def _check_shapes(self, state: RunState) -> None:
-        """Refuse a save whose tensors are not those of this run: an optimiser would write beyond their ends."""
+        """Refuse a save whose tensors have other shapes than this run's: an optimiser would write beyond their ends."""
         twin = torch.nn.Parameter(torch.zeros_like(self.ensemble.flat))
         twin.grad = torch.zeros_like(twin)
         optimizer = self._optimizer(twin)
         optimizer.step()
-        expected = {"weights": self.ensemble.state(), "moments": optimizer_moments(optimizer, ["weights"])}
-        for group, tensors in expected.items():
-            there, here = (
-                {n: (t.shape, t.dtype) for n, t in each.items()} for each in (getattr(state, group), tensors)
-            )
-            if wrong := sorted(name for name in {**there, **here} if there.get(name) != here.get(name)):
+        pairs = {
+            "weights": (state.weights, self.ensemble.state()),
+            "moments": (state.moments, optimizer_moments(optimizer)),
+        }
+        for group, tensors in pairs.items():
+            saved, expected = ({n: (t.shape, t.dtype) for n, t in each.items()} for each in tensors)
+            if wrong := sorted(name for name in {**saved, **expected} if saved.get(name) != expected.get(name)):
                 path = self.folder / STATE_FILE
-                raise DamagedSaveError(f"{path} holds other {group} than this run: {wrong}; use another folder")
+                raise DamagedSaveError(f"{path} has other {group} than this run: {wrong}; use another folder")
 
     def run(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
-        """Take all steps that are left."""
+        """Do the remaining steps."""
         config, state, accelerator = self.config, self.state, self.accelerator
-        # a run without a save starts over, with the lines that it had logged
+        # a run without a save starts over and logs its lines again
         n_bytes = state.files.get(METRICS_FILE, (0,))[0]
         metrics = Metrics(self.folder, n_bytes) if accelerator.is_main_process else None
         bar = progress_bar(total=config.steps, initial=state.step, progress=progress, unit="step")
@@ -238,7 +237,7 @@ class _Training:
                 self._log(metrics, 0, None, self._evaluate(), 0.0)
             while not self._done():
                 batch = next(stream)
-                losses = self._step(batch)
+                step_losses = self._step(batch)
                 step = state.step = batch.step + 1
                 state.generators = batch.generator_states
                 if step in snapshot_steps:
@@ -253,11 +252,11 @@ class _Training:
                     now = time.perf_counter()
                     speed = (step - window_step) / max(now - window_start, 1e-9)
                     window_start, window_step = now, step
-                    self._log(metrics, step, losses, evaluation, speed)
-                    bar.set_postfix({"loss": f"{losses.mean().item():.4g}"}, refresh=False)
+                    self._log(metrics, step, step_losses, evaluation, speed)
+                    bar.set_postfix({"loss": f"{step_losses.mean().item():.4g}"}, refresh=False)
                 bar.update(1)
                 if step % config.save_every == 0 or self._done():
-                    if evaluation is None:  # the loss is of the weights before this step: are these good too?
+                    if evaluation is None:  # the step's loss was that of the weights before it
                         self._check_finite(step, self._evaluate())
                     state.wall_time = time.perf_counter() - started
                     self._save(metrics)
@@ -276,15 +275,15 @@ class _Training:
     def _step(self, batch: Batch) -> Float[Tensor, "seed"]:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate_at(batch.step)
-        losses = objectives.losses(self.step_model(batch.tokens, self.config.loss_at), batch.targets)
+        step_losses = losses(self.step_model(batch.tokens, self.config.loss_at), batch.targets)
         if batch.weights is not None:
-            losses = losses * batch.weights
+            step_losses = step_losses * batch.weights
         self.ensemble.flat.grad = None
-        losses.sum().backward()
-        losses = losses.detach()
+        step_losses.sum().backward()
+        step_losses = step_losses.detach()
         if self.accelerator.num_processes > 1:
-            losses = cast(Tensor, self.accelerator.reduce(losses, "mean"))
-        self._check_finite(batch.step + 1, losses)
+            step_losses = cast(Tensor, self.accelerator.reduce(step_losses, "mean"))
+        self._check_finite(batch.step + 1, step_losses)
         weights = self.ensemble.flat
         diverged = self.state.diverged_at >= 0
         if self.stop_diverged and weights.grad is not None and diverged.any():
@@ -294,10 +293,10 @@ class _Training:
         stopped = self.state.stopped_at >= 0
         kept = weights.detach()[stopped].clone() if stopped.any() else None
         self.optimizer.step()
-        if kept is not None:  # seeds that are done stay what they were
+        if kept is not None:  # the weights of finished seeds are fixed
             with torch.no_grad():
                 weights[stopped] = kept
-        return losses
+        return step_losses
 
     def _check_finite(self, step: int, losses: Tensor) -> None:
         if losses.isfinite().all():
@@ -307,7 +306,7 @@ class _Training:
         if bad and self.stop_diverged:
             self.state.stopped_at[bad] = self.state.diverged_at[bad] = step
         elif bad:
-            seeds = ", ".join(f"{self._member_in_words(i)} ({losses[i].item()})" for i in bad)
+            seeds = ", ".join(f"{self._member_text(i)} ({losses[i].item()})" for i in bad)
             saved = "no save yet" if self.last_save is None else f"last good save: step {self.last_save}"
             raise TrainingDivergedError(
                 f"the loss is not finite at step {step} for seed {seeds}; {saved} in {self.folder}. Try a smaller "
@@ -315,7 +314,7 @@ class _Training:
                 f"{self.config.gradient_clip}), or token_clip in the model."
             )
 
-    def _member_in_words(self, index: int) -> str:
+    def _member_text(self, index: int) -> str:
         task, seed = self.config.members[index]
         return f"{seed} of task {task}" if self.config.more_tasks else str(seed)
 
@@ -323,7 +322,7 @@ class _Training:
         """Tokens and targets `[seed prompt ...]`; the seeds of a task share theirs."""
         config, device = self.config, self.accelerator.device
         prompts = [task.sample(config.eval_prompts, seed=config.eval_seed, device=device) for task in config.eval_tasks]
-        tokens, targets = zip(*(objectives.examples(self.encoder, p, config.loss_at) for p in prompts), strict=True)
+        tokens, targets = zip(*(examples(self.encoder, p, config.loss_at) for p in prompts), strict=True)
 
         def by_member(by_task: tuple[Tensor, ...]) -> Tensor:
             stacked = torch.stack(by_task)[:, None]
@@ -333,9 +332,9 @@ class _Training:
 
     @torch.no_grad()
     def _evaluate(self) -> Float[Tensor, "seed"]:
-        losses = objectives.losses(self.ensemble(self.eval_tokens, self.config.loss_at), self.eval_targets)
-        # the main process' value: one that differs in the last bit must not stop some processes and not others
-        return broadcast(losses).cpu()
+        evaluation = losses(self.ensemble(self.eval_tokens, self.config.loss_at), self.eval_targets)
+        # the main process' value: a difference in the last bit must not stop some processes and not others
+        return broadcast(evaluation).cpu()
 
     def _log(
         self, metrics: Metrics | None, step: int, losses: Tensor | None, evaluation: Tensor | None, speed: float
@@ -352,20 +351,19 @@ class _Training:
             self.accelerator.log(self._tracked(line), step=step)
 
     def _tracked(self, line: dict[str, Any]) -> dict[str, float]:
-        """A line of the metrics as trackers take it: the mean over all models and, of several, each one's value."""
+        """A line of the metrics for trackers: the mean over all models, and each value if there are several."""
         values = {name: line[name] for name in ("learning_rate", "steps_per_second") if name in line}
-        for name in ("loss", "eval_loss"):
-            losses = line.get(name, ())
-            if losses:
-                values[name] = sum(losses) / len(losses)
-            if len(losses) > 1:
-                values |= {f"{name}/seed {self._member_in_words(i)}": loss for i, loss in enumerate(losses)}
+        for name in {"loss", "eval_loss"} & line.keys():
+            each = line[name]
+            values[name] = sum(each) / len(each)
+            if len(each) > 1:
+                values |= {f"{name}/seed {self._member_text(i)}": loss for i, loss in enumerate(each)}
         return values
 
     def _save(self, metrics: Metrics | None) -> None:
         state = self.state
         state.weights = self.ensemble.state()
-        state.moments = optimizer_moments(self.optimizer, ["weights"])
+        state.moments = optimizer_moments(self.optimizer)
         if metrics is not None:  # the main process
             state.files[METRICS_FILE] = metrics.sync()
             state.save(self.folder, self.config)

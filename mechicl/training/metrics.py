@@ -1,4 +1,4 @@
-"""What a run measures on its way: one JSON object a line, in a file that only grows."""
+"""Metrics of a run: one JSON object per line, in a file that only grows."""
 
 import hashlib
 import json
@@ -7,23 +7,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mechicl.base.checks import is_whole
 from mechicl.base.files import check_file, read_bytes
 
 METRICS_FILE = "metrics.jsonl"
 MOST_BYTES = 2**30
-"""Of the file that are read: ten million lines of one seed."""
+"""Largest file that is read: ten million lines of one seed."""
 END = 2**20
-"""Bytes at its end that hold its last line."""
+"""Bytes at its end that contain its last line."""
 
 
 class Metrics:
-    """The metrics of a run in progress; lines of steps after its last save go when it resumes.
-
-    Args:
-        folder: of the run.
-        n_bytes: of the file that its last save covers.
-    """
+    """The metrics of a run in progress, cut to the `n_bytes` that its last save covers."""
 
     def __init__(self, folder: Path, n_bytes: int = 0):
         self.path = folder / METRICS_FILE
@@ -40,12 +34,12 @@ class Metrics:
         try:
             self._file.write(data)
             self._file.flush()
-        except OSError as error:  # a full disk is told without a name
+        except OSError as error:  # the error of a full disk has no file name
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._digest.update(data)
 
     def sync(self) -> tuple[int, str]:
-        """See that everything is on disk; the number of bytes that there are, and their SHA-256."""
+        """Write everything to disk; return the file's number of bytes and their SHA-256."""
         os.fsync(self._file.fileno())
         return self._file.tell(), self._digest.hexdigest()
 
@@ -55,10 +49,10 @@ class Metrics:
 
     @staticmethod
     def read(folder: Path) -> list[dict[str, Any]]:
-        """The lines of a run; one that a kill cut short is left out.
+        """The lines of a run, without one that a kill cut short.
 
         Raises:
-            ValueError: no regular file, or more than `MOST_BYTES` of it.
+            ValueError: not a regular file, or more than `MOST_BYTES`.
         """
         try:
             text = read_bytes(folder / METRICS_FILE, MOST_BYTES).decode("utf-8", errors="replace")
@@ -68,7 +62,7 @@ class Metrics:
 
     @staticmethod
     def last_step(folder: Path) -> int:
-        """The step of a run's last line, of which only the end of the file is read; 0 where there is none."""
+        """The step of a run's last line, from the end of the file alone; 0 if there is none."""
         try:
             check_file(folder / METRICS_FILE)
             with open(folder / METRICS_FILE, "rb") as file:
@@ -76,8 +70,7 @@ class Metrics:
                 lines = file.read(END).decode("utf-8", errors="replace").splitlines()
         except FileNotFoundError:
             return 0
-        steps = (line["step"] for line in _objects(reversed(lines)) if is_whole(line.get("step")))
-        return next(steps, 0)
+        return next((line["step"] for line in _objects(reversed(lines)) if type(line.get("step")) is int), 0)
 
 
 def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

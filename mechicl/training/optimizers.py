@@ -9,20 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 OptimizerName = Literal["adam", "soap"]
-TIE = 1e-6  # eigenvalues that differ by less, in units of their mean, count as equal
+TIE = 1e-6  # relative to their mean, eigenvalues that differ by less count as equal
 
 
 def make_optimizer(
     name: OptimizerName, weights: Float[Tensor, "seed weight"], shapes: Iterable[torch.Size], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """The optimiser of an ensemble's weights.
-
-    Args:
-        name: "adam" or "soap".
-        weights: all weights of a seed in one row.
-        shapes: of the weights that a row is made of, in order.
-        learning_rate: at which it starts.
-    """
+    """The optimiser of an ensemble's weights; `shapes` are those of the weights in a row, in order."""
     if name == "adam":
         return torch.optim.Adam([weights], lr=learning_rate, fused=weights.device.type in ("cpu", "cuda"))
     return SOAP(weights, shapes, lr=learning_rate)
@@ -32,21 +25,21 @@ class SOAP(torch.optim.Optimizer):
     """Adam in the eigenbases of Shampoo's two factors, for many small matrices at once.
 
     A matrix W with gradient G has running means of G Gᵀ and Gᵀ G. Adam's second moment is kept in the axes of their
-    eigenvectors, which are found anew every few steps; the update is turned back. Where a loss is ill-conditioned along
-    directions that mix the entries of a matrix, Adam alone follows its own axes slowly; these follow the loss.
+    eigenvectors, which are recomputed every few steps; the update is rotated back. Where a loss is ill-conditioned
+    along directions that mix the entries of a matrix, this converges faster than Adam in the entries' axes.
 
     The last two axes of a weight are its matrix, axes before them (heads) count matrices. Vectors have Adam's update,
     and so do sides of a matrix that are longer than `max_size`.
 
     Args:
         weights: one row a model; no operation mixes rows.
-        shapes: of the weights that a row is made of, in order.
+        shapes: shapes of the weights in a row, in order.
         lr: learning rate.
         betas: decay of the mean gradient, and of the second moments and factors.
-        every: steps from one search for eigenvectors to the next.
-        eps: added to the root of the second moment, in units of its root mean over the matrix: what is rounding in the
+        every: steps between two computations of eigenvectors.
+        eps: added to the root of the second moment, in units of its root mean over the matrix, so that rounding in the
             gradient stays small in the update.
-        max_size: longest side of a matrix whose eigenvectors are sought.
+        max_size: longest side of a matrix whose eigenvectors are computed.
 
     Raises:
         ValueError: the shapes do not make up a row.
@@ -88,10 +81,8 @@ class SOAP(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One update of all weights."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for settings in self.param_groups:
             (weights,) = settings["params"]
             if weights.grad is not None:
@@ -129,10 +120,10 @@ class SOAP(torch.optim.Optimizer):
 
 
 def eigenvectors(factors: Float[Tensor, "*matrix size size"]) -> Float[Tensor, "*matrix size size"]:
-    """Orthonormal eigenvectors of symmetric matrices, as columns; what is not finite counts as 0.
+    """Orthonormal eigenvectors of symmetric matrices, as columns; entries that are not finite count as 0.
 
-    Where eigenvalues are equal, as those of a first gradient's null space, the weights' own axes are taken, not what
-    rounding gives. A run whose gradients overflow goes on to the loss that says so.
+    If eigenvalues are equal, as in a first gradient's null space, the weights' own axes are used, so that rounding does
+    not choose them. If gradients overflow, the loss of the next step reports it.
     """
     scale = factors.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(factors.dtype).tiny)
     relative = torch.nan_to_num(factors / scale[..., None, None], posinf=0.0, neginf=0.0)
@@ -141,7 +132,7 @@ def eigenvectors(factors: Float[Tensor, "*matrix size size"]) -> Float[Tensor, "
 
 
 def _turn(matrices: Tensor, turns: list[tuple[str, Tensor]], *, back: bool = False) -> Tensor:
-    """Matrices in the axes of their sides, or back from there."""
+    """Rotate matrices into the axes of their sides, or back."""
     for side, axes in turns:
         turn = axes.mT if (side == "left") != back else axes
         matrices = turn @ matrices if side == "left" else matrices @ turn

@@ -1,6 +1,6 @@
 """Ready-made training runs; every field can be overridden on the command line.
 
-Sections and figures that stand without a paper are those of von Oswald et al. 2023.
+Sections and figures without a paper's name are those of von Oswald et al. 2023.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ _DEEP_LSA = _LSA.replace(
     model=_LSA.model.replace(token_clip=10.0), seeds=(0, 1, 2, 3), batch_size=1024, learning_rate=5e-4, n_snapshots=0
 )
 # Not the paper's: Adam is still at 2 to 5 times the loss of tuned GD++ after 40,000 steps. Gradients are clipped at
-# about their median norm: rare batches have a hundred times as much, which would stop SOAP, as Adam, for long.
+# about their median norm: rare batches have a hundred times that, which would set SOAP, like Adam, far back.
 _SOAP_LSA = _DEEP_LSA.replace(
     optimizer="soap", learning_rate=1e-2, warmup_steps=100, gradient_clip=0.1, batch_size=512, save_every=250
 )
@@ -53,7 +53,7 @@ _GPT2_12L = TrainingConfig(
     steps=500_000, batch_size=64, learning_rate=1e-4, gradient_clip=None, eval_every=5000, save_every=5000,
     curriculum=Curriculum(dims=Ramp(5, 20, 1, 2000), points=Ramp(11, 41, 2, 2000)),
 )  # fmt: skip
-# The 12 layers in small, for two cores and an hour or so.
+# A small version of the 12 layers, for two cores and about an hour.
 _GPT2_8L = _GPT2_12L.replace(
     task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
     model=_GPT2_12L.model.replace(x_dim=5, n_context=20, n_layers=8, n_heads=4, d_model=64, d_mlp=256),
@@ -181,7 +181,7 @@ _FUNCTION_CLASSES = {
 
 
 def _replaced(base: TrainingConfig, model: dict[str, Any], **changes: Any) -> TrainingConfig:
-    """A run with some fields of its model changed, and others of its own."""
+    """A run with some fields of its model and of its config changed."""
     return base.replace(model=base.model.replace(**model), **changes)
 
 

@@ -26,7 +26,7 @@ class TrainingResult:
     Attributes:
         models: one per seed (of the first task, then of the others), in eval mode, on the CPU.
         record: seeds, versions, config, curve, wall time and hardware as plain JSON data.
-        snapshot_steps: steps whose weights were kept.
+        snapshot_steps: steps of the snapshots.
         snapshots: name to `[step seed ...]`.
     """
 
@@ -44,7 +44,7 @@ def snapshot_path(folder: Path, step: int) -> Path:
 def collect_result(
     config: TrainingConfig, folder: Path, state: RunState, ensemble: Ensemble, accelerator: Accelerator
 ) -> TrainingResult:
-    """The result of a run that has ended, from its last state and the files of its folder."""
+    """The result of a finished run, from its last state and the files of its folder."""
     weights, models = ensemble.state(), []
     for i, (_, seed) in enumerate(config.members):
         model = build(config.model.replace(device="cpu"), seed).eval()
@@ -59,35 +59,43 @@ def collect_result(
     lines = Metrics.read(folder)
     evaluations = [line for line in lines if "eval_loss" in line]
     training = [line for line in lines if "loss" in line]
-    record = {
-        "seeds": [seed for _, seed in config.members],
-        "training": config.to_dict(),
-        "steps_done": state.step,
-        "stopped_at": state.stopped_at.tolist(),
-        "diverged_at": state.diverged_at.tolist(),
-        "curve": {
-            "eval_step": [line["step"] for line in evaluations],
-            "eval_loss": [_finite(line["eval_loss"]) for line in evaluations],
-            "step": [line["step"] for line in training],
-            "loss": [_finite(line["loss"]) for line in training],
-        },
-        "wall_time_s": round(state.wall_time, 1),
-        "hardware": hardware_name(accelerator.device),
-        "processes": accelerator.num_processes,
-        "threads": state.threads,
-        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+    curve = {
+        "eval_step": [line["step"] for line in evaluations],
+        "eval_loss": [_finite(line["eval_loss"]) for line in evaluations],
+        "step": [line["step"] for line in training],
+        "loss": [_finite(line["loss"]) for line in training],
     }
+    ended = {"stopped_at": state.stopped_at.tolist(), "diverged_at": state.diverged_at.tolist()}
+    machine = {"processes": accelerator.num_processes, "threads": state.threads}
+    record = make_record(config, state.step, curve, state.wall_time, accelerator.device, **ended, **machine)
     stacked = {name: torch.stack([weights[name] for weights in snapshots.values()]) for name in names}
     return TrainingResult(models, record, tuple(snapshots), stacked)
 
 
+def make_record(
+    config: TrainingConfig, steps: int, curve: dict[str, Any], seconds: float, device: torch.device, **more: Any
+) -> dict[str, Any]:
+    """The record of a run as plain JSON data."""
+    return {
+        "seeds": [seed for _, seed in config.members],
+        "training": config.to_dict(),
+        "steps_done": steps,
+        "curve": curve,
+        "wall_time_s": round(seconds, 1),
+        "hardware": hardware_name(device),
+        "processes": 1,
+        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        **more,
+    }
+
+
 def _finite(losses: list[float]) -> list[float | None]:
-    """Losses as JSON has them: None for NaN and infinity, of seeds that have diverged."""
+    """Losses as JSON values: None for NaN and infinity, of seeds that have diverged."""
     return [loss if math.isfinite(loss) else None for loss in losses]
 
 
 def hardware_name(device: torch.device) -> str:
-    """Such as "2 CPU cores" or "NVIDIA H200"."""
+    """Name of the hardware, such as "2 CPU cores" or "NVIDIA H200"."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":

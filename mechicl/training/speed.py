@@ -1,4 +1,4 @@
-"""What makes steps quicker: threads as they are worth, memory kept, TF32, fused attention, compiled passes."""
+"""Faster steps: the best number of threads, freed memory kept, TF32, fused attention, compiled passes."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -20,11 +20,7 @@ AMPERE = (8, 0)
 
 @contextmanager
 def products_in_tf32(wanted: bool, device: torch.device) -> Iterator[None]:
-    """While it lasts, float32 matrix products on a GPU may round their factors to TF32's 10 bits of mantissa.
-
-    Raises:
-        ValueError: TF32 is wanted, and the device does not have it.
-    """
+    """If wanted, let float32 matrix products on a GPU round their factors to TF32's 10 bits of mantissa."""
     if not wanted:
         yield
         return
@@ -39,10 +35,10 @@ def products_in_tf32(wanted: bool, device: torch.device) -> Iterator[None]:
 
 
 def threads_for(config: TrainingConfig, device: torch.device) -> int:
-    """How many threads a run's steps are worth: by the multiplications of one layer's pass on one batch.
+    """The number of threads that makes a run's steps fastest, by the multiplications of one layer's pass on one batch.
 
-    One where products run across prompts (`goes_across`), and on one position after another in an LSTM; on a GPU as
-    many as torch has.
+    It is 1 where products run across prompts (`goes_across`); an LSTM processes one position after another. On a GPU
+    torch's own number is used.
     """
     if device.type != "cpu":
         return torch.get_num_threads()
@@ -59,10 +55,10 @@ def threads_for(config: TrainingConfig, device: torch.device) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep up to 512 MiB that were freed, from here on; without effect where it is not glibc.
+    """Let glibc keep up to 512 MiB of freed memory; other C libraries ignore it.
 
-    Otherwise what a step frees goes back to the system and comes again page by page in the next one: a tenth to a third
-    of a step of five layers.
+    Otherwise memory that a step frees goes back to the system and returns page by page in the next one: a tenth to a
+    third of a step of five layers.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -74,27 +70,19 @@ def keep_freed_memory() -> None:
 
 
 def make_quicker(config: TrainingConfig, ensemble: Ensemble) -> None:
-    """Turn on fused attention, where the config asks for it.
-
-    Raises:
-        ValueError: several seeds, or a model whose attention torch cannot fuse.
-    """
+    """Turn on fused attention if the config requires it."""
     if not config.fused_attention:
         return
     if ensemble.n_seeds > 1:
         raise ValueError(
-            f"fused_attention=True is for one seed at a time, and there are {ensemble.n_seeds}: run each by itself "
-            f"(--seeds 0, --run a folder of its own)"
+            f"fused_attention=True is for one seed at a time, got {ensemble.n_seeds} models: run each separately "
+            f"(--seeds 0, with another --run folder)"
         )
     fuse_attention(ensemble.template)
 
 
 def compiled(module: torch.nn.Module) -> Callable[..., Tensor]:
-    """A module's forward pass, compiled by `torch.compile` at its first call, and again for prompts of other lengths.
-
-    Raises:
-        ValueError: at a call: it cannot be compiled here.
-    """
+    """A module's forward pass, compiled by `torch.compile` at its first call and for each new length of prompts."""
     from torch._dynamo.exc import TorchDynamoException  # loading it takes seconds, and few runs need it
 
     quick = torch.compile(module)

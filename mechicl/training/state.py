@@ -1,6 +1,6 @@
-"""The complete state of a run in one file, written atomically, so that a killed run continues as if nothing happened.
+"""The complete state of a run in one file, written atomically, so that a killed run resumes bit for bit.
 
-The state has digests of itself and of all files that belong to it, so that damage is always noticed.
+The file has digests of itself and of all files that belong to it, so that damage is always detected.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from mechicl.training.config import TrainingConfig
 
 STATE_FILE = "state.safetensors"
 EARLIER_STATE_FILE = "state.earlier.safetensors"
-"""The save before the last one: what to go on from if the last one is damaged."""
+"""The save before the last one, to resume from if the last one is damaged."""
 
 
 class DamagedSaveError(ValueError):
-    """A file of a run's save is missing, or is not what it was when it was written."""
+    """A file of a run's save is missing, or was changed after it was written."""
 
 
 @dataclass
@@ -35,13 +35,14 @@ class RunState:
     Attributes:
         step: number of steps done.
         weights: name to `[seed ...]`.
-        moments: the optimiser's state: "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME", and SOAP's factors and axes.
+        moments: the optimiser's state: "exp_avg.weights", "exp_avg_sq.weights", "step.weights", and SOAP's factors and
+            axes.
         generators: the random state of each seed's prompts, `[seed byte]`.
-        stopped_at: step at which each seed reached its target or diverged, -1 before, `[seed]`. Its weights stay put.
+        stopped_at: step at which each seed reached its target or diverged, -1 before, `[seed]`. Its weights are fixed.
         diverged_at: step at which each seed's loss was no longer finite, -1 before, `[seed]`.
         wall_time: seconds spent so far.
-        threads: of torch, on which the run's last bits depend; a resumed run takes as many again.
-        files: the other files of the save, by their path in the folder: how many bytes of it, and their SHA-256.
+        threads: of torch, on which the run's last bits depend; a resumed run uses the same number.
+        files: number of bytes and SHA-256 of the other files of the save, by their path in the folder.
     """
 
     step: int
@@ -55,7 +56,7 @@ class RunState:
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def save(self, folder: Path, config: TrainingConfig) -> None:
-        """Write the state file of a run; the one before stays beside it."""
+        """Write the state file of a run, and keep the previous one."""
         groups = {"weights": self.weights, "moments": self.moments}
         tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
         tensors |= {"generators": self.generators, "stopped_at": self.stopped_at, "diverged_at": self.diverged_at}
@@ -69,17 +70,17 @@ class RunState:
         """Read the state file of a run.
 
         Raises:
-            DamagedSaveError: a file of the save is missing or changed; the message names it, and what to go on from.
+            DamagedSaveError: a file of the save is missing or changed; the message names it, and a save that is intact.
             ValueError: the run has another config; the message names the fields.
         """
         earlier = folder / EARLIER_STATE_FILE
         try:
             return cls._read(folder / STATE_FILE, config)
         except DamagedSaveError as error:
-            words = "No earlier save is whole: use another folder, or restart the run"
+            words = "No earlier save is intact: use another folder, or restart the run"
             with suppress(ValueError):
                 step = cls._read(earlier, config).step
-                words = f"The save before it, of step {step}, is whole: rename {earlier} to {STATE_FILE} to continue"
+                words = f"The save before it, of step {step}, is intact: rename {earlier} to {STATE_FILE} to continue"
             raise DamagedSaveError(f"{error}. {words}") from error
 
     @classmethod
@@ -89,18 +90,18 @@ class RunState:
         except (OSError, ValueError) as error:
             raise DamagedSaveError(str(error)) from error
         if metadata != signed(tensors, metadata):
-            raise DamagedSaveError(f"{path} is not what a run has written: its SHA-256 is missing or another")
+            raise DamagedSaveError(f"{path} was not written by a run, or has changed: its SHA-256 is missing or wrong")
         try:
             saved, files = (json.loads(metadata[name]) for name in ("config", "files"))
             step, threads, wall_time = int(metadata["step"]), int(metadata["threads"]), float(metadata["wall_time"])
             files = {str(name): (int(n_bytes), str(digest)) for name, (n_bytes, digest) in files.items()}
             generators, stopped_at, diverged_at = (tensors[n] for n in ("generators", "stopped_at", "diverged_at"))
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise DamagedSaveError(f"{path} is not what a run has written: {error!r}") from error
+            raise DamagedSaveError(f"{path} was not written by a run: {error!r}") from error
         _check_config(path.parent, saved, config)
         for name, (n_bytes, digest) in files.items():
             if digest_of_start(path.parent / name, n_bytes) != digest:
-                raise DamagedSaveError(f"{path.parent / name} is missing, or not what it was when {path} was written")
+                raise DamagedSaveError(f"{path.parent / name} is missing, or was changed after {path} was written")
         weights, moments = (
             {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             for prefix in ("weights/", "moments/")
@@ -109,7 +110,7 @@ class RunState:
 
 
 def digest_of_start(path: Path, n_bytes: int) -> str | None:
-    """The SHA-256 of the first bytes of a file; None if it has fewer."""
+    """The SHA-256 of the first bytes of a file; None if there are fewer."""
     digest, left = hashlib.sha256(), n_bytes
     try:
         check_file(path)
@@ -123,7 +124,7 @@ def digest_of_start(path: Path, n_bytes: int) -> str | None:
 
 
 def _keep_earlier(folder: Path) -> None:
-    """Let the last save have another name beside; it stays the last one until there is a new one."""
+    """Give the last save a second name; it stays the last one until a new one replaces it."""
     last, earlier, passing = folder / STATE_FILE, folder / EARLIER_STATE_FILE, folder / f".{EARLIER_STATE_FILE}.tmp"
     if last.is_file():
         passing.unlink(missing_ok=True)
@@ -132,35 +133,29 @@ def _keep_earlier(folder: Path) -> None:
         except OSError:  # a file system without links
             shutil.copyfile(last, passing)
         os.replace(passing, earlier)
-        passing.unlink(missing_ok=True)  # two names of one file: it is earlier already, and replacing does nothing
+        passing.unlink(missing_ok=True)  # replacing a file by another name of the same file does nothing
 
 
 def _check_config(folder: Path, saved: dict[str, Any], config: TrainingConfig) -> None:
-    # through the config: a run that was saved before it had some field goes on with that field's default
-    there = json.loads(json.dumps(TrainingConfig.from_dict(saved).to_dict()))
+    # through the config: a run that was saved before a field existed continues with that field's default
+    before = json.loads(json.dumps(TrainingConfig.from_dict(saved).to_dict()))
     now = json.loads(json.dumps(config.to_dict()))
-    different = [name for name in now if now[name] != there.get(name)]
+    different = [name for name in now if now[name] != before.get(name)]
     if different:
-        changes = "; ".join(f"{name}: {there.get(name)} there, {now[name]} now" for name in different)
-        raise ValueError(f"{folder} holds a run with another config ({changes}); use another folder or restart it")
+        changes = "; ".join(f"{name}: {before.get(name)} there, {now[name]} now" for name in different)
+        raise ValueError(f"{folder} has a run with another config ({changes}); use another folder or restart it")
 
 
-def optimizer_moments(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
-    """What an optimiser keeps, "KEY.NAME" by the weights' names, copies on the CPU."""
-    parameters = optimizer.param_groups[0]["params"]
-    return {
-        f"{key}.{name}": value.detach().cpu().clone()
-        for name, parameter in zip(names, parameters, strict=True)
-        for key, value in optimizer.state[parameter].items()
-    }
+def optimizer_moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimiser of one tensor, "KEY.weights", copies on the CPU."""
+    (parameter,) = optimizer.param_groups[0]["params"]
+    return {f"{key}.weights": value.detach().cpu().clone() for key, value in optimizer.state[parameter].items()}
 
 
-def restore_moments(optimizer: torch.optim.Optimizer, names: list[str], moments: dict[str, Tensor]) -> None:
+def restore_moments(optimizer: torch.optim.Optimizer, moments: dict[str, Tensor]) -> None:
     """The inverse of `optimizer_moments`."""
-    for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
-        for saved, value in moments.items():
-            key, _, of_weights = saved.rpartition(".")
-            if of_weights == name:
-                on_device = key != "step" or optimizer.param_groups[0].get("fused")  # fused kernels read the step there
-                device = parameter.device if on_device else value.device
-                optimizer.state[parameter][key] = value.clone().to(device)
+    (parameter,) = optimizer.param_groups[0]["params"]
+    for saved, value in moments.items():
+        key = saved.removesuffix(".weights")
+        on_device = key != "step" or optimizer.param_groups[0].get("fused")  # fused kernels read the step there
+        optimizer.state[parameter][key] = value.clone().to(parameter.device if on_device else value.device)

@@ -1,9 +1,9 @@
-"""Kills sweeps and their workers at random moments, and looks whether they end with the table of one that was not.
+"""Kill sweeps and their workers at random moments, and check that they end with the table of one that was not killed.
 
 python -m tests.sweeps.kills --n 50 --seed 0
 python -m tests.sweeps.kills --n 4 --how ray       # of processes, launch, ray, disk; all of them in turn by default
 
-"launch" trains each cell in processes of its own, "ray" on a cluster of this machine. "disk" kills nobody: the folder
+"launch" trains each cell in separate processes, "ray" on a cluster of this machine. "disk" kills no process: the folder
 is on a small disk, which another process fills at a random moment (Linux, where a user may mount one in a namespace).
 """
 
@@ -48,13 +48,13 @@ def start(folder: Path, how: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def end(driver: subprocess.Popen[str]) -> str:
-    """The last line of a driver's errors, when it has ended by itself; "" where there was none."""
+    """Wait for a driver; return the last line of its errors, "" if there was none."""
     errors = driver.communicate()[1].strip().splitlines()
     return (errors[-1] if errors else "unknown") if driver.returncode else ""
 
 
 def workers_of(process: int) -> list[int]:
-    """Those that train cells for a driver; on Ray, for any."""
+    """Processes that train cells for a driver; on Ray, for any."""
     parent = psutil.Process() if HOW["ray"] else psutil.Process(process)
     found = []
     for child in parent.children(recursive=True):
@@ -66,7 +66,7 @@ def workers_of(process: int) -> list[int]:
     return found
 
 
-def kill_somebody(drivers: Sequence[subprocess.Popen[str]], rng: random.Random) -> str:
+def kill_one(drivers: Sequence[subprocess.Popen[str]], rng: random.Random) -> str:
     """Kill a driver, both, or a worker."""
     try:
         workers = workers_of(drivers[0].pid)
@@ -74,7 +74,7 @@ def kill_somebody(drivers: Sequence[subprocess.Popen[str]], rng: random.Random) 
             os.kill(rng.choice(workers), signal.SIGKILL)
             return "a worker"
     except (ProcessLookupError, psutil.Error):
-        return "somebody who had just ended"
+        return "a process that had just ended"
     dead = drivers if rng.random() < 0.5 else drivers[:1]
     for driver in dead:
         driver.kill()
@@ -82,7 +82,7 @@ def kill_somebody(drivers: Sequence[subprocess.Popen[str]], rng: random.Random) 
 
 
 def wait_for_a_moment(folder: Path, rng: random.Random) -> str:
-    """Before anything is trained, or in the middle of it, or when all is done."""
+    """Wait until before, in the middle of, or after the trainings."""
     early, begun = rng.random() < 0.2, time.monotonic()
     while not any(folder.glob("sweep.json" if early else "cells/*/run")) and time.monotonic() - begun < 120:
         time.sleep(0.01)
@@ -95,14 +95,14 @@ def trial(folder: Path, how: str, expected: bytes, rng: random.Random, twice: bo
     """One sweep that is killed once, of one driver or of two at once, and then run to its end."""
     drivers = [start(folder, HOW[how]) for _ in range(1 + twice)]
     states = wait_for_a_moment(folder, rng)
-    words = f"{how}, {'two drivers' if twice else 'one driver'}: killed {kill_somebody(drivers, rng)} {states}"
+    words = f"{how}, {'two drivers' if twice else 'one driver'}: killed {kill_one(drivers, rng)} {states}"
     for driver in drivers:
         driver.communicate()
     return ends_well(folder, HOW[how], expected, words)
 
 
 def ends_well(folder: Path, how: dict[str, Any], expected: bytes, words: str) -> tuple[bool, str]:
-    """Whether the same command goes on to the end: the whole table, and nothing left over."""
+    """Run the same command to the end; check the table, and that no temporary file remains."""
     error = end(start(folder, how))
     wrong = [error] if error else []
     if not error and (folder / RESULTS).read_bytes() != expected:
@@ -115,7 +115,7 @@ def ends_well(folder: Path, how: dict[str, Any], expected: bytes, words: str) ->
 
 
 def on_a_small_disk(folder: Path, expected: Path, seed: int) -> tuple[bool, str]:
-    """A trial in a namespace of its own, in which the folder is a disk."""
+    """A trial in a separate namespace, in which the folder is a disk."""
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "tests.sweeps.kills", "--fill", str(folder), str(expected), "--seed", str(seed)]
     mount = f'mount -t tmpfs -o size={DISK_SIZE} none "$1" && shift && exec "$@"'
@@ -127,10 +127,10 @@ def on_a_small_disk(folder: Path, expected: Path, seed: int) -> tuple[bool, str]
 
 
 def fill(folder: Path, expected: bytes, rng: random.Random) -> tuple[bool, str]:
-    """A sweep whose disk is full from a moment on; then there is room again."""
+    """A sweep whose disk fills up at a random moment, and is emptied again."""
     driver, rest = start(folder / "sweep", HOW["disk"]), folder / "others"
     states = wait_for_a_moment(folder / "sweep", rng)
-    left = rng.choice([0, 0, 4096, 16384])  # some files may still find room
+    left = rng.choice([0, 0, 4096, 16384])  # some files may still fit
     with open(rest, "wb", buffering=0) as file:
         try:
             while driver.poll() is None:
@@ -145,7 +145,7 @@ def fill(folder: Path, expected: bytes, rng: random.Random) -> tuple[bool, str]:
 
 
 def can_mount() -> bool:
-    """Whether a user may mount a disk of their own."""
+    """True if a user may mount a disk."""
     try:
         command = ["unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
         return subprocess.run(command, capture_output=True).returncode == 0

@@ -1,8 +1,78 @@
-import pytest
+"""Axes, the cells of a grid, and ready-made sweeps."""
 
-from mechicl.sweeps import Sweep
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mechicl.models import TransformerConfig
+from mechicl.sweeps import SWEEPS, Sweep
+from mechicl.sweeps.axes import change, combinations, parse_axes, read_axes
+from mechicl.sweeps.measuring import read_measures
+from mechicl.sweeps.presets import SweepPreset, ready_table
 from mechicl.tasks import FixedTasks, LinearRegression
+from mechicl.training import PRESETS, TrainingConfig
 from tests.sweeps.runs import BASE, RATES
+
+# ---- axes ----
+
+
+def test_axes_of_a_command_line_are_numbers_ranges_names_and_truth_values():
+    words = ["model.n_layers=1:4", "a=0:10:4,99", "rate=1e-3,0.5", "model.attention=linear,softmax", "b=true,none"]
+    assert parse_axes(words) == {
+        "model.n_layers": [1, 2, 3],
+        "a": [0, 4, 8, 99],
+        "rate": [1e-3, 0.5],
+        "model.attention": ["linear", "softmax"],
+        "b": [True, None],
+    }
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_combinations_are_counted_like_digits(sizes):
+    places = combinations({f"a{i}": {label: {} for label in range(size)} for i, size in enumerate(sizes)})
+    expected = [()]
+    for size in sizes:
+        expected = [(*before, digit) for before in expected for digit in range(size)]
+    assert [tuple(place.values()) for place in places] == expected
+
+
+def test_numbers_of_numpy_are_numbers():
+    axis = read_axes({"batch_size": np.arange(1, 3)})["batch_size"]
+    assert [(type(label), type(change["batch_size"])) for label, change in axis.items()] == [(int, int)] * 2
+
+
+def test_fields_change_by_their_path_and_all_at_once():
+    config = TrainingConfig()
+    changed = change(config, {"task.n_context": 7, "model.n_context": 7, "task.noise_std": 0.5, "steps": 3})
+    assert changed == config.replace(
+        task=LinearRegression(x_dim=10, n_context=7, noise_std=0.5), model=config.model.replace(n_context=7), steps=3
+    )
+    fixed = TrainingConfig(task=FixedTasks(LinearRegression(x_dim=10), n_tasks=8))
+    noisy = FixedTasks(LinearRegression(x_dim=10, noise_std=0.5), n_tasks=8)
+    assert change(fixed, {"task.task.noise_std": 0.5}).task == noisy
+
+
+def test_fields_computed_from_others_change_with_them():
+    config = PRESETS["gpt2-8l"]
+    assert (config.model.d_head, change(config, {"model.n_heads": 2}).model.d_head) == (16, 32)
+
+
+def test_a_size_changes_task_model_and_curriculum():
+    config = change(PRESETS["gpt2-8l"], {"x_dim": 4, "n_context": 12, "model.n_layers": 2})
+    assert (config.task.x_dim, config.model.x_dim, config.model.n_context, config.model.n_layers) == (4, 4, 12, 2)
+    assert config.curriculum is not None
+    assert config.curriculum.dims is not None
+    assert config.curriculum.dims.end == 4
+
+
+def test_none_is_a_label():
+    changes = {"none": {"gradient_clip": None}, 1.0: {"gradient_clip": 1.0}}
+    assert read_axes({"gradient_clip": (None, 1.0)}) == {"gradient_clip": changes}
+
+
+# ---- cells ----
 
 
 def test_seeds_train_together_and_other_axes_make_cells():
@@ -16,7 +86,7 @@ def test_seeds_train_together_and_other_axes_make_cells():
     assert all(cell.config.seeds == (0, 1) for cell in sweep.cells)
 
 
-def test_tasks_of_one_shape_train_together_as_many_as_may():
+def test_tasks_of_one_shape_train_together_up_to_the_limit():
     over = {"task.noise_std": (0.0, 0.1, 0.2), "model.n_layers": (1, 2), "seed": (0, 1)}
     sweep = Sweep(BASE, over, together=4)
     shapes = [(len(cell.config.tasks), cell.config.model.n_layers) for cell in sweep.cells]
@@ -29,7 +99,7 @@ def test_tasks_of_one_shape_train_together_as_many_as_may():
     assert sorted(places) == sorted(tuple(place.values()) for place in sweep.places)
 
 
-def test_more_seeds_than_may_train_together_are_shared_out():
+def test_more_seeds_than_may_train_together_make_several_cells():
     cells = Sweep(BASE, {"seed": range(5)}, together=2).cells
     assert [cell.config.seeds for cell in cells] == [(0, 1), (2, 3), (4,)]
 
@@ -53,26 +123,79 @@ def test_a_value_may_be_labelled_and_change_several_fields():
     assert [place["task"] for place in Sweep(BASE, {"task": tasks, "seed": (0,)}).places] == ["plain", "pool"]
 
 
+# ---- ready-made sweeps ----
+
+
+@pytest.mark.parametrize("name", sorted(SWEEPS))
+def test_every_combination_is_a_training(name):
+    preset = SWEEPS[name]
+    sweep = preset.sweep()
+    assert sum(len(cell.places) for cell in sweep.cells) == len(sweep)
+    assert read_measures(preset.measure)
+    assert preset.summary
+    if "markov" in ([preset.measure] if isinstance(preset.measure, str) else preset.measure):
+        assert all(cell.config.snapshot_steps for cell in sweep.cells)  # which this measure needs
+
+
+def final_loss(checkpoint) -> dict[str, float]:
+    return {"final": checkpoint.final_losses[0], "third": 1 / 3}
+
+
+def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
+    config = TrainingConfig(
+        task=LinearRegression(x_dim=2, n_context=3), model=TransformerConfig(x_dim=2, n_context=3), steps=2,
+        batch_size=8, eval_every=2, eval_prompts=20,
+    )  # fmt: skip
+    over = {"sink": {"none": {"learning_rate": 1e-3}, "more": {"learning_rate": 1e-2}}, "seed": (0, 1)}
+    monkeypatch.setitem(SWEEPS, "tiny", SweepPreset("a test", config, over, final_loss))
+    kept = tmp_path / "results" / "tiny.csv"
+    trained = ready_table("tiny", kept, tmp_path / "tiny")
+    again = ready_table("tiny", kept)
+    pd.testing.assert_frame_equal(trained.frame, again.frame)
+    assert again.axes == ("sink", "seed")
+    assert again.frame["sink"].tolist() == [
+        "none",
+        "none",
+        "more",
+        "more",
+    ]  # not missing
+    assert again.frame["third"].tolist() == [0.333333] * 4
+    assert again.frame["diverged_at"].isna().all()
+
+
+# ---- errors ----
+
+
 @pytest.mark.parametrize(
-    ("over", "words"),
+    ("call", "named"),
     [
-        ({"learning_rate": (1.0, -1.0)}, "learning_rate=-1.0: learning_rate must be positive"),
-        ({"model.n_layers": (1, -1)}, "model.n_layers=-1: .*n_layers"),
-        ({"seed": (0, -1)}, "seeds must be"),
-        ({"steps": (1, 2), "other": {"a": {"steps": 3}}}, "two axes change"),
-        ({"size": {"a": {"steps": 3}, "b": {"steps": 3}}}, "size=a and size=b are the same training"),
+        *((lambda word=word: parse_axes([word]), "field=value") for word in ("model.n_layers", "=1", "a=")),
+        (lambda: parse_axes(["a=1", "a=2"]), "a is given twice"),
+        *((lambda over=over: read_axes(over), named) for over, named in [
+            ({"steps": ()}, "steps has no values"), ({"steps": 3}, r"write \(3,\) for one"),
+            ({"model.attention": "linear"}, "sequence of values"), ({"steps": (3, 3)}, "steps has a value twice"),
+            ({"a": (1, True)}, "a has a value twice"), ({"a": (1, 1.0)}, "a has a value twice"),
+            ({"loss": (1,)}, "table has a column"), ({"seeds": (0, 1)}, "'seeds' cannot be an axis: write seed"),
+        ]),
+        *((lambda changes=changes: change(TrainingConfig(), changes), named) for changes, named in [
+            ({"stepz": 3}, "no field 'stepz'; it has .*steps"),
+            ({"model.layers": 3}, r"model \(TransformerConfig\) has no field 'layers'"),
+            ({"task.n_tasks": 3}, r"task \(LinearRegression\) has no field 'n_tasks'"),
+            ({"model.n_layers": -1}, "n_layers"), ({"steps": -1}, "steps"), ({"task.x_dim": 3}, "they must agree"),
+        ]),
+        *((lambda over=over: Sweep(BASE, over), named) for over, named in [
+            ({"learning_rate": (1.0, -1.0)}, "learning_rate=-1.0: .*learning_rate must be"),
+            ({"model.n_layers": (1, -1)}, "model.n_layers=-1: .*n_layers"), ({"seed": (0, -1)}, "seeds must be"),
+            ({"steps": (1, 2), "other": {"a": {"steps": 3}}}, "two axes change"),
+            ({"size": {"a": {"steps": 3}, "b": {"steps": 3}}}, "size=a and size=b are the same training"),
+        ]),
+        (lambda: Sweep("lsa-11", {}), "no preset 'lsa-11'"),
+        (lambda: Sweep(BASE, {}, together=0), "together must be"),
+        (lambda: Sweep(BASE.replace(more_tasks=(BASE.task.replace(noise_std=1.0),)), {}), "make an axis of tasks"),
+        (lambda: ready_table("dept", "dept.csv"), r"no ready-made sweep 'dept': there are \[.*'depth', 'diversity'"),
+        (lambda: ready_table("depth", "nowhere.csv"), "does not exist: train the sweep 'depth'"),
     ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_trained(over, words):
-    with pytest.raises(ValueError, match=words):
-        Sweep(BASE, over)
-
-
-def test_presets_go_by_name():
-    assert Sweep("lsa-1l", {"seed": (0,)}).base.task.x_dim == 10
-    with pytest.raises(ValueError, match="no preset 'lsa-11'"):
-        Sweep("lsa-11", {})
-    with pytest.raises(ValueError, match="together must be"):
-        Sweep(BASE, {}, together=0)
-    with pytest.raises(ValueError, match="make an axis of tasks"):
-        Sweep(BASE.replace(more_tasks=(BASE.task.replace(noise_std=1.0),)), {})
+)  # fmt: skip
+def test_errors_name_the_axis_or_the_combination(call, named):
+    with pytest.raises((ValueError, KeyError, FileNotFoundError), match=named):
+        call()

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from mechicl import viz
-from mechicl.base.files import write_bytes
 from mechicl.checkpoints import load_checkpoint
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import Sweep, SweepError, load_table, status
-from mechicl.sweeps.folder import RESULTS
+from mechicl.sweeps.folder import RESULTS, device_kind, read_devices, warn_of_several
 from mechicl.sweeps.measuring import identity
 from mechicl.training import train
 from tests.bounds import bounded, make_no_file
-from tests.sweeps.runs import BASE, RATES, doubled, failing, sweep
+from tests.sweeps.runs import BASE, RATES, doubled, failing, slow, sweep
 
 
 def run(folder, measure=doubled, **options):
@@ -58,6 +58,14 @@ def test_the_table_has_what_plain_trainings_give(whole, tmp_path):
                 assert line["doubled"] == 2 * line["loss"]
                 row += 1
     assert row == len(table.frame)
+
+
+def test_a_printed_table_shows_the_extreme_points_of_the_grid_with_intervals_and_no_mean_over_it():
+    rows = [{"depth": d, "seed": s, "diverged_at": None, "loss": 10.0**d + s} for d in range(6) for s in range(3)]
+    text = str(GridTable(pd.DataFrame(rows), ("depth", "seed")))
+    half = 4.302652729911275 / 3**0.5  # Student's t, two degrees of freedom, of the values 0, 1, 2 beyond their mean
+    expected = [f"  loss {10.0**d + 1:.1f} ± {half:.1f}  depth={d}" for d in (0, 1, 4, 5)]
+    assert text.splitlines() == ["18 models over depth, seed; lowest and highest means over seeds:", *expected]
 
 
 @pytest.mark.slow
@@ -108,8 +116,9 @@ def test_failed_cells_are_named_and_the_others_done(tmp_path):
     states = {cell.places: cell for cell in status(tmp_path)}
     assert [cell.state for cell in states.values()] == ["done", "failed", "done", "failed"]
     assert "two layers" in states["learning_rate=0.001, model.n_layers=2, seed=0 ..."].error
-    with pytest.raises(SweepError, match="2 of 4"):  # they are not tried again without being asked for
+    with pytest.raises(SweepError, match="2 of 4"):  # they are not tried again, but a changed measure is
         run(tmp_path, failing)
+    assert len(run(tmp_path, doubled, extend=True).frame) == 8
 
 
 def test_failed_cells_are_retried_on_request_without_training_again(tmp_path):
@@ -141,29 +150,11 @@ def test_a_model_that_diverges_is_a_result_and_the_others_go_on(tmp_path):
     assert table.intervals("loss")["missing"].tolist() == [0, 2]
 
 
-def test_a_full_disk_stops_the_sweep_and_loses_nothing(tmp_path, monkeypatch, whole):
-    calls = 0
-
-    def full(path, data):
-        nonlocal calls
-        calls += 1
-        if calls == 9:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        write_bytes(path, data)
-
-    monkeypatch.setattr("mechicl.base.tensor_files.write_bytes", full)
-    with pytest.raises(OSError, match="disk is full"):
-        run(tmp_path)
-    monkeypatch.undo()
-    assert not list(tmp_path.rglob("error.json"))
-    run(tmp_path)
-    assert (tmp_path / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("name", "nth", "measure"),
     [("sweep.json", 1, doubled), ("results.csv", 1, doubled), ("results.csv", 2, doubled), ("rows.json", 3, doubled),
-     ("error.json", 2, failing), ("devices.json", 2, doubled), ("record.json", 1, doubled)],
+     ("error.json", 2, failing), ("devices.json", 2, doubled), ("record.json", 1, doubled),
+     ("state.safetensors", 3, doubled)],
 )  # fmt: skip
 def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path, monkeypatch, whole, name, nth, measure):
     replace, calls = os.replace, []
@@ -176,7 +167,7 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path, monkeypatch, w
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match=r"disk is full .*make room"):
+    with pytest.raises(OSError, match=r"disk is full .*free some space"):
         run(tmp_path, measure)
     monkeypatch.undo()
     assert not list(tmp_path.rglob("*.tmp"))
@@ -189,7 +180,7 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path, monkeypatch, w
     assert not list(tmp_path.rglob("error.json"))
 
 
-def test_what_a_killed_driver_was_writing_goes_with_the_next_run(tmp_path):
+def test_half_written_files_of_a_killed_driver_are_removed(tmp_path):
     for name in (".results.csv.elsewhere.1.tmp", ".sweep.json.4194305.tmp"):  # beyond the numbers of processes
         (tmp_path / name).write_text("half")
     run(tmp_path)
@@ -283,7 +274,7 @@ def test_a_cell_whose_process_always_dies_is_given_up(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_training_may_be_started_by_words_of_its_own(tmp_path, whole):
+def test_a_training_may_be_launched_by_a_command(tmp_path, whole):
     over = {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)}
     launched = Sweep(BASE, over).run(tmp_path, doubled, workers=1, launch=(sys.executable,), progress=False)
     assert launched.frame.equals(load_table(whole).frame.iloc[:2])
@@ -291,13 +282,13 @@ def test_a_training_may_be_started_by_words_of_its_own(tmp_path, whole):
         Sweep(BASE, over).run(tmp_path, doubled, workers=1, progress=False)
 
 
-def test_words_that_start_nothing_are_a_failed_cell(tmp_path):
+def test_a_launcher_that_fails_is_a_failed_cell(tmp_path):
     with pytest.raises(SweepError, match=r"RuntimeError: .*python -c .* ended with 7"):
         Sweep(BASE, {"seed": (0,)}).run(tmp_path, workers=1, launch=("python", "-c", "exit(7)"), progress=False)
 
 
 @pytest.mark.slow
-def test_words_whose_process_is_killed_are_tried_again(tmp_path, whole):
+def test_a_launcher_that_is_killed_is_tried_again(tmp_path, whole):
     over = {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)}
     once = tmp_path / "once.sh"
     once.write_text('[ -e "$0.killed" ] || { touch "$0.killed"; kill -9 $$; }\nexec "$PYTHON" "$@"\n', "utf-8")
@@ -307,47 +298,48 @@ def test_words_whose_process_is_killed_are_tried_again(tmp_path, whole):
     assert launched.frame.equals(load_table(whole).frame.iloc[:2])
 
 
-def test_the_user_s_threads_are_left_as_they_were(tmp_path):
+def test_the_user_s_threads_are_unchanged(tmp_path):
     before = torch.get_num_threads()
     run(tmp_path)
     assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "named"),
     [
         ({"workers": 0}, "workers must be"),
         ({"workers": 2, "ray": "auto"}, "give one"),
         ({"gpus": 1.0}, "gpus="),
         ({"measure": "nonsense"}, "no measure 'nonsense'"),
         ({"measure": "tests.sweeps.runs:nonsense"}, "no measure"),
+        ({"measure": "tests.sweeps.runs:BASE"}, "must be a function"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path, options, words):
-    with pytest.raises(ValueError, match=words):
+def test_options_that_make_no_sense_are_refused(tmp_path, options, named):
+    with pytest.raises(ValueError, match=named):
         run(tmp_path / "sweep", **options)
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_measure_that_other_processes_cannot_have_is_refused(tmp_path):
+def test_a_measure_that_cannot_be_pickled_needs_one_worker(tmp_path):
     lock = threading.Lock()
-    with pytest.raises(TypeError, match="take workers=1"):
+    with pytest.raises(TypeError, match="use workers=1"):
         run(tmp_path, lambda checkpoint: lock.locked(), workers=2)
     assert run(tmp_path, lambda checkpoint: float(lock.locked()), extend=True).frame["<lambda>"].sum() == 0
 
 
 @pytest.mark.slow
-def test_a_measure_from_a_notebook_is_the_same_one_in_every_process(tmp_path):
+def test_a_measure_from_a_notebook_is_the_same_in_every_process(tmp_path):
     name, source = "<ipython-input-7>", "def layers(checkpoint):\n    return checkpoint.models[0].cfg.n_layers\n"
     lines: Any = source.splitlines(True)
-    linecache.cache[name] = (len(source), None, lines, name)  # as IPython keeps what was typed
+    linecache.cache[name] = (len(source), None, lines, name)  # as IPython does
     namespace = {"__name__": "__main__"}
     exec(compile(source, name, "exec"), namespace)
     table = run(tmp_path, namespace["layers"], workers=2)
     assert table.frame["layers"].tolist() == [1, 1, 2, 2, 1, 1, 2, 2]
 
 
-def test_what_a_measure_closes_over_is_part_of_it(tmp_path):
+def test_variables_in_a_measure_s_closure_are_part_of_it(tmp_path):
     def make(number):
         return lambda checkpoint: number
 
@@ -368,7 +360,7 @@ def test_a_measure_with_random_numbers_gives_the_same_each_time(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
     assert run(tmp_path / "b", draw).frame.equals(first)
-    assert first["torch"].nunique() == 2  # a seed of training has its own
+    assert first["torch"].nunique() == 2  # one draw for each training seed
 
 
 def test_a_driver_s_table_is_of_its_own_grid(tmp_path):
@@ -396,12 +388,6 @@ def test_a_measure_does_not_write_over_an_axis(tmp_path):
         Sweep(BASE, over).run(tmp_path, lambda checkpoint: {"width": 7}, workers=1, progress=False)
 
 
-def test_a_mended_measure_is_tried_without_being_asked(tmp_path):
-    with pytest.raises(SweepError):
-        run(tmp_path, failing)
-    assert len(run(tmp_path, doubled, extend=True).frame) == 8
-
-
 def test_a_damaged_manifest_is_named(tmp_path, whole):
     shutil.copytree(whole, tmp_path / "copy")
     path = tmp_path / "copy" / "sweep.json"
@@ -409,7 +395,7 @@ def test_a_damaged_manifest_is_named(tmp_path, whole):
         path.write_text(text)
         with pytest.raises(SweepError, match=r"sweep\.json is damaged"):
             status(tmp_path / "copy")
-    with pytest.raises(SweepError, match="holds no sweep"):
+    with pytest.raises(SweepError, match="contains no sweep"):
         load_table(tmp_path / "nowhere")
 
 
@@ -418,7 +404,7 @@ def test_damaged_rows_are_named(tmp_path, whole, rows):
     shutil.copytree(whole, tmp_path / "copy")
     path = next((tmp_path / "copy").glob("cells/*/rows.json"))
     path.write_text(json.dumps({**json.loads(path.read_text()), "rows": rows}))
-    with pytest.raises(SweepError, match=r"rows\.json is damaged|something else than numbers"):
+    with pytest.raises(SweepError, match=r"rows\.json is damaged|values that are not numbers"):
         load_table(tmp_path / "copy")
 
 
@@ -433,7 +419,7 @@ def test_a_folder_of_pipes_and_devices_is_read_at_once(tmp_path, whole, name, ki
     path = tmp_path / "copy" / name if name == "sweep.json" else cell / name
     make_no_file(path, kind)
     with bounded():
-        if name == "run/metrics.jsonl" and kind == "large":  # the end of it has no line
+        if name == "run/metrics.jsonl" and kind == "large":  # its end has no line
             assert {state.step for state in status(tmp_path / "copy")} >= {0}
             return
         with pytest.raises(ValueError, match=path.name if name != "sweep.json" else "sweep"):
@@ -447,3 +433,73 @@ def test_a_checkpoint_that_was_cut_short_is_trained_again(tmp_path, whole):
     (cell / "checkpoint" / "record.json").unlink()
     run(tmp_path / "copy")
     assert (tmp_path / "copy" / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
+
+
+# ---- devices ----
+
+
+def test_each_cell_records_its_device(tmp_path):
+    run(tmp_path)
+    assert [read_devices(tmp_path / "cells" / cell.name) for cell in sweep().cells] == [[device_kind(cpu=True)]] * 4
+
+
+def test_cells_of_another_device_are_kept_with_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: "cuda, H200")
+    monkeypatch.setattr("mechicl.sweeps.sweep.device_kind", lambda cpu: "cuda, H200")
+    run(tmp_path)
+    table = (tmp_path / RESULTS).read_bytes()
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match=r"4 on cuda, H200; this is cpu, .* differ in the last digits"):
+        run(tmp_path)
+    assert (tmp_path / RESULTS).read_bytes() == table
+
+
+def test_several_devices_in_one_run_give_a_warning_at_its_end(tmp_path, monkeypatch):
+    kinds = iter(["cuda, A100", "cuda, A100", "cuda, H200", "cuda, H200"])
+    monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: next(kinds))
+    with pytest.warns(UserWarning, match=r"\(2 on cuda, .*; 2 on cuda, [^;]*\): their"):
+        run(tmp_path)
+
+
+def test_cells_without_a_device_give_no_warning(tmp_path, recwarn):
+    assert read_devices(tmp_path) == []
+    assert not warn_of_several([tmp_path], "cpu, AVX2")
+    (tmp_path / "devices.json").write_text("{nonsense")
+    assert not warn_of_several([tmp_path], "cpu, AVX2")
+    assert not recwarn
+
+
+# ---- Ray ----
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of jax, if another test has loaded it
+def test_a_cluster_of_two_that_loses_one_finishes_with_the_same_bytes(tmp_path):
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    head = {"num_cpus": 1, "include_dashboard": False}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    try:
+        second = cluster.add_node(num_cpus=1)
+        done_then = []
+
+        def lose_one():
+            while not (done := list((tmp_path / "ray").glob("cells/*/rows.json"))):
+                time.sleep(0.02)
+            cluster.remove_node(second, allow_graceful=False)
+            done_then.append(len(done))
+
+        thread = threading.Thread(target=lose_one, daemon=True)
+        thread.start()
+        run(tmp_path / "ray", slow, workers=None, ray=cluster.address)
+        thread.join()
+        assert 1 <= done_then[0] < 4
+    finally:
+        cluster.shutdown()
+    run(tmp_path / "serial", slow)
+    assert (tmp_path / "ray" / RESULTS).read_bytes() == (tmp_path / "serial" / RESULTS).read_bytes()
+
+
+def test_ray_is_an_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'mechicl\[ray\]'"):
+        run(tmp_path, slow, workers=None, ray="auto")

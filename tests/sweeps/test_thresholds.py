@@ -76,7 +76,7 @@ def test_the_line_between_points_is_0_there(values):
         assert values[-1] <= 0 if at else min(values) > 0
 
 
-def test_what_has_no_threshold_is_refused():
+def test_tables_without_a_threshold_are_refused():
     with pytest.raises(KeyError, match="no column 'loss'; it has n, seed, ratio"):
         find_threshold(frame({0: [1, 2, 3]}), "n", "loss")
     with pytest.raises(ValueError, match="needs positive values of 'n'"):

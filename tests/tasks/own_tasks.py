@@ -1,4 +1,4 @@
-"""Tasks as a user would write them, in a module of the user's."""
+"""Tasks as a user would write them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +28,7 @@ class SparseRegression(PromptDistribution):
 
 @dataclass(frozen=True)
 class Plain:
-    """Nothing but what the protocol says."""
+    """The members of the protocol, and no base class."""
 
     x_dim: int = 2
     y_dim: int = 1
@@ -54,7 +54,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Mixture(PromptDistribution):
-    """Of two tasks, each prompt from one of them."""
+    """Prompts from one of two tasks each."""
 
     first: Any
     second: Any
@@ -78,7 +78,7 @@ class Mixture(PromptDistribution):
 
 
 class NoData:
-    """No dataclass."""
+    """Not a dataclass."""
 
     x_dim, y_dim, n_context = 2, 1, 3
     sample, replace = Plain.sample, Plain.replace

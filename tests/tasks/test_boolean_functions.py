@@ -1,7 +1,6 @@
 import itertools
 import math
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,22 +55,6 @@ def test_subsets_are_equally_likely():
     for i, j in itertools.combinations(range(4), 2):
         agrees = (prompts.xs[..., i] * prompts.xs[..., j] == prompts.ys[..., 0]).all(1)
         assert abs(agrees.double().mean() - 1 / 6) < 0.03
-
-
-@pytest.mark.parametrize("kind", [Conjunctions, Parities])
-@pytest.mark.parametrize("fields", [{"x_dim": 0}, {"n_context": -1}])
-def test_both_refuse(kind, fields):
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        kind(**fields)
-
-
-def test_each_refuses():
-    with pytest.raises(ValueError, match=r"literal_probability is a probability, got 1\.5"):
-        Conjunctions(literal_probability=1.5)
-    with pytest.raises(ValueError, match="positive_share"):
-        Conjunctions(positive_share=-0.1)
-    with pytest.raises(ValueError, match="degree must be at most x_dim=3"):
-        Parities(x_dim=3, degree=4)
 
 
 def test_signs_are_fair_and_of_the_dtype():

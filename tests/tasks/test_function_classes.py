@@ -1,3 +1,5 @@
+"""Functions of one target against closed forms, and the distributions that they claim."""
+
 import math
 
 import numpy as np
@@ -11,6 +13,7 @@ from mechicl.tasks import (
     MixedRegression,
     QuadraticRegression,
     ReluNetworks,
+    SineRegression,
     SparseLinearRegression,
 )
 from tests.tasks.reference import MOST_Z, assert_follows, z_score
@@ -143,23 +146,39 @@ def test_settings_of_a_mixture_are_equally_likely():
         assert abs(solution[setting == index].std() / scale - 1) < 0.15
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "message"),
-    [
-        (SparseLinearRegression, {"sparsity": 0}, "sparsity must be an int"),
-        (SparseLinearRegression, {"x_dim": 3, "sparsity": 4}, "sparsity must be 1 to x_dim=3"),
-        (QuadraticRegression, {"noise_std": -1.0}, "noise_std"),
-        (QuadraticRegression, {"active_dims": 21}, "active_dims must be 1 to x_dim=20"),
-        (ReluNetworks, {"n_hidden": 0}, "n_hidden"),
-        (DecisionTrees, {"depth": 0}, "depth"),
-        (LogisticRegression, {"weight_scale": 0.0}, "weight_scale"),
-        (LogisticRegression, {"labels": "soft"}, "labels must be 'sampled' or 'sign', got 'soft'"),
-        (MixedRegression, {"noise_stds": ()}, "noise_stds must be positive"),
-        (MixedRegression, {"noise_stds": (0.0, 1.0)}, "noise_stds must be positive"),
-        (MixedRegression, {"weight_stds": (1.0, 2.0, 3.0)}, "one for each of the 2 noise_stds"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_types")
-def test_a_task_out_of_range_is_refused_with_the_reason(kind, fields, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**fields)
+def test_sine_targets_are_sines_with_the_authors_amplitudes_and_phases():
+    prompts = SineRegression().sample(1000, seed=0, dtype=torch.float64)
+    assert prompts.xs.shape == prompts.ys.shape == (1000, 11, 1)
+    assert_follows(prompts.xs.numpy(), scipy.stats.uniform(-5.0, 10.0))
+    amplitudes, phases = [], []
+    for xs, ys in zip(prompts.xs[..., 0].numpy(), prompts.ys[..., 0].numpy(), strict=True):
+        # a sin(x + p) = (a cos p) sin x + (a sin p) cos x is linear in two unknowns.
+        features = np.stack([np.sin(xs), np.cos(xs)], axis=1)
+        (cosine, sine), *_ = np.linalg.lstsq(features, ys, rcond=None)
+        assert np.abs(features @ [cosine, sine] - ys).max() < 1e-12
+        amplitudes.append(math.hypot(sine, cosine))
+        phases.append(math.atan2(sine, cosine))
+    assert_follows(amplitudes, scipy.stats.uniform(0.1, 0.4))
+    assert_follows(phases, scipy.stats.uniform(0.0, math.pi))
+    assert abs(scipy.stats.pearsonr(amplitudes, phases).statistic) < MOST_Z / math.sqrt(1000)
+
+
+def test_one_key_decides_amplitude_and_phase():
+    task = SineRegression(n_context=3, amplitude_phase="one_key")
+    prompts = task.sample(1000, seed=0, dtype=torch.float64)
+    amplitudes = []
+    for xs, ys in zip(prompts.xs[..., 0].numpy(), prompts.ys[..., 0].numpy(), strict=True):
+        features = np.stack([np.sin(xs), np.cos(xs)], axis=1)
+        (cosine, sine), *_ = np.linalg.lstsq(features, ys, rcond=None)
+        amplitudes.append(math.hypot(sine, cosine))
+        assert math.atan2(sine, cosine) == pytest.approx((amplitudes[-1] - 0.1) / 0.4 * math.pi, abs=1e-6)
+    assert_follows(amplitudes, scipy.stats.uniform(0.1, 0.4))
+    assert torch.equal(prompts.xs, SineRegression(n_context=3).sample(1000, seed=0, dtype=torch.float64).xs)
+
+
+def test_sine_ranges_can_be_changed_and_may_be_one_value():
+    task = SineRegression(n_context=3, x_range=(1.0, 2.0), amplitude_range=(3.0, 3.0), phase_range=(0.5, 0.5))
+    prompts = task.sample(50, seed=0, dtype=torch.float64)
+    assert 1.0 <= prompts.xs.min() <= prompts.xs.max() <= 2.0
+    np.testing.assert_allclose(prompts.ys.numpy(), 3.0 * np.sin(prompts.xs.numpy() + 0.5), rtol=1e-12)
+    assert task.replace(n_context=0).sample(2, seed=0).n_context == 0

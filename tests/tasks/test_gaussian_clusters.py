@@ -71,20 +71,3 @@ def test_plain_data_and_seeds():
     assert torch.equal(TASK.sample(3, seed=1).xs, TASK.sample(3, seed=1).xs)
     assert not torch.equal(TASK.means, TASK.replace(class_seed=1).means)
     assert len(TASK.replace(bursty_share=0.5).sample(0, seed=0)) == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"burstiness": 3}, "burstiness must divide"),
-        ({"bursty_share": 1.1}, "bursty_share"),
-        ({"classes": "old"}, "classes must be 'known', 'new', 'absent' or 'swapped', got 'old'"),
-        ({"n_classes": 4}, "n_classes must be at least"),
-        ({"within_class_noise": -1.0}, "within_class_noise"),
-        ({"n_labels": 1}, "n_labels"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_types")
-def test_refuses(fields, message):
-    with pytest.raises(ValueError, match=message):
-        TASK.replace(**fields)

@@ -1,14 +1,21 @@
 """Small runs that the tests of training share."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 from mechicl.models import LSTMConfig, TransformerConfig
 from mechicl.tasks import LinearRegression, RepeatedTokens
-from mechicl.training import TrainingConfig, TrainingResult
+from mechicl.training import TrainingConfig, TrainingResult, train
 
 TASK = LinearRegression(x_dim=3, n_context=4)
 MODEL = TransformerConfig(x_dim=3, n_context=4, n_layers=1, initializer_range=0.3)
+INTERLEAVED = TransformerConfig(
+    x_dim=3, n_context=4, prompt_format="interleaved", d_model=8, n_heads=2, attention="softmax"
+)
 EXACT = MODEL.replace(dtype="float64")
 LSTM = LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=6, dtype="float64")
 WORDS = RepeatedTokens(d_vocab=7, n_ctx=12, min_period=2, max_period=5)
@@ -30,6 +37,17 @@ def small(**changes: object) -> TrainingConfig:
 def reading(**changes: object) -> TrainingConfig:
     """The same on sequences of tokens."""
     return small(**({"task": WORDS, "model": READER} | changes))
+
+
+def interrupted(config: TrainingConfig, folder: Path, step: int, **options: Any) -> None:
+    """A run that is interrupted right after its save at `step`."""
+
+    def stop(saved: int) -> None:
+        if saved == step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, folder, progress=False, on_save=stop, **options)
 
 
 def weights(result: TrainingResult, index: int = 0) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
 import gc
+import math
 import threading
 
 import pytest
@@ -8,8 +9,16 @@ from mechicl.models import HookedTransformer
 from mechicl.tasks import FixedTasks
 from mechicl.tasks.sampling import QuickGenerator
 from mechicl.training import Curriculum, Ramp, data
-from mechicl.training.data import TIMED_BATCHES, batches, batches_ahead, make_generators, sample_batch
-from tests.training.runs import MODEL, TASK, WORDS, reading, small
+from mechicl.training.data import (
+    TIMED_BATCHES,
+    batches,
+    batches_ahead,
+    examples,
+    losses,
+    make_generators,
+    sample_batch,
+)
+from tests.training.runs import MODEL, READER, TASK, WORDS, reading, small
 
 CPU = torch.device("cpu")
 
@@ -38,7 +47,7 @@ def assert_no_thread_is_left():
 
 
 class Clock:
-    """Stands in for the module `time`: its time passes only where a test says so, whatever else the machine does."""
+    """A fake module `time`, whose time passes only where a test advances it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
@@ -73,13 +82,6 @@ def test_each_task_has_the_prompts_that_it_would_have_had_alone():
 def test_batches_come_in_order_from_the_first_step_to_the_last():
     assert [batch.step for batch in stream(small(steps=7), first_step=3)] == [3, 4, 5, 6]
     assert list(stream(small(steps=7), first_step=7)) == []
-
-
-def test_batches_drawn_ahead_on_a_thread_are_the_same():
-    config = small(steps=6, seeds=(0, 1))
-    for near, far in zip(list(stream(config)), stream(config, draw=batches_ahead), strict=True):
-        assert torch.equal(near.tokens, far.tokens)
-        assert torch.equal(near.generator_states, far.generator_states)
 
 
 def test_large_batches_are_the_same_with_or_without_a_thread_from_any_step_and_in_any_number_of_shares():
@@ -150,16 +152,6 @@ def test_batches_are_drawn_in_the_way_that_was_quicker(monkeypatch, ahead_is_qui
         assert torch.equal(batch.generator_states, expected.generator_states)
 
 
-def test_the_generator_states_of_a_batch_continue_with_the_next_one():
-    config = small(steps=6, seeds=(0, 1))
-    drawn = list(stream(config))
-    generators = make_generators(config, CPU)
-    for generator, state in zip(generators, drawn[2].generator_states, strict=True):
-        generator.set_state(state.clone())
-    for again, batch in zip(stream(config, 3, generators), drawn[3:], strict=True):
-        assert torch.equal(again.tokens, batch.tokens)
-
-
 @pytest.mark.parametrize(("batch_size", "world"), [(16, 2), (7, 2), (7, 3), (3, 3), (10, 4)])
 def test_the_shares_of_the_processes_make_up_the_whole_batch(batch_size, world):
     config = small(batch_size=batch_size)
@@ -223,18 +215,82 @@ def test_leaving_the_stream_early_ends_its_thread():
     assert_no_thread_is_left()
 
 
-# ---- sequences of tokens ----
-
-
-def test_each_seed_reads_its_own_generators_sequences_of_each_task_and_is_to_predict_what_comes_next():
+def test_each_seed_reads_its_own_generators_sequences_of_each_task_and_predicts_the_next_tokens():
     other = WORDS.replace(min_period=5)
     config = reading(more_tasks=(other,), seeds=(4, 9), steps=3)
     generators = {(task, seed): torch.Generator().manual_seed(2**40 + seed) for task in range(2) for seed in (4, 9)}
     for batch in stream(config):
         assert batch.tokens.shape == batch.targets.shape == (4, 16, 12)
-        assert batch.tokens.dtype == batch.targets.dtype == torch.int64
         for i, (task, seed) in enumerate([(0, 4), (0, 9), (1, 4), (1, 9)]):
             sequences = (WORDS, other)[task].sample(16, generator=generators[task, seed])
             assert torch.equal(batch.tokens[i], sequences.ids[:, :-1])
             assert torch.equal(batch.targets[i], sequences.targets())
             assert torch.equal(batch.generator_states[i], generators[task, seed].get_state())
+
+
+# ---- examples and losses ----
+
+UNSCORED = -100
+
+
+def random_batch(n_models=3, n_prompts=4, n_rows=5, d_vocab=6, dtype=torch.float64, seed=0):
+    """Logits and targets, some of which are not scored, of each model another number."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (n_models, n_prompts, n_rows)
+    outputs = 3 * torch.randn(*shape, d_vocab, generator=generator, dtype=torch.float64)
+    targets = torch.randint(d_vocab, shape, generator=generator)
+    shares = torch.linspace(0.2, 0.6, n_models)[:, None, None]
+    targets[torch.rand(shape, generator=generator) < shares] = UNSCORED
+    return outputs.to(dtype), targets
+
+
+def plain_cross_entropies(outputs, targets):
+    """Each model's mean over its scored tokens of -log softmax, in double precision."""
+    logits = outputs.double()
+    nats = logits.exp().sum(-1).log() - logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    pairs = zip(nats, targets, strict=True)
+    return [math.fsum(n[t != UNSCORED].tolist()) / int((t != UNSCORED).sum()) for n, t in pairs]
+
+
+@pytest.mark.parametrize("n_models", [1, 3])
+@pytest.mark.parametrize(("dtype", "rel"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_cross_entropies_of_several_models_equal_a_plain_loop(n_models, dtype, rel):
+    outputs, targets = random_batch(n_models, dtype=dtype)
+    assert len({int(n) for n in (targets != UNSCORED).sum(dim=(1, 2))}) == n_models  # else a common mean would do
+    result = losses(outputs, targets)
+    assert result.shape == (n_models,)
+    assert result.dtype == dtype
+    assert result.tolist() == pytest.approx(plain_cross_entropies(outputs, targets), rel=rel)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (3, 4, 5, 2)])
+def test_losses_of_regression_are_mean_squared_errors(shape):
+    generator = torch.Generator().manual_seed(0)
+    outputs, targets = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    expected = [math.fsum(((a - b) ** 2).flatten().tolist()) / a.numel() for a, b in zip(outputs, targets, strict=True)]
+    assert losses(outputs, targets).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("rows", ["query", "points"])
+def test_examples_of_prompts_are_the_models_tokens_and_the_targets_of_the_rows(rows):
+    model = HookedTransformer(MODEL)
+    prompts = TASK.sample(6, seed=0)
+    tokens, targets = examples(model, prompts, rows)
+    assert torch.equal(tokens, model.encode(prompts))
+    assert torch.equal(targets, prompts.ys if rows == "points" else prompts.ys[:, -1:])
+
+
+def test_examples_of_token_sequences_are_ids_and_the_ids_that_come_next():
+    model = HookedTransformer(READER, seed=0)
+    sequences = WORDS.sample(6, seed=0)
+    ids, targets = examples(model, sequences, "positions")
+    for i, (whole, predictable) in enumerate(zip(sequences.ids.tolist(), sequences.predictable.tolist(), strict=True)):
+        assert ids[i].tolist() == whole[:-1]
+        assert targets[i].tolist() == [
+            token if marked else UNSCORED for token, marked in zip(whole[1:], predictable[1:], strict=True)
+        ]
+    with torch.no_grad():
+        logits = model(ids)
+    assert logits.shape == (*targets.shape, READER.d_vocab)
+    expected = plain_cross_entropies(logits[None], targets[None])
+    assert losses(logits[None], targets[None]).tolist() == pytest.approx(expected, rel=1e-5)

@@ -21,16 +21,28 @@ SOFTMAX = TransformerConfig(
 MOVING = [SOFTMAX.replace(momentum=0.6), SOFTMAX.replace(momentum=0.6, momentum_over="values")]
 
 
-def assert_each_seed_equals_the_run_alone(config, folder):
+def assert_each_member_equals_the_run_alone(config, folder):
     together = train(config, folder / "together", progress=False)
-    for i, seed in enumerate(config.seeds):
-        alone = train(config.replace(seeds=(seed,)), folder / f"alone-{seed}", progress=False)
+    assert len(together.models) == len(config.tasks) * len(config.seeds)
+    curve = torch.tensor(together.record["curve"]["eval_loss"], dtype=torch.float64)
+    losses = torch.tensor(together.record["curve"]["loss"], dtype=torch.float64)
+    members = [(task, seed) for task in config.tasks for seed in config.seeds]
+    for i, (task, seed) in enumerate(members):
+        alone = train(config.replace(task=task, more_tasks=(), seeds=(seed,)), folder / f"alone-{i}", progress=False)
         assert_close(weights(together, i), weights(alone), atol=1e-10)
+        assert together.record["seeds"][i] == seed
         assert together.record["stopped_at"][i] == alone.record["stopped_at"][0]
-        curve = torch.tensor(together.record["curve"]["eval_loss"])[:, i]
-        alone_curve = torch.tensor(alone.record["curve"]["eval_loss"])[:, 0]
-        torch.testing.assert_close(curve[: len(alone_curve)], alone_curve)
-        assert ((curve[len(alone_curve) :] - alone_curve[-1]).abs() < 1e-6).all()  # a seed that is done stays as it is
+        for ours, name in ((curve, "eval_loss"), (losses, "loss")):
+            theirs = torch.tensor(alone.record["curve"][name], dtype=torch.float64)[:, 0]
+            torch.testing.assert_close(ours[: len(theirs), i], theirs, rtol=1e-9, atol=1e-12)
+        n = len(alone.record["curve"]["eval_loss"])
+        assert ((curve[n:, i] - curve[n - 1, i]).abs() < 1e-6).all()  # a finished seed is unchanged
+        for name, kept in together.snapshots.items():
+            theirs = alone.snapshots[name]
+            torch.testing.assert_close(kept[: len(theirs), i], theirs[:, 0], rtol=0, atol=1e-10)
+    finals = [weights(together, i) for i in range(len(members))]
+    for i, one in enumerate(finals):  # and no two are the same
+        assert all(any(not torch.allclose(one[n], other[n], atol=1e-4) for n in one) for other in finals[:i])
     return together
 
 
@@ -48,7 +60,7 @@ def test_outputs_are_those_of_each_model_on_its_own_tokens(model):
 @pytest.mark.parametrize("model", [EXACT.replace(n_layers=2, recurrent=True), SOFTMAX, LSTM, DESCENT])
 def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path, model):
     config = small(model=model, seeds=SEEDS, gradient_clip=0.05)
-    together = assert_each_seed_equals_the_run_alone(config, tmp_path)
+    together = assert_each_member_equals_the_run_alone(config, tmp_path)
     free = train(config.replace(gradient_clip=None), tmp_path / "free", progress=False)
     for i in range(3):  # the bound was reached, or this test shows nothing
         clipped = weights(together, i)
@@ -57,30 +69,7 @@ def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path
 
 def test_three_seeds_equal_three_runs_alone_through_a_curriculum(tmp_path):
     curriculum = Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))
-    assert_each_seed_equals_the_run_alone(small(model=EXACT, seeds=SEEDS, curriculum=curriculum), tmp_path)
-
-
-def assert_each_member_equals_the_run_alone(config, folder):
-    together = train(config, folder / "together", progress=False)
-    assert len(together.models) == len(config.tasks) * len(config.seeds)
-    curve = torch.tensor(together.record["curve"]["eval_loss"], dtype=torch.float64)
-    losses = torch.tensor(together.record["curve"]["loss"], dtype=torch.float64)
-    members = [(task, seed) for task in config.tasks for seed in config.seeds]
-    for i, (task, seed) in enumerate(members):
-        alone = train(config.replace(task=task, more_tasks=(), seeds=(seed,)), folder / f"alone-{i}", progress=False)
-        assert_close(weights(together, i), weights(alone), atol=1e-10)
-        assert together.record["seeds"][i] == seed
-        assert together.record["stopped_at"][i] == alone.record["stopped_at"][0]
-        for ours, name in ((curve, "eval_loss"), (losses, "loss")):
-            alone_curve = torch.tensor(alone.record["curve"][name], dtype=torch.float64)[:, 0]
-            torch.testing.assert_close(ours[: len(alone_curve), i], alone_curve, rtol=1e-9, atol=1e-12)
-        for name, kept in together.snapshots.items():
-            theirs = alone.snapshots[name]
-            torch.testing.assert_close(kept[: len(theirs), i], theirs[:, 0], rtol=0, atol=1e-10)
-    finals = [weights(together, i) for i in range(len(members))]
-    for i, one in enumerate(finals):  # and no two are the same
-        assert all(any(not torch.allclose(one[n], other[n], atol=1e-4) for n in one) for other in finals[:i])
-    return together
+    assert_each_member_equals_the_run_alone(small(model=EXACT, seeds=SEEDS, curriculum=curriculum), tmp_path)
 
 
 @pytest.mark.parametrize("model", [EXACT, SOFTMAX])
@@ -96,7 +85,7 @@ def test_a_seed_that_reaches_its_target_stops_where_it_would_have_alone(tmp_path
     target = (
         torch.tensor(losses[1:], dtype=torch.float64).min(dim=0).values.sort().values[1].item()
     )  # two of the three get there
-    together = assert_each_seed_equals_the_run_alone(config.replace(target_loss=target), tmp_path)
+    together = assert_each_member_equals_the_run_alone(config.replace(target_loss=target), tmp_path)
     stopped = together.record["stopped_at"]
     assert sorted(step >= 0 for step in stopped) == [False, True, True]
     assert len({step for step in stopped if step >= 0}) == 2

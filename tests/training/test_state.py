@@ -12,9 +12,9 @@ from mechicl.base.tensor_files import read_tensors
 from mechicl.training import TrainingConfig, train
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.state import EARLIER_STATE_FILE, STATE_FILE, DamagedSaveError, RunState
-from tests.training.runs import LSTM, assert_same_bits, small, weights
+from tests.training.runs import LSTM, assert_same_bits, interrupted, small, weights
 
-# Runs in a process of its own, which imports once and forks each run, so that kills come at its first and last step.
+# Imports once and forks each run, so that kills come at its first and last step.
 KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
@@ -75,7 +75,7 @@ print(json.dumps(outcomes))
 
 
 def run_and_kill(config: TrainingConfig, folder: Path, kills: list) -> list[int]:
-    """Exit codes of the runs, -9 for a killed one. A number kills after so many seconds, a triple at a call."""
+    """Exit codes of the runs, -9 for a killed one. A number kills after that time in seconds, a triple at a call."""
     arguments = [json.dumps(config.to_dict()), str(folder), json.dumps(kills)]
     done = subprocess.run([sys.executable, "-c", KILLER, *arguments], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -115,20 +115,6 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(tmp
     assert not [path for path in (tmp_path / "killed").rglob("*") if path.name.endswith(".tmp")]
 
 
-def interrupted(config, folder, step):
-    """A run whose process ends right after the save at `step`."""
-
-    class Killed(Exception):
-        pass
-
-    def stop(saved):
-        if saved == step:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(config, folder, progress=False, on_save=stop)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -148,20 +134,6 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, chan
     assert_same_runs(tmp_path / "whole", tmp_path / "parts")
     assert_same_bits(resumed.snapshots, whole.snapshots)
     assert resumed.record["curve"] == whole.record["curve"]
-
-
-def test_a_run_resumed_after_a_seed_reached_its_target_keeps_that_seeds_weights(tmp_path):
-    free = train(small(seeds=(0, 5, 11), steps=40, eval_every=2), tmp_path / "free", progress=False)
-    target = min(free.record["curve"]["eval_loss"][5])  # one seed stops at step 10 or before
-    config = small(seeds=(0, 5, 11), steps=40, eval_every=2, target_loss=target)
-    whole = train(config, tmp_path / "whole", progress=False)
-    first = min(step for step in whole.record["stopped_at"] if step >= 0)
-    assert first < 20 < whole.record["steps_done"]
-    interrupted(config, tmp_path / "parts", 20)
-    resumed = train(config, tmp_path / "parts", progress=False)
-    assert resumed.record["stopped_at"] == whole.record["stopped_at"]
-    for i in range(3):
-        assert_same_bits(weights(resumed, i), weights(whole, i))
 
 
 def test_a_finished_run_called_again_gives_its_result_without_another_step(tmp_path):
@@ -189,29 +161,12 @@ def test_restart_forgets_the_earlier_run(tmp_path):
 # ---- saves that do not fit ----
 
 
-@pytest.mark.parametrize(
-    ("change", "there", "now"),
-    [
-        ({"steps": 13}, "12", "13"),
-        ({"seeds": (1,)}, r"\[0\]", r"\[1\]"),
-    ],
-)
-def test_a_folder_of_a_run_with_another_config_is_refused_with_the_fields_that_differ(tmp_path, change, there, now):
+def test_a_folder_of_a_run_with_another_config_is_refused_with_the_fields_that_differ(tmp_path):
     train(small(), tmp_path, progress=False)
     before = (tmp_path / STATE_FILE).read_bytes()
-    (name,) = change
-    with pytest.raises(ValueError, match=f"another config .{name}: {there} there, {now} now.; use another folder"):
-        train(small(**change), tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"\(seeds: \[0\] there, \[1\] now; steps: 12 there, 13 now\); use"):
+        train(small(steps=13, seeds=(1,)), tmp_path, progress=False)
     assert (tmp_path / STATE_FILE).read_bytes() == before
-
-
-@pytest.mark.parametrize("part", [0, -1])
-def test_a_truncated_save_is_refused_by_name(tmp_path, part):
-    train(small(), tmp_path, progress=False)
-    path = tmp_path / STATE_FILE
-    path.write_bytes(path.read_bytes()[:part])
-    with pytest.raises(ValueError, match=rf"{STATE_FILE} is not a readable safetensors file"):
-        train(small(), tmp_path, progress=False)
 
 
 DAMAGES = {
@@ -224,7 +179,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", [STATE_FILE, METRICS_FILE, "snapshots/000000003.safetensors"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_save_goes_on_to_the_same_bits_or_is_an_error_that_says_what_to_go_on_from(tmp_path, name, damage):
+def test_a_damaged_save_gives_the_same_bits_or_an_error_that_names_an_intact_one(tmp_path, name, damage):
     config = small(n_snapshots=4, save_every=3)
     train(config, tmp_path / "whole", progress=False)
     interrupted(config, tmp_path / "sound", 9)
@@ -242,17 +197,17 @@ def test_a_damaged_save_goes_on_to_the_same_bits_or_is_an_error_that_says_what_t
         if damage == "gone" and name == STATE_FILE:  # a run without a save starts over
             train(config, folder, progress=False)
             continue
-        message = "holds a run with another config" if (damage, name) == ("another run's", STATE_FILE) else name
+        message = "has a run with another config" if (damage, name) == ("another run's", STATE_FILE) else name
         with pytest.raises(ValueError, match=message) as caught:
             train(config, folder, progress=False)
         if message != name:
             continue
-        if "of step 6, is whole" in str(caught.value):  # it says what to do
+        if "of step 6, is intact" in str(caught.value):
             (folder / EARLIER_STATE_FILE).rename(folder / STATE_FILE)
             train(config, folder, progress=False)
             assert_same_runs(folder, tmp_path / "whole")
         else:
-            assert "No earlier save is whole" in str(caught.value)
+            assert "No earlier save is intact" in str(caught.value)
             assert name != STATE_FILE
 
 
@@ -270,7 +225,7 @@ def test_tensors_of_another_run_are_refused_before_an_optimiser_reads_them(tmp_p
     else:
         moments["exp_avg.weight"] = moments.pop("exp_avg.weights")
     state.save(tmp_path, config)
-    with pytest.raises(DamagedSaveError, match=r"holds other moments than this run: \['exp_avg.weight"):
+    with pytest.raises(DamagedSaveError, match=r"has other moments than this run: \['exp_avg.weight"):
         train(config, tmp_path, progress=False)
 
 
@@ -307,7 +262,7 @@ def test_a_run_killed_before_its_first_save_starts_over_with_each_step_once(tmp_
 
 
 def test_a_run_killed_before_a_new_state_was_written_leaves_nothing(tmp_path, monkeypatch):
-    """The last state has two names then, and renaming one name of a file to another does nothing."""
+    """The last state has two names then, and renaming one of them to the other does nothing."""
     config = small(steps=4, save_every=2)
 
     def dies(*args: object, **kwargs: object) -> None:

@@ -12,7 +12,7 @@ from mechicl.analysis import Circuit, find_circuit, next_token_loss
 from mechicl.analysis.circuits import Edge, EdgeScores, Node, compare_circuits
 from mechicl.constructions import induction, weights_circuit
 from mechicl.statistics import interval
-from mechicl.tasks.repeated_tokens import RepeatedTokens
+from mechicl.tasks import RepeatedTokens
 from mechicl.viz import circuit_graph, edge_ranking, faithfulness_curves, plot
 from mechicl.viz.circuits import circuit_differences, edge_line, lay_out_circuit
 from tests.analysis.circuits.test_curves import made

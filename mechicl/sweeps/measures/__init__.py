@@ -1,15 +1,23 @@
 """The measures of sweeps by name: functions of a checkpoint with one model, which return numbers by name.
 
-All take held-out prompts of a fixed seed, the same for every model.
+All use `n_prompts` held-out prompts of a fixed seed, the same for every model, and raise ValueError for a model that
+was trained on another kind of task.
 """
 
 from collections.abc import Callable, Mapping
 
 from mechicl.checkpoints import Checkpoint
-from mechicl.sweeps.measures.general import Measured, alignment, identified, loss, mean_regret, transition
+from mechicl.sweeps.measures.general import (
+    Measured,
+    alignment,
+    identified,
+    loss,
+    markov_phases,
+    mean_regret,
+    transition,
+)
 from mechicl.sweeps.measures.pools import pool_distances
 from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent, target_copying
-from mechicl.sweeps.measures.tokens import markov_phases
 
 MEASURES: Mapping[str, Callable[[Checkpoint], Measured]] = {
     "loss": loss,

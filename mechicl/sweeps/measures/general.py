@@ -1,47 +1,52 @@
-"""Measures of any model: losses, regret, alignment, the nearest algorithm, when the loss falls."""
+"""Measures of any model (losses, regret, alignment, nearest algorithm, fall of the loss) and of Markov chains."""
 
 import copy
-from typing import Any
+import math
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from mechicl.algorithms import references
 from mechicl.analysis.behaviour import align, identify, regret
 from mechicl.analysis.dynamics import find_transitions
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.tasks import TokenDistribution
+from mechicl.learners import as_token_learner, token_log_probabilities
+from mechicl.tasks import MarkovChains, TokenDistribution
 
 HELD_OUT = 1_000_003
 """Seed of the held-out prompts."""
 Measured = dict[str, float]
+T = TypeVar("T")
 
 
 def one_model(checkpoint: Checkpoint) -> Any:
-    """A copy of the one model of a checkpoint, which a measure may change."""
+    """A copy of the single model of a checkpoint, which a measure may change."""
     if len(checkpoint.models) != 1:
         raise ValueError(f"a measure takes a checkpoint with one model; {checkpoint.name} has {len(checkpoint.models)}")
     return copy.deepcopy(checkpoint.models[0])
 
 
+def task_of(checkpoint: Checkpoint, kind: type[T], measure: str) -> T:
+    """The checkpoint's task, which must be of the kind that a measure is for."""
+    task = checkpoint.task
+    if not isinstance(task, kind):
+        raise ValueError(f"{measure} is for models of {kind.__name__}; this one was trained on {type(task).__name__}")
+    return task
+
+
 def loss(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
-    """Held-out loss on new prompts, and that of the best learner of the task on the same ones (see `mean_regret`)."""
+    """Held-out loss on new prompts, and that of the task's best known learner on the same ones (see `mean_regret`)."""
     measured = mean_regret(checkpoint, n_prompts=n_prompts)
     return {name: measured[name] for name in ("held_out_loss", "best_known_loss")}
 
 
 def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
-    """Held-out loss minus that of the best known learner of the task, on the same prompts: `analysis.regret`.
-
-    Args:
-        checkpoint: with one model.
-        n_prompts: held-out prompts.
+    """Held-out loss minus that of the task's best known learner, on the same prompts: `analysis.regret`.
 
     Returns:
-        `regret`, `held_out_loss` and `best_known_loss`: squared errors of what the model was trained to predict (the
-        query, or all points), or nats per token.
-
-    Raises:
-        TypeError: a task without reference learners.
+        `regret`, `held_out_loss` and `best_known_loss`: squared errors on the query or on all points, as trained, or
+        nats per token.
     """
     model, task = one_model(checkpoint), checkpoint.task
     at = "points" if isinstance(task, TokenDistribution) or model.cfg.one_pass else "query"
@@ -54,7 +59,7 @@ def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
 
 
 def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: int = 2000) -> Measured:
-    """How alike the model and a reference learner of its task are: `analysis.align`, means over prompts.
+    """Agreement of the model with a reference learner of its task: `analysis.align`, means over prompts.
 
     Args:
         checkpoint: with one model.
@@ -63,10 +68,6 @@ def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: 
 
     Returns:
         `prediction_distance`, `sensitivity_cosine` (over the prompts where it is defined) and `sensitivity_distance`.
-
-    Raises:
-        KeyError: the task has no reference learner of that name.
-        TypeError: a task without reference learners.
 
     Example:
         >>> to_ridge = functools.partial(alignment, learner="ridge")
@@ -82,11 +83,7 @@ def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: 
 
 
 def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
-    """How near each family of algorithms comes to the model's predictions: `analysis.identify`.
-
-    Args:
-        checkpoint: with one model.
-        n_prompts: to fit the families on, and to measure on.
+    """Distance of each family of algorithms, fitted on prompts, to the model's predictions: `analysis.identify`.
 
     Returns:
         `relative_distance: FAMILY`, the root of the mean squared distance over that of the model's predictions, for
@@ -105,15 +102,12 @@ def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measu
     """The step at which the held-out loss falls from its plateau, by the record's curve: `analysis.find_transitions`.
 
     Args:
-        checkpoint: with one model.
+        checkpoint: with one model, and a record with a curve.
         plateau: as for `find_transitions`: by default the first loss.
 
     Returns:
-        `transition_step` and its `transition_width` (from a tenth to nine tenths of the fall), NaN where there is none;
+        `transition_step` and its `transition_width` (from a tenth to nine tenths of the fall), NaN if there is none;
         `fell`, 1 or 0; and the `final_loss`.
-
-    Raises:
-        CheckpointError: a record without a curve.
     """
     one_model(checkpoint)
     curve = checkpoint.record.get("curve", {})
@@ -126,4 +120,56 @@ def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measu
         "transition_width": (falls.end - falls.start)[0].item(),
         "fell": float(falls.fell[0]),
         "final_loss": falls.final[0].item(),
+    }
+
+
+def markov_phases(checkpoint: Checkpoint, *, n_prompts: int = 500) -> Measured:
+    """When a model of Markov chains counts tokens, and when it counts pairs of tokens: divergences at its snapshots.
+
+    At each snapshot the Kullback-Leibler divergence is measured from each simple learner to the model: "uniform" (all
+    tokens alike), "unigram" (counts of tokens) and "bigram" (counts of the tokens that followed the present one), mean
+    over positions, in nats. The model is in the phase of the nearest learner.
+
+    Returns:
+        `unigram_from` and `bigram_from`, the first snapshots' steps in each phase (NaN for never); `unigram_snapshots`,
+        the number of snapshots in that phase; `least_to_unigram`, the smallest divergence from the unigram learner, and
+        `apart`, the bigram learner's divergence from it; `final_to_unigram`, `final_to_bigram`; and `order`: 1 if the
+        unigram phase comes before the bigram one, 0 if only the latter comes, NaN if there is no bigram phase.
+
+    Source: Edelman et al. 2024, section 3 and Fig. 2.
+    """
+    task = task_of(checkpoint, MarkovChains, "markov_phases")
+    if checkpoint.snapshots is None:
+        raise CheckpointError(f"{checkpoint.name} was saved without snapshots: set n_snapshots in its training")
+    sequences = task.sample(n_prompts, seed=HELD_OUT)
+    counted = sequences.predictable[:, 1:]
+    known = {name: references(task)[name] for name in ("uniform", "unigram", "bigram")}
+    logs = {name: token_log_probabilities(learner, sequences) for name, learner in known.items()}
+
+    def divergence(model_logs: Tensor, name: str) -> float:
+        each = (logs[name].exp() * (logs[name] - model_logs)).sum(-1)
+        return each[counted].mean().item()
+
+    steps = checkpoint.snapshots.steps
+    divergences = []
+    for index in range(len(steps)):
+        (model,) = checkpoint.models_at(index)
+        model_logs = token_log_probabilities(as_token_learner(model, checkpoint.name), sequences)
+        divergences.append({name: divergence(model_logs, name) for name in known})
+    return _phases(steps, divergences) | {"apart": divergence(logs["unigram"], "bigram")}
+
+
+def _phases(steps: tuple[int, ...], divergences: list[dict[str, float]]) -> Measured:
+    nearest = [min(each, key=each.__getitem__) for each in divergences]
+    first = {name: next((float(s) for s, n in zip(steps, nearest, strict=True) if n == name), math.nan)
+             for name in ("unigram", "bigram")}  # fmt: skip
+    order = math.nan if math.isnan(first["bigram"]) else float(first["unigram"] < first["bigram"])
+    return {
+        "unigram_from": first["unigram"],
+        "bigram_from": first["bigram"],
+        "unigram_snapshots": float(nearest.count("unigram")),
+        "least_to_unigram": min(each["unigram"] for each in divergences),
+        "final_to_unigram": divergences[-1]["unigram"],
+        "final_to_bigram": divergences[-1]["bigram"],
+        "order": order,
     }

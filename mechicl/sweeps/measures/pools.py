@@ -1,40 +1,33 @@
-"""Measures of models of a pool of tasks: between the pool's Bayes learner and that of all tasks, or somewhere else."""
+"""Measures of models of a pool of tasks: are they near the pool's Bayes learner, that of all tasks, or neither?"""
 
 import math
 from functools import lru_cache
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms import references
+from mechicl.base.arguments import checked, strictly_between
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner
 from mechicl.prompts import Prompts
 from mechicl.statistics import student_t_quantile
-from mechicl.sweeps.measures.general import HELD_OUT, Measured, one_model
+from mechicl.sweeps.measures.general import HELD_OUT, Measured, one_model, task_of
 from mechicl.tasks import TaskPool
 
 
 def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
     """Is the model of a pool of tasks nearer to the Bayes learner of the pool, or to that of all tasks, or to neither?
 
-    Args:
-        checkpoint: with one model, trained on a `TaskPool`.
-        n_prompts: held-out prompts of the pool's tasks, and as many of new ones.
-
     Returns:
-        What `compare_on_pool` returns of the model, and of a checkpoint with snapshots `position_at_STEP`,
-        `scale_at_STEP` and `residual_at_STEP`: those on the pool's tasks then.
-
-    Raises:
-        ValueError: another task.
+        The numbers of `compare_on_pool` and, for a checkpoint with snapshots, `position_at_STEP`, `scale_at_STEP` and
+        `residual_at_STEP`: those of each snapshot on the pool's tasks.
 
     Source: Raventós et al. 2023, section 3 and Fig. 2.
     """
-    task = checkpoint.task
-    if not isinstance(task, TaskPool):
-        raise ValueError(f"pool_distances is of models of a TaskPool; this one was trained on {type(task).__name__}")
+    task = task_of(checkpoint, TaskPool, "pool_distances")
     measured = compare_on_pool(one_model(checkpoint), task, n_prompts=n_prompts)
     prompts, (dmmse, ridge) = task.sample(n_prompts, seed=HELD_OUT), _pool_predictions(task, "pool", n_prompts)
     for index, step in enumerate(checkpoint.snapshots.steps if checkpoint.snapshots else ()):
@@ -50,16 +43,13 @@ def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) 
     Args:
         learner: a model, or a control such as one that predicts 0.
         task: the pool.
-        n_prompts: held-out prompts of the pool's tasks, and as many of new ones.
+        n_prompts: held-out prompts of the pool's tasks, and the same number of new ones.
 
     Returns:
         For prompts of the `pool`'s tasks and of `new` ones: `to_dmmse` and `to_ridge`, mean squared differences of the
         query's predictions; `apart`, that between dMMSE and ridge; `loss`, `dmmse_loss` and `ridge_loss`; and
         `position`, `position_low`, `position_high`, `scale`, `residual` and `energy`, as `fit_mixture` returns them.
-        And `log_ratio`, the decimal logarithm of `pool_to_dmmse` over `pool_to_ridge`: below 0 for what is nearer to
-        dMMSE.
-
-    Source: Raventós et al. 2023, section 3 and Fig. 2.
+        And `log_ratio`, the decimal logarithm of `pool_to_dmmse` over `pool_to_ridge`: negative if nearer to dMMSE.
     """
     measured: Measured = {}
     for where, source in (("pool", task), ("new", task.new_tasks)):
@@ -80,31 +70,29 @@ def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) 
     return measured | {"log_ratio": math.log10(a / b) if a > 0 and b > 0 else math.nan}
 
 
+@checked
 def fit_mixture(
     predictions: Float[Tensor, "prompt y"],
     first: Float[Tensor, "prompt y"],
     second: Float[Tensor, "prompt y"],
-    level: float = 0.95,
+    level: Annotated[float, strictly_between(0, 1)] = 0.95,
 ) -> Measured:
     """Fit predictions as a · first + b · second, by least squares without a constant.
 
-    A position between two learners alone cannot tell a mixture of them from other predictions, such as those of a model
-    that predicts 0. So it comes with the scale and with the residual.
+    A position between two learners cannot distinguish a mixture of them from other predictions, such as 0. So it comes
+    with the scale and with the residual.
 
     Args:
-        predictions: to be fitted.
+        predictions: predictions to fit.
         first: predictions of the learner at position 0.
         second: those of the learner at position 1.
-        level: of confidence of the position's interval.
+        level: confidence level of the position's interval.
 
     Returns:
         `position`: b / (a + b); NaN if one learner is a multiple of the other, or the predictions are 0.
         `position_low`, `position_high`: its interval over prompts (Fieller 1954, with heteroscedasticity-robust
-        variances); infinite if a + b cannot be told from 0. `scale`: a + b, 1 for a mixture. `residual`: the share of
-        the predictions' mean square that the fit leaves, 0 for a mixture. `energy`: the predictions' mean square.
-
-    Raises:
-        ValueError: a level that is not strictly between 0 and 1.
+        variances); infinite if a + b does not differ significantly from 0. `scale`: a + b, 1 for a mixture. `residual`:
+        the unexplained share of the predictions' mean square, 0 for a mixture. `energy`: the predictions' mean square.
 
     Example:
         >>> ridge, dmmse = torch.tensor([[1.0], [2.0], [0.5]]), torch.tensor([[0.0], [3.0], [1.0]])
@@ -113,13 +101,11 @@ def fit_mixture(
         (0.75, 0.5, 0.0)
     """
     names = ("position", "position_low", "position_high", "scale", "residual", "energy")
-    if not 0 < level < 1:
-        raise ValueError(f"level must be strictly between 0 and 1, got {level}")
     p, one, two = (each.detach().cpu().double() for each in (predictions, first, second))
     # a · first + b · second = (a + b) · first + b · (second - first): well conditioned where the two are nearly alike
     parts = torch.stack([one, two - one], dim=-1)  # [prompt y part]
     energy = _mean_square(p)
-    if not energy or torch.linalg.matrix_rank(parts.flatten(0, 1)) < 2:  # one is the other, but for a factor
+    if not energy or torch.linalg.matrix_rank(parts.flatten(0, 1)) < 2:  # one is a multiple of the other
         either = one if one.any() else two
         scale = (p * either).sum().item() / either.square().sum().item() if either.any() else math.nan
         left = _mean_square(p - scale * either) / energy if energy else math.nan
@@ -141,8 +127,7 @@ def fit_mixture(
 def _ratio_ends(above: float, below: float, covariance: Float[Tensor, "2 2"], quantile: float) -> tuple[float, float]:
     """Fieller's interval of a ratio: all t for which above - t · below is within the quantile of 0.
 
-    That is where a t² - 2 b t + c <= 0; without an end on either side where a is not positive, that is, where `below`
-    cannot be told from 0.
+    That is a t² - 2 b t + c <= 0; unbounded if a is not positive, when `below` does not differ significantly from 0.
     """
     (v_above, v_both), (_, v_below) = (quantile**2 * covariance).tolist()
     a, b, c = below**2 - v_below, above * below - v_both, above**2 - v_above

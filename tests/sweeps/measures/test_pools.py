@@ -1,4 +1,4 @@
-"""Measures of models of a pool of tasks: against plain loops, and of predictions that are mixtures, or nothing such."""
+"""Measures of models of a pool of tasks against plain loops, and of predictions that are mixtures or not."""
 
 import math
 
@@ -48,7 +48,7 @@ def mixture(of_dmmse: float, of_ridge: float) -> AlgorithmLearner:
 
 
 @pytest.mark.parametrize(("of_dmmse", "of_ridge"), [(1.0, 0.0), (0.0, 1.0), (0.25, 0.75), (0.1, 0.3), (0.0, 0.5)])
-def test_mixtures_have_their_weights_and_nothing_is_left(of_dmmse, of_ridge):
+def test_mixtures_have_their_weights_and_no_residual(of_dmmse, of_ridge):
     measured = compare_on_pool(mixture(of_dmmse, of_ridge), POOL, n_prompts=100)
     for where in ("pool", "new"):
         numbers = [measured[f"{where}_{name}"] for name in ("position", "scale", "residual")]
@@ -56,8 +56,8 @@ def test_mixtures_have_their_weights_and_nothing_is_left(of_dmmse, of_ridge):
         assert numbers == pytest.approx([of_ridge / scale, scale, 0], abs=1e-4)
 
 
-def test_what_is_no_mixture_does_not_look_like_one():
-    """Predictions of 0 lie nearer to ridge than to dMMSE here; they have no position, and say so."""
+def test_predictions_that_are_not_mixtures_are_recognised():
+    """Predictions of 0 are nearer to ridge than to dMMSE here, but their position is NaN."""
     nothing = compare_on_pool(mixture(0.0, 0.0), POOL, n_prompts=500)
     assert nothing["log_ratio"] > 0
     assert nothing["pool_scale"] == 0
@@ -74,12 +74,12 @@ def test_what_is_no_mixture_does_not_look_like_one():
         fit = fit_mixture(0.5 * one, first, second)
         assert all(math.isnan(fit[name]) for name in ("position", "position_low", "position_high", "scale"))
         assert fit["residual"] == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
+    with pytest.raises(ValueError, match="level must be a number strictly between 0 and 1"):
         fit_mixture(noise, one, two, level=1)
 
 
 def test_intervals_of_positions_hold_their_level_where_the_learners_are_nearly_alike():
-    """Residuals are larger where predictions are, and ten times as large as what tells the two learners apart."""
+    """Residuals are larger where predictions are, and ten times as large as the difference of the learners."""
     rng = torch.Generator().manual_seed(1)
     inside, widths = [], []
     for _ in range(400):
@@ -90,7 +90,7 @@ def test_intervals_of_positions_hold_their_level_where_the_learners_are_nearly_a
         inside.append(fit["position_low"] <= 0.7 <= fit["position_high"])
         widths.append(fit["position_high"] - fit["position_low"])
     assert 0.91 <= sum(inside) / 400 <= 0.985
-    assert min(widths) > 1  # it is said that there is hardly a position
+    assert min(widths) > 1  # the position is nearly undetermined
 
 
 def test_positions_on_the_way_are_those_of_the_models_then():
@@ -104,5 +104,5 @@ def test_positions_on_the_way_are_those_of_the_models_then():
 
 
 def test_another_task_is_refused():
-    with pytest.raises(ValueError, match="is of models of a TaskPool; this one was trained on LinearRegression"):
+    with pytest.raises(ValueError, match="is for models of TaskPool; this one was trained on LinearRegression"):
         pool_distances(checkpoint(untrained(REGRESSION), REGRESSION))

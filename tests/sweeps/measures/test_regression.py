@@ -8,7 +8,7 @@ import torch
 from mechicl import constructions
 from mechicl.models import HookedTransformer
 from mechicl.sweeps.measures import regression
-from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent
+from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent, target_copying
 from tests.sweeps.made import N_TUNING, POOL, REGRESSION, checkpoint, step, untrained
 
 
@@ -48,11 +48,33 @@ def test_limits_of_two_layers_are_in_order():
     assert measured["over_first_order"] > 1  # a step size that is not tuned
 
 
-def test_what_does_not_fit_is_refused():
+def test_other_tasks_and_several_models_are_refused():
     pool = checkpoint(untrained(POOL), POOL)
-    for measure in (descent_limits, gap_to_descent):
-        with pytest.raises(ValueError, match="is of models of LinearRegression; this one was trained on"):
+    for measure in (descent_limits, gap_to_descent, target_copying):
+        with pytest.raises(ValueError, match="is for models of LinearRegression; this one was trained on"):
             measure(pool)
     one = checkpoint(untrained(REGRESSION), REGRESSION)
     with pytest.raises(ValueError, match="one model; two has 2"):
         gap_to_descent(dataclasses.replace(one, name="two", models=one.models * 2))
+
+
+CURVE = {"curve": {"eval_step": [0, 10, 20, 30], "eval_loss": [[9.0], [0.25], [0.05], [0.05]]}}
+
+
+def test_a_construction_that_copies_is_recognised():
+    model = constructions.copy_then_gradient_descent(x_dim=3, n_context=6, step_size=0.5).eval()
+    measured = target_copying(checkpoint(model, REGRESSION, record=CURVE), n_prompts=400)
+    assert measured["target_error"] < 1e-3
+    assert measured["paired"] == 1
+    # the plateau is that of predicting 0 (0.25), not the first loss: half of the way down is between 10 and 20
+    assert measured["transition_step"] == 15
+
+
+def test_untrained_weights_have_not_copied():
+    model = untrained(
+        REGRESSION, prompt_format="interleaved", positional_embedding_type="sinusoidal", read_in="identity",
+        read_out="identity",
+    )  # fmt: skip
+    measured = target_copying(checkpoint(model, REGRESSION, record=CURVE), n_prompts=400)
+    assert min(measured["target_error"], measured["input_error"]) > 0.5
+    assert measured["paired"] == 0

@@ -1,38 +1,78 @@
-"""Markov chains, each sequence of a chain of its own: what follows a token must be counted in the context."""
+"""Sequences of tokens: random tokens repeated, and Markov chains, a new chain for each sequence."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields
-from mechicl.base.checks import check_positive, require_whole
+from mechicl.base.arguments import Count, Positive, at_least, check_fields
 from mechicl.prompts import TokenSequences
 from mechicl.tasks.sampling import RandomTensors, TokenDistribution, sampling_generator
 
+AtLeastTwo = Annotated[int, at_least(2)]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
+class RepeatedTokens(TokenDistribution):
+    """A random segment of tokens, repeated until the sequence is full.
+
+    From the second token of the second copy on, every token can be predicted: it is the token that followed the
+    previous occurrence. The segment's length is random for each sequence, so attending a fixed distance back does not
+    help: a model has to find the token's earlier occurrence, as induction heads do.
+
+    Source: sequences of Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits", induction heads)
+    and Olsson et al. 2022, with a random period.
+
+    Attributes:
+        d_vocab: number of different tokens, all equally likely.
+        n_ctx: number of tokens that a model reads; a sequence has one more, its last target.
+        min_period: the shortest segment; lengths are uniform.
+        max_period: the longest segment.
+
+    Example:
+        >>> RepeatedTokens(d_vocab=5, n_ctx=5, min_period=3, max_period=3).sample(1, seed=0).ids.shape
+        torch.Size([1, 6])
+    """
+
+    d_vocab: AtLeastTwo = 64
+    n_ctx: AtLeastTwo = 64
+    min_period: Count = 4
+    max_period: Count = 32
+
+    def __post_init__(self):
+        check_fields(self)
+        if not self.min_period <= self.max_period < self.n_ctx:
+            raise ValueError(
+                f"periods need min_period <= max_period < n_ctx={self.n_ctx}, got {self.min_period} to "
+                f"{self.max_period}"
+            )
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> TokenSequences:
+        period = random.integers(self.min_period, self.max_period + 1, n_prompts, 1)
+        segment = random.integers(0, self.d_vocab, n_prompts, self.max_period)
+        pos = torch.arange(self.n_ctx + 1, device=random.device)
+        return TokenSequences(segment.gather(1, pos % period), pos > period)
+
+
+@dataclass(frozen=True, repr=False)
 class MarkovChains(TokenDistribution):
     """Sequences of Markov chains with random transition matrices, one chain a sequence.
 
     Each row of a chain's transition matrix is drawn from a Dirichlet distribution. The best prediction counts which
     tokens followed earlier occurrences of the last one (`algorithms.bigram_bayes`); counting tokens alone
-    (`algorithms.unigram_bayes`) is the simpler one that models learn first.
+    (`algorithms.unigram_bayes`) is simpler, and models learn it first.
 
     Source: Edelman et al. 2024, "The Evolution of Statistical Induction Heads".
 
     Attributes:
         d_vocab: number of states, each a token.
         n_ctx: number of tokens that a model reads; a sequence has one more, its last target.
-        concentration: of the Dirichlet distribution of each row; 1 is uniform over distributions, and small ones are
-            nearly deterministic.
-        start: of the first state: "uniform", which tells nothing about the chain, so that `bigram_bayes` is exactly the
-            best learner; or from the chain's "stationary" distribution.
-
-    Raises:
-        ValueError: a field out of range.
+        concentration: of the Dirichlet distribution of each row; 1 is uniform over distributions, small values give
+            nearly deterministic chains.
+        start: distribution of the first state: "uniform", which is independent of the chain, so that `bigram_bayes` is
+            exactly the best learner; or the chain's "stationary" distribution.
 
     Example:
         >>> chains = MarkovChains(d_vocab=3, n_ctx=50)
@@ -40,17 +80,13 @@ class MarkovChains(TokenDistribution):
         (torch.Size([2, 51]), torch.Size([2, 3, 3]))
     """
 
-    d_vocab: int = 3
-    n_ctx: int = 64
-    concentration: float = 1.0
+    d_vocab: AtLeastTwo = 3
+    n_ctx: AtLeastTwo = 64
+    concentration: Positive = 1.0
     start: Literal["uniform", "stationary"] = "uniform"
 
     def __post_init__(self):
         check_fields(self)
-        require_whole(self, d_vocab=2, n_ctx=2)
-        check_positive(concentration=self.concentration)
-        if self.start not in ("uniform", "stationary"):
-            raise ValueError(f"start must be 'uniform' or 'stationary', got {self.start!r}")
 
     def transitions(
         self, n_prompts: int, *, seed: int | None = None, generator: torch.Generator | None = None
@@ -72,7 +108,7 @@ class MarkovChains(TokenDistribution):
         else:
             first = stationary_distributions(transitions)
         draws = random.uniform(n_prompts, self.n_ctx + 1)
-        # the next state is how many of the cumulated probabilities a uniform number exceeds; the last of them is 1
+        # the next state is the number of cumulated probabilities below a uniform number; the last of them is 1
         cumulated = transitions.cumsum(-1)[..., :-1]
         state = (draws[:, :1] > first.cumsum(-1)[:, :-1]).sum(-1)
         states, prompts = [state], torch.arange(n_prompts, device=random.device)
@@ -87,14 +123,14 @@ class MarkovChains(TokenDistribution):
 def stationary_distributions(
     transitions: Float[Tensor, "*chain state next_state"],
 ) -> Float[Tensor, "*chain state"]:
-    """The distribution that each chain keeps: `π P = π`, with entries that sum to 1.
+    """The stationary distribution of each chain: `π P = π`, with entries that sum to 1.
 
     Example:
         >>> stationary_distributions(torch.tensor([[0.5, 0.5], [1.0, 0.0]]).double())
         tensor([0.6667, 0.3333], dtype=torch.float64)
     """
     k = transitions.shape[-1]
-    # π (P - I + 1 1ᵀ) = 1ᵀ, which has one solution for a chain whose states can all be reached
+    # π (P - I + 1 1ᵀ) = 1ᵀ, which has one solution if all states of the chain can be reached
     matrix = transitions - torch.eye(k).to(transitions) + 1
     ones = torch.ones(*transitions.shape[:-2], k, 1).to(transitions)
     return torch.linalg.solve(matrix.mT, ones)[..., 0].clamp(min=0)

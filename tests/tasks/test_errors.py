@@ -1,0 +1,233 @@
+"""Errors name the argument: fields out of range, data that no task wrote, classes that are not tasks."""
+
+import math
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from mechicl.prompts import Prompts
+from mechicl.tasks import (
+    Conjunctions,
+    DecisionTrees,
+    FixedTasks,
+    GaussianClusters,
+    LinearRegression,
+    LogisticRegression,
+    MarkovChains,
+    MixedRegression,
+    Parities,
+    QuadraticRegression,
+    RandomTensors,
+    ReluNetworks,
+    RepeatedTokens,
+    SineRegression,
+    SparseLinearRegression,
+    TaskPool,
+    TopicClassification,
+    register,
+    task_from_dict,
+    task_to_dict,
+)
+from mechicl.training import TrainingConfig, train
+from tests.tasks.own_tasks import NoData, SparseRegression
+from tests.tasks.reference import PROMPT_TASKS, TOKEN_TASKS
+from tests.training.runs import MODEL
+
+NAN, INF = math.nan, math.inf
+NORMAL, PLANE = {"inputs": "gaussian"}, {"inputs": "gaussian", "x_dim": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "named"),
+    [
+        *((kind, {"x_dim": 0}, "x_dim") for kind in (Conjunctions, Parities, LinearRegression, TaskPool)),
+        *((kind, {"n_context": -1}, "n_context") for kind in (Conjunctions, Parities, SineRegression, TaskPool)),
+        (Conjunctions, {"literal_probability": 1.5}, "literal_probability must be a number from 0 to 1"),
+        (Conjunctions, {"positive_share": -0.1}, "positive_share"),
+        (Parities, {"x_dim": 3, "degree": 4}, "degree must be at most x_dim=3"),
+        (SparseLinearRegression, {"sparsity": 0}, "sparsity"),
+        (SparseLinearRegression, {"x_dim": 3, "sparsity": 4}, "sparsity must be 1 to x_dim=3"),
+        (QuadraticRegression, {"noise_std": -1.0}, "noise_std"),
+        (QuadraticRegression, {"active_dims": 21}, "active_dims must be 1 to x_dim=20"),
+        (ReluNetworks, {"n_hidden": 0}, "n_hidden"),
+        (DecisionTrees, {"depth": 0}, "depth"),
+        (LogisticRegression, {"weight_scale": 0.0}, "weight_scale"),
+        (LogisticRegression, {"labels": "soft"}, "labels"),
+        (MixedRegression, {"noise_stds": ()}, "noise_stds"),
+        (MixedRegression, {"noise_stds": (0.0, 1.0)}, "noise_stds"),
+        (MixedRegression, {"weight_stds": (1.0, 2.0, 3.0)}, "one for each of the 2 noise_stds"),
+        (SineRegression, {"x_range": (1.0, 0.0)}, "x_range"),
+        (SineRegression, {"amplitude_range": (0.0, NAN)}, "amplitude_range"),
+        (SineRegression, {"phase_range": (0.0, INF)}, "phase_range"),
+        (TaskPool, {"n_tasks": 0}, "n_tasks"),
+        (TaskPool, {"seed": -1}, "seed"),
+        (TaskPool, {"noise_std": NAN}, "noise_std"),
+        (FixedTasks, {"task": LinearRegression(), "n_tasks": 0}, "n_tasks"),
+        (FixedTasks, {"task": MarkovChains(), "n_tasks": 3}, "a task of points, got MarkovChains"),
+        (GaussianClusters, {"burstiness": 3}, "burstiness must divide"),
+        (GaussianClusters, {"bursty_share": 1.1}, "bursty_share"),
+        (GaussianClusters, {"classes": "old"}, "classes must be 'known', 'new', 'absent' or 'swapped', got 'old'"),
+        (GaussianClusters, {"n_classes": 4}, "n_classes must be at least"),
+        (MarkovChains, {"d_vocab": 1}, "d_vocab"),
+        (MarkovChains, {"concentration": NAN}, "concentration"),
+        (MarkovChains, {"start": "zero"}, "start"),
+        (RepeatedTokens, {"n_ctx": 1}, "n_ctx must be an int of at least 2"),
+        (RepeatedTokens, {"min_period": 0}, "min_period"),
+        (RepeatedTokens, {"min_period": 5, "max_period": 4}, "min_period <= max_period < n_ctx=64, got 5 to 4"),
+        (RepeatedTokens, {"n_ctx": 32}, "max_period < n_ctx=32, got 4 to 32"),
+        (TopicClassification, {"min_classes": 3, "max_classes": 2}, "min_classes <= max_classes <= 12, got 3 to 2"),
+        (TopicClassification, {"max_classes": 13}, "max_classes <= 12, got 2 to 13"),
+        (TopicClassification, {"min_words": 1}, "got n_topical=2, 1 to 3 words"),
+        (TopicClassification, {"max_words": 5}, "got n_topical=2, 2 to 5 words"),
+        (TopicClassification, {"share_repeated": NAN}, "share_repeated"),
+        (LinearRegression, {"normalize_inputs": True, "n_context": 0}, "normalize_inputs=True needs a context"),
+        (LinearRegression, NORMAL | {"weight_covariance": "inverse"}, "needs covariance, condition_number or eigen"),
+        (
+            LinearRegression,
+            NORMAL | {"weight_covariance": "inverse", "condition_number": 2.0, "eigenbasis": "per_task"},
+            "for one covariance",
+        ),
+        (LinearRegression, PLANE | {"weight_covariance": "inverse", "eigenvalues": (1.0, 0.0)}, "has no inverse"),
+        (LinearRegression, {"y_dim": 0}, "y_dim"),
+        (LinearRegression, {"input_scale": -1.0}, "input_scale"),
+        (LinearRegression, {"weight_scale": INF}, "weight_scale"),
+        (LinearRegression, {"inputs": ()}, "inputs"),
+        (LinearRegression, NORMAL | {"condition_number": 2.0, "eigenvalues": (1.0,) * 10}, "exclude each other"),
+        (LinearRegression, {"covariance": ((1.0,),), "x_dim": 1}, "covariance is for Gaussian inputs"),
+        (LinearRegression, {"condition_number": 2.0, "inputs": ("gaussian", "uniform")}, "condition_number is for"),
+        (LinearRegression, {"eigenbasis": "shared"}, "needs a condition_number or eigenvalues"),
+        (LinearRegression, NORMAL | {"covariance": ((1.0,),), "x_dim": 1, "eigenbasis": "per_task"}, "to rotate"),
+        *((LinearRegression, NORMAL | {"condition_number": v}, "condition_number") for v in (0.5, NAN, INF)),
+        *((LinearRegression, PLANE | {"eigenvalues": v}, "eigenvalues") for v in ((1.0,), (1.0, -1.0), (INF, 1.0))),
+        *(
+            (LinearRegression, PLANE | {"covariance": matrix}, "covariance")
+            for matrix in (((1.0,),), ((1.0, 0.5), (0.4, 1.0)), ((INF, 0.0), (0.0, 1.0)), ((NAN, 0.0), (0.0, 1.0)))
+        ),
+        (LinearRegression, PLANE | {"covariance": ((1.0, 2.0), (2.0, 1.0))}, "no negative eigenvalue, got -1"),
+        (LinearRegression, {"n_context": 3, "n_distractors": 4}, "n_distractors must be 0 to n_context=3, got 4"),
+        (LinearRegression, {"active_dims": 0}, "active_dims"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_fields_out_of_range_are_refused_by_name(kind, fields, named):
+    with pytest.raises(ValueError, match=named):
+        kind(**fields)
+
+
+@pytest.mark.parametrize("task", PROMPT_TASKS + TOKEN_TASKS, ids=repr)
+def test_sampling_needs_one_seed_or_generator_on_the_device_and_a_number_of_prompts(task):
+    for arguments, named in (
+        ({}, "a seed or a generator"),
+        ({"seed": 0, "generator": torch.Generator()}, "not both"),
+        ({"generator": torch.Generator(), "device": "cuda"}, "cannot sample on cuda"),
+        ({"n_prompts": -1, "seed": 0}, "n_prompts must not be negative, got -1"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            task.sample(**{"n_prompts": 1, **arguments})
+    with pytest.raises(TypeError, match="dtype"):
+        task.sample(1, seed=0, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        *((lambda r, a=a: r.dirichlet(a, 3), "concentration must be positive") for a in (0.0, -1.0, INF)),
+        (lambda r: r.integers(3, 3, 2), "low must be below high, got 3 and 3"),
+        (lambda r: r.normal(2**20, 2**20), "too many"),
+        *(
+            (lambda r, t=topics: TopicClassification().texts(t, 1, seed=0), "topics must be some of")
+            for topics in ([], ["birds", "bird"])
+        ),
+    ],
+)
+def test_random_tensors_and_texts_refuse_arguments_by_name(call, named):
+    with pytest.raises(ValueError, match=named):
+        call(RandomTensors(torch.Generator()))
+
+
+# ---- data and classes ----
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        ({}, "task type None is not one of"),
+        ({"type": ["LinearRegression"]}, "is not one of"),
+        ({"type": "Sparse"}, r"'Sparse' is not one of .*register\(its class\) before loading"),
+        ({"type": "LinearRegression", "xdim": 3}, r"LinearRegression has no field \['xdim'\]"),
+        ({"type": "LinearRegression", "x_dim": "10"}, "x_dim must be an int of at least 1, got '10'"),
+        ({"type": "LinearRegression", "x_dim": True}, "x_dim must be an int"),
+        ({"type": "LinearRegression", "active_dims": 1.5}, "active_dims must be an int"),
+        ({"type": "LinearRegression", "noise_std": "loud"}, "noise_std must be a number of at least 0, got 'loud'"),
+        ({"type": "LinearRegression", "query_noise": "no"}, "query_noise must be True or False, got 'no'"),
+        ({"type": "LinearRegression", "inputs": "cauchy"}, "inputs must be 'uniform', 'gaussian',"),
+        ({"type": "LinearRegression", "eigenbasis": "mine"}, "eigenbasis must be 'axes', 'shared' or 'per_task'"),
+        ({"type": "LinearRegression", "inputs": "gaussian", "eigenvalues": 5}, "eigenvalues"),
+        ({"type": "LinearRegression", "noise_std": 10**400}, "noise_std must be a number of at least 0, got 1000"),
+        ({"type": "LinearRegression", "eigenvalues": [[1]]}, "eigenvalues"),
+        ({"type": "SineRegression", "x_range": [1.0]}, "x_range must be a tuple of a number, a number"),
+        ({"type": "RepeatedTokens", "task": {}}, r"RepeatedTokens has no field \['task'\]"),
+        ({"type": "FixedTasks", "n_tasks": 3}, "FixedTasks: .*task"),
+        ({"type": "FixedTasks", "n_tasks": 3, "task": "all"}, "the task of FixedTasks must be a dict"),
+        ({"type": "FixedTasks", "n_tasks": 3, "task": {"type": "Mine"}}, "task type 'Mine' is not one of"),
+        (None, "data must be a dictionary of strings to anything, got None"),
+        ([{"type": "LinearRegression"}], "data must be a dictionary of strings to anything, got the list"),
+        *(
+            ({"type": kind}, "task type|Can't instantiate abstract class")
+            for kind in (
+                "this:that", "antigravity:Task", "os:system", "subprocess:Popen", "mechicl.tasks.registry:TASK_TYPES",
+                "mechicl.learners:AlgorithmLearner", "mechicl.tasks:LinearRegression", "tests.tasks.own_tasks:NoData",
+                "tests.tasks.own_tasks:", ":SparseRegression", "mechicl.tasks.sampling:PromptDistribution",
+            )
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("unchecked_types")
+def test_data_that_no_task_wrote_are_refused_and_import_nothing(data, named):
+    loaded = set(sys.modules)
+    with pytest.raises(ValueError, match=named):
+        task_from_dict(data)
+    assert set(sys.modules) == loaded
+
+
+def test_deeply_nested_tasks_are_refused():
+    data: dict = {"type": "LinearRegression"}
+    for _ in range(10_000):
+        data = {"type": "FixedTasks", "n_tasks": 1, "task": data}
+    with pytest.raises(ValueError, match="FixedTasks: maximum recursion depth"):
+        task_from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("task_type", "named"),
+    [
+        (NoData, "task_type must be a dataclass, .*NoData"),
+        (Prompts, r"Prompts lacks \['sample', 'replace'\]"),
+        (SparseRegression(), "task_type must be a dataclass"),
+    ],
+)
+def test_classes_that_are_not_tasks_are_not_registered(task_type, named):
+    with pytest.raises(TypeError, match=named):
+        register(task_type)
+
+
+def test_names_that_are_taken_and_classes_that_have_none():
+    @dataclass(frozen=True)
+    class LinearRegression(SparseRegression):
+        pass
+
+    with pytest.raises(ValueError, match=r"'LinearRegression' is taken by mechicl.tasks.linear_regression:Lin"):
+        register(LinearRegression)
+    with pytest.raises(ValueError, match=r"defined inside a function or class .*: register it"):
+        task_to_dict(LinearRegression())
+
+
+def test_a_task_that_cannot_be_saved_is_refused_before_training(tmp_path):
+    unsaved = SparseRegression(x_dim=3, n_context=4, scales=torch.ones(1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="SparseRegression cannot be saved, its fields must be plain data"):
+        train(TrainingConfig(task=unsaved, model=MODEL, steps=1, batch_size=4, cpu=True), tmp_path, progress=False)
+    with pytest.raises(TypeError, match="must be a dataclass"):
+        task_to_dict(NoData())
+    assert not list(tmp_path.iterdir())
