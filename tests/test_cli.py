@@ -95,7 +95,7 @@ def test_help_of_a_preset_shows_every_field_and_its_value_there(capsys):
     text = " ".join(help_of(capsys, "train", "lsa-1l-gaussian").replace("│", " ").split())
     for flag in ("--steps", "--seeds", "--task.noise-std", "--model.n-layers", "--curriculum.points", "--restart"):
         assert flag in text
-    assert "--task.n-context INT number of context points; the query comes on top. (default: 20)" in text
+    assert "--task.n-context INT number of context points, without the query. (default: 20)" in text
     assert "(default: gaussian)" in text
 
 
