@@ -76,7 +76,6 @@ class Damage(Campaign):
 
     def _training(self, root: Path, rng: random.Random, folder: Path) -> Outcome:
         config, _ = self.configs[root.name]
-<<<<<<< HEAD
         names, text = _damage(root / "sound", root / "other", folder, rng)
         text = f"{root.name}: {text}"
         for _ in range(2):
@@ -88,7 +87,7 @@ class Damage(Campaign):
                     str(folder) in message and (any(map(message.__contains__, names)) or "another config" in message)
                 ):
                     return Outcome("an error that names no file", False, text)
-                if f"is whole: rename {folder / EARLIER_STATE_FILE}" not in message:
+                if f"is intact: rename {folder / EARLIER_STATE_FILE}" not in message:
                     return Outcome("a named error", True, text)
                 (folder / EARLIER_STATE_FILE).replace(folder / STATE_FILE)  # follow the advice
                 names = [name for name in names if name != STATE_FILE]
@@ -96,32 +95,6 @@ class Damage(Campaign):
                 return Outcome("a raw error", False, f"{text}: {type(error).__name__}: {error}", type(error).__name__)
             else:
                 break
-=======
-        names, words = _damage(root / "sound", root / "other", folder, rng)
-        words = f"{root.name}: {words}"
-        try:
-            train(config, folder, progress=False)
-        except ValueError as error:
-            said = str(error)
-            words = f"{words}: {type(error).__name__}: {error}"
-            if not (str(folder) in said and (any(name in said for name in names) or "another config" in said)):
-                return Outcome("an error that names no file", False, words)
-            if f"is intact: rename {folder / EARLIER_STATE_FILE}" in said:
-                (folder / EARLIER_STATE_FILE).replace(folder / STATE_FILE)
-                try:
-                    train(config, folder, progress=False)
-                except ValueError as other:  # two files were damaged
-                    rest = [name for name in names if name != STATE_FILE]
-                    second = str(folder) in str(other) and any(name in str(other) for name in rest)
-                    kind = "a named error of each of two files" if second else "an error that names no file"
-                    return Outcome(kind, second, f"{words}, then {other}")
-                if wrong := differences(folder, root / "whole"):
-                    return Outcome("the earlier save goes on to other bits", False, f"{words}: {wrong}")
-                return Outcome("a named error, and the earlier save goes on to the same bits", True, words)
-            return Outcome("a named error", True, words)
-        except Exception as error:
-            return Outcome("a raw error", False, f"{words}: {type(error).__name__}: {error}", type(error).__name__)
->>>>>>> d8738a5 (Training, sweeps and tasks: ranges by annotated types, one table of errors a package, tasks state their distributions)
         if wrong := differences(folder, root / "whole"):
             return Outcome("other bits", False, f"{text}: {wrong}")
         return Outcome("the same bits", True, text)
