@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.behaviour import measure_outside_span
-from mechicl.analysis.behaviour.similarity import similarity_of_weights
+from mechicl.analysis.behaviour.alignment import similarity_of_weights
 from mechicl.checkpoints import load_checkpoint
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts

@@ -15,7 +15,7 @@ from torch import Tensor
 from mechicl import constructions, viz
 from mechicl.analysis import align_over_training, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
-from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS
+from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import Learner
 from mechicl.models import HookedTransformer, TransformerConfig

@@ -12,7 +12,7 @@ from benchmarks.settings import Settings
 from mechicl import algorithms
 from mechicl.analysis import Lens, Readouts, fit_readouts
 from mechicl.analysis.behaviour import regressed_weights
-from mechicl.analysis.behaviour.induced_weights import predict_queries_one_by_one
+from mechicl.analysis.behaviour.alignment import predict_queries_one_by_one
 from mechicl.checkpoints import load_checkpoint
 from mechicl.interop import from_garg
 from mechicl.learners import squared_errors

@@ -10,7 +10,7 @@ from mechicl import viz
 from mechicl.algorithms.card import COPYING, step_kind
 from mechicl.analysis import test_hypotheses
 from mechicl.analysis.causes import HypothesisTest, Interchange
-from mechicl.analysis.causes.interchange_result import Kind
+from mechicl.analysis.causes.interchange import Kind
 from mechicl.checkpoints import Checkpoint, untrained
 from mechicl.models import Model
 from mechicl.reports.comparison import Measured

@@ -13,7 +13,7 @@ from mechicl import viz
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis import align, fit_construction, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
-from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, Scaled
+from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS, Scaled
 from mechicl.analysis.behaviour.tuned_descent import ClippedDescent
 from mechicl.analysis.weights.construction_families import FamilyName, family_for
 from mechicl.analysis.weights.fits import ConstructionFit

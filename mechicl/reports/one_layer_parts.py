@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mechicl import algorithms, viz
 from mechicl.analysis import align, align_over_training, interpolate, measure_shifted_losses
-from mechicl.analysis.behaviour.shifts import FOREIGN_INPUTS, ShiftedLosses
+from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS, ShiftedLosses
 from mechicl.analysis.weights.paths import PathKind
 from mechicl.analysis.weights.products import read_weight_products, replace_products
 from mechicl.models import HookedTransformer

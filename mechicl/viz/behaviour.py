@@ -9,8 +9,7 @@ import torch
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.families import Identification
-from mechicl.analysis.behaviour.regrets import Regret
-from mechicl.analysis.behaviour.shifts import ShiftedLosses
+from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.base.arguments import checked
 from mechicl.viz.elements import (

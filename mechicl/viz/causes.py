@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from mechicl.analysis.causes.hypotheses import HOLDS, HypothesisTest
-from mechicl.analysis.causes.interchange_result import Interchange
+from mechicl.analysis.causes.interchange import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch
 from mechicl.base.arguments import checked
 from mechicl.viz.elements import (

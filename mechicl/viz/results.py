@@ -6,15 +6,14 @@ from typing import Any
 import plotly.graph_objects as go
 
 from mechicl.analysis.behaviour.families import Identification
+from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
 from mechicl.analysis.behaviour.matching import Match
-from mechicl.analysis.behaviour.regrets import Regret
-from mechicl.analysis.behaviour.shifts import ShiftedLosses
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.causes.hypotheses import HypothesisTest
-from mechicl.analysis.causes.interchange_result import Interchange
+from mechicl.analysis.causes.interchange import Interchange
 from mechicl.analysis.causes.subspaces import SubspaceSearch
 from mechicl.analysis.circuits import Circuit, CircuitComparison, CircuitCurve, EdgeScores
-from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
+from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
 from mechicl.analysis.interventions import InterventionSweep

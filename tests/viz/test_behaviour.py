@@ -9,7 +9,7 @@ from torch import Tensor
 from mechicl import algorithms, viz
 from mechicl.analysis import Identification, measure_shifted_losses
 from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner
-from mechicl.analysis.behaviour.shifts import ShiftedLosses
+from mechicl.analysis.behaviour.losses import ShiftedLosses
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mechicl.analysis import find_transitions
-from mechicl.analysis.dynamics.snapshots import AlignmentOverTraining, HeadsOverTraining
+from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining
 from mechicl.statistics import interval
 from mechicl.viz import alignments_over_training, heads_during_training, losses_over_training
 from tests.viz.traces import lines

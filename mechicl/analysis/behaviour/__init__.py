@@ -7,7 +7,7 @@
 """
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
-from mechicl.analysis.behaviour.alignment import Alignment, align, sensitivities
+from mechicl.analysis.behaviour.alignment import Alignment, align, induced_weights, regressed_weights, sensitivities
 from mechicl.analysis.behaviour.context_use import (
     measure_forgetting,
     measure_order_sensitivity,
@@ -16,10 +16,8 @@ from mechicl.analysis.behaviour.context_use import (
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
 from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.identification import identify
-from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
+from mechicl.analysis.behaviour.losses import Regret, measure_shifted_losses, regret
 from mechicl.analysis.behaviour.matching import Match, match, rank_families
-from mechicl.analysis.behaviour.regrets import Regret, regret
-from mechicl.analysis.behaviour.shifts import measure_shifted_losses
 from mechicl.analysis.behaviour.token_identification import identify_on_tokens
 from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tuned_descent
 

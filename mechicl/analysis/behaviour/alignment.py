@@ -1,15 +1,17 @@
-"""How alike two learners are, prompt by prompt."""
+"""How alike two learners are: their predictions, sensitivities, errors, and the weights that contexts induce."""
 
 from dataclasses import dataclass, field
 
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
-from mechicl.learners import Learner, bytes_per_prompt
+from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 from mechicl.statistics.results import COSINE
@@ -96,3 +98,157 @@ def predictions_and_sensitivities(
     if any(row is None for row in rows):
         raise ValueError(f"{type(learner).__name__}.predict does not depend on the query")
     return predictions.detach().double(), torch.stack(rows, dim=1).detach().double()
+
+
+def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Float[Tensor, "step_a step_b prompt"]:
+    """Cosine between the errors that two learners make along each prompt, for all pairs of their steps.
+
+    The errors of a prompt are those of its points 2 to n + 1, each predicted from the points before it; of trajectories
+    with the query alone, that one error. NaN where a learner makes no error at all.
+
+    Source: Fu et al. 2024, A.3.1, eq. 11 and 12.
+
+    Example:
+        >>> newton = algorithms.newton(prompts, [1, 2, 4])
+        >>> similarity_of_errors(Lens(model).trajectory(prompts), newton, prompts).mean(-1)
+    """
+    if prompts.n_context == 0:
+        raise ValueError("prompts without context points have no errors to compare")
+    errors_a, errors_b = _errors(a, prompts), _errors(b, prompts)
+    if errors_a.shape[1:] != errors_b.shape[1:]:
+        raise ValueError(f"one trajectory has {errors_a.shape[2]} errors a prompt, the other {errors_b.shape[2]}")
+    cosines = einsum(_normed(errors_a), _normed(errors_b), "a prompt error, b prompt error -> a b prompt")
+    return cosines.clamp(-1, 1)
+
+
+def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a step_b prompt point"]:
+    """Cosine between the weights that two learners induce from every prefix with at least one point.
+
+    The last axis has an entry for each number of points, from 1 to n; of trajectories with the query alone, one entry.
+    NaN where a learner's weights are zero.
+
+    Source: Fu et al. 2024, A.3.1.
+
+    Example:
+        >>> newton = algorithms.newton(prompts, [1, 2, 4], with_weights=True)
+        >>> similarity_of_weights(Lens(model).trajectory(prompts, with_weights=True), newton).nanmean((2, 3))
+    """
+    units = []
+    for trajectory in (a, b):
+        if trajectory.weights is None:
+            raise ValueError(f"{trajectory.name or 'a trajectory'} has no weights: ask for with_weights=True")
+        units.append(_normed(_after_first(trajectory.weights).double().flatten(3)))
+    shapes = [trajectory.weights.shape[1:] for trajectory in (a, b) if trajectory.weights is not None]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"weights of different prompts: [prompt point x y] is {tuple(shapes[0])} for {a.name or 'one'} and "
+            f"{tuple(shapes[1])} for {b.name or 'the other'}"
+        )
+    cosines = einsum(
+        units[0], units[1].to(units[0]), "a prompt point weight, b prompt point weight -> a b prompt point"
+    )
+    return cosines.clamp(-1, 1)
+
+
+def _errors(trajectory: Trajectory, prompts: Prompts) -> Float[Tensor, "step prompt error"]:
+    predictions = trajectory.predictions.to(prompts.device).double()
+    targets = (prompts.ys[:, -1:] if predictions.shape[2] == 1 else prompts.ys).double()
+    if predictions.shape[1:] != targets.shape:
+        raise ValueError(
+            f"predictions [step prompt point y] of shape {tuple(predictions.shape)} by "
+            f"{trajectory.name or 'a learner'} are not of {prompts}"
+        )
+    return _after_first(predictions - targets).flatten(2)
+
+
+def _after_first(values: Float[Tensor, "step prompt point *rest"]) -> Tensor:
+    """Leave out the first point, which has no context; a query alone stays."""
+    return values[:, :, 1:] if values.shape[2] > 1 else values
+
+
+def _normed(vectors: Tensor) -> Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True)
+
+
+CACHED_ROWS = 2**13  # queries' streams per batch: this number fits a processor's cache, and larger batches are slower
+
+
+@checked
+def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step prompt point x y"]:
+    """Differentiate each prediction exactly with respect to its query, for every prefix of the prompts.
+
+    For a learner that is linear in the query these are the weights that it predicts by. Iterative learners (models
+    read layer by layer, algorithms) give them after every step; any other learner once, from one differentiation for
+    each prefix.
+
+    Args:
+        learner: any learner that is differentiable with respect to the query.
+        prompts: the contexts; point t of the result follows the t points before it.
+
+    Source: Fu et al. 2024, A.3.1, whose weights are regressed on sampled queries: see `regressed_weights`.
+
+    Example:
+        >>> induced_weights(AlgorithmLearner(algorithms.ols), prompts).shape
+    """
+    if isinstance(learner, IterativeLearner):
+        weights = learner.trajectory(prompts, with_weights=True).weights
+        if weights is None:
+            raise ValueError(f"{type(learner).__name__}.trajectory returned no weights")
+        return weights
+    prefixes = [prompts.prefix(t) for t in range(prompts.n_context + 1)]
+    return torch.stack([sensitivities(learner, prefix).mT for prefix in prefixes], dim=1)[None]
+
+
+@checked
+@torch.no_grad()
+def regressed_weights(
+    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, memory: float = MEMORY
+) -> Float[Tensor, "step prompt point x y"]:
+    """Fit weights by least squares to a learner's predictions on sampled queries, for every prefix.
+
+    A model that is read layer by layer computes each context once for all queries and all prefixes. The result is
+    float64, on the learner's device.
+
+    Args:
+        learner: any learner; an iterative one gives the weights after each of its steps.
+        prompts: the contexts; point t of the result follows the t points before it.
+        queries: the same for all contexts, many more than dimensions; the paper draws them from the inputs'
+            distribution.
+
+    Source: Fu et al. 2024, A.3.1, eq. 13 and 14.
+
+    Example:
+        >>> regressed_weights(Lens(model), prompts[:4], torch.randn(30, task.x_dim)).shape
+    """
+    if queries.shape[1] != prompts.x_dim or len(queries) < prompts.x_dim:
+        raise ValueError(
+            f"queries must be [query x] with x = {prompts.x_dim} and at least that many queries, got "
+            f"{tuple(queries.shape)}"
+        )
+    per_prompt = (1 + len(queries)) * bytes_per_prompt(learner, prompts)
+    cached = max(1, CACHED_ROWS // (len(queries) * (prompts.n_context + 1)))
+    parts = []
+    for part in prompts.split(Budget(memory).rows(per_prompt, at_most=cached)):
+        if isinstance(learner, LayerLearner):
+            n_points = part.n_context + 1 if learner.gives_all_points else 1
+            parts.append(learner.predict_queries(part, queries.expand(len(part), n_points, *queries.shape)))
+        else:
+            parts.append(predict_queries_one_by_one(learner, part, queries))
+    predictions = torch.cat(parts, dim=1).double()
+    # the same queries everywhere: one pseudo-inverse solves the least-squares problems of all prompts and prefixes
+    return torch.linalg.pinv(queries.to(predictions)) @ predictions
+
+
+def predict_queries_one_by_one(
+    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"]
+) -> Float[Tensor, "step prompt point query y"]:
+    """Predict with a separate pass for each query and prefix: the route for learners that share nothing."""
+    prefixes = []
+    for t in range(prompts.n_context + 1):
+        predicted = []
+        for query in queries:
+            prefix = prompts.prefix(t).with_query(query.to(prompts.xs).expand(len(prompts), -1))
+            iterative = isinstance(learner, IterativeLearner)
+            predicted.append(learner.trajectory(prefix).query() if iterative else learner.predict(prefix)[None])
+        prefixes.append(torch.stack(predicted, dim=2))
+    return torch.stack(prefixes, dim=2)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import least_squares
 
-from mechicl.statistics import Interval, Result, student_t_quantile
+from mechicl.statistics import Interval, Result
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ class Growth(Result):
 
 
 def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
-    """Fit linear and exponential curves to (layer, best step) pairs; see `Growth` and `Match.growth`.
-
-    Here the intervals are those of the regressions, from the points' scatter around the curves.
+    """Fit linear and exponential curves to (layer, best step) pairs; the ends of intervals are NaN.
 
     Example:
         >>> fit_growth(rows=[1, 2, 3, 4, 5], columns=[1, 2, 4, 7, 17]).better
@@ -71,27 +69,14 @@ def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
 
     straight = least_squares(lambda p: np.log(linear(p)) - log_k, x0=log_k[[0, -1]])
     first, last = np.exp(straight.x)
-    gradient = np.array([-first, last]) / (x[-1] - x[0])
-    slope = _parameter((last - first) / (x[-1] - x[0]), gradient, np.asarray(straight.jac), straight.fun)
-    design = np.stack([np.ones_like(x), x], axis=1)
-    coefficients = np.linalg.lstsq(design, log_k, rcond=None)[0]
-    residuals = design @ coefficients - log_k
-    doubling = _parameter(coefficients[1] / math.log(2), np.array([0, 1 / math.log(2)]), design, residuals)
-    linear_aic, exponential_aic = _corrected_aic(straight.fun), _corrected_aic(residuals)
-    fits = linear(straight.x), np.exp(design @ coefficients)
-    rows, columns, linear_fit, exponential_fit = (tuple(values.tolist()) for values in (x, k, *fits))
-    linear_share = float(linear_aic < exponential_aic)
-    return Growth(
-        rows, columns, slope, doubling, linear_aic, exponential_aic, linear_share, linear_fit, exponential_fit
-    )
-
-
-def _parameter(value: float, gradient: np.ndarray, jacobian: np.ndarray, residuals: np.ndarray) -> Interval:
-    """A function of two fitted parameters with its interval (delta method)."""
-    free = len(residuals) - 2
-    covariance = np.linalg.pinv(jacobian.T @ jacobian) * (residuals @ residuals) / free
-    half = student_t_quantile(0.975, free) * math.sqrt(max(gradient @ covariance @ gradient, 0.0))
-    return Interval(float(value), float(value) - half, float(value) + half, len(residuals))
+    slope, intercept = np.polyfit(x, log_k, 1)
+    exponential = intercept + slope * x
+    linear_aic, exponential_aic = _corrected_aic(straight.fun), _corrected_aic(exponential - log_k)
+    values = (last - first) / (x[-1] - x[0]), slope / math.log(2)
+    rows, columns, line, curve = (tuple(v.tolist()) for v in (x, k, linear(straight.x), np.exp(exponential)))
+    per_layer, doubling = (Interval(float(value), math.nan, math.nan, len(x)) for value in values)
+    share = float(linear_aic < exponential_aic)
+    return Growth(rows, columns, per_layer, doubling, linear_aic, exponential_aic, share, line, curve)
 
 
 def _corrected_aic(residuals: np.ndarray) -> float:

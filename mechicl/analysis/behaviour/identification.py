@@ -18,7 +18,7 @@ from mechicl.algorithms.references import references
 from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.analysis.behaviour.alignment import GRAPH_COPIES, cosine_of_sensitivities, predictions_and_sensitivities
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
-from mechicl.analysis.behaviour.regrets import are_classes
+from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar

@@ -13,9 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm
+from mechicl.analysis.behaviour.alignment import (
+    induced_weights,
+    regressed_weights,
+    similarity_of_errors,
+    similarity_of_weights,
+)
 from mechicl.analysis.behaviour.growth import Growth, fit_growth
-from mechicl.analysis.behaviour.induced_weights import induced_weights, regressed_weights
-from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget

@@ -85,18 +85,13 @@ def tuned_clipped_descent(
     that first makes targets 25 times as large, in directions with large eigenvalues, and later small.
 
     Args:
-        prompts: prompts to tune on.
+        prompts: as for `tuned_descent`, like the other arguments.
         steps: number of steps.
         clip: tokens are clipped to [-clip, clip] after every step.
-        gamma: as for `tuned_descent`.
-        per_step: as for `tuned_descent`.
+        gamma: GD++.
+        per_step: parameters for each step.
 
     Source: von Oswald et al. 2023, A.2 and A.12: "for the trained TF and GD".
-
-    Example:
-        >>> best = tuned_clipped_descent(LinearRegression().sample(8192, seed=0), 10, 10.0, gamma=True)
-        >>> sorted(best.hyperparameters)
-        ['gamma', 'step_size']
     """
     few = prompts[:SCREENING]
     _check_tuning(few, steps, gamma)

@@ -1,8 +1,7 @@
 """Does a model run an algorithm, or only predict the same? Interchange interventions, and learned subspaces."""
 
 from mechicl.analysis.causes.hypotheses import HypothesisTest, fit_hypotheses, test_hypotheses
-from mechicl.analysis.causes.interchange import interchange, sample_sources
-from mechicl.analysis.causes.interchange_result import INTERVENTIONS, Interchange
+from mechicl.analysis.causes.interchange import INTERVENTIONS, Interchange, interchange, sample_sources
 from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
 
 __all__ = [

@@ -14,8 +14,7 @@ from torch import Tensor
 from mechicl.algorithms.card import FitProblem, cards
 from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, ResidualDescent, Runs, StepwiseAlgorithm
 from mechicl.analysis.behaviour import identify
-from mechicl.analysis.causes.interchange import interchange_each, rows_at_once, sample_sources
-from mechicl.analysis.causes.interchange_result import Interchange, Kind
+from mechicl.analysis.causes.interchange import Interchange, Kind, interchange_each, rows_at_once, sample_sources
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs
 from mechicl.algorithms.stepwise.counterfactuals import Place
-from mechicl.analysis.causes.interchange_result import MOST
+from mechicl.analysis.causes.interchange import MOST
 from mechicl.base.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, record_streams

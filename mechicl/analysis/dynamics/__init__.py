@@ -4,13 +4,14 @@
 >>> find_transitions(curve["eval_step"], curve["eval_loss"]).mean_step()
 """
 
-from mechicl.analysis.dynamics.snapshots import (
+from mechicl.analysis.dynamics.training import (
     AlignmentOverTraining,
     HeadsOverTraining,
+    Transitions,
     align_over_training,
+    find_transitions,
     score_heads_over_training,
 )
-from mechicl.analysis.dynamics.transitions import Transitions, find_transitions
 
 __all__ = [
     "AlignmentOverTraining",

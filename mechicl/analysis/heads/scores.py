@@ -44,7 +44,7 @@ class HeadScores(Result):
         """The scores of attention, one value per prompt."""
         return {name: scores for name, scores in self.scores.items() if scores.ndim == 3}
 
-    def axes(self) -> dict[str, tuple[str, ...]]:
+    def axis_names(self) -> dict[str, tuple[str, ...]]:
         """Layers and heads."""
         return dict.fromkeys(self.samples(), ("layer", "head"))
 

@@ -23,11 +23,11 @@ class LayerErrors(Result):
 
     Attributes:
         squared_errors: `[layer point prompt]`, averaged over the target's dimensions.
-        points: number of points before each prediction; only the last one for the query alone.
+        points: number of points before each prediction; one for the query alone.
     """
 
     squared_errors: Float[Tensor, "layer point prompt"]
-    points: tuple[int, ...]
+    points: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, trajectory: Trajectory, prompts: Prompts, *, at: PointsAt = "query") -> "LayerErrors":
@@ -41,7 +41,7 @@ class LayerErrors(Result):
         return [interval(errors.mean(0), level) for errors in self.squared_errors]
 
     def _lines(self) -> list[tuple[str, str]]:
-        first, last = self.points[0], self.points[-1]
+        first, last = min(self.points, default=0), max(self.points, default=self.squared_errors.shape[1] - 1)
         over = f"mean over prefixes of {first} to {last} points" if first < last else f"query after {last} points"
         return [("squared error", over), *((f"layer {i}", str(each)) for i, each in enumerate(self.by_layer()))]
 
@@ -116,9 +116,8 @@ class LayerLearner(ABC):
         """
         if at == "query" or prediction_rows(self.model, prompts) == "points":
             return LayerErrors.of(self.trajectory(prompts), prompts, at=at)
-        prefixes = [prompts.prefix(t) for t in range(prompts.n_context + 1)]
-        errors = [LayerErrors.of(self.trajectory(each), each).squared_errors for each in prefixes]
-        return LayerErrors(torch.cat(errors, dim=1), tuple(range(len(prefixes))))
+        errors = [LayerErrors.of(self.trajectory(each), each).squared_errors for each in _prefixes(prompts)]
+        return LayerErrors(torch.cat(errors, dim=1), tuple(range(len(errors))))
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last layer."""
@@ -128,7 +127,7 @@ class LayerLearner(ABC):
         """Every point's prediction after the last layer."""
         if prediction_rows(self.model, prompts) == "points":
             return self.trajectory(prompts).predictions[-1]
-        return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
+        return torch.stack([self.predict(each) for each in _prefixes(prompts)], dim=1)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """Estimate the memory of `trajectory` per prompt: the model's pass, and the streams of all layers."""
@@ -157,6 +156,10 @@ class LayerLearner(ABC):
                 ]
                 rows.append(torch.stack(by_target, dim=-1))
         return torch.stack(rows)
+
+
+def _prefixes(prompts: Prompts) -> list[Prompts]:
+    return [prompts.prefix(t) for t in range(prompts.n_context + 1)]
 
 
 def check_layer(layer: int, n_layers: int) -> None:

@@ -1,6 +1,6 @@
 """Linear readouts of every layer, fitted in closed form."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +66,7 @@ class Readouts(LayerLearner):
 @checked
 def fit_readouts(
     model: LayeredModel,
-    prompts: Prompts | Iterable[Prompts],
+    prompts: Prompts,
     *,
     shared: bool = False,
     normalize: bool | None = None,
@@ -83,15 +83,12 @@ def fit_readouts(
 
     Args:
         model: the model to read.
-        prompts: prompts to fit on, at once or as an iterable of batches.
+        prompts: prompts to fit on, as many as folds or more.
         shared: one readout for all points of a layer instead of one per point.
         normalize: read the streams through a layer norm without weights: all of them or none. By default the last one
             of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
         penalties: candidates, relative to the mean variance of the stream.
         folds: number of folds of the cross-validation.
-
-    Raises:
-        ValueError: fewer prompts than folds, or batches with different numbers of points.
 
     Source: Fu et al. 2024, B.1 (who train the readouts).
 
@@ -100,9 +97,14 @@ def fit_readouts(
         >>> print(readouts.errors(prompts))  # at the query; at="points" for the mean over all prefixes
     """
     normalized = _normalized_layers(model, normalize)
+    if len(prompts) < folds:
+        raise ValueError(f"{folds}-fold cross-validation of {len(prompts)} prompts: give more prompts")
     sums = RidgeSums(folds)
-    batches = _streams(model, prompts, normalized, memory, folds, shared)
-    for streams, targets in progress_bar(batches, unit="batch", progress=progress, desc="readouts"):
+    n_layers, _, n_points, width = _read_streams(model, prompts[:1], normalized)[0].shape
+    held = count_sums((n_layers,) if shared else (n_layers, n_points), width, prompts.y_dim, folds)
+    batches = list(prompt_batches(Lens(model), prompts, memory, copies=STREAM_COPIES, held=held))
+    for part in progress_bar(batches, unit="batch", progress=progress, desc="readouts"):
+        streams, targets = _read_streams(model, part, normalized)
         if shared:
             sums.add(streams, targets[None])
         else:
@@ -114,29 +116,6 @@ def fit_readouts(
 
 
 StreamsAndTargets = tuple[Float[Tensor, "layer prompt point d_model"], Float[Tensor, "prompt point y"]]
-
-
-def _streams(
-    model: LayeredModel,
-    prompts: Prompts | Iterable[Prompts],
-    normalized: tuple[bool, ...],
-    memory: float,
-    folds: int,
-    shared: bool,
-) -> Iterator[StreamsAndTargets]:
-    """Streams of all layers and their targets, in batches that fit into memory next to the sums of their fit."""
-    n_context, sums, batches = None, 0.0, [prompts] if isinstance(prompts, Prompts) else prompts
-    for batch in batches:
-        if n_context not in (None, batch.n_context):
-            raise ValueError(f"all batches need the same number of points, got {n_context} and {batch.n_context}")
-        n_context = batch.n_context
-        if len(batch) and not sums:
-            n_layers, _, n_points, width = _read_streams(model, batch[:1], normalized)[0].shape
-            sums = count_sums((n_layers,) if shared else (n_layers, n_points), width, batch.y_dim, folds)
-        for part in prompt_batches(Lens(model), batch, memory, copies=STREAM_COPIES, held=sums):
-            yield _read_streams(model, part, normalized)
-    if n_context is None:
-        raise ValueError("readouts need at least one prompt")
 
 
 @torch.no_grad()

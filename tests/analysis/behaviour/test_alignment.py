@@ -1,12 +1,16 @@
-"""Alignment against sensitivities written out by hand."""
+"""Sensitivities, similarities and induced weights against plain loops and closed forms."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import align
-from mechicl.analysis.behaviour import sensitivities
-from mechicl.learners import AlgorithmLearner
+from mechicl.analysis import Lens, align
+from mechicl.analysis.behaviour import induced_weights, regressed_weights, sensitivities
+from mechicl.analysis.behaviour.alignment import predict_queries_one_by_one, similarity_of_errors, similarity_of_weights
+from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -83,3 +87,92 @@ def test_alignment_leaves_a_model_as_it_was_and_splits_prompts_to_its_memory():
     for name, weight in model.named_parameters():
         assert weight.grad is None
         assert torch.equal(weight, before[name])
+
+
+NOISY = LinearRegression(x_dim=3, n_context=5, inputs="gaussian", noise_std=0.3)
+SIZES = pytest.mark.parametrize(("y_dim", "n_context"), [(1, 1), (1, 6), (2, 4)])
+
+
+def cosine_of(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+@SIZES
+def test_similarity_of_errors_is_a_cosine_over_points_two_to_the_last(y_dim, n_context):
+    prompts = NOISY.replace(y_dim=y_dim, n_context=n_context).sample(3, seed=0, dtype=torch.float64)
+    a = algorithms.newton(prompts, [0, 2])
+    b = algorithms.gradient_descent(prompts, [1, 4, 9], step_size=0.02)
+    measured = similarity_of_errors(a, b, prompts)
+    assert measured.shape == (2, 3, 3)
+    errors_a, errors_b = ((t.predictions - prompts.ys)[:, :, 1:].flatten(2).numpy() for t in (a, b))
+    for i, j, p in itertools.product(range(2), range(3), range(3)):
+        assert measured[i, j, p].item() == pytest.approx(cosine_of(errors_a[i, p], errors_b[j, p]), abs=1e-9)
+
+
+@SIZES
+def test_similarity_of_weights_is_a_cosine_for_each_number_of_points(y_dim, n_context):
+    prompts = NOISY.replace(y_dim=y_dim, n_context=n_context).sample(2, seed=1, dtype=torch.float64)
+    a = algorithms.newton(prompts, [1, 3], with_weights=True)
+    b = algorithms.ridge(prompts, penalty=0.5, with_weights=True)
+    measured = similarity_of_weights(a, b)
+    assert measured.shape == (2, 1, 2, n_context)
+    assert a.weights is not None
+    assert b.weights is not None
+    for i, p, t in itertools.product(range(2), range(2), range(1, n_context + 1)):
+        expected = cosine_of(a.weights[i, p, t].flatten().numpy(), b.weights[0, p, t].flatten().numpy())
+        assert measured[i, 0, p, t - 1].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_query_alone_can_be_compared():
+    prompts = NOISY.sample(4, seed=0)
+    a = algorithms.newton(prompts, [1], at="query", with_weights=True)
+    b = algorithms.ols(prompts, at="query", with_weights=True)
+    signs = similarity_of_errors(a, b, prompts)
+    assert signs.abs().allclose(torch.ones(1, 1, 4, dtype=torch.float64))
+    assert similarity_of_weights(a, b).shape == (1, 1, 4, 1)
+
+
+def test_a_learner_without_error_has_no_direction():
+    prompts = NOISY.sample(4, seed=0, dtype=torch.float64)
+    perfect = Trajectory((1,), prompts.ys[None].clone())
+    assert similarity_of_errors(perfect, algorithms.ols(prompts), prompts).isnan().all()
+
+
+TASK = LinearRegression(x_dim=3, n_context=5, inputs="gaussian")
+PROMPTS = TASK.sample(4, seed=0, dtype=torch.float64)
+QUERIES = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+CFG = TransformerConfig(
+    x_dim=3, n_context=5, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=12, d_mlp=24, attention="softmax",
+    normalization_type="LN", initializer_range=0.4, dtype="float64",
+)  # fmt: skip
+
+
+def test_of_least_squares_they_are_numpys_solution():
+    weights = induced_weights(AlgorithmLearner(algorithms.ols), PROMPTS)
+    for p in range(4):
+        for t in range(6):
+            expected = np.linalg.pinv(PROMPTS.xs[p, :t].numpy()) @ PROMPTS.ys[p, :t].numpy()
+            np.testing.assert_allclose(weights[0, p, t].numpy(), expected, atol=1e-9)
+
+
+def test_of_a_linear_learner_regression_gives_the_same():
+    newton = AlgorithmLearner(algorithms.newton, {"steps": [1, 4]})
+    exact = induced_weights(newton, PROMPTS)
+    torch.testing.assert_close(regressed_weights(newton, PROMPTS, QUERIES), exact, atol=1e-8, rtol=1e-8)
+
+
+def test_of_a_bare_model_they_are_its_sensitivities():
+    model = HookedTransformer(CFG, seed=1).eval()
+    whole = induced_weights(model, PROMPTS)
+    by_layer = induced_weights(Lens(model), PROMPTS)
+    assert whole.shape == (1, 4, 6, 3, 1)
+    torch.testing.assert_close(whole[0], by_layer[-1], atol=1e-9, rtol=1e-7)
+
+
+def test_sharing_the_context_gives_what_passes_of_their_own_give():
+    lens = Lens(HookedTransformer(CFG, seed=2).eval())
+    shared = regressed_weights(lens, PROMPTS, QUERIES, memory=3 * 13 * lens.bytes_per_prompt(PROMPTS))
+    with torch.no_grad():
+        predictions = predict_queries_one_by_one(lens, PROMPTS, QUERIES)
+    expected = torch.linalg.lstsq(QUERIES.expand(*predictions.shape[:3], 12, 3), predictions).solution
+    torch.testing.assert_close(shared, expected, atol=1e-9, rtol=1e-9)

@@ -14,7 +14,7 @@ from mechicl.analysis.behaviour import FamilyMatch
 from mechicl.analysis.behaviour.families import family_weights
 from mechicl.tasks import LinearRegression
 
-TASK = LinearRegression(x_dim=3, n_context=8)
+WIDER = LinearRegression(x_dim=3, n_context=8)
 
 
 def test_weights_are_the_criterion_where_prompts_agree():
@@ -88,7 +88,7 @@ def test_a_model_that_runs_its_algorithm_almost_is_called_by_it():
     """A family that contains the right one comes nearer, since it takes some of the noise too."""
     model = constructions.gradient_descent(x_dim=3, n_context=8, step_size=0.4, steps=3)
     noisy = constructions.hide(model, seed=2, noise=1e-3).model
-    result = identify(noisy, TASK, n_prompts=200, with_limits=False, progress=False)
+    result = identify(noisy, WIDER, n_prompts=200, with_limits=False, progress=False)
     assert result.limits == []
     assert result.distance(result.best).mean > 1e-8
     assert result.answer.name == "gradient descent, 3 steps"

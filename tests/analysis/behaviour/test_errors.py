@@ -10,9 +10,9 @@ from mechicl import algorithms, analysis
 from mechicl.algorithms import averaging, gradient_descent, newton, ols
 from mechicl.analysis import Lens, identify, identify_on_tokens, match, regret
 from mechicl.analysis import behaviour as b
+from mechicl.analysis.behaviour.alignment import similarity_of_errors, similarity_of_weights
 from mechicl.analysis.behaviour.families import family_weights
 from mechicl.analysis.behaviour.growth import fit_growth
-from mechicl.analysis.behaviour.similarity import similarity_of_errors, similarity_of_weights
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import Conjunctions, LinearRegression, MarkovChains, Parities, RepeatedTokens
@@ -26,7 +26,11 @@ NOT_FINITE = AlgorithmFamily(lambda prompts, scale: prompts.query.ys * scale, "s
 UNIFORM, WIDE = (TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": n}) for n in (3, 4))
 PAIRED = HookedTransformer(TransformerConfig(x_dim=3, n_context=4))
 QUIET: Any = {"n_prompts": 10, "progress": False}
-ANY: Any = None
+
+
+def other(value: object) -> Any:
+    """A value of a type that the call does not take."""
+    return value
 
 
 class Short:
@@ -61,9 +65,9 @@ def ranking(n: int = 6):
         (lambda: b.measure_outside_span(Lens(PAIRED), PROMPTS.to(torch.float32)), "weights of every prefix"),
         (lambda: analysis.measure_shifted_losses({}, TASK), "at least one learner and one scale"),
         (lambda: analysis.measure_shifted_losses({"ols": OLS}, TASK, []), "at least one learner and one scale"),
-        (lambda: analysis.measure_shifted_losses({"ols": OLS}, TASK, scaled=ANY or "noise"), "scaled must be"),
+        (lambda: analysis.measure_shifted_losses({"ols": OLS}, TASK, scaled=other("noise")), "scaled must be"),
         # ---- matches ----
-        (lambda: match(NEWTON, NEWTON, PROMPTS, similarity=ANY or "losses"), "similarity must be"),
+        (lambda: match(NEWTON, NEWTON, PROMPTS, similarity=other("losses")), "similarity must be"),
         (lambda: match(NEWTON, NEWTON, PROMPTS[:0]), "at least one prompt"),
         (lambda: match(NEWTON, AlgorithmLearner(newton, {"steps": []}), PROMPTS), "steps must be one or more"),
         (lambda: match(newton(PROMPTS, [1]), NEWTON, PROMPTS[:3]), "is not of Prompts"),
@@ -87,7 +91,7 @@ def ranking(n: int = 6):
         (lambda: identify(OLS, TASK.replace(n_context=0), **QUIET), "n_context"),
         (lambda: identify(BROKEN, TASK, **QUIET), "AlgorithmLearner does not predict finite"),
         (lambda: identify(Constant(), TASK, **QUIET), "not differentiable"),
-        (lambda: identify(OLS, ANY or CHAINS), "task must be Task, got a MarkovChains"),
+        (lambda: identify(OLS, other(CHAINS)), "task must be Task, got a MarkovChains"),
         (lambda: also(lambda prompts: prompts.query.ys), r"'mine' \(function\) is no"),
         (lambda: also(BROKEN), "'mine' predicts numbers that are not finite"),
         (lambda: also(AlgorithmLearner(lambda prompts: prompts.query.xs)), "returned the shape"),
@@ -96,7 +100,7 @@ def ranking(n: int = 6):
         (lambda: family_weights(torch.ones(1, 3), [0], 1.0, evidence=0.0), "evidence must be"),
         (lambda: family_weights(torch.ones(1, 3), [0], 1.0, elsewhere=0.0), "elsewhere must be"),
         (lambda: family_weights(torch.ones(1, 3), [0], 1.0, price=-1.0), "price must be"),
-        (lambda: identify_on_tokens(UNIFORM, ANY or TASK), "task must be TokenDistribution, got a LinearRegression"),
+        (lambda: identify_on_tokens(UNIFORM, other(TASK)), "task must be TokenDistribution, got a LinearRegression"),
         (lambda: identify_on_tokens(UNIFORM, RepeatedTokens(d_vocab=3, n_ctx=9, max_period=4)), "also="),
         (lambda: identify_on_tokens(UNIFORM, CHAINS, n_prompts=1), "n_prompts must be an int of at least 2"),
         (lambda: identify_on_tokens(UNIFORM, CHAINS, also={"w": WIDE}, **QUIET), "'w' predicts 4 tokens, and the net"),
@@ -106,7 +110,7 @@ def ranking(n: int = 6):
         (lambda: regret(OLS, TASK, reference="newton"), "reference must be one of .*; got 'newton'"),
         (lambda: regret(OLS, TASK, loss="nats"), "loss must be one of"),
         (lambda: regret(OLS, TASK, loss="errors"), "targets that are ±1 or one-hot"),
-        (lambda: regret(OLS, TASK, at=ANY or "positions"), "at must be 'query' or 'points', got 'positions'"),
+        (lambda: regret(OLS, TASK, at=other("positions")), "at must be 'query' or 'points', got 'positions'"),
         (lambda: regret(OLS, RepeatedTokens()), "RepeatedTokens"),
         (lambda: regret(3, Conjunctions()), "is no"),
         (lambda: regret(UNIFORM, CHAINS, loss="errors"), "'nats'"),
@@ -128,9 +132,7 @@ def test_errors_name_the_argument_or_the_cause(call, named):
 
 def test_identify_warns_of_models_that_predict_no_better_than_0():
     untrained = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, attention="softmax", d_model=8))
-    with pytest.warns(
-        UserWarning, match=r"loss on this LinearRegression is .* times that of predicting 0: it"
-    ):
+    with pytest.warns(UserWarning, match=r"loss on this LinearRegression is .* times that of predicting 0: it"):
         result = identify(untrained, TASK, n_prompts=60, with_limits=False, progress=False)
     assert "looks untrained" in str(result)
     foreign = AlgorithmLearner(gradient_descent, {"steps": 1, "step_size": 0.1})  # made for inputs with variance 1

@@ -1,4 +1,4 @@
-"""Best matches on learners whose matches are known, and growth curves that are linear or exponential by design."""
+"""Best matches, growth curves and ranked families where the answer is known."""
 
 import math
 
@@ -8,6 +8,7 @@ import torch
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, Match, match
+from mechicl.analysis.behaviour import rank_families
 from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.behaviour.matching import STEP_COPIES
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory, bytes_per_prompt
@@ -39,17 +40,6 @@ def test_layers_that_run_newton_match_their_own_iterations(similarity):
     assert growth.better == "linear"
     assert growth.linear_share == 1
     assert (result.by_point is None) == (similarity == "errors")
-
-
-def test_the_table_has_means_and_intervals_of_each_pair():
-    result = match(_as_layers([2, 5]), NEWTON, PROMPTS)
-    table = result.to_dataframe()
-    assert len(table) == 24
-    row = table[(table["row"] == 1) & (table["column"] == 7)].iloc[0]
-    values = result.similarities[0, 6].numpy()
-    assert row["similarities"] == pytest.approx(values.mean())
-    width = row["similarities_high"] - row["similarities_low"]
-    assert width == pytest.approx(2 * 2.001 * values.std(ddof=1) / math.sqrt(60), rel=1e-3)
 
 
 def test_a_best_match_at_the_edge_is_marked_and_left_out_of_the_growth():
@@ -141,7 +131,47 @@ def test_the_exponential_fit_is_a_regression_of_the_logarithm():
     slope, intercept = np.polyfit(rows, np.log2(columns), 1)
     np.testing.assert_allclose(np.log2(growth.exponential_fit), slope * np.array(rows) + intercept, atol=1e-9)
     residuals = np.log(columns) - np.log(growth.exponential_fit)
-    error = math.sqrt(residuals @ residuals / 3 / ((np.array(rows) - 3.0) @ (np.array(rows) - 3.0))) / math.log(2)
-    assert growth.doubling.half_width == pytest.approx(3.182 * error, rel=1e-3)
     aic = 5 * math.log(residuals @ residuals / 5) + 6 + 24 / 1
     assert growth.exponential_aic == pytest.approx(aic, rel=1e-9)
+
+
+FEWER = LinearRegression(x_dim=3, n_context=8, inputs="gaussian").sample(60, seed=0)
+LONG_NEWTON = AlgorithmLearner(algorithms.newton, {"steps": tuple(range(1, 13))})
+FAMILIES = {
+    "Newton": LONG_NEWTON,
+    "ridge path": AlgorithmLearner(algorithms.ridge_path, {"steps": tuple(range(12))}),
+    "Newton again": LONG_NEWTON,
+}
+
+
+def ranked(learner, families=FAMILIES, prompts=FEWER):
+    return rank_families({name: match(learner, each, prompts) for name, each in families.items()})
+
+
+def test_newtons_iterations_are_nearest_to_newton_and_as_near_to_its_double():
+    ranking = ranked(algorithms.newton(FEWER, [3, 6]))
+    assert ranking.rows == (3, 6)
+    assert ranking.nearest(6)[0] == "Newton"
+    assert set(ranking.nearest(6)) == {"Newton", "Newton again"}
+    assert ranking.steps[0] == (3, 6)
+    assert all(each.low > 0 for each in ranking.minus("Newton", "ridge path"))
+    assert all(each.mean == 0 for each in ranking.minus("Newton", "Newton again"))
+
+
+def test_steps_are_chosen_on_other_prompts_than_those_that_measure():
+    ranking = ranked(algorithms.ridge_path(FEWER, [2, 5]))
+    matched = match(algorithms.ridge_path(FEWER, [2, 5]), LONG_NEWTON, FEWER)
+    means = matched.similarities[:, :, ::2].mean(-1)
+    for row in (0, 1):
+        best = int(means[row].argmax())
+        torch.testing.assert_close(ranking.similarities[0, row], matched.similarities[row, best, 1::2])
+        assert ranking.steps[0][row] == matched.columns[best]
+
+
+def test_prompts_without_a_similarity_are_left_out():
+    prompts = FEWER[:]
+    prompts.ys[1] = 0  # no error of any learner: no cosine
+    ranking = ranked(algorithms.newton(prompts, [3]), prompts=prompts)
+    assert ranking.similarities[:, 0, 0].isnan().all()
+    assert ranking.minus("Newton", "ridge path")[0].n == 29
+    assert ranking.nearest(3)[0] == "Newton"

@@ -1,9 +1,14 @@
+"""Filters of eigenvalues against loops, and fits of their parameters against least squares."""
+
 import numpy as np
 import pytest
 import torch
 
-from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
+from mechicl.algorithms.card import FitProblem
+from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, momentum_filter
+from mechicl.algorithms.preconditioned import PRECONDITIONED, descend_on_features
 from mechicl.algorithms.spectral_fit import SpectralProblem, hats, polynomials
+from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis.behaviour import SpectralLearner
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -97,17 +102,6 @@ def test_a_descent_finds_gd_plus_plus_with_parameters_of_its_own_in_each_step():
     assert error < 1e-20
 
 
-def test_a_descent_in_linear_parameters_is_least_squares():
-    problem = SpectralProblem.from_prompts(PROMPTS, PROMPTS.query.ys)
-    powers = torch.stack([problem.eigenvalues**k for k in range(3)])
-    best, error = problem.descend(lambda c: (c * powers).sum(0), torch.ones(3, dtype=torch.float64))
-    design = np.einsum("kpx,pxy->pyk", powers.numpy(), problem.contributions.numpy()).reshape(-1, 3)
-    targets = problem.targets.numpy().ravel()
-    expected, *_ = np.linalg.lstsq(design, targets, rcond=None)
-    np.testing.assert_allclose(best.numpy(), expected, rtol=1e-5)
-    assert error == pytest.approx(np.square(design @ expected - targets).mean(), rel=1e-9)
-
-
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_linear_coefficients_are_those_of_least_squares(degree):
     problem = SpectralProblem.from_prompts(PROMPTS, PROMPTS.query.ys)
@@ -137,3 +131,35 @@ def test_hats_are_a_partition_of_unity_that_interpolates():
     heights = torch.tensor([1.0, -2.0, 0.3, 5.0], dtype=torch.float64)
     expected = np.interp(at.numpy(), knots.numpy(), heights.numpy())  # constant outside as well
     np.testing.assert_allclose((values @ heights).numpy(), expected, atol=1e-12)
+
+
+DOUBLE = LinearRegression(x_dim=3, n_context=8, y_dim=2)
+MATRIX = torch.tensor([[2.0, 0.5, 0.0], [0.0, 3.0, 0.5], [0.1, 0.0, 1.0]], dtype=torch.float64)
+AFFINE = torch.tensor([[0.5, 0.2, 0.0, 0.1], [0.2, 1.0, 0.0, 0.0], [0, 0, 0.7, 0], [0, 0.3, 0, 0.4]]).double()
+
+
+def test_momentum_is_that_of_the_algorithm_step_by_step():
+    prompts = DOUBLE.sample(20, seed=0, dtype=torch.float64)
+    for steps in (1, 2, 5):
+        learner = SpectralLearner(lambda s, k=steps: momentum_filter(s, k, 0.1, 0.4), "momentum")
+        expected = ResidualDescent(steps, step_size=0.1, momentum=0.4).predict(prompts)
+        torch.testing.assert_close(learner.predict(prompts), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("matrix", "constant"), [(MATRIX, False), (AFFINE, True)])
+def test_descent_on_features_is_a_plain_loop(matrix, constant):
+    prompts = DOUBLE.sample(5, seed=1, dtype=torch.float64)
+    predicted = descend_on_features(prompts, matrix=matrix, steps=3, constant=constant)
+    for i, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
+        features = np.hstack([np.ones((len(xs), 1)), xs]) if constant else xs
+        weights = np.zeros((features.shape[1], 2))
+        for _ in range(3):
+            errors = ys[:-1] - features[:-1] @ weights
+            weights = weights + matrix.numpy() @ (features[:-1].T @ errors) / (len(xs) - 1)
+        np.testing.assert_allclose(predicted[i].numpy(), features[-1] @ weights, atol=1e-12)
+
+
+def test_too_many_numbers_in_a_matrix_are_not_fitted():
+    wide = LinearRegression(x_dim=25, n_context=3).sample(40, seed=0, dtype=torch.float64)
+    problem = FitProblem(wide, wide.query.ys[None], steps=3)
+    assert [member.name for member in PRECONDITIONED.members(problem)] == ["preconditioned gradient descent, 1 step"]

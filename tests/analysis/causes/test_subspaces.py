@@ -186,15 +186,6 @@ def test_models_of_others_are_searched_by_their_hooks():
     assert abs(result.subspace(1, 1)[-1].item()) == pytest.approx(1, abs=1e-4)
 
 
-def test_targets_on_tokens_of_their_own():
-    known = HIDDEN["copying, then gradient descent, 3 steps"]
-    result = fit_subspace(
-        known.model, known.hypothesis, "residual", known.task, place="context", layers=2, dims=1, restarts=0, **FEW
-    )
-    assert result.r2(2, 1).mean > 0.999
-    assert result.rest_r2(2, 1).mean > 0.999
-
-
 def test_variables_are_read_off_each_token_of_a_point_alone_too():
     known = HIDDEN["previous token, then induction"]  # whose second tokens hold copies of the first ones
     few: dict[str, Any] = FEW | {"n_fitting": 48, "iterations": 1, "restarts": 0}

@@ -26,7 +26,11 @@ READER, LINEAR, MODEL = (random_model(cfg).eval() for cfg in (TOKENS, TOKENS.rep
 PAIRED = HookedTransformer(TransformerConfig(x_dim=3, y_dim=2, n_context=4)).eval()
 MOMENTUM = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, keys="causal", momentum=0.5)).eval()
 LSTM = HookedLSTM(LSTMConfig(x_dim=3, y_dim=2, n_context=4, d_model=5)).eval()
-ANY: Any = None
+
+
+def other(value: object) -> Any:
+    """A value of a type that the call does not take."""
+    return value
 
 
 def score(**options: Any):
@@ -67,11 +71,11 @@ STUDIES = measure_target_copying, measure_token_sensitivity
         (lambda: score_heads(PAIRED, prompts=PROMPTS), "contain x and y together"),
         (lambda: score_heads(HookedTransformer(TOKENS).train()), r"call model\.eval\(\)"),
         (lambda: score_heads(LSTM, prompts=PROMPTS), r"this HookedLSTM has no hook blocks\.0\.attn\.hook_pattern"),
-        (lambda: composition_scores(READER, ANY or "O"), "kind must be"),
+        (lambda: composition_scores(READER, other("O")), "kind must be"),
         (lambda: composition_scores(LSTM), "W_Q, W_K, W_V and W_O, got HookedLSTM"),
         (lambda: prefix_matching_scores(MODEL), "need a vocabulary; this model is 'interleaved'"),
         # ---- the dual form ----
-        *[(lambda n=n: read_dual_form(LINEAR, IDS, n_demonstration_tokens=n), "n_demonstration_tokens must be")
+        *[(lambda n=n: read_dual_form(LINEAR, IDS, n_demonstration_tokens=other(n)), "n_demonstration_tokens must be")
           for n in (-1, 6, 2.0, True)],
         (lambda: read_dual_form(bridge(), IDS, 3), "layer must be 0 to 2, got 3"),
         (lambda: read_dual_form(bridge(), PROMPTS), r"reads token ids \[prompt pos\], got"),

@@ -98,15 +98,6 @@ def test_the_best_site_is_found_where_it_was_looked_for():
     assert result.best("sum", [4, 6])[1] in (4, 6)
 
 
-def test_the_table_names_tokens():
-    result = probe(_averaging_model(), {"cross": cross_moments, "second": second_moments}, FITTING, HELD_OUT)
-    table = result.to_dataframe()
-    assert len(table) == 2 * 2 * 9
-    assert table["token"].tolist()[:3] == ["x1", "y1", "x2"]
-    row = table[(table["quantity"] == "second") & (table["layer"] == 1) & (table["pos"] == 4)].iloc[0]
-    assert row["selectivity"] == pytest.approx(row["explained"] - row["control"])
-
-
 def test_the_weights_of_a_ridge_path_are_those_of_ridge_regression():
     second = HELD_OUT.context.xs.mT @ HELD_OUT.context.xs
     penalty = (second @ second).norm(dim=(1, 2)).sqrt() / 8

@@ -1,8 +1,7 @@
-"""How much worse a learner is than the best known learner of its task, after each number of points."""
+"""Losses compared with those of the best known learner after each number of points, or on shifted prompts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -15,6 +14,7 @@ from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import (
+    Learner,
     Learners,
     TokenLearners,
     bytes_per_prompt,
@@ -22,13 +22,14 @@ from mechicl.learners import (
     named_token_learners,
     prompt_batches,
     sequence_batches,
+    squared_errors,
     token_losses,
 )
 from mechicl.learners.learners import predictions_at
 from mechicl.prompts import PointsAt, Prompts
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
-from mechicl.tasks import AnyTask
+from mechicl.tasks import AnyTask, LinearRegression
 from mechicl.tasks.sampling import TokenDistribution
 
 Loss = Literal["squared error", "log loss", "errors", "nats"]
@@ -137,37 +138,39 @@ def regret(
         Regret...
     """
     on_tokens = isinstance(task, TokenDistribution)
-    name_learners: Callable[[Any], dict[str, Any]] = named_token_learners if on_tokens else named_learners
+    named: Callable[[Any], dict[str, Any]] = named_token_learners if on_tokens else named_learners
     known = references(task)
     reference = reference or next(iter(known))
     index_of("reference", reference, known)
     known = known if with_references else {reference: known[reference]}
     name = str(getattr(learner, "name", None) or "model")
     name = f"{name} (learner)" if name in known else name
-    learners = name_learners({name: learner})
-    for more in (known, name_learners(also), {} if untrained is None else name_learners({"untrained": untrained})):
+    learners = named({name: learner})
+    for more in (known, named(also), {} if untrained is None else named({"untrained": untrained})):
         twice = sorted(learners.keys() & more.keys())
         if twice:
             raise ValueError(f"two learners are called {twice[0]!r}: give yours another name in also=")
         learners |= more
-    if on_tokens:
-        measured, points, batches = _token_batches(task, loss, at, n_prompts, seed, memory)
-    else:
-        measured, points, batches = _point_batches(learners, task, loss, at, n_prompts, seed, memory)
+    measured, points, batches, measure = (_on_tokens if on_tokens else _on_points)(
+        learners, task, loss, at, n_prompts, seed, memory
+    )
     parts: dict[str, list[Tensor]] = {name: [] for name in learners}
-    runs = [(measure, each) for measure in batches for each in learners]
-    for measure, each in progress_bar(runs, unit="run", progress=progress, desc="regret"):
-        parts[each].append(measure(each, learners[each]))
+    with progress_bar(total=len(batches) * len(learners), unit="run", progress=progress, desc="regret") as bar:
+        for part in batches:
+            for each in learners:
+                parts[each].append(measure(part, each))
+                bar.update(1)
     losses = {name_: torch.cat(tensors).T for name_, tensors in parts.items()}
     return Regret(name, reference, measured, points, losses)
 
 
-Measure = Callable[[str, Any], Float[Tensor, "prompt point"]]
+Measured = tuple[str, tuple[int, ...], list[Any], Callable[[Any, str], Float[Tensor, "prompt point"]]]
 
 
-def _token_batches(
-    task: TokenDistribution, loss: str | None, at: str, n_prompts: int, seed: int, memory: float
-) -> tuple[str, tuple[int, ...], Iterator[Measure]]:
+def _on_tokens(
+    learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int, memory: float
+) -> Measured:
+    """Loss, points, batches, and the function that measures a learner on a batch."""
     if loss not in (None, "nats"):
         raise ValueError(f"loss={loss!r} is for prompts of points; tokens are measured in 'nats'")
     sequences = task.sample(n_prompts, seed=seed)
@@ -175,18 +178,20 @@ def _token_batches(
     if not scored.any():
         raise ValueError(f"sequences of {task} have no position in common that is predicted: there is no curve")
     places = scored.nonzero().flatten()[-1 if at == "query" else 0 :]
+    batches = list(sequence_batches(sequences, getattr(task, "d_vocab", 2), memory))
+    return (
+        "nats",
+        tuple((places + 1).tolist()),
+        batches,
+        lambda part, name: token_losses(learners[name], part)[:, places],
+    )
 
-    def measure(part: Any, _: str, learner: Any) -> Tensor:
-        return token_losses(learner, part)[:, places]
 
-    batches = sequence_batches(sequences, getattr(task, "d_vocab", 2), memory)
-    return "nats", tuple((places + 1).tolist()), (partial(measure, part) for part in batches)
-
-
-def _point_batches(
+def _on_points(
     learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int, memory: float
-) -> tuple[str, tuple[int, ...], Iterator[Measure]]:
-    measures = {"squared error": _squared_errors, "log loss": _log_losses, "errors": _wrong}
+) -> Measured:
+    """Loss, points, batches, and the function that measures a learner on a batch."""
+    measures = {"squared error": lambda a, b: (a - b).square().mean(-1), "log loss": _log_losses, "errors": _wrong}
     loss = loss or "squared error"
     index_of("loss", loss, measures)
     prompts = task.sample(n_prompts, seed=seed, dtype=torch.float64)
@@ -194,20 +199,17 @@ def _point_batches(
         raise ValueError(f"loss={loss!r} is for targets that are ±1 or one-hot; those of {type(task).__name__} are not")
 
     @torch.no_grad()
-    def measure(part: Prompts, name: str, learner: Any) -> Tensor:
-        predicted = predictions_at(learner, part, at)
+    def measure(part: Prompts, name: str) -> Tensor:
+        predicted = predictions_at(learners[name], part, at)
         targets = part.ys[:, -1:] if at == "query" else part.ys
         if predicted.shape != targets.shape:
             raise ValueError(f"{name!r} predicted {tuple(predicted.shape)} for targets {tuple(targets.shape)}")
         return measures[loss](predicted.cpu().double(), targets.cpu())
 
-    # a reference without an estimate of its own is small next to a model
-    largest = max(
-        learners.values(), key=lambda each: hasattr(each, "bytes_per_prompt") * bytes_per_prompt(each, prompts)
-    )
-    batches = prompt_batches(largest, prompts, memory)
+    # a reference without its own estimate is small next to a model
+    largest = max(learners.values(), key=lambda one: hasattr(one, "bytes_per_prompt") * bytes_per_prompt(one, prompts))
     points = tuple(range(prompts.n_context + 1))[-1 if at == "query" else 0 :]
-    return loss, points, (partial(measure, part) for part in batches)
+    return loss, points, list(prompt_batches(largest, prompts, memory)), measure
 
 
 def are_classes(ys: Float[Tensor, "*any y"]) -> bool:
@@ -215,10 +217,6 @@ def are_classes(ys: Float[Tensor, "*any y"]) -> bool:
     if ys.shape[-1] == 1:
         return bool((ys.abs() == 1).all())
     return bool(((ys == 0) | (ys == 1)).all() and (ys.sum(-1) == 1).all())
-
-
-def _squared_errors(predicted: Tensor, targets: Tensor) -> Tensor:
-    return (predicted - targets).square().mean(-1)
 
 
 def _log_losses(predicted: Tensor, targets: Tensor) -> Tensor:
@@ -234,3 +232,77 @@ def _wrong(predicted: Tensor, targets: Tensor) -> Tensor:
         return (1 - predicted.sign() * targets)[..., 0] / 2
     best = (predicted == predicted.amax(-1, keepdim=True)).double()
     return 1 - (best * targets).sum(-1) / best.sum(-1)
+
+
+Scaled = Literal["input_scale", "weight_scale"]
+FOREIGN_INPUTS = ("gaussian", "exponential", "laplace")
+"""The three input distributions of von Oswald et al. 2023, A.2; each prompt draws one of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShiftedLosses(Result):
+    """Squared errors of several learners at several scales of the inputs or the weights.
+
+    Attributes:
+        learners: their names.
+        scaled: which field of the task was scaled.
+        scales: the factors.
+        squared_errors: `[learner scale prompt]`, averaged over the target's dimensions; the same underlying random
+            numbers at every scale.
+    """
+
+    learners: tuple[str, ...]
+    scaled: str
+    scales: tuple[float, ...]
+    squared_errors: Float[Tensor, "learner scale prompt"]
+
+    def mean(self) -> Float[Tensor, "learner scale"]:
+        """Mean squared error."""
+        return self.squared_errors.mean(-1)
+
+    def ratio(self, learner: str, reference: str) -> list[Interval]:
+        """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method)."""
+        errors, others = (
+            self.squared_errors[index_of("learner", name, self.learners)] for name in (learner, reference)
+        )
+        return [ratio_interval(*pair) for pair in zip(errors, others, strict=True)]
+
+
+@checked
+def measure_shifted_losses(
+    learners: Mapping[str, Learner],
+    task: LinearRegression,
+    scales: Sequence[float] = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0),
+    *,
+    scaled: Scaled = "input_scale",
+    n_prompts: int = 10_000,
+    seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> ShiftedLosses:
+    """Measure losses while the task's inputs or weights are scaled.
+
+    For input distributions that training never showed, pass `task.replace(inputs=FOREIGN_INPUTS)`.
+
+    Args:
+        learners: the learners by name.
+        task: the task to scale; scale 1 is the task itself.
+        scales: factors on the task's own scale.
+        scaled: "input_scale" or "weight_scale".
+        n_prompts: number of prompts at each scale.
+        seed: seed of the prompts; every scale uses the same random numbers.
+
+    Source: von Oswald et al. 2023, A.2 and Fig. 6.
+
+    Example:
+        >>> step = AlgorithmLearner(algorithms.gradient_descent, dict(steps=1, step_size=0.6))
+        >>> learners = {"trained": load("lsa-1l"), "step": step}
+        >>> measure_shifted_losses(learners, LinearRegression(), n_prompts=512).ratio("trained", "step")
+    """
+    if not learners or not scales:
+        raise ValueError("measure_shifted_losses() needs at least one learner and one scale")
+    errors = []
+    for scale in progress_bar(scales, unit="scale", progress=progress, desc="shifts"):
+        prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
+        errors.append(torch.stack([squared_errors(each, prompts, memory=memory)[:, 0] for each in learners.values()]))
+    return ShiftedLosses(tuple(learners), scaled, tuple(map(float, scales)), torch.stack(errors, dim=1))

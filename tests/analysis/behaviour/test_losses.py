@@ -1,21 +1,19 @@
+"""Regrets, and losses on shifted prompts, against plain loops."""
+
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from mechicl import algorithms, viz
-from mechicl.analysis import regret
+from mechicl.analysis import measure_shifted_losses, regret
 from mechicl.analysis.behaviour import Regret
 from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval, load_result
-from mechicl.tasks import (
-    GaussianClusters,
-    LinearRegression,
-    MarkovChains,
-    Parities,
-)
+from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities
 
 NOISY = LinearRegression(x_dim=2, n_context=5, noise_std=0.5)
 
@@ -124,3 +122,33 @@ def test_further_learners():
     zero = AlgorithmLearner(nothing)
     result = regret(zero, NOISY, also={"nothing": zero}, n_prompts=10)
     assert torch.equal(result.regret("nothing"), result.regret())
+
+
+SMALL = LinearRegression(x_dim=3, n_context=4)
+STEP = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.4})
+HALF = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.2})
+
+
+@pytest.mark.parametrize("scaled", ["input_scale", "weight_scale"])
+def test_losses_are_those_of_prompts_scaled_by_hand(scaled):
+    result = measure_shifted_losses({"gd": STEP}, SMALL, [0.5, 2.0], scaled=scaled, n_prompts=30, seed=4)
+    base = SMALL.sample(30, seed=4)
+    for i, scale in enumerate((0.5, 2.0)):
+        xs, ys = base.xs.double().numpy(), base.ys.double().numpy() * scale
+        xs = xs * scale if scaled == "input_scale" else xs
+        for j in range(30):
+            prediction = 0.4 * sum((xs[j, -1] @ xs[j, t]) * ys[j, t, 0] for t in range(4))
+            expected = (prediction - ys[j, -1, 0]) ** 2
+            np.testing.assert_allclose(result.squared_errors[0, i, j], expected, rtol=2e-5, atol=1e-7)
+
+
+def test_ratio_and_its_interval():
+    result = measure_shifted_losses({"gd": STEP, "half": HALF}, SMALL, [1.0, 1.5], n_prompts=2000)
+    means = result.mean()
+    for i, ratio in enumerate(result.ratio("half", "gd")):
+        assert ratio.mean == pytest.approx((means[1, i] / means[0, i]).item())
+        a, b = (result.squared_errors[k, i].numpy() for k in (1, 0))
+        generator = np.random.default_rng(0)
+        draws = [generator.integers(0, 2000, 2000) for _ in range(400)]
+        bootstrap = np.std([a[d].mean() / b[d].mean() for d in draws])
+        assert ratio.half_width == pytest.approx(1.96 * bootstrap, rel=0.2)

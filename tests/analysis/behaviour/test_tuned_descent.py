@@ -1,4 +1,4 @@
-"""Descent on clipped tokens, against plain loops, layers, and descent without a clip."""
+"""Tuned descent, also on clipped tokens, against plain loops, layers, and descent without a clip."""
 
 import pytest
 import torch
@@ -82,3 +82,12 @@ def test_the_clip_matters_to_ten_steps():
     tuned = tuned_clipped_descent(prompts, 10, 10.0, gamma=True)
     assert squared_errors(clipped, prompts).mean() > prompts.query.ys.square().mean()
     assert squared_errors(tuned, prompts).mean() < 0.2 * prompts.query.ys.square().mean()
+
+
+def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_on():
+    task = LinearRegression()
+    fresh = task.sample(10_000, seed=99, dtype=torch.float64)
+    plain = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3)
+    deep = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3, gamma=True, per_step=True)
+    losses = [(each.predict(fresh) - fresh.query.ys).square().mean().item() for each in (deep, plain)]
+    assert losses[0] < losses[1]
