@@ -1,9 +1,9 @@
-"""Prints every ratio that docs/project/benchmarks.md quotes, in one run: `make bench`.
+"""Measure every ratio in docs/project/benchmarks.md: `make bench`.
 
 python analyses/benchmark.py                          # all parts, half an hour on a machine that does nothing else
 python analyses/benchmark.py --full                   # 500 cells of a sweep, cells of a minute, 50 kills: two hours
 python analyses/benchmark.py training gpt2            # some parts; the others stay as they are in the results
-python analyses/benchmark.py --loaded --rounds 1      # beside other work: marked, and not to be quoted
+python analyses/benchmark.py --loaded --rounds 1      # while the machine is busy: marked, and not to be quoted
 python analyses/benchmark.py --write-page             # only put the results into docs/project/benchmarks.md
 
 Each ratio is taken round by round, ours and the peer's alternating, and shown by its median and range. Where other
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--every", type=int, default=1, help="of the compiled programs, only each n-th")
     parser.add_argument("--full", action="store_true", help="at full length: an hour and a half more")
-    parser.add_argument("--loaded", action="store_true", help="measure beside other work")
+    parser.add_argument("--loaded", action="store_true", help="measure while the machine is busy")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of results.json and pictures")
     parser.add_argument("--write-page", action="store_true", help=f"write the results into {PAGE.name}, measuring none")
     args = parser.parse_args()

@@ -26,7 +26,7 @@ class Args(ScriptArgs):
     checkpoint: str = "lsa-1l"
     """Name or folder of a transformer trained on points; its first seed is taken."""
     n_prompts: int = 16
-    """To measure on, each with a fine-tuning of its own."""
+    """Number of prompts to measure on, each with its own fine-tuning."""
     n_held_out: int = 4
     """To choose learning rate and epochs by."""
     learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
@@ -44,7 +44,7 @@ def compare(args: Args) -> Comparison:
     checkpoint = load_checkpoint(args.checkpoint)
     model, task = checkpoint.models[0], checkpoint.task
     if not isinstance(model, HookedTransformer) or model.cfg.prompt_format == "token_ids":
-        raise ValueError(f"{checkpoint.name} is no transformer on points: icl_against_finetuning.py is for texts")
+        raise ValueError(f"{checkpoint.name} is not a transformer on points; icl_against_finetuning.py is for texts")
     prompts = task.sample(args.n_prompts + args.n_held_out, seed=args.seed)
     held_out, measured = prompts[: args.n_held_out], prompts[args.n_held_out :]
     tunings, comparisons = {}, {}
@@ -75,7 +75,7 @@ def dual_form_row(model: HookedTransformer, prompts: Prompts, layer: int) -> Row
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of attention as a weight update."""
+    """State the paper's claims on attention as a weight update."""
     paper = Claims("barnatan", comparison.rows)
     error = "error of reading attention as a weight update, layer"
     first = paper[f"{error} 0"]

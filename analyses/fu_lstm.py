@@ -25,7 +25,7 @@ OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))
 
 @dataclass(frozen=True)
 class Args(ScriptArgs):
-    """What a transformer and an LSTM have in common with batch and online algorithms."""
+    """Compare a transformer and an LSTM with batch and online algorithms."""
 
     transformer: str = "gpt2-8l"
     """Name or folder of an interleaved transformer."""
@@ -136,7 +136,7 @@ def _similarities(
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of transformers and LSTMs."""
+    """State the paper's claims on transformers and LSTMs."""
     paper = Claims("fu2024", comparison.rows)
     names = {"newton": "Newton", "gd": "gradient descent", "ogd": "online gradient descent"}
     stopped = {f"gradient descent after {FEW_STEPS} steps": [f"similarity of errors, * and {FEW_STEPS} steps of gd"]}

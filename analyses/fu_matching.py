@@ -70,7 +70,7 @@ layer 7 matches 256."""
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of the checkpoint's figures; nothing of a checkpoint that stands for none."""
+    """State the paper's claims on the checkpoint's figures, if it has any."""
     paper = Claims("fu2024", comparison.rows)
     name = comparison.data["checkpoint"]
     for similarity, (growth, nearness) in ITEMS.get(name, {}).items():
@@ -89,7 +89,7 @@ def claims(comparison: Comparison) -> list[Claim]:
 
 
 def _growth(paper: Claims, item: str, similarity: str, setting: str) -> None:
-    """How the best matching steps grow with the layer, beside what they would do if the model were a ridge path."""
+    """Measure how the best matching steps grow with the layer, compared with those of a ridge path."""
     kinds = {
         "Newton": ("Newton iteration", "linear"),
         "gradient descent": ("number of gradient descent steps", "exponential"),
@@ -134,7 +134,7 @@ def _nearness(paper: Claims, item: str, similarity: str, setting: str) -> None:
         item, f"{setting}{similarity}: Newton is the nearest of six families, by layer", lines=lines,
         check=by_value(lambda *rivals: all(above(rival, 0) for rival in rivals)), published="most similar to Newton",
         controls={"nearest": [f"{similarity}: layer *, nearest family"]},
-        cause="measure: the paper holds Newton against gradient descent alone",
+        cause="measure: the paper compares Newton with gradient descent only",
         why="the paper tries gradient descent and online gradient descent only; steps chosen on other prompts",
     )  # fmt: skip
 

@@ -83,7 +83,7 @@ def compare(args: Args) -> Comparison:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper gives no number for."""
+    """State claims for which the paper gives no number."""
     paper = Claims("fu2024", comparison.rows)
     after = "best R² after 5 points"
     quantities = {"XᵀY": "XᵀY", "S": "S = XᵀX", "weights": "weights, 4 Newton iterations"}

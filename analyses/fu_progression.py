@@ -1,4 +1,4 @@
-"""Fu et al. 2024, Figs. 3 and 9: loss by number of context points, layer by layer, beside Newton's iterations.
+"""Fu et al. 2024, Figs. 3 and 9: loss by number of context points, layer by layer, compared with Newton's iterations.
 
 python analyses/fu_progression.py                                   # transformer, Newton, LSTM
 python analyses/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
@@ -84,7 +84,7 @@ def compare(args: Args) -> Comparison:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of losses, layer by layer."""
+    """State the paper's claims on losses, layer by layer."""
     paper = Claims("fu2024", comparison.rows)
     by_layer = [
         Row(f"mean loss of layer {i}, over E y²", None, sum(losses) / len(losses) / comparison.data["signal"])

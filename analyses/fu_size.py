@@ -91,8 +91,8 @@ def _of_size(checkpoint: Checkpoint, args: Args) -> dict[str, Row]:
         resamples=50, progress=True,
     )  # fmt: skip
     table = {row.quantity: row for row in seed_rows("errors", [matching.of(m) for m in checkpoint.models], checkpoint)}
-    untold = Row("", None, "cannot be told", note="fewer than 5 layers match a step inside those tried")
-    measured = {words: table.get(f"errors: {quantity}", untold) for words, quantity in STATISTICS.items()}
+    unknown = Row("", None, "cannot be determined", note="fewer than 5 layers match a step inside those tried")
+    measured = {words: table.get(f"errors: {quantity}", unknown) for words, quantity in STATISTICS.items()}
     n_layers = checkpoint.models[0].cfg.n_layers
     for rival in RIVALS[:3]:
         minus = [table[f"errors: layer {i}, best Newton minus best {rival}"] for i in range(1, n_layers + 1)]
@@ -115,7 +115,7 @@ def _beyond_untrained(similarity: Row, matching: LayerMatching, checkpoint: Chec
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says in numbers, of the largest of the small models, beside the other sizes."""
+    """State the paper's numbers on the largest of the small models, with the other sizes as controls."""
     paper = Claims("fu2024", comparison.rows)
     sizes = comparison.data["sizes"]
     if "gpt2-8l" not in sizes:

@@ -99,7 +99,7 @@ def _cosines(trajectory: Trajectory, reference: Trajectory, prompts: Prompts) ->
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of the weights that layers lead to."""
+    """State the paper's claims on the weights that layers lead to."""
     paper = Claims("fu2024", comparison.rows)
     cosine = "cosine of weights at 5 points (n = d), layer"
     families = ("Newton", "gradient descent", "OLS")

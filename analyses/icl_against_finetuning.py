@@ -76,14 +76,14 @@ Value = Callable[[dict[str, Any]], float]
 
 @dataclass(frozen=True)
 class Args(ScriptArgs):
-    """Zero-shot, in context and fine-tuned, on text tasks; goes on where it was stopped."""
+    """Zero-shot, in context and fine-tuned, on text tasks; resumes after an interruption."""
 
     model: str = "topics-3l"
     """A checkpoint that reads texts, or a causal language model of transformers: a name on the hub, or a folder."""
     tasks: tuple[str, ...] = ()
     """Some of sst2, sst5, mr, subj, agnews, cb, farm, town, home, leisure; by default the last four, made by rule."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Each draws demonstrations and queries of its own; of a checkpoint with several seeds, each takes another one."""
+    """Each draws its own demonstrations and queries; of a checkpoint with several seeds, each takes another one."""
     n_demonstrations: int | None = None
     """By default 32, 22 for agnews, 19 for cb, 8 for those made by rule."""
     n_queries: int = 100
@@ -135,8 +135,8 @@ def compare(args: Args) -> Comparison:
     lead = (
         f"{args.model} on {kinds} (demonstrations and queries); fine-tuning is chosen on other queries; seeds "
         f"{', '.join(map(str, args.seeds))}. Published: GPT 1.3B on six data sets. Metrics are means over layers, "
-        f"heads and queries; intervals are over seeds, each with demonstrations, queries and, where there are several, "
-        f"weights of its own; averages are over tasks."
+        f"heads and queries; intervals are over seeds, each with its own demonstrations and queries, and weights if "
+        f"there are several; averages are over tasks."
     )
     data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": by_task, **time_of(by_task)}
     return Comparison("Reading demonstrations against fine-tuning", lead, rows, figures(measured), data)
@@ -153,9 +153,9 @@ def time_of(by_task: dict[str, list[dict[str, Any]]]) -> dict[str, float | None]
 
 
 def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str, Any]:
-    """What was measured for a task and seed: from its file where that was made in the same way.
+    """Return the measurements of a task and seed, from their file if it was made in the same way.
 
-    Beside the means there, TASK-SEED.safetensors holds every layer, head and query.
+    That file has the means; TASK-SEED.safetensors has every layer, head and query.
     """
     texts = draw_texts(
         TEXT_TASKS[task], n_demonstrations=args.n_demonstrations, n_held_out=args.n_held_out,
@@ -203,7 +203,7 @@ def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str
 
 
 def digest_of_weights(model: Any) -> str:
-    """What tells whether a model is the same."""
+    """Identify a model's weights by a digest."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         values = weight.double()
@@ -212,7 +212,7 @@ def digest_of_weights(model: Any) -> str:
 
 
 def digest_of_texts(texts: TaskTexts) -> str:
-    """What tells whether demonstrations, queries, template and labels are the same."""
+    """Identify demonstrations, queries, template and labels by a digest."""
     parts = (texts.demonstrations, texts.held_out, texts.queries)
     shown = [[part.task.demonstration(*pair) for pair in zip(part.texts, part.labels, strict=True)] for part in parts]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
@@ -280,7 +280,7 @@ def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | 
     for layer in range(language.model.cfg.n_layers):
         try:
             form = read_dual_form(language.model, torch.stack(tokens), layer, n_demonstration_tokens=n)
-        except ValueError:  # scores that are no products of queries and keys
+        except ValueError:  # scores that are not products of queries and keys
             return None
         errors.append(form.relative_error.median().item())
     return errors
@@ -304,7 +304,7 @@ def of_kind(method: str, name: str, record: dict[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Trials:
-    """What was measured, by task and seed."""
+    """Return all measurements, by task and seed."""
 
     methods: Sequence[Method]
     tasks: Sequence[str]
@@ -499,7 +499,7 @@ def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str,
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of the averages over its tasks: which is higher, since models and texts are others."""
+    """State the paper's claims on averages over its tasks: which is higher, since models and texts differ."""
     paper = Claims("barnatan", comparison.rows)
     tables = {"fine-tuned": "Table 2a", "linearised": "Table 1", "layer by layer": "Table 2b"}
     flipped = {"fine-tuned on flipped labels": [f"{CROSSED} flipped ones, average"]}
@@ -510,8 +510,8 @@ def claims(comparison: Comparison) -> list[Claim]:
             lines={"fine-tuning": [f"SimAOU, {how}, average"], "random": [f"SimAOU, random change, {how}, average"]},
             check=by_value(above),
             published=f"{words['SimAOU']} over {words['SimAOU, random change']}", controls=flipped,
-            why="where fine-tuning on wrong labels, or an untrained model, gives as much, it says little of what was "
-            "learned in context",
+            why="where fine-tuning on wrong labels, or an untrained model, gives as much, it is little evidence of "
+            "what was learned in context",
         )  # fmt: skip
         change = paper[f"SimAM, after minus before, {how}, average"]
         rises = how != "layer by layer"

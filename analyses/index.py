@@ -1,4 +1,4 @@
-"""Every figure and table of the papers beside what the scripts here measured: writes analyses/README.md.
+"""Write analyses/README.md: every figure and table of the papers, with the measurements of these scripts.
 
 python analyses/index.py             # after a script of this folder has saved new results
 python analyses/index.py --check     # exit code 1 if README.md is not what would be written; lists what entries lack
@@ -30,33 +30,33 @@ NOTHING = "—"
 MANY = 6
 """Values of a control; more are shown by their range."""
 REFERENCE = re.compile(r" \((?:Figs?\.|A\.|Theorem|eq\.) ?[^)]*\)$")
-"""What rows append to the paper's words, and the first column says."""
+"""Suffixes of quantities that the first column repeats."""
 INTRO = """# Published and measured
 
-Figures and tables of papers, what they show, and what the scripts in this folder measured: all of four papers' and
-of a lecture text's, and one of Raventós et al. 2023.
+This page compares figures and tables of papers with the measurements of the scripts in this folder. It covers all
+figures and tables of four papers and of a lecture text, and one figure of Raventós et al. 2023.
 
 ```sh
-python analyses/index.py           # writes this file from analyses/results/; --check says whether it is up to date
+python analyses/index.py           # writes this file from analyses/results/; --check tells whether it is up to date
 ```
 
-Every number is read from the results files, in which each script says what the paper claims of its rows. Intervals are
-95%, with what they are over in brackets; an entry's values are in the order that "what" names. Verdicts are computed
-(by the check that stands beside each claim in its script, made from the predicates in `support/checks.py`):
+All numbers come from the results files. Intervals are 95%, with their population in brackets. The values of an entry
+are in the order of the column "what". The verdict of an entry is computed by a check in its script, which uses the
+predicates in `support/checks.py`:
 
-- **agrees**: published and measured numbers are within 5% (the ratio is measured over published), or the published one
-  is inside the measured interval and this no wider than half of it; a claim in words holds of what was measured. "Near
-  1", "0", "none" and "small" mean within 0.05, with an interval no wider; a sign, an order, "above" and "below" hold of
-  whole intervals.
-- **agrees in part**: so for some of an entry's values, which are counted; **differs**: for none.
-- **no evidence**: it agrees, and so do untrained models in the trained ones' place: it says nothing of training.
+- **agrees**: the published and the measured number are within 5%, or the published one is inside the measured interval,
+  and this is no wider than half the published number. A claim without a number is true of the measured rows: "near 1",
+  "0", "none" and "small" mean within 0.05, with an interval no wider; a sign, an order, "above" and "below" must be
+  true of whole intervals.
+- **agrees in part**: true for some of an entry's values, which are counted. **differs**: true for none.
+- **no evidence**: untrained models agree too, so the entry is not evidence about training.
 - **not printed**: the paper has no number or claim to compare with. **open**: no script measures it yet.
 
-"n" is the fewest seeds that a value is over, and prompts where one model is measured. A control is the same rows, or
-others, of something that the claim must not hold of, or that shows why it differs: "untrained" are models with new
-initial weights in place of the trained ones, measured by the same script, with the verdict that they would get. A claim
-that differs names its cause (an erratum; size: the models are smaller, or trained on less; another setting or measure
-than the paper's). `make verify` measures all entries again.
+"n" is the smallest number of seeds of a value, or the number of prompts if one model is measured. A control is a
+measurement for which the claim must fail, or which explains a difference. "Untrained" are models with new initial
+weights, measured by the same script, with the verdict that they would get. A claim that differs has a cause: an
+erratum; size (our models are smaller, or trained on less); or a setting or measure that is not the paper's. `make
+verify` measures all entries again.
 """
 LEADS = {
     "vonoswald2023": "x ~ U(-1/2, 1/2), d = n = 10 unless said otherwise: the paper prints U(-1, 1), but its losses "
@@ -65,7 +65,7 @@ LEADS = {
     "without a seed, measured here are a thousand.",
     "fu2024": "The models are small: 8 layers, width 64, d = 5, 20 points, where the paper has 12 layers, width 256, "
     "d = 20, 40 points. Layers are read by linear readouts in closed form.",
-    "barnatan": "Another model and other tasks than the paper's, so that its numbers are no target: what can be "
+    "barnatan": "Another model and other tasks than the paper's, so that its numbers are not targets: what can be "
     "compared is their signs and order. `python analyses/icl_against_finetuning.py --model NAME --tasks ...` measures "
     "its six data sets, where they and a language model can be had.",
     "nertinger2025": "One layer on 20 points in 5 dimensions. Measured losses are relative to the best linear layer's "
@@ -76,7 +76,7 @@ LEADS = {
 """The papers of the index, and what to know before reading their numbers."""
 UNMEASURED = (  # no script measures these
     Claim("fu2024", "Fig. 1", "how a transformer is trained to do linear regression in context", {}, why="a drawing"),
-    Claim("barnatan", "Fig. 1", "per-layer training as a drawing: each layer has a loss of its own", {},
+    Claim("barnatan", "Fig. 1", "per-layer training as a drawing: each layer has its own loss", {},
           why='`FineTuning(method="per_layer")` does it'),
 )  # fmt: skip
 
@@ -146,7 +146,7 @@ def _joined_verdicts(first: Mapping[str, str], second: Mapping[str, str]) -> dic
 
 
 def place(claim: Claim) -> tuple[int, int, str]:
-    """Where an item stands: theorems, sections, figures, tables, appendix; by number."""
+    """Sort key of an item: theorems, sections, figures, tables, appendix; by number."""
     kinds = ("Abstract", "Prop", "Theorem", "Lemma", "Eq", "Section", "Fig", "Table", "A.", "Example", "Demonstration")
     kind = next(i for i, kind in enumerate(kinds) if claim.item.startswith(kind))
     number = re.search(r"\d+", claim.item)
@@ -167,7 +167,7 @@ def shown(row: Row) -> str:
 
 
 def over(row: Row) -> str:
-    """What a measured value is over, for the brackets after it."""
+    """Return the population of a measured value, for the brackets after it."""
     if isinstance(row.measured, Interval):
         return f"{row.measured.n:,} {row.over}".strip()
     return row.over if not isinstance(row.measured, str) or any(map(str.isdigit, row.over)) else ""
@@ -188,7 +188,7 @@ def measured_cell(claim: Claim) -> str:
 
 
 def n_cell(claim: Claim) -> str:
-    """What the values are over: where it is not the same for all, the fewest seeds."""
+    """Return the population of the values; where it differs, the fewest seeds."""
     overs = list(dict.fromkeys(words for words in map(over, claim.rows) if words))
     if len(overs) <= 1:
         return "".join(overs) or NOTHING
@@ -197,7 +197,7 @@ def n_cell(claim: Claim) -> str:
 
 
 def control_cell(claim: Claim) -> str:
-    """What controls measured, a line for each, with the verdict that they would get in the claim's place."""
+    """List the controls' measurements, each with the verdict that it would get in the claim's place."""
     if not claim.lines:
         return NOTHING
     cells = []
@@ -294,7 +294,7 @@ def write(comparisons: Sequence[Results], scripts: Sequence[Path]) -> str:
 
 
 def lacking(comparisons: Sequence[Results]) -> list[str]:
-    """The entries that cannot stand as they are, a line for each, with what they lack."""
+    """List entries that lack a measurement, a control or a cause."""
     claims = sorted(joined(comparisons), key=lambda claim: (claim.source, place(claim)))
     return [f"{claim.source}, {claim.item}, {claim.what[:70]}: lacks {claim.lacks}" for claim in claims if claim.lacks]
 

@@ -175,11 +175,11 @@ def _others(known: KnownModel, everyone: Sequence[KnownModel], args: Args) -> li
 
 
 def _for_prompts_of(algorithm: StepwiseAlgorithm, own: StepwiseAlgorithm) -> StepwiseAlgorithm | None:
-    """The algorithm where targets are tokens of their own, or are not, as in the other one."""
+    """Return the algorithm with targets as separate tokens, or not, as in the other one."""
     inner = algorithm.algorithm if isinstance(algorithm, AfterCopying) else algorithm
     if isinstance(own, AfterCopying):
         return AfterCopying(inner) if "previous" not in inner.variables else None
-    if "previous" in own.variables:  # induction reads targets at tokens of their own
+    if "previous" in own.variables:  # induction reads targets at separate tokens
         return algorithm if isinstance(algorithm, AfterCopying) else AfterCopying(inner)
     return inner if "previous" not in inner.variables else None
 
@@ -194,7 +194,7 @@ def _runs(algorithm: StepwiseAlgorithm, task: Task) -> bool:
 
 
 def _reason(pair: Pair, own: Hypothesis, other: StepwiseAlgorithm) -> str:
-    """Why another hypothesis explains a model too; empty if nothing says why."""
+    """Return the reason why another hypothesis explains a model too; empty if none is known."""
     if pair.weakest >= SAME:
         return "the same steps with the same numbers"
     if len(own.between) == 0:
@@ -391,7 +391,7 @@ def _matched_steps(known: KnownModel, args: Args) -> dict[str, Any] | None:
 
 
 def _trajectory(algorithm: StepwiseAlgorithm, prompts: Prompts) -> Trajectory:
-    """What the query carries after each step, and its slopes with respect to the query's input."""
+    """Return the query's state after each step, and its gradient with respect to the query's input."""
     xs = prompts.xs.clone().requires_grad_()
     predictions = [algorithm.read(query_of(state)) for state in algorithm.states(Prompts(xs, prompts.ys))]
     weights = []

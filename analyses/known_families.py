@@ -146,7 +146,7 @@ def _columns(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def right_family(name: str) -> str | None:
-    """The family that a known model should be called by; None where no family holds it."""
+    """Return the family that a known model belongs to, or None."""
     return next((family for start, family in RIGHT.items() if name.startswith(start)), None)
 
 

@@ -206,7 +206,7 @@ def _share(values: Float[Tensor, "..."], expected: Float[Tensor, "..."]) -> floa
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the lecture says."""
+    """State the lecture's claims."""
     lecture = Claims("metaoptimizers", comparison.rows)
     add = partial(lecture.add, trained=False)
     add(

@@ -113,10 +113,10 @@ def _check_twins(plain: Checkpoint, momentum: Checkpoint) -> None:
     """Refuse models that differ in more than momentum, or in their training."""
     first, second = (checkpoint.models[0] for checkpoint in (plain, momentum))
     if not isinstance(first, HookedTransformer) or not isinstance(plain.task, TopicClassification):
-        raise ValueError(f"{plain.name} reads no texts")
+        raise ValueError(f"{plain.name} was not trained on texts")
     alike = {"momentum": first.cfg.momentum, "momentum_over": first.cfg.momentum_over, "device": first.cfg.device}
     if second.cfg.replace(**alike) != first.cfg or plain.record["seeds"] != momentum.record["seeds"]:
-        raise ValueError(f"{momentum.name} is no twin of {plain.name}: the model or the seeds are others")
+        raise ValueError(f"{momentum.name} is not a twin of {plain.name}: the model or the seeds differ")
     if not second.cfg.momentum or first.cfg.momentum:
         raise ValueError(f"{plain.name} must be without momentum, and {momentum.name} with it")
 
@@ -138,7 +138,7 @@ def _losses_by_labels(checkpoint: Checkpoint, sequences: TokenSequences) -> list
 
 
 def _accuracies(args: Args, twins: Mapping[str, Checkpoint]) -> dict[int, dict[str, Float[Tensor, "seed"]]]:
-    """By number of demonstrations: each seed's accuracy on demonstrations and queries of its own, mean over tasks."""
+    """By number of demonstrations: each seed's accuracy on its own demonstrations and queries, mean over tasks."""
     made = [task for task in TEXT_TASKS.values() if task.topics]
     draws = [
         [draw_texts(task, n_queries=args.n_queries, seed=args.seed + i) for task in made]
@@ -194,9 +194,11 @@ def _curves(twins: dict[str, Checkpoint]) -> Sequence[Section]:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of momentum attention."""
+    """State the paper's claims on momentum attention."""
     paper = Claims("barnatan", comparison.rows)
-    cause = "setting: small models, trained on sequences whose order says nothing, so that recent values are no hint"
+    cause = (
+        "setting: small models, trained on sequences whose order is random, so that recent values are not informative"
+    )
     for what, kind, better in (
         (
             "loss minus plain attention's, by the number of labels before",

@@ -88,7 +88,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         "Theorem 3", "variance of predictions over orders of the context, over their mean square: linear attention "
         "with 1, 2, 5 layers, softmax attention, x and y in one token",
         *(f"{name}: {SHARE}" for name in UNORDERED), check=every(at_most, 1e-9), published="0 if it ran GD",
-        why="no order can be seen in these architectures, trained or not, so that it is no evidence of gradient "
+        why="no order can be seen in these architectures, trained or not, so that it is not evidence of gradient "
         "descent", trained=False, controls={"untrained": [f"{name}, untrained: {SHARE}" for name in UNORDERED]},
     )  # fmt: skip
     paper.add(

@@ -32,17 +32,17 @@ from support.script import ScriptArgs, run_script
 
 KAPPAS, NOISES = (1, 10, 100), ("0.0", "0.1", "0.3")
 HELD_STEPS, HELD_EVERY = 1500, 20
-"""Of the training of softmax heads whose output is held, and how often they are aligned."""
+"""Training of softmax heads with a fixed output scale, and how often they are aligned."""
 ACTIVATIONS = {
     "linear": "linear", "leaky_relu_0.75": "leaky ReLU, 0.75", "leaky_relu_0.5": "leaky ReLU, 0.5",
     "leaky_relu_0.25": "leaky ReLU, 0.25", "relu": "ReLU", "softmax": "softmax",
 }  # fmt: skip
-"""Rows of the printed table, in words."""
+"""Descriptions of the printed table's rows."""
 
 
 @dataclass(frozen=True)
 class Args(ScriptArgs):
-    """The whole table, with closed forms beside it, and what explains its last row and erratum 6."""
+    """The whole table with closed forms, and explanations of its last row and of erratum 6."""
 
     checkpoints: tuple[str, ...] = (
         "nertinger-linear",
@@ -138,12 +138,12 @@ def compare(args: Args) -> Comparison:
             stages.update()
         data[name] = cells
     stages.close()
-    held = held_head_over_training(settings[0])
-    highest = held.mean(1).argmax()
+    fixed = fixed_head_over_training(settings[0])
+    highest = fixed.mean(1).argmax()
     rows += [
-        Row("softmax held at 1/n, κ = 1: highest cosine during training", None, interval(held[highest]), "seeds",
+        Row("softmax fixed at 1/n, κ = 1: highest cosine during training", None, interval(fixed[highest]), "seeds",
             f"step {highest.item() * HELD_EVERY}"),
-        Row("softmax held at 1/n, κ = 1: cosine after training", None, interval(held[-1]), "seeds",
+        Row("softmax fixed at 1/n, κ = 1: cosine after training", None, interval(fixed[-1]), "seeds",
             f"step {HELD_STEPS}"),
     ]  # fmt: skip
     rows += _relu_rows(settings[0]) + [row for setting in settings[::3] for row in _softmax_rows(setting)]
@@ -206,10 +206,10 @@ def _relu_rows(setting: Setting) -> list[Row]:
 
 
 def _softmax_rows(setting: Setting) -> list[Row]:
-    """What one softmax head can reach if what it writes is scaled by a given factor, its scores being free."""
+    """Return the least loss of a softmax head whose output has a fixed scale and whose scores are free."""
     n = setting.task.n_context
     rows = []
-    for factor, words in ((1 / n, "held at 1/n, as in eq. 1 with P = 1"), (1.0, "held at 1")):
+    for factor, words in ((1 / n, "fixed at 1/n, as in eq. 1 with P = 1"), (1.0, "fixed at 1")):
         loss = least_softmax_loss(setting, factor)
         quantity = f"softmax, κ = {setting.task.condition_number:g}: least loss with its output {words}"
         rows.append(Row(quantity, None, loss, f"{len(setting.prompts)} prompts"))
@@ -233,8 +233,8 @@ def least_softmax_loss(setting: Setting, factor: float) -> float:
     return best * (setting.eigenvalues.sum() / prompts.query.ys.square().mean()).item()
 
 
-def held_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Tensor, "step seed"]:
-    """Cosine of sensitivities with one step of PGD, while softmax heads whose output is held at 1/n are trained.
+def fixed_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Tensor, "step seed"]:
+    """Cosine of sensitivities with one step of PGD, while softmax heads with a fixed output scale of 1/n are trained.
 
     The head of `least_softmax_loss` with any scores, `x_i A x_q`: Adam with rate 0.01 on 512 new prompts a step.
     """
@@ -248,18 +248,18 @@ def held_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Ten
     for step in range(HELD_STEPS + 1):
         if step % HELD_EVERY == 0:
             with torch.no_grad():
-                cosines.append(torch.cosine_similarity(_held_head(scores, held_out)[1], expected, dim=-1).mean(1))
+                cosines.append(torch.cosine_similarity(_fixed_head(scores, held_out)[1], expected, dim=-1).mean(1))
         prompts = task.sample(512, seed=10_000_000 + step, dtype=torch.float64)
         optimizer.zero_grad()
-        (_held_head(scores, prompts)[0] - prompts.query.ys[:, 0]).square().mean((1,)).sum().backward()
+        (_fixed_head(scores, prompts)[0] - prompts.query.ys[:, 0]).square().mean((1,)).sum().backward()
         optimizer.step()
     return torch.stack(cosines)
 
 
-def _held_head(
+def _fixed_head(
     scores: Float[Tensor, "seed d d"], prompts: Prompts
 ) -> tuple[Float[Tensor, "seed prompt"], Float[Tensor, "seed prompt d"]]:
-    """Predictions of heads held at 1/n, and their gradients by the query's x."""
+    """Return predictions of heads with output scale 1/n, and their gradients with respect to the query's x."""
     xs, ys, query = prompts.context.xs, prompts.context.ys[..., 0], prompts.query.xs
     read = torch.einsum("pnd,sde->spne", xs, scores)
     pattern = torch.einsum("spne,pe->spn", read, query).softmax(-1)
@@ -297,7 +297,7 @@ def _plain(alignment: AlignmentOverTraining) -> dict[str, object]:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of the table and the figure."""
+    """State the paper's claims on the table and the figure."""
     paper = Claims("nertinger2025", comparison.rows)
     exact = [paper[f"closed form (Theorem 2), κ = {kappa}, ν² = 0.0"] for kappa in KAPPAS]
     noiseless = {name: paper.pick(*(f"{name}, κ = {kappa}, ν² = 0.0" for kappa in KAPPAS)) for name in ACTIVATIONS}
@@ -314,18 +314,18 @@ def claims(comparison: Comparison) -> list[Claim]:
                   published="optimal", why=why, check=by_value(lambda a, b: within(a, 0.05, b)), cause=cause,
                   controls={"with Q₀ negative": [corrected]} if cause else {})  # fmt: skip
     _alignment_claims(paper, comparison.data["over_training"])
-    held = [paper[f"softmax, κ = {kappa}: least loss with its output held at 1/n, as in eq. 1 with P = 1"]
+    fixed = [paper[f"softmax, κ = {kappa}: least loss with its output fixed at 1/n, as in eq. 1 with P = 1"]
             for kappa in KAPPAS]  # fmt: skip
-    free = [paper[f"softmax, κ = {kappa}: least loss with its output held at 1"] for kappa in KAPPAS]
+    free = [paper[f"softmax, κ = {kappa}: least loss with its output fixed at 1"] for kappa in KAPPAS]
     why = {
         "linear": f"ours reach the closed form, {', '.join(map(str, exact))} without noise, and the printed are above "
         "it for κ = 100",
-        "softmax": "ours are lower: see the entry on a head whose output is held",
+        "softmax": "ours are lower: see the entry on a head whose output is fixed",
     }
     causes = {
         "linear": ("measure: the printed losses are above the best that there is",
                    {"closed form": [f"closed form (Theorem 2), κ = 100, ν² = {noise}" for noise in NOISES]}),
-        "softmax": ("setting: the printed heads' output is divided by n", {"held at 1/n": held}),
+        "softmax": ("setting: the printed heads' output is divided by n", {"fixed at 1/n": fixed}),
     }  # fmt: skip
     for name, words in {"PGD": "one step of PGD, η tuned", **ACTIVATIONS}.items():
         stuck = "" if name == "PGD" else "some seeds end in local minima for κ > 1, as the table's notes say"
@@ -335,13 +335,13 @@ def claims(comparison: Comparison) -> list[Claim]:
                   why="; ".join(filter(None, (why.get(name), stuck))), cause=cause, controls=controls,
                   trained=name != "PGD")  # fmt: skip
     paper.add(
-        "Table 1", "softmax: least loss of a head whose output is held at 1/n, κ = 1, 10, 100",
+        "Table 1", "softmax: least loss of a head whose output is fixed at 1/n, κ = 1, 10, 100",
         lines={"": [replace(row, published=trained.published) for row, trained in
-                    zip(held, noiseless["softmax"], strict=True)]},
+                    zip(fixed, noiseless["softmax"], strict=True)]},
         check=every(lambda row: within(row, 0.1, row.published)), trained=False,
-        controls={"trained, free to grow": noiseless["softmax"], "least loss, held at 1": free},
+        controls={"trained, free to grow": noiseless["softmax"], "least loss, fixed at 1": free},
         why="what is printed of trained heads, here computed without training: eq. 1 divides the normalised pattern by "
-        "n once more, and with P = 1 a head cannot do better; free to grow, or held at 1, it does",
+        "n once more, and with P = 1 a head cannot do better; free to grow, or fixed at 1, it does",
     )  # fmt: skip
     compared = {"linear": "linear", "leaky ReLU 0.75": "leaky_relu_0.75", "PGD": "PGD"}
     ill = {words: [f"{name}, κ = 100, ν² = {noise}" for noise in NOISES] for words, name in compared.items()}
@@ -377,7 +377,7 @@ def _alignment_claims(paper: Claims, over_training: Mapping[str, Mapping[str, Ma
               published="a spike that quickly diminishes",
               why="it does not fall again: these heads' outputs are free to grow, see softmax in Table 1",
               cause="setting: the paper's heads' output is divided by n",
-              controls={"held at 1/n, highest and at the end": ["softmax held at 1/n, κ = 1: *"]})  # fmt: skip
+              controls={"fixed at 1/n, highest and at the end": ["softmax fixed at 1/n, κ = 1: *"]})  # fmt: skip
     paper.add("Fig. 1, bottom", "distance of predictions from PGD after training, κ = 1: linear, leaky ReLU 0.75, "
               "0.5, 0.25, ReLU", *(last(name, measure="prediction_distance") for name in names[:5]),
               check=together(rises),

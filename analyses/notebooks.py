@@ -1,11 +1,9 @@
-"""Runs the notebooks of this folder and saves them with what they show, as pictures too: `make notebooks`.
+"""Run the notebooks of this folder and save them with their outputs and static pictures: `make notebooks`.
 
-A committed notebook is read where no script runs: on a page, or in a JupyterLab that does not trust it yet. So an SVG
-stands beside every figure (beside a PNG, JupyterLab would show that until the mouse comes, at twice its size); a PNG
-beside every widget (JupyterLab trusts no SVG), and in place of attention pictures, whose script (1.3 MB) is not saved:
-these are interactive again when the notebook is run. A picture is drawn anew only where what it shows has changed, and
-what differs from run to run (addresses, times, random names of widgets) is left out, so that running again changes
-nothing.
+A committed notebook is often read where no script runs: on a web page, or in a JupyterLab that does not trust it. So
+every figure is saved with an SVG, every widget with a PNG, and attention pictures only as a PNG, because their script
+has 1.3 MB. A picture is drawn again only if its data have changed, and whatever differs between runs (addresses, times,
+random names of widgets) is left out, so that running a notebook again changes nothing.
 """
 
 import argparse
@@ -39,7 +37,7 @@ WIDGETS = "application/vnd.jupyter.widget-state+json"
 STILL = "application/vnd.mechicl.still+json"  # in a running notebook only: what an HTML picture is drawn from
 SVG, PNG = "image/svg+xml", "image/png"
 LARGE = 100_000  # characters of a script beyond which it is a library
-WIDTH = 900  # pixels, of a picture that has no width of its own
+WIDTH = 900  # pixels, of a picture without a width
 DENSITY = 2  # pixels of a picture in a pixel of the page
 SHADES = 256  # of a picture's palette; rare colours stay, which a colour bar is made of
 
@@ -70,7 +68,7 @@ def run(path: Path, timeout: int = 300) -> NotebookNode:
     """A notebook with fresh outputs.
 
     Raises:
-        CellExecutionError: a cell failed; the message holds its traceback.
+        CellExecutionError: a cell failed; the message contains its traceback.
     """
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata.pop("widgets", None)
@@ -171,7 +169,7 @@ def outputs_of(notebook: NotebookNode) -> Iterator[NotebookNode]:
 
 
 def picture_of(output: NotebookNode) -> go.Figure | Html | None:
-    """What an output of a notebook that has run draws; None for words and tables."""
+    """Return the figure in an output of a notebook that has run; None for texts and tables."""
     data = output.data
     if PLOTLY in data:
         return go.Figure({name: data[PLOTLY][name] for name in ("data", "layout")})

@@ -1,4 +1,4 @@
-"""What to do with a GPU for some minutes: device tests, a table of speeds, and the trainings of the papers' size.
+"""Use a GPU for some minutes: device tests, a table of speeds, and trainings of the papers' size.
 
 python analyses/on_a_gpu.py --minutes 40
 
@@ -51,7 +51,7 @@ class Args:
     presets: tuple[str, ...] = ("gpt2-12l", "gpt2-12l-1h")
     """What to train; they share the time."""
     runs: Path = Path("runs")
-    """Folder of the trainings' saves; each goes on in RUNS/PRESET-gpu."""
+    """Folder of the trainings' saves; each resumes in RUNS/PRESET-gpu."""
     out: Path = Path("analyses/results")
     """Folder of gpu_speed.json."""
     tests: bool = True
@@ -107,7 +107,7 @@ def tests_pass(seconds: float) -> bool:
     if subprocess.run([*words[:3], "--version"], capture_output=True).returncode:
         print("device tests: left out, pytest is not installed", flush=True)
         return True
-    # as they are, without what the whole suite needs (a browser, say)
+    # without the requirements of the whole suite, such as a browser
     addopts = [
         "-o",
         "addopts=--strict-markers",
@@ -120,7 +120,7 @@ def tests_pass(seconds: float) -> bool:
     try:
         passed = subprocess.run([*words, *addopts], timeout=seconds).returncode == 0
     except subprocess.TimeoutExpired:
-        print(f"device tests: not done after {seconds:.0f} s; going on", flush=True)
+        print(f"device tests: not done after {seconds:.0f} s; continuing", flush=True)
         return False
     print(f"device tests: {'passed' if passed else 'FAILED'}", flush=True)
     return passed
@@ -144,7 +144,7 @@ def speed_table(config: TrainingConfig, seconds: float, folder: Path, dry: bool)
 
 
 def steps_per_second(config: TrainingConfig, n_steps: int, folder: Path) -> float | str:
-    """Of the second half of a short run on whole prompts."""
+    """Return the speed of the second half of a short run on whole prompts."""
     every = max(1, n_steps // 2)
     marks: list[float] = []
     short = config.replace(steps=n_steps, curriculum=None, save_every=every, eval_every=n_steps, log_every=every,
@@ -183,7 +183,7 @@ def go_on(config: TrainingConfig, fields: dict[str, Any], folder: Path, deadline
     try:
         result = train(config.replace(**fields), folder, progress=False, on_save=stop_in_time)
     except NoTimeLeftError:
-        print(f"{folder}: saved at step {reached[0]:,} of {config.steps:,}; `make gpu` goes on from there", flush=True)
+        print(f"{folder}: saved at step {reached[0]:,} of {config.steps:,}; `make gpu` resumes there", flush=True)
         return
     except (ValueError, RuntimeError, FloatingPointError) as error:
         print(f"{folder}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What GD++ does to condition numbers, and whether that explains its γ (von Oswald et al. 2023, A.10, Fig. 13).
+"""The effect of GD++ on condition numbers, and whether it explains its γ (von Oswald et al. 2023, A.10, Fig. 13).
 
 python analyses/oswald_conditioning.py
 """
@@ -22,14 +22,14 @@ from support.claims import Claim, Claims
 from support.script import ScriptArgs, regression_checkpoint, run_script
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)
-"""γ of the distributions over tasks; the paper says that condition numbers explode above 0.1."""
+"""γ of the distributions over tasks; according to the paper, condition numbers explode above 0.1."""
 QUANTILES = 400  # that a distribution is drawn from
 DISTRIBUTION = 25  # points of the task whose distribution the paper shows
 
 
 @dataclass(frozen=True)
 class Args(ScriptArgs):
-    """Eigenvalues, condition numbers and the γ that they suggest, beside the γ in four trained models."""
+    """Eigenvalues, condition numbers and the γ that they suggest, compared with the γ in four trained models."""
 
     checkpoints: tuple[str, ...] = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
     """Names or folders of looped two-layer models."""
@@ -43,7 +43,7 @@ class Args(ScriptArgs):
 
 @dataclass(frozen=True, eq=False)
 class GammaStudy:
-    """What was measured for one number of points.
+    """The measurements for one number of points.
 
     Attributes:
         conditioning: of the first draw, with the γ in the weights (median of the seeds).
@@ -87,7 +87,7 @@ def compare(args: Args) -> Comparison:
         Section(
             "Condition number against γ",
             "Above: from the smallest and the largest eigenvalue of all tasks, the paper's heuristic (star: without "
-            "transformation; diamond: the least). Below: of each task by itself. Dotted: γ in the trained weights.",
+            "transformation; diamond: the least). Below: of each task separately. Dotted: γ in the trained weights.",
             condition_numbers(grids, observed),
         ),
     ]
@@ -126,7 +126,7 @@ def _measure(name: str, args: Args) -> GammaStudy:
 
 
 def _printed(n: int) -> dict[str, float]:
-    """The paper's numbers for so many points, empty if it has none."""
+    """Return the paper's numbers for n points; empty if it has none."""
     printed = published("oswald2023_a10")
     if n not in printed["n"]:
         return {}
@@ -304,7 +304,7 @@ def condition_numbers(
     1/λ_max, where the range comes to contain the map's root. Below, lines are medians over prompts, bands their middle
     half. Dotted are the observed γ.
     """
-    names = ("smallest and largest eigenvalue of all tasks", "each task by itself: median and middle half")
+    names = ("smallest and largest eigenvalue of all tasks", "each task separately: median and middle half")
     fig = panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.09)
     above, below = panel(0, 1), panel(1, 1)
     for color, (name, result) in zip(colors_for(list(results)), results.items(), strict=True):
@@ -366,7 +366,7 @@ def _decades_shown(results: Mapping[str, Conditioning]) -> tuple[float, float]:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of eigenvalues and condition numbers."""
+    """State the paper's claims on eigenvalues and condition numbers."""
     paper = Claims("vonoswald2023", comparison.rows)
     for which, points in (("largest", "10, 25, 50, 100"), ("smallest", "25, 50, 100")):
         rows = paper.pick(*(f"{which} eigenvalue, n = {n}" for n in points.split(", ")))

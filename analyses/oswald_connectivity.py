@@ -80,7 +80,7 @@ def compare(args: Args) -> Comparison:
 
 
 def tuned_gd_plus_plus(task: LinearRegression, steps: int) -> HookedTransformer:
-    """Steps of GD++, each with a step size and γ of its own, tuned on the task's prompts, as a model."""
+    """Build a model of steps of GD++, each with its own step size and γ, tuned on the task's prompts."""
     tuning = task.sample(8192, seed=2**31 + 1, dtype=torch.float64)
     tuned = tuned_descent(tuning, steps, gamma=True, per_step=True).hyperparameters
     step_sizes = [tuned[f"step_size_{i + 1}"] for i in range(steps)]
@@ -106,7 +106,7 @@ def _claim(where: str, kind: str) -> str | None:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of paths between seeds, and what it leaves open."""
+    """State the paper's claims on paths between seeds."""
     paper = Claims("vonoswald2023", comparison.rows)
     paper.add(
         "Section 3, A.4", "paths between seeds of five layers, rescaled as in A.3", "barrier between seeds, rescaled",

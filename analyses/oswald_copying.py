@@ -46,7 +46,7 @@ class Args(ScriptArgs):
 
 @dataclass(frozen=True, eq=False)
 class CopyStudy:
-    """What was measured in the seeds of one checkpoint."""
+    """The measurements in the seeds of one checkpoint."""
 
     checkpoint: Checkpoint
     copies: list[TargetCopying]
@@ -221,7 +221,7 @@ def _patterns_figure(study: CopyStudy, seed: int, prompts: Prompts) -> Section:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of copying."""
+    """State the paper's claims on copying."""
     paper = Claims("vonoswald2023", comparison.rows)
     names = ("copy-2l", "copy-2l-one-hot", "copy-2l-linear")
     sines, one_hot, linear = (paper[f"{name}: loss over one step of gradient descent"] for name in names)

@@ -1,4 +1,4 @@
-"""What comes first, copying or the fall of the loss (von Oswald et al. 2023, Fig. 5, right).
+"""The order of copying and the fall of the loss (von Oswald et al. 2023, Fig. 5, right).
 
 python analyses/oswald_copying_order.py
 """
@@ -24,7 +24,7 @@ from support.claims import Claim, Claims
 from support.script import ScriptArgs, run_script
 
 READS, FALLS = 3, 0.05
-"""A token is read from when the derivative by it is so many times that by others; a loss has fallen by this share."""
+"""Ratio of derivatives above which a token counts as read, and share by which a loss must have fallen."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def compare(args: Args) -> Comparison:
 
 @dataclass(frozen=True)
 class Order:
-    """What comes first in a seed: reading the next token, or the fall of the loss.
+    """The order, in one seed, of reading the next token and the fall of the loss.
 
     Attributes:
         reads: first snapshot from which on the first layer's sensitivity to the next token is above READS times that to
@@ -194,7 +194,7 @@ def sensitivity_over_training(
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says: the first layer reads the next token, then the loss falls."""
+    """State the paper's claim: the first layer reads the next token, then the loss falls."""
     paper = Claims("vonoswald2023", comparison.rows)
     rise, lead = (paper[f"copy-2l-dense: {what}"] for what in ("seeds that read the next token *", "steps from *"))
     paper.add(

@@ -85,7 +85,7 @@ def _first_seeds(checkpoint: Checkpoint, draws: list[Checkpoint]) -> Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What was measured of one draw of tasks, means over seeds, all beside gradient descent tuned on the distribution.
+    """The measurements for one draw of tasks: means over seeds, compared with tuned gradient descent.
 
     Attributes:
         loss: held-out, at the end.
@@ -169,7 +169,7 @@ def _rows(
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of training on few tasks."""
+    """State the paper's claims on training on few tasks."""
     paper = Claims("vonoswald2023", comparison.rows)
 
     def loss(n: int) -> Row:

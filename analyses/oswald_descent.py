@@ -72,7 +72,7 @@ def _trained(name: str) -> SpectralLearner:
 
 
 def _trained_rows(checkpoint: Checkpoint, comparison: Comparison, args: Args) -> list[Row]:
-    """The model's loss beside that of GD++ whose numbers are trained as the model is."""
+    """Compare the model's loss with that of GD++ with parameters trained like the model's."""
     learner = _trained(args.checkpoint)
     held_out = checkpoint.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
     reference = squared_errors(learner, held_out)[:, 0]
@@ -130,7 +130,7 @@ def _early_rows(checkpoint: Checkpoint, args: Args) -> list[Row]:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of the checkpoint's figure; nothing of a checkpoint that stands for none."""
+    """State the paper's claims on the checkpoint's figure, if it has one."""
     paper = Claims("vonoswald2023", comparison.rows)
     name = comparison.title.partition("(")[2].rstrip(")")
     per_seed = [sum(row) / len(row) if isinstance(row, list) else row for row in comparison.data["mse"]]
@@ -209,8 +209,8 @@ def _five(paper: Claims, _: Callable[[str], str]) -> None:
         "barrier to the member nearest in weights, rescaled", "barrier to the member fitted layer by layer, rescaled",
         why="these ends are fitted to the model, with "
         f"{paper['loss, projected member over trained']} and {paper['loss, layerwise member over trained']} of its "
-        "loss, and a barrier is the excess over the line between the ends' losses: a low one says less than one "
-        "between ends found apart",
+        "loss, and a barrier is the excess over the line between the ends' losses: a low one is weaker evidence than "
+        "one between ends found separately",
     )  # fmt: skip
     _worse_when_looped(paper, "five", TEN_LOOPED)
 
@@ -244,19 +244,19 @@ TEN_LOOPED = 0.0479
 
 def _worse_when_looped(paper: Claims, label: str, limit: float) -> None:
     """One of the two lines of a claim that the index joins."""
-    paper.add("Fig. 7", "half-MSE of ten looped layers, of five layers of their own",
+    paper.add("Fig. 7", "half-MSE of ten looped layers, of five separate layers",
               lines={label: ["half-MSE, trained, mean of the seeds"]}, check=every(below, limit),
               published="five are better",
               why="taken as: five are better, and ten better than predicting 0 (0.417)")  # fmt: skip
 
 
-OWN_MLPS = "each layer has an MLP of its own, as in the text (the authors' code has one for all layers)"
+OWN_MLPS = "each layer has its own MLP, as in the text (the authors' code has one for all layers)"
 
 
 def _twelve(paper: Claims, by_seed: Callable[[str], str]) -> None:
     nearest = next((row for row in paper.table if row.quantity.endswith("fitted to the model")), None)
     named = nearest.quantity.removeprefix("distance from ").removesuffix(", fitted to the model") if nearest else ""
-    cause = "setting: layers have parameters of their own, and GD++ one step size and γ for all"
+    cause = "setting: layers have separate parameters, and GD++ one step size and γ for all"
     own = _beside(paper, "GD++ with parameters for each step: squared distance over squared predictions",
                   "distance from GD++, 12 steps, parameters for each step, fitted to the model")  # fmt: skip
     descent, plus = "gradient descent, 12 steps", "GD++, 12 steps"
@@ -296,7 +296,7 @@ def _two_normalised(paper: Claims, by_seed: Callable[[str], str]) -> None:
     early: dict[str, list[str | Row]] = {}
     for what in ("cosine with gradient descent", "cosine with GD++", "loss over gradient descent's"):
         early |= _beside(paper, f"when it is closest to gradient descent, {what}", f"early: {what}")
-    cause = "setting: training goes on after the model is at gradient descent's loss (how long is not printed)"
+    cause = "setting: training continues after the model is at gradient descent's loss (how long is not printed)"
     paper.add(
         "Fig. 14b", "two layers with a norm between them: loss over gradient descent's, over GD++'s",
         "loss, trained over gradient descent, 2 steps", "loss, trained over GD++, 2 steps",

@@ -37,7 +37,7 @@ class Args(ScriptArgs):
 
 
 def compare(args: Args) -> Comparison:
-    """Published γ beside the one in the weights, the one that predicts alike, and the one tuned on the task."""
+    """Published γ, γ in the weights, γ of the most similar predictions, and γ tuned on the task."""
     by_n = published_gammas()
     rows, numbers, lines = [], [], {"in the weights": [], "published": [], "best on the task": []}
     for name in args.checkpoints:
@@ -80,7 +80,7 @@ def _least_loss(task: LinearRegression, n_prompts: int, seed: int) -> float:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of γ."""
+    """State the paper's claims on γ."""
     paper = Claims("vonoswald2023", comparison.rows)
     paper.add("A.10", "γ in the weights of two looped layers, n = 10, 25, 50, 100", "γ in the weights, *",
               why="also for x ~ U(-1/2, 1/2)")  # fmt: skip

@@ -83,7 +83,7 @@ def _size_rows(name: str) -> list[Row]:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of one layer."""
+    """State the paper's claims on one layer."""
     paper = Claims("vonoswald2023", comparison.rows)
     repeated = {
         kind: [f"loss after 50 repeats over after one, damping {damping}, {kind}" for damping in ("0.5", "0.75", "1")]

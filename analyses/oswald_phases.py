@@ -151,7 +151,7 @@ def _descent(checkpoint: Checkpoint) -> float:
 
 
 def _few(checkpoint: Checkpoint) -> list[Row]:
-    """What memorising looks like: a layer on about as many tasks as it has numbers."""
+    """Measure memorising: a layer trained on about as many tasks as it has parameters."""
     curve = checkpoint.record["curve"]
     tests, trains = torch.tensor(curve["eval_loss"]), torch.tensor(curve["loss"])
     rise = tests.max(0).values / tests.min(0).values
@@ -162,7 +162,7 @@ def _few(checkpoint: Checkpoint) -> list[Row]:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of transitions: late for some seeds with one head, early with two; a block memorises."""
+    """State the paper's claims on transitions: late for some seeds with one head, early with two."""
     paper = Claims("vonoswald2023", comparison.rows)
     one, two = (paper[f"seeds that leave the plateau, {heads}"] for heads in ("1 head", "2 heads"))
     spread = {heads: f"latest transition over the earliest, {heads}" for heads in ("1 head", "2 heads")}

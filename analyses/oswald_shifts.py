@@ -1,4 +1,4 @@
-"""Models out of distribution beside the descent that they are said to be (von Oswald et al. 2023, A.2).
+"""Models out of distribution, compared with gradient descent (von Oswald et al. 2023, A.2).
 
 python analyses/oswald_shifts.py --checkpoint lsa-2l-looped
 """
@@ -51,7 +51,7 @@ ITEMS = {
 """Panels of the paper that show a checkpoint out of distribution, and what it is."""
 CAUSES = {
     "lsa-5l": "measure: the paper draws curves; the largest distance of their logarithms is beyond the training range",
-    "lsa-12l-mlp": "setting: layers have parameters and MLPs of their own, and GD++ one step size and γ for all",
+    "lsa-12l-mlp": "setting: layers have separate parameters and MLPs, and GD++ one step size and γ for all",
 }
 
 
@@ -92,8 +92,8 @@ def compare(args: Args) -> Comparison:
     rows += _robust_rows(losses, checkpoint, main)
     rows += _early_rows(checkpoint, tuned, task, args.seed)
     lead = (
-        f"{checkpoint.name}: {len(models)} seeds, beside {cfg.n_layers} step{'s' if cfg.n_layers > 1 else ''} of tuned "
-        f"descent as layers of the same kind{_clipped(cfg)}, at scales {SCALES[0]:g} to {LAST:g} of inputs and of "
+        f"{checkpoint.name}: {len(models)} seeds, compared with {cfg.n_layers} step{'s' if cfg.n_layers > 1 else ''} of "
+        f"tuned descent as layers of the same kind{_clipped(cfg)}, at scales {SCALES[0]:g} to {LAST:g} of inputs and of "
         f"weights, and on inputs from distributions that training never showed, as they are drawn and divided by the "
         f"norm of their context as in the authors' code; {args.n_prompts:,} prompts (seed {args.seed}). The distance "
         f"of two curves is the largest difference of log10 of the loss, over the height of the curve of descent."
@@ -166,7 +166,7 @@ def as_layers(learner: Tuned, cfg: TransformerConfig) -> HookedTransformer:
 
 
 def _main(name: str, references: Mapping[str, object]) -> str:
-    """What the paper holds the model against: GD++, with parameters of its own in each step where layers differ."""
+    """Return the paper's comparison for the model: GD++, with separate parameters per step if layers differ."""
     if name.endswith("-ln"):
         return DESCENT
     return next(kind for kind in (EACH, PLUS_PLUS, DESCENT) if kind in references)
@@ -271,7 +271,7 @@ def _early_rows(checkpoint: Checkpoint, tuned: Mapping[str, Tuned], task: Linear
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of a checkpoint out of distribution, and early in training."""
+    """State the paper's claims on a checkpoint out of distribution, and early in training."""
     paper = Claims("vonoswald2023", comparison.rows)
     name = comparison.title.partition("(")[2].rstrip(")")
     if name not in ITEMS:

@@ -130,7 +130,7 @@ def _listed(values: torch.Tensor) -> str:
 def _alignment_rows(
     learned: list[HookedTransformer], constructed: list[HookedTransformer], smoothing: Learner, held_out: Prompts
 ) -> list[Row]:
-    """The two models of each seed against each other; beside it two seeds of one kind, and smoothing."""
+    """Compare the two models of each seed; controls are two seeds of one kind, and smoothing."""
     pairs: dict[str, list[tuple[Learner, Learner]]] = {
         "attention and gradient descent": list(zip(learned, constructed, strict=True)),
         "two seeds of attention": list(itertools.combinations(learned, 2)),
@@ -271,7 +271,7 @@ def _curves(transformer: Checkpoint, descent: Checkpoint) -> Section:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of sine waves."""
+    """State the paper's claims on sine waves."""
     paper = Claims("vonoswald2023", comparison.rows)
     distance, cosine = "prediction distance over rms target,", "sensitivity cosine,"
     initial = paper["rms of the initial functions over rms target"]

@@ -110,7 +110,7 @@ def _cancellation(products: WeightProducts) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of softmax heads, of seeds that are not stuck; the rest stands beside it."""
+    """State the paper's claims on softmax heads, for seeds that are not stuck; all seeds are controls."""
     paper = Claims("vonoswald2023", comparison.rows)
     share, loss, kept = "off-diagonal share of the x-block of", "loss above gradient descent's,", NOT_STUCK
     one, two, sink = (f"{loss} softmax-{name}" for name in ("1h", "2h", "2h-sink"))
@@ -129,7 +129,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper.add("Fig. 12, left", "loss above gradient descent's with two heads, and with one",
               lines={"two": [f"{two}, {kept}"], "one": [f"{one}, {kept}"]},
               check=by_value(lambda a, b: above(a, 0) and below(a, b)),
-              published="smaller, not 0", why=f"two heads: {said(two)}; with a sink, as the corrected limit asks for: "
+              published="smaller, not 0", why=f"two heads: {said(two)}; with a sink, as the corrected limit requires: "
               f"{paper[f'{sink}, {kept}']}, {said(sink)}")  # fmt: skip
     cosines = [f"sensitivity cosine, {name}, {kept}" for name in ("softmax-1h", "softmax-2h", "lsa-1l")]
     paper.add("Fig. 12, centre", "cosine of sensitivities with gradient descent: one head, two heads, linear attention",

@@ -33,7 +33,7 @@ class Program:
 
     @property
     def text(self) -> str:
-        """What it computes, in words."""
+        """A description of the program."""
         return (self.build.__doc__ or "").strip()
 
 
@@ -112,7 +112,7 @@ def length() -> Sop:
 
 
 def shifted(by: int, values: Sop = tokens) -> Sop:
-    """The value so many positions before."""
+    """The value n positions before."""
     return fetch(indices, indices, lambda key, query: key == query - by, values)
 
 
@@ -128,7 +128,7 @@ def stable_rank() -> Sop:
 
 
 def so_far(words: Sequence[Any], count: Callable[[Sequence[Any]], Any]) -> list[Any]:
-    """What a function says of the words up to each."""
+    """Apply a function to the words up to each position."""
     return [count(words[: i + 1]) for i in range(len(words))]
 
 
@@ -374,7 +374,7 @@ def never_negative() -> Sop:
 
 @program("()x", 4, lambda w: so_far(w, lambda v: never_below(v) and v.count("(") == v.count(")")), causal=True)
 def balanced() -> Sop:
-    """Whether the brackets up to here match; other tokens are no brackets."""
+    """True if the brackets up to here match; other tokens are ignored."""
     level = depth()
     wrong = apply(lambda d: d < 0, level)
     n_wrong = width(wrong, wrong, lambda key, query: key)
@@ -436,7 +436,7 @@ def followers(words: Sequence[Any], i: int) -> list[Any]:
 
 @program("abc", 6, lambda w: [mean([x == "a" for x in followers(w, i)]) for i in range(len(w))], causal=True)
 def induction_share() -> Sop:
-    """Of the tokens that have followed this one, the share of "a"."""
+    """The share of "a" among tokens that have followed this one."""
     return share(shifted(1), tokens, equal, flag(lambda x: x == "a", tokens))
 
 
@@ -508,7 +508,7 @@ def share_so_far_causal() -> Sop:
 
 @program((1, 2, 3), 5, lambda w: [mean([x == 3 for x in w if x > y]) for y in w])
 def share_above() -> Sop:
-    """Of the larger tokens, the share of 3; 0 where there are none."""
+    """The share of 3 among the larger tokens; 0 if there are none."""
     return share(tokens, tokens, lambda key, query: key > query, flag(lambda x: x == 3, tokens))
 
 
@@ -571,7 +571,7 @@ def sum_of_positions() -> Sop:
 
 @program("abc", 5, lambda w: everywhere(w.index("a") if "a" in w else None, w))
 def first_a() -> Sop:
-    """Where "a" stands first; nothing where it does not."""
+    """The position of the first "a"; no value if there is none."""
     pairs = combine(lambda token, i: i if token == "a" else 9, tokens, indices)
     smaller = width(pairs, pairs, less)
     place = combine(lambda n, i: i if n == 0 and i < 9 else 9, smaller, pairs)

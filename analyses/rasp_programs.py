@@ -31,7 +31,7 @@ def compile_program(name: str, *, dtype: torch.dtype = torch.float64) -> Compile
 
 
 def compile_by_tracr(program: Program) -> Any:
-    """What tracr makes of it."""
+    """Compile a program with tracr."""
 
     def zeros(_: Any, shape: Any, dtype: Any) -> np.ndarray:
         return np.zeros(shape, dtype)
@@ -42,14 +42,14 @@ def compile_by_tracr(program: Program) -> Any:
 
 
 def random_texts(program: Program, *, n: int, seed: int) -> list[list[Any]]:
-    """Random inputs, so many of every length."""
+    """Draw n random inputs of every length."""
     generator = np.random.default_rng(seed)
     lengths = np.repeat(np.arange(1, program.length + 1), n)
     return [[program.words[i] for i in generator.integers(len(program.words), size=length)] for length in lengths]
 
 
 def wrong_values(name: str, *, n: int = 20, seed: int = 0) -> list[str]:
-    """Where a compiled program says something else than plain Python, on random inputs, n of every length."""
+    """List inputs, n of every length, on which a compiled program differs from plain Python."""
     program, model, wrong = PROGRAMS[name], compile_program(name), []
     for text in random_texts(program, n=n, seed=seed):
         values, expected = model.decode_outputs(model(model.encode_words(text)))[0], program.compute(text)

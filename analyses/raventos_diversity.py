@@ -120,7 +120,7 @@ def _section(label: str, distances: Mapping[str, Float[Tensor, "point seed"]]) -
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """What the paper says of few and of many tasks."""
+    """State the paper's claims on few and of many tasks."""
     paper = Claims("raventos2023", comparison.rows)
 
     def losses(label: str) -> str:

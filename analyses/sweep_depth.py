@@ -1,4 +1,4 @@
-"""Linear layers beside the best first-order and second-order learners of their depth, looped and not.
+"""Linear layers, compared with the best first-order and second-order learners of their depth, looped and not.
 
 python analyses/sweep_depth.py                        # from the table in analyses/results/
 python analyses/sweep_depth.py --folder runs/sweeps   # train it: `mechicl sweep depth`
@@ -72,7 +72,7 @@ def _pictures(frame: pd.DataFrame) -> list[Section]:
     figure = viz.lines(drawn, LAYERS, "mse", "who", middle="median", log_y=True, log_x=False, title="Loss by depth",
                        y_title="mean squared error of the query")  # fmt: skip
     figure.update_yaxes(range=[-6, 0])
-    words = "Medians with the range of three seeds, each a point; learners have one tuning. GD++ goes on below."
+    words = "Medians with the range of three seeds, each a point; learners have one tuning. GD++ continues below."
     return [Section("Loss by depth", words, figure)]
 
 

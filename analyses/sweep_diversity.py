@@ -21,14 +21,14 @@ from support.sweeps import SweepArgs, coverage_words, over_seeds
 
 MAIN, TASKS, POSITION, NEARNESS = "diversity", "task.n_tasks", "pool_position", "nearness"
 CONTROLS = (2, 8, 16, 16384)
-"""Sizes of pools that are held against learners that know nothing of them."""
+"""Sizes of pools that are compared with learners that do not know the pool."""
 VARIATIONS = {
     "diversity-points": ("n_context", "points"),
     "diversity-noise": ("task.noise_std", "noise deviation"),
     "diversity-dimensions": ("x_dim", "dimensions"),
     "diversity-draws": ("task.seed", "draw of the pool"),
 }
-"""The axis of each variation, and its name in words."""
+"""The axis of each variation, and its description."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _of_each_size(frame: pd.DataFrame) -> list[Row]:
             - part["pool_position_low"].astype(float),
             "scale on the pool's tasks": part["pool_scale"],
             "residual on the pool's tasks": part["pool_residual"],
-            "distance between dMMSE and ridge over what is left": part["pool_apart"] / left,
+            "distance between dMMSE and ridge over the residual": part["pool_apart"] / left,
             "nearness on the pool's tasks": part[NEARNESS],
             "position on new tasks": part["new_position"],
             "scale on new tasks": part["new_scale"],
@@ -117,7 +117,7 @@ def _of_each_size(frame: pd.DataFrame) -> list[Row]:
 
 
 def _controls(seeds: list[int]) -> list[Row]:
-    """The same numbers of who predicts 0, and of untrained models, which are no mixture of the two."""
+    """Return the same numbers for predicting 0 and for untrained models, which are not mixtures of the two."""
     config = SWEEPS[MAIN].sweep().base
     assert isinstance(config.task, TaskPool)
     assert isinstance(config.model, TransformerConfig)

@@ -40,7 +40,7 @@ def compare(args: Args) -> Comparison:
     lead = (
         "One layer of softmax attention, trained for 2,000 steps of Adam on the query's loss; x ~ U(-1/2, 1/2), d"
         " = 5, 10 points, no noise. The gap is the loss over that of one tuned step of gradient descent, minus 1."
-        " A sink is a key with a score of its own and value 0; its score begins at 0, or at 4. Medians of "
+        " A sink is a key with its own score and value 0; its score begins at 0, or at 4. Medians of "
         f"five seeds; one that stays in a plateau is in them. {coverage_words(5)}."
     )
     sections = []

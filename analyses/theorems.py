@@ -1,4 +1,4 @@
-"""Weights written by hand against what a theorem says they compute: the library's algorithm, or the theorem's formula.
+"""Hand-written weights compared with their theorem: the library's algorithm, or the theorem's formula.
 
 python analyses/theorems.py
 """

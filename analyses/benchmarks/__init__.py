@@ -1,1 +1,1 @@
-"""The parts of `make bench`: each measures the library beside what one would otherwise run."""
+"""The parts of `make bench`; each compares the library with its alternatives."""

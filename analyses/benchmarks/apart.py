@@ -1,4 +1,4 @@
-"""Objects in processes of their own, so that what one library sets neither helps nor hurts another.
+"""Objects in separate processes, so that settings of one library do not affect another.
 
 `python -m benchmarks.apart` is such a process: it makes one object and calls its methods as they come, a line of JSON
 each. Between calls it waits, and takes nothing.
@@ -23,11 +23,11 @@ ONE_CORE = {
 
 
 class NoPeerError(ImportError):
-    """What one would be compared with is not installed."""
+    """A library to compare with is not installed."""
 
 
 class Apart:
-    """An object of this package in a process of its own, with the variables of threads that a user has: none.
+    """An object of this package in a separate process, without environment variables about threads.
 
     Args:
         make: "module:name" of what is called with `options`; a module without a dot is one of this package.
@@ -58,7 +58,7 @@ class Apart:
             raise
 
     def call(self, method: str, *args: Any) -> Any:
-        """What a method returns there."""
+        """Call a method in the process and return its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([method, args]) + "\n")
         self._process.stdin.flush()
@@ -100,7 +100,7 @@ def peers(make: Mapping[str, Callable[[], Apart]]) -> Iterator[dict[str, Apart]]
 def main() -> None:
     """Make what the command names, and do what comes over the standard input."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print to stderr, answers go to stdout
 
     def answer(**words: Any) -> None:
         answers.write(json.dumps(words) + "\n")

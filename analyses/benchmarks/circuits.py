@@ -35,7 +35,7 @@ class Tally:
         self.false = {"nodes": 0, "edges": 0}
 
     def add(self, circuit: Circuit, truth: WeightsCircuit) -> None:
-        """One program's circuit beside the true one."""
+        """Compare one program's circuit with the true one."""
         self.programs += 1
         self.exact += compare_circuits(circuit, truth).is_exact
         for kind in self.right:
@@ -110,7 +110,7 @@ def construction_rows() -> list[Row]:
 
 
 def choice_rows(names: tuple[str, ...]) -> list[Row]:
-    """What a cut edge carries, how far the outputs may move, and how edges are searched for: which finds the truth."""
+    """Compare methods of ablating and searching edges by how well they find the true circuit."""
     rows = []
     choices: list[tuple[str, dict[str, Any]]] = [
         (f"cut edges carry {method!r}, tolerance {tolerance}", {"method": method, "tolerance": tolerance})
@@ -152,7 +152,7 @@ def wide_program(n_heads: int = 5, n_layers: int = 5) -> Program:
 
 
 def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
-    """A model of 2,000 edges, beside one run an edge."""
+    """Compare a search of 2,000 edges with one run per edge."""
     model = from_tracr(compile_by_tracr(wide_program()))
     ids = model.sample_ids(N_PROMPTS, seed=0)
     seconds, ratios, circuit = [], [], None

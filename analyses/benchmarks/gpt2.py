@@ -1,4 +1,4 @@
-"""Training of a GPT-2 style model beside `transformers` and torch's own encoder, as Garg et al. 2022 set them up."""
+"""Training of a GPT-2 style model, compared with `transformers` and torch's encoder, as in Garg et al. 2022."""
 
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ ENCODER = "nn.TransformerEncoder"
 
 
 def measure(settings: Settings, steps: int = 30) -> list[Row]:
-    """Steps per second of ours over each peer's, each in a process of its own."""
+    """Measure steps per second of ours over each peer's, each in its own process."""
     ours = Apart("our_training:OfPreset", ours=True)
     forms = {**FORMS, ENCODER: {"kind": "torch"}}
     start = {name: lambda o=options: Apart("gpt2_twins:training", **o) for name, options in forms.items()}

@@ -1,4 +1,4 @@
-"""What patching costs beside a loop of single runs by `transformer_lens.patching`."""
+"""The time of patching, compared with a loop of single runs by `transformer_lens.patching`."""
 
 import contextlib
 import io
@@ -134,7 +134,7 @@ def peak_bytes(sweep: Callable[[], InterventionSweep]) -> int:
 
 
 def memory_rows() -> list[Row]:
-    """The peak of a sweep beside the memory that it was given."""
+    """Compare the peak memory of a sweep with its bound."""
     checkpoint = load_checkpoint("gpt2-8l")
     model, clean = checkpoint.models[0], checkpoint.task.sample(16, seed=0)
     corrupted, small = corrupt(clean, "labels"), bridge(4, 4, 64, 1000)

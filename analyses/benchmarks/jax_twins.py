@@ -109,7 +109,7 @@ def optimizer(learning_rate: float) -> optax.GradientTransformation:
 
 
 class Twin:
-    """A compiled run of `steps` steps, to be called again and again: it goes on where the last call stopped.
+    """A compiled run of `steps` steps, to be called repeatedly; each call continues from the last.
 
     Args:
         form: names of a loss and of a way to draw.
@@ -155,12 +155,12 @@ class Twin:
         self._run: Any = jax.jit(run, donate_argnums=0).lower(self.state).compile()
 
     def losses(self) -> jax.Array:
-        """Of each of the next steps, `[step]` or `[seed step]`."""
+        """Return the loss of each of the next steps, `[step]` or `[seed step]`."""
         self.state, losses = jax.block_until_ready(self._run(self.state))
         return losses
 
     def steps_per_second(self, steps: int) -> float:
-        """Of about so many steps, without the time that compiling takes."""
+        """Return the seconds of about n steps, without compilation."""
         n_calls = max(1, round(steps / self.steps))
         started = time.perf_counter()
         for _ in range(n_calls):
@@ -185,7 +185,7 @@ class Quickest:
         return ", ".join(self._form)
 
     def steps_per_second(self, steps: int) -> float:
-        """Of about so many steps."""
+        """Return the seconds of about n steps."""
         return self._twin.steps_per_second(steps)
 
 

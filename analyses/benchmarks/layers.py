@@ -1,4 +1,4 @@
-"""What the analysis of layers costs beside what one would otherwise run."""
+"""The time of analyses of layers, compared with plain loops."""
 
 import time
 from dataclasses import replace
@@ -25,9 +25,9 @@ GD_STEPS = sorted({round(4096 ** (i / 43)) for i in range(44)})  # 40 columns
 
 
 def loops(xs: torch.Tensor, ys: torch.Tensor, step_size: float) -> torch.Tensor:
-    """Every step of both algorithms for every prefix of one prompt, kept where a column wants it: `[column point]`.
+    """Run every step of both algorithms for every prefix of one prompt; returns the columns' steps, `[column point]`.
 
-    Looping over columns as well, each a learner that starts from nothing, takes as many more steps as `restarts` says.
+    If each column's learner starts anew, the number of steps grows by the factor `restarts`.
     """
     columns = []
     for t in range(len(xs)):

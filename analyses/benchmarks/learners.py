@@ -1,6 +1,6 @@
-"""Reference learners beside scikit-learn's solvers and the loops over prompts and prefixes of the field's repositories.
+"""Reference learners, compared with scikit-learn's solvers and the field's loops over prompts and prefixes.
 
-Each in a process of its own. Every solver predicts each point of each prompt from the points before it: d = 20, 40
+Each runs in its own process. Every solver predicts each point of each prompt from the points before it: d = 20, 40
 points, as in Garg et al. 2022.
 """
 
@@ -29,7 +29,7 @@ def by_prompt_and_prefix(estimator: Any, prompts: Prompts) -> Tensor:
     """A fit for each prefix of each prompt, as `[prompt point]`: the empty one predicts 0."""
     xs, ys = prompts.xs.numpy(), prompts.ys[..., 0].numpy()
     predictions = np.zeros_like(ys)
-    # the data are checked for NaN and the options for sense at every fit, unless one says that they are right
+    # without this, every fit checks its data and options
     with warnings.catch_warnings(), sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
         warnings.simplefilter("ignore")  # iterations that ran out
         for prompt in range(len(xs)):
@@ -96,11 +96,11 @@ class Solver:
         self.solve = (THEIRS | OURS)[name]
 
     def seconds(self) -> float:
-        """Of all of its prompts."""
+        """Return the seconds for all of its prompts."""
         return seconds(lambda: self.solve(self.prompts))
 
     def predictions(self, n_prompts: int) -> list[list[float]]:
-        """Of the first prompts, at each point."""
+        """Return the predictions for the first prompts, at each point."""
         predictions = self.solve(self.prompts[:n_prompts])
         last = predictions if isinstance(predictions, Tensor) else predictions.predictions[-1, ..., 0]
         return last.tolist()

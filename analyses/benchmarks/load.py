@@ -1,4 +1,4 @@
-"""What else the machine does: numbers that were measured beside another process' work are not quoted."""
+"""The load by other processes; numbers that were measured on a busy machine are not quoted."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ def busy_seconds(stat: str, ticks_per_second: int) -> float:
 
 
 _forgotten = 0.0
-"""CPU seconds of processes that ended without anybody's counting them."""
+"""CPU seconds of processes that ended uncounted."""
 
 
 def own_seconds() -> float:
@@ -58,7 +58,7 @@ def counting_what_ends() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Load:
-    """What others took while something ran.
+    """The load by other processes during a measurement.
 
     Attributes:
         seconds: how long that was.
@@ -106,14 +106,14 @@ class Watch:
 
 
 def idle_load(seconds: float = 2.0) -> Load:
-    """What others take while this process does nothing."""
+    """Measure the load by other processes while this one is idle."""
     watch = Watch()
     time.sleep(seconds)
     return watch.load()
 
 
 def machine() -> str:
-    """Cores, processor and versions, in words."""
+    """Describe the machine: cores, processor and versions."""
     model = ""
     if (info := Path("/proc/cpuinfo")).is_file():
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]

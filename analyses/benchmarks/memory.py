@@ -1,4 +1,4 @@
-"""What predicting many prompts takes in memory, in a process of its own."""
+"""The memory of predicting many prompts, measured in a separate process."""
 
 import json
 import subprocess
@@ -26,12 +26,12 @@ print(json.dumps({"peak": peak - before, "seconds": seconds}))
 
 
 def predict_row(name: str, n_prompts: int) -> Row:
-    """Peak beside what the process held before."""
+    """Measure the peak above the memory before the call."""
     command = [sys.executable, "-c", SCRIPT, name, str(n_prompts)]
     measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     peak = measured["peak"]
     return row(f"{name}: peak of predict on {n_prompts:,} prompts over the bound", [peak / MEMORY], "<= 1.1",
-               f"{peak / 1e9:.2f} GB of {MEMORY / 1e9:.2f}: whole process less what it held before; "
+               f"{peak / 1e9:.2f} GB of {MEMORY / 1e9:.2f}: growth of the whole process; "
                f"{measured['seconds']:.1f} s")  # fmt: skip
 
 

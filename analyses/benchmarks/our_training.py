@@ -11,7 +11,7 @@ from mechicl.training.metrics import Metrics
 
 
 def steps_per_second(config: TrainingConfig) -> float:
-    """Of `train`, without what comes before the first step."""
+    """The speed of `train`, without the time before the first step."""
     with tempfile.TemporaryDirectory() as folder:
         train(config, folder, progress=False)
         return [line for line in Metrics.read(Path(folder)) if "steps_per_second" in line][-1]["steps_per_second"]
@@ -36,7 +36,7 @@ class Linear:
         self.sizes = sizes
 
     def steps_per_second(self, steps: int) -> float:
-        """Of a training of so many steps."""
+        """Return the seconds of a training of n steps."""
         return steps_per_second(linear_config(steps=steps, **self.sizes))
 
 
@@ -47,5 +47,5 @@ class OfPreset:
     """Trainings of `gpt2-8l`."""
 
     def steps_per_second(self, steps: int) -> float:
-        """Of a training of so many steps."""
+        """Return the seconds of a training of n steps."""
         return steps_per_second(GPT2.replace(steps=steps, eval_every=steps, log_every=steps))

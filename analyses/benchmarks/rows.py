@@ -1,4 +1,4 @@
-"""Rows of the benchmark: a ratio with its spread over rounds that alternate, beside its bar."""
+"""Rows of the benchmark: a ratio with its spread over rounds that alternate, and its bar."""
 
 import re
 import statistics
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """What one line of the table says.
+    """One line of the table.
 
     Attributes:
-        quantity: what was measured.
+        quantity: description of the measured quantity.
         value, low, high: median and range over rounds, or mean and 95% interval.
         spread: which of the two, and over how many.
-        bar: what the value should be, such as ">= 4", "0.99 to 1.01"; anything else is no bar.
+        bar: bound on the value, such as ">= 4" or "0.99 to 1.01"; other texts are not bounds.
         detail: the numbers that a ratio is made of, and sizes.
     """
 
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the value keeps to its bar; None without one."""
+        """True if the value is within its bar; None without a bar."""
         number = r"(-?[\d.]+(?:e-?\d+)?)"
         if one := re.fullmatch(rf"(<=|>=|<|) ?{number}", self.bar):
             sign, bound = one[1], float(one[2])
@@ -62,7 +62,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def alternate(measures: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each measure says in each round; in a round all are measured one after another."""
+    """Take each measure once per round, one after another, and return the values of all rounds."""
     values: dict[str, list[T]] = {name: [] for name in measures}
     for _ in range(rounds):
         for name, measure in measures.items():

@@ -1,4 +1,4 @@
-"""What a run of the benchmark is asked for."""
+"""Settings of a run of the benchmark."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Settings:
-    """Of all parts.
+    """Settings of all parts.
 
     Attributes:
-        rounds: how often each ratio is taken; parts whose rounds take minutes take fewer.
-        every: of the compiled programs, each so many-th.
-        full: at full length: 500 cells of a sweep and cells of a minute, all steps of trained readouts, more programs.
-        out: folder of pictures.
+        rounds: number of measurements of each ratio; fewer where one takes minutes.
+        every: only every n-th of the compiled programs.
+        full: measure 500 cells of a sweep, cells of a minute, all steps of trained readouts, and more programs.
+        out: folder for pictures.
     """
 
     rounds: int = 5

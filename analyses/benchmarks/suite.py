@@ -1,4 +1,4 @@
-"""Runs the parts of the benchmark one after another beside a count of what else the machine does."""
+"""Run the parts of the benchmark one after another, and measure the load by other processes."""
 
 import importlib
 import json
@@ -20,19 +20,19 @@ PARTS = (
 
 
 class MachineIsLoadedError(RuntimeError):
-    """Other processes take the cores, so that speeds mean nothing."""
+    """The machine is too busy to measure speeds."""
 
 
 def measure_part(
     measure: Callable[[Settings], list[Row]], settings: Settings, *, loaded: bool = False, attempts: int = 2
 ) -> dict[str, Any]:
-    """Rows of one part and what others took meanwhile; measured again where that was too much.
+    """Measure one part and the load by other processes; try again if that is too high.
 
     Args:
-        loaded: take what is measured, whatever others do.
+        loaded: accept any load.
 
     Raises:
-        MachineIsLoadedError: others took the cores each time.
+        MachineIsLoadedError: the machine was busy in each attempt.
     """
     for _ in range(attempts):
         watch = Watch()
@@ -44,13 +44,13 @@ def measure_part(
 
 
 def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool = False) -> list[str]:
-    """Measure and print parts, and write each to the JSON file `results` as soon as it is there, in place of its last.
+    """Measure and print parts, and write each to the JSON file `results` as soon as it is measured.
 
     Returns:
-        The parts that could not be measured, because others took the cores or they failed.
+        The parts that failed, or could not be measured because of the load.
 
     Raises:
-        MachineIsLoadedError: that is so from the start, and `loaded` does not allow it.
+        MachineIsLoadedError: the machine is busy from the start, unless `loaded`.
     """
     adopt_orphans()
     before = idle_load()
@@ -78,22 +78,22 @@ def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool
 
 
 def part_in_words(measured: Mapping[str, Any]) -> str:
-    """The rows of a part, below what others took meanwhile."""
+    """Return the rows of a part as text, below the load."""
     warning = "" if measured["quiet"] else "NOT TO BE QUOTED: "
     return f"{warning}{Load(**measured['load'])}\n{table([Row(**row) for row in measured['rows']])}"
 
 
 def write_page(page: Path, results: Path) -> None:
-    """Put each part's rows into the block of text of a page of documentation that follows `<!-- part: NAME -->`.
+    """Write each part's rows into the text block after `<!-- part: NAME -->` on a page.
 
     Raises:
-        ValueError: a part was measured beside other work, or the page has no place for one.
+        ValueError: a part was measured on a busy machine, or the page has no block for it.
     """
     text, everything = page.read_text(), json.loads(results.read_text())
     blocks = {part: part_in_words(measured) for part, measured in everything["parts"].items()}
     for part, measured in everything["parts"].items():
         if not measured["quiet"]:
-            raise ValueError(f"{part} was measured beside other work, and is not quoted: measure it again")
+            raise ValueError(f"{part} was measured on a busy machine: measure it again")
     for part, block in {"machine": everything["machine"], **blocks}.items():
         start, fence, end = f"<!-- part: {part} -->\n\n", "```text\n", "\n```"
         if start + fence not in text:

@@ -1,4 +1,4 @@
-"""What a sweep costs beside the work of its cells: in processes, on Ray, on two cores, and after it was killed.
+"""The overhead of a sweep over the work of its cells: in processes, on Ray, on two cores, and after a kill.
 
 The cells' own work is what they would take without a sweep: training, saving, loading and measuring in a plain loop,
 in as many processes at once.
@@ -42,7 +42,7 @@ BARS = {PROCESSES: "<= 1.05", RAY: "<= 1.1"}
 MANY, MINUTE = 500, 60
 """Cells of the sweep that the bars are for, and seconds of a cell."""
 KILLED = ("processes", "launch", "disk")
-"""Without Ray, whose killed processes nobody counts: they would be taken for other work."""
+"""Ways without Ray, whose killed processes would count as load by others."""
 TINY = TrainingConfig(
     task=LinearRegression(x_dim=2, n_context=2), model=TransformerConfig(x_dim=2, n_context=2), steps=1, batch_size=2,
     eval_prompts=2, n_snapshots=0, cpu=True,
@@ -95,13 +95,13 @@ def cells_of(config: TrainingConfig, n_cells: int) -> Sweep:
 
 
 def wall_seconds(sweep: Sweep, measure: Callable[[Any], float] | None, **how: Any) -> float:
-    """Of a sweep in a new folder."""
+    """Return the seconds of a sweep in a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         return seconds(lambda: sweep.run(folder, measure, progress=False, **how))
 
 
 def loop_seconds(config: TrainingConfig, measure: Callable[[Any], float] | None, n_cells: int) -> float:
-    """Of a cell without a sweep: trained, saved, loaded and measured in a plain loop."""
+    """Return the seconds of a cell without a sweep: trained, saved, loaded and measured in a plain loop."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     for cell in cells_of(config, n_cells).cells:
@@ -115,9 +115,9 @@ def loop_seconds(config: TrainingConfig, measure: Callable[[Any], float] | None,
 def own_seconds(
     config: TrainingConfig, measure: Callable[[Any], float] | None, n_cells: int = 6, n_processes: int = WORKERS
 ) -> float:
-    """Of a cell without a sweep, while as many plain processes do the same as there are workers.
+    """Return the seconds of a cell without a sweep, while as many processes as workers do the same.
 
-    Two cores that both work are slower than one that works alone, on many machines: that is no cost of a sweep.
+    On many machines two busy cores are slower than one, which is not overhead of a sweep.
     """
     with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn")) as pool:
         for what in ((TINY, sleep_for_a_second, 1), (config, measure, n_cells)):  # first, each loads what it needs
@@ -149,10 +149,10 @@ def ray_session() -> Iterator[float]:
 
 
 def overhead_rows(name: str, n_cells: int, work: str, measure: Callable[[Any], float], started: float) -> list[Row]:
-    """Seconds of a sweep over its cells' own work, of as many plain processes at once, divided by the workers.
+    """Measure the seconds of a sweep over the same work in plain processes.
 
-    With the start of the workers, which are new for each sweep; Ray's stay, and have done two cells before. Of fewer
-    cells than `MANY`, also what a straight line through two cells and all of them says of so many.
+    They include the start of the workers, except Ray's, which have done two cells before. From fewer cells than `MANY`,
+    a straight line extrapolates to `MANY`.
     """
     own, how = own_seconds(TINY, measure), HOW[name]
     two = wall_seconds(cells_of(TINY, WORKERS), measure, **how)

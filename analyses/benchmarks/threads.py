@@ -1,6 +1,6 @@
-"""Small work on a machine with a busy process: torch's threads, how they wait, and what the library chooses by itself.
+"""Small workloads on a machine with a busy process, with different settings of torch's threads.
 
-Each choice is a process of its own, because the variables are read when torch is loaded.
+Each setting runs in a separate process, because the variables are read when torch is loaded.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def busy_process() -> Iterator[None]:
 
 
 def work_seconds(chosen: dict[str, str]) -> dict[str, float]:
-    """Of each work, in a new process with these variables, and no others that concern threads."""
+    """Return the seconds of each workload in a new process with these variables about threads."""
     others = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "MKL_", "GOMP_"))}
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={**others, **chosen})

@@ -73,7 +73,7 @@ def straightness(sizes: Any, values: Any) -> float:
 
 
 def slope(sizes: Any, values: Any) -> float:
-    """Of values over sizes on logarithmic axes: 1 where twice as many cost twice as much."""
+    """Return the slope of values over sizes on logarithmic axes: 1 if the cost is proportional to the size."""
     return float(np.polyfit(np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float)), 1)[0])
 
 

@@ -1,4 +1,4 @@
-"""What one would write in plain PyTorch: a loop of steps, and linear attention by batched products over all tokens."""
+"""A training in plain PyTorch: a loop of steps, and linear attention by batched products over all tokens."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Loop:
         return loss.item()
 
     def steps_per_second(self, steps: int) -> float:
-        """Of so many steps."""
+        """Return the seconds of n steps."""
         started = time.perf_counter()
         for _ in range(steps):
             self.step()

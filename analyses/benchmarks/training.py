@@ -1,4 +1,4 @@
-"""Training of linear transformers beside plain PyTorch, its compiler, and jax."""
+"""Training of linear transformers, compared with plain PyTorch, its compiler, and jax."""
 
 import tempfile
 from collections.abc import Callable
@@ -18,7 +18,7 @@ BATCH_SIZE = 2048
 
 
 def linear_peers(n_layers: int, one_core: bool) -> dict[str, Callable[[], Apart]]:
-    """What trains the same model, each in a process of its own, by name."""
+    """Return the trainings of the same model by name, each in its own process."""
     sizes: dict[str, Any] = {"n_layers": n_layers, "batch_size": BATCH_SIZE}
     a_third = STEPS[n_layers] // 3
 

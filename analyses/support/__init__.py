@@ -1,1 +1,1 @@
-"""What the scripts of published results share: their command line, claims of papers, and how results are verified."""
+"""Code shared by the scripts of published results: command line, claims of papers, verification."""

@@ -1,4 +1,4 @@
-"""Predicates that decide whether what a paper claims holds of measured rows.
+"""Predicates that decide whether measured rows agree with a paper's claim.
 
 A check is a function of a claim's lines of rows that returns one boolean for each value, or one for all of them. Checks
 are made from predicates of rows by `every`, `by_value` and `together`:
@@ -134,5 +134,5 @@ def rises(*rows: Row) -> bool:
 
 
 def numbers(words: str) -> list[float]:
-    """The numbers in words, in order."""
+    """Return the numbers in a text, in order."""
     return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", words.replace(",", ""))]

@@ -21,7 +21,7 @@ Standing = Literal["agrees", "agrees in part", "differs", "no evidence", "not pr
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """What a figure, table or theorem of a paper says, and the rows it is checked on: an entry of analyses/README.md.
+    """A claim of a paper's figure, table or theorem, and the rows it is checked on: an entry of analyses/README.md.
 
     Attributes:
         source: the paper's key in sources.bib.
@@ -34,8 +34,8 @@ class Claim:
         why: what a reader of the verdict should know.
         controls: rows to compare the claim with, by label: the same quantities, or others, of a control.
         cause: why it differs, in a word or two ("erratum", "size", "setting", "measure"): one of `CAUSES` first.
-        trained: whether it is about trained models; otherwise untrained models are no control.
-        control_verdicts: by label, the verdict that the claim would get with a control's rows instead of its own.
+        trained: whether it is about trained models; otherwise untrained models are not a control.
+        control_verdicts: by label, the verdict that the claim would get with a control's rows.
         saved_outcomes: results of the check, of a claim that was read from a file; None if words were measured for a
             number.
     """
@@ -87,9 +87,9 @@ class Claim:
 
     @property
     def standing(self) -> Standing:
-        """The verdict that the index shows: "no evidence" for what agrees, and of untrained models too.
+        """The verdict in the index: "no evidence" if untrained models agree too.
 
-        Such an entry says something about the quantity and nothing about training, so it does not count as agreeing.
+        Such an entry is not evidence about training, so it does not count as agreeing.
         """
         alike = self.trained and self.control_verdicts.get(UNTRAINED) == "agrees" == self.verdict
         return "no evidence" if alike else self.verdict
@@ -101,7 +101,7 @@ class Claim:
 
     @property
     def lacks(self) -> str:
-        """What the entry still needs, as text; empty if nothing.
+        """The missing parts of the entry, as text; empty if it is complete.
 
         A claim that differs needs a cause and, besides untrained models, a control that supports the cause; a claim
         about trained models needs untrained ones as a control.
@@ -117,7 +117,7 @@ class Claim:
         return ", ".join(lacking)
 
     def with_rows(self, rows: Sequence[Row]) -> "Claim":
-        """The claim with as many other rows in place of its own."""
+        """Return the claim with other rows."""
         rest = iter(rows)
         return replace(self, lines={label: [next(rest) for _ in line] for label, line in self.lines.items()})
 
@@ -152,7 +152,7 @@ class Claim:
 
 
 class Claims:
-    """What one paper says, stated on the rows of a comparison.
+    """The claims of one paper on the rows of a comparison.
 
     Attributes:
         source: the paper's key in sources.bib.

@@ -33,7 +33,7 @@ class Moved:
 
 
 def apart(written: Row, measured: Row) -> str:
-    """How far a row moved, in words; empty if it did not.
+    """Describe how far a row moved; empty if it did not.
 
     A sampled quantity may move within the interval that is written with it; a number without one, or whose interval is
     rounding, by a millionth of itself; words not at all. Numbers at the level of rounding are the same.
@@ -81,10 +81,9 @@ def moved_rows(written: Sequence[Row], measured: Sequence[Row], entry: str) -> l
 
 
 def moved_claims(written: Sequence[Claim], measured: Sequence[Claim | None]) -> tuple[list[Moved], list[str]]:
-    """What moved in entries of the index, value by value, and the entries on trained models in which nothing did.
+    """List changes of entries of the index, and the entries on trained models without changes.
 
-    Of the latter only those that hold of trained models, at least in part: what differs from the paper is not said to
-    come of training, nor is what stands as "no evidence" or "not printed".
+    The latter are only those that agree with the paper, at least in part, and not with "no evidence".
     """
     moved, unmoved = [], []
     for claim, now in zip(written, measured, strict=True):

@@ -1,4 +1,4 @@
-"""The index measured again: the saved commands of scripts are run anew, and every row is held against what is written.
+"""Measure the index again: run the saved commands of scripts, and compare every row with the saved one.
 
 Runs where the scripts are: in a source checkout, whose `analyses/results/` say which command measured what.
 """
@@ -58,7 +58,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one script.
+    """The outcome of one script.
 
     Attributes:
         job: the script.
@@ -99,7 +99,7 @@ def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
     for path in files:
         written = Results.read(path)
         if "command" not in written.data:
-            raise ValueError(f"{path} says no command that measured it: run its script again")
+            raise ValueError(f"{path} contains no command that measured it: run its script again")
         words = tuple(shlex.split(written.data["command"]))[1:]
         whole = not entries or bool({path.stem, Path(words[0]).name, Path(words[0]).stem} & set(entries))
         claims = [i for i, claim in enumerate(written.claims) if any(_is_of(claim, entry) for entry in entries)]
@@ -126,7 +126,7 @@ def _is_of(claim: Claim, entry: str) -> bool:
 def replay(
     jobs: Sequence[Job], root: Path, state: Path, *, workers: int = 1, random: bool = False, progress: bool = True
 ) -> Iterator[Outcome]:
-    """Run scripts again, each in a process of its own, and say what moved; in the order they end in.
+    """Run scripts again, each in its own process, and yield the changes in the order in which scripts end.
 
     A script that has run with the same command, checkpoints, library and versions is not run again.
 

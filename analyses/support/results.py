@@ -1,4 +1,4 @@
-"""What a script measured, with the claims of a paper on it, as it is saved in analyses/results."""
+"""The results of a script, with a paper's claims on them, as saved in analyses/results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

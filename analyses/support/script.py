@@ -1,4 +1,4 @@
-"""What the scripts of `analyses/` share: a command line from a dataclass, a printed table, saved results."""
+"""Running a script of `analyses/`: a command line from a dataclass, a printed table, saved results."""
 
 import shlex
 import sys
@@ -29,7 +29,7 @@ class ScriptArgs:
     control: bool = True
     """Measure everything a second time on untrained models, the control of every claim."""
     random_weights: bool = False
-    """Measure untrained models in the place of every checkpoint's, and nothing else: what `make verify` asks for."""
+    """Measure untrained models in place of every checkpoint's, for `make verify VERIFY=--random-weights`."""
 
 
 Args = TypeVar("Args", bound=ScriptArgs)
@@ -41,15 +41,15 @@ HOW = ("--control", "--no-control", "--random-weights", "--no-random-weights")
 def run_script(kind: type[Args], compare: Callable[[Args], Comparison], name: str, claims: State | None = None) -> None:
     """Parse the command line, compare, print the table, and save NAME.json and NAME.html.
 
-    Where claims are made of trained models, everything is measured again with new initial weights in the place of every
-    checkpoint's (`mechicl.checkpoints.random_weights`), and the rows stand in each claim as its control "untrained".
-    Errors of the user's making end with one line and exit code 1.
+    For claims on trained models, everything is measured again with new initial weights in place of every checkpoint's
+    (`mechicl.checkpoints.random_weights`); these rows become each claim's control "untrained". User errors are printed
+    on one line, with exit code 1.
 
     Args:
         kind: dataclass of the arguments.
         compare: the reproduction.
-        name: of the saved files; where there is a `checkpoint` or a `model` among the arguments, its name is added.
-        claims: what the paper says of the reproduction's rows.
+        name: name of the saved files; the argument `checkpoint` or `model`, if there is one, is appended.
+        claims: states the paper's claims on the reproduction's rows.
     """
     args = tyro.cli(kind)
     how: dict[str, Any] = {

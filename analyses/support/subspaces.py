@@ -24,7 +24,7 @@ def subspaces_part(
     dims: Sequence[int] = (1, 4, 16),
     **options: Any,
 ) -> Measured:
-    """Learned subspaces of hypotheses' variables at the query, beside random targets and an untrained model.
+    """Learned subspaces of hypotheses' variables at the query, with random targets and an untrained model as controls.
 
     Args:
         model: that reads prompts of points.

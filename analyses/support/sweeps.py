@@ -1,4 +1,4 @@
-"""What the scripts on ready-made sweeps share: where a sweep's table is, and rows over its seeds."""
+"""Code shared by the scripts on ready-made sweeps: the table of a sweep, and rows over its seeds."""
 
 import inspect
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class SweepArgs(ScriptArgs):
     """Processes that train."""
 
     def table(self, name: str) -> GridTable:
-        """The table of a ready-made sweep: kept in the folder `results` beside the script, or trained.
+        """Return the table of a ready-made sweep, from the folder `results` next to the script, or trained.
 
         Raises:
             FileNotFoundError: no table of it is kept, and no folder to train in was named.
@@ -49,7 +49,7 @@ def over_seeds(quantity: str, values: pd.Series, note: str = "") -> Row:
 
 
 def coverage(n_seeds: int) -> float:
-    """The chance with which the range of so many seeds covers the median of all, exactly: 1 - 2^(1 - n)."""
+    """Return the probability that the range of n seeds covers the median, 1 - 2^(1 - n)."""
     return 1 - 0.5 ** (n_seeds - 1)
 
 

@@ -155,7 +155,7 @@ def test_without_a_source_checkout_there_is_nothing_to_run(tmp_path, capsys):
     assert "source checkout" in capsys.readouterr().err
     (tmp_path / "analyses" / "results").mkdir(parents=True)
     Results("T", "L", []).write_numbers(tmp_path / "analyses" / "results" / "a.json")
-    with pytest.raises(ValueError, match="says no command"):
+    with pytest.raises(ValueError, match="contains no command"):
         find_jobs(tmp_path)
 
 
