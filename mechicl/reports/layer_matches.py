@@ -254,7 +254,7 @@ def growth_rows(
         each = [seed.get(family) for seed in growths]
         for i, growth in enumerate(each):
             seed = f", seed {names[i]}" if len(each) > 1 else ""
-            measured, over, note = "cannot be told", "", "fewer than 5 layers match a step inside those tried"
+            measured, over, note = "cannot be determined", "", "fewer than 5 layers match a step inside those tried"
             if growth is not None:
                 measured, over = growth.better, f"layers {growth.rows[0]:g} to {growth.rows[-1]:g}"
                 note = (
@@ -279,7 +279,7 @@ def growth_rows(
         for seed in growths if {"Newton", "gradient descent"} <= set(seed)
     ])  # fmt: skip
     several = len(ratios) > 1
-    measured = interval(ratios) if several else ratios.item() if len(ratios) else "cannot be told"
+    measured = interval(ratios) if several else ratios.item() if len(ratios) else "cannot be determined"
     note = "2 if both only follow how far the errors have shrunk: (1 - αλ²)^(2^k) against (1 - aλ)^k"
     quantity = f"{label}: Newton iterations for each doubling of gradient descent steps"
     return [*rows, Row(quantity, None, measured, "seeds" if several else "", note)]
