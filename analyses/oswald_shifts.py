@@ -93,8 +93,9 @@ def compare(args: Args) -> Comparison:
     rows += _early_rows(checkpoint, tuned, task, args.seed)
     lead = (
         f"{checkpoint.name}: {len(models)} seeds, compared with {cfg.n_layers} step{'s' if cfg.n_layers > 1 else ''} "
-        f"of tuned descent as layers of the same kind{_clipped(cfg)}, at scales {SCALES[0]:g} to {LAST:g} of inputs and "
-        f"of weights, and on inputs from distributions that training never showed, as they are drawn and divided by the "
+        f"of tuned descent as layers of the same kind{_clipped(cfg)}, at scales {SCALES[0]:g} to {LAST:g} of inputs "
+        f"and of weights, and on inputs from distributions that training never showed, as they are drawn and divided "
+        f"by the "
         f"norm of their context as in the authors' code; {args.n_prompts:,} prompts (seed {args.seed}). The distance "
         f"of two curves is the largest difference of log10 of the loss, over the height of the curve of descent."
     )
