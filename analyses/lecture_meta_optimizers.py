@@ -91,8 +91,8 @@ def _bayes(args: Args) -> list[Row]:
     dual = (prompts.query.xs[:, None] @ xs.mT @ torch.linalg.solve(gram, ys))[:, 0]
     regularised = constructions.with_pseudo_examples(prompts, penalty)
     largest = torch.linalg.eigvalsh(xs.mT @ xs)[:, -1].max().item() + penalty
-    model = constructions.ridge(
-        x_dim=5, n_context=8, steps=NEWTON_STEPS, alpha=1.5 / largest**2, largest_eigenvalue=largest
+    model = constructions.newton(
+        x_dim=5, n_context=8 + 5, steps=NEWTON_STEPS, alpha=1.5 / largest**2, largest_eigenvalue=largest
     )
     # two contexts alike in the first point's products with all others: rotate the others around the first point
     rotated = xs.clone()
@@ -125,7 +125,7 @@ def _worked_examples() -> list[Row]:
     layer = constructions.gradient_descent(x_dim=2, n_context=1, step_size=0.5)
     second = _prompt([[1.0]], [2.0], [3.0])
     best = algorithms.bayes(second, noise_std=1.0, weight_std=1.0, at="query").query()[0].item()
-    model = constructions.ridge(x_dim=1, n_context=1, steps=8, alpha=0.3, largest_eigenvalue=2.0)
+    model = constructions.newton(x_dim=1, n_context=1 + 1, steps=8, alpha=0.3, largest_eigenvalue=2.0)
     in_weights = model.predict(constructions.with_pseudo_examples(second, 1.0)).item()
     return [
         *(Row(f"example 1: weight {i + 1} after a step", printed, value)

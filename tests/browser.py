@@ -1,4 +1,4 @@
-"""JupyterLab, as a person uses it: notebooks run in a real server and are looked at in a real browser."""
+"""JupyterLab: notebooks run in a real server, and are shown in a real browser."""
 
 import json
 import os
@@ -24,7 +24,7 @@ KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language":
 
 
 class JupyterLab:
-    """A server in a folder of its own, with its own settings; `close` ends it and its kernels."""
+    """A server in a separate folder, with separate settings; `close` ends it and its kernels."""
 
     def __init__(self, folder: Path, browser: Browser):
         self.root, self._browser = folder / "notebooks", browser
@@ -37,10 +37,8 @@ class JupyterLab:
         self._log = folder / "server.log"
         self._token, port = secrets.token_hex(16), _free_port()
         self.url = f"http://127.0.0.1:{port}"
-        places = {
-            "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime",
-            "IPYTHONDIR": "ipython",
-        }  # fmt: skip
+        folders = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
+        environment = {f"JUPYTER_{name}": str(folder / part) for name, part in folders.items()}
         options = {
             "ServerApp.root_dir": self.root,
             "ServerApp.ip": "127.0.0.1",
@@ -56,30 +54,18 @@ class JupyterLab:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "jupyterlab", "--no-browser", *arguments],
                 cwd=folder,
-                env=os.environ | {name: str(folder / place) for name, place in places.items()},
+                env=os.environ | environment | {"IPYTHONDIR": str(folder / "ipython")},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
         self._wait_until_up()
 
     def open_notebook(self, path: Path, *, width: int = 1280, height: int = 1000) -> Page:
-        """Open a copy of a notebook as it is, and return the page; nothing is run.
-
-        Args:
-            path: the notebook; the file itself stays as it is.
-            width: of the browser's window.
-            height: of the browser's window.
-        """
+        """Open a copy of a notebook without running it, and return the page."""
         return self._opened(nbformat.read(path, as_version=4), path.name, width, height)
 
     def drive_notebook(self, path: Path, *, timeout: float = 1200, width: int = 1280, height: int = 1000) -> Page:
-        """Open a copy of a notebook, run all of its cells, and return the page when the last one is done.
-
-        Args:
-            path: the notebook; the file itself stays as it is, outputs in it are not looked at.
-            timeout: seconds that the cells may take together.
-            width: of the browser's window.
-            height: of the browser's window.
+        """Open a copy of a notebook, run all of its cells in at most `timeout` seconds, and return the page.
 
         Raises:
             AssertionError: a cell failed; the message is its error.
@@ -103,18 +89,18 @@ class JupyterLab:
         return page
 
     def _opened(self, notebook: nbformat.NotebookNode, name: str, width: int, height: int) -> Page:
-        notebook.metadata.kernelspec = KERNEL  # without one, JupyterLab asks
+        notebook.metadata.kernelspec = KERNEL  # without one, JupyterLab opens a dialog
         nbformat.write(notebook, self.root / name)
         context = self._browser.new_context(viewport={"width": width, "height": height})
         self._contexts.append(context)
         page = context.new_page()
         page.goto(f"{self.url}/lab/tree/{name}?reset&token={self._token}")
-        # earlier JupyterLab would ask which kernel to start
+        # earlier JupyterLab would open a dialog for the kernel
         page.locator("#jp-main-statusbar", has_text=f"{KERNEL['display_name']} | Idle").wait_for()
         return page
 
     def log(self) -> str:
-        """The end of what the server said."""
+        """Return the end of the server's log."""
         return self._log.read_text(errors="replace")[-4000:]
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Pages of markdown whose code is run: blocks of a page in order, in one namespace, and what they print compared."""
+"""Code in markdown pages: run block after block in one namespace, and compared with the printed output."""
 
 import contextlib
 import io
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
 
 
 class Fence(NamedTuple):
-    """A fenced block: its language, what stands after that, its lines, and the number of the first."""
+    """A fenced block: its language, the title after it, its lines, and the number of the first."""
 
     language: str
     title: str
@@ -25,8 +26,7 @@ class Fence(NamedTuple):
 class Block:
     """A block of code, and the output that the page shows after it, if any.
 
-    An output with a title is of a model that the page trains: its last digits, and what is nearly as near, are another
-    machine's own.
+    An output with a title depends on training, so that its digits differ between machines.
     """
 
     code: str
@@ -36,39 +36,26 @@ class Block:
 
 
 def fences(path: Path) -> list[Fence]:
-    """Every fenced block of a page, without its indentation."""
-    text = path.read_text(encoding="utf-8")
-    return [
-        Fence(
-            match[2],
-            match[3].strip(),
-            re.sub(rf"^{match[1]}", "", match[4], flags=re.MULTILINE),
-            text.count("\n", 0, match.start()) + 2,
-        )
-        for match in FENCE.finditer(text)
-    ]
+    """Return every fenced block of a page, without its indentation."""
+    text, found = path.read_text(encoding="utf-8"), []
+    for match in FENCE.finditer(text):
+        content = re.sub(rf"^{match[1]}", "", match[4], flags=re.MULTILINE)
+        found.append(Fence(match[2], match[3].strip(), content, text.count("\n", 0, match.start()) + 2))
+    return found
 
 
 def blocks(path: Path) -> list[Block]:
-    """The Python of a page; a block of text right after it is what it prints."""
-    every = fences(path)
-    after = [*every, Fence("", "", "", 0)][1:]
+    """Return the Python of a page; a block of text right after it is its output."""
+    every = [*fences(path), Fence("", "", "", 0)]
     return [
-        Block(
-            fence.content, following.content if following.language == "text" else None, not following.title, fence.line
-        )
-        for fence, following in zip(every, after, strict=True)
-        if fence.language == "python"
+        Block(code.content, after.content if after.language == "text" else None, not after.title, code.line)
+        for code, after in itertools.pairwise(every)
+        if code.language == "python"
     ]
 
 
 def run(page: list[Block], name: str) -> dict:
-    """Run a page's blocks in the current folder; returns their namespace.
-
-    Raises:
-        AssertionError: a block prints something else than the page says: other words, or numbers that differ by more
-            than a thousandth.
-    """
+    """Run a page's blocks in the current folder, compare their output, and return their namespace."""
     namespace: dict = {"__name__": "page"}
     for block in page:
         printed = io.StringIO()
@@ -79,29 +66,26 @@ def run(page: list[Block], name: str) -> dict:
     return namespace
 
 
-def compare(shown: str, said: str) -> None:
-    """Assert that a text is what a page says, up to a thousandth of each number with a decimal point."""
-    assert words(shown) == words(said), f"prints\n{shown}\nsaid\n{said}"
-    for got, expected in zip(numbers(shown), numbers(said), strict=True):
-        assert abs(got - expected) <= 1e-3 * abs(expected) + 2e-6, (
-            f"{got} for {expected}; prints\n{shown}\nsaid\n{said}"
-        )
+def compare(printed: str, page: str) -> None:
+    """Assert that printed text equals a page's, up to a thousandth of each number with a decimal point."""
+    assert words(printed) == words(page), f"printed\n{printed}\nthe page has\n{page}"
+    for got, expected in zip(numbers(printed), numbers(page), strict=True):
+        assert abs(got - expected) <= 1e-3 * abs(expected) + 2e-6, f"{got} for {expected} in\n{printed}"
 
 
-def compare_roughly(shown: str, said: str) -> None:
-    """Assert that as many lines are printed, each with as many numbers, and that these are alike in the mean."""
-    assert len(words(shown)) == len(words(said)), f"prints\n{shown}\nsaid\n{said}"
-    for line, expected in zip(words(shown), words(said), strict=True):
-        assert line.count("#") == expected.count("#"), f"prints\n{line}\nsaid\n{expected}"
-    got, expected = (sum(map(abs, numbers(text))) for text in (shown, said))
-    assert 0.5 * expected <= got <= 2 * expected, f"prints\n{shown}\nsaid\n{said}"
+def compare_roughly(printed: str, page: str) -> None:
+    """Assert that printed text has the page's lines and numbers per line, and numbers of similar size."""
+    counts = [[line.count("#") for line in words(text)] for text in (printed, page)]
+    assert counts[0] == counts[1], f"printed\n{printed}\nthe page has\n{page}"
+    got, expected = (sum(map(abs, numbers(text))) for text in (printed, page))
+    assert 0.5 * expected <= got <= 2 * expected, f"printed\n{printed}\nthe page has\n{page}"
 
 
 def words(text: str) -> list[str]:
-    """Lines, with a mark for each number that has a decimal point; columns may be wider or narrower."""
+    """Return lines, with a mark for each number that has a decimal point, and single spaces."""
     return [" ".join(NUMBER.sub("#", line).split()) for line in text.strip().splitlines()]
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers with a decimal point."""
+    """Return the numbers with a decimal point."""
     return [float(number) for number in NUMBER.findall(text)]

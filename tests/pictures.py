@@ -1,6 +1,6 @@
-"""What is wrong with a picture: faults of figures, of the words over them, and of pages as a browser draws them.
+"""Faults of figures, of captions over them, and of pages as a browser draws them.
 
-Every function returns faults as sentences; none is fine.
+Every function returns faults as sentences; a correct picture has none.
 """
 
 import itertools
@@ -16,46 +16,34 @@ import plotly.graph_objects as go
 from playwright.sync_api import Page
 from plotly.colors import hex_to_rgb
 
+from mechicl.viz.elements import ALIASES
 from mechicl.viz.html import Html
 from mechicl.viz.page import Section
-
-SAME = {  # words for one thing, which share a colour
-    "each seed": "trained", "opened seed": "trained", "trained layer": "trained", "in context": "trained",
-    "before fine-tuning": "zero-shot", "OLS": "closed form", "ridge": "closed form", "least squares": "closed form",
-}  # fmt: skip
-
 
 # ---- figures
 
 
 def figure_faults(figure: Any) -> list[str]:
-    """Traces without a visible mark."""
-    layout = json.loads(str(figure.to_json()))["layout"]
-    faults, traces = [], _traces(figure)
+    """Return the traces without a visible mark."""
+    layout, traces = json.loads(str(figure.to_json()))["layout"], _plain(figure.to_plotly_json()["data"])
+    faults = [] if traces else ["the figure has no traces"]
     for i, trace in enumerate(traces):
         reason = "" if _names_others(trace, traces) else _why_invisible(trace, layout)
         if reason:
-            name = trace.get("name") or trace.get("type")
-            faults.append(f"trace {i} ({name}) shows nothing: {reason}")
-    if not figure.data:
-        faults.append("the figure has no traces")
+            faults.append(f"trace {i} ({trace.get('name') or trace.get('type')}) shows nothing: {reason}")
     return faults
 
 
 def _names_others(trace: dict[str, Any], traces: Sequence[dict[str, Any]]) -> bool:
-    """Whether a trace without a point is the entry of the legend for others, of its colour, that are drawn."""
+    """Return True if a trace without a point is the legend's entry for drawn lines of its colour."""
     if trace.get("x") != [None] or not trace.get("name"):
         return False
     color = trace.get("line", {}).get("color")
     return any(other.get("x") != [None] and other.get("line", {}).get("color") == color for other in traces)
 
 
-def _traces(figure: Any) -> list[dict[str, Any]]:
-    """The figure's data as plain lists."""
-    return _plain(figure.to_plotly_json()["data"])
-
-
 def _plain(value: Any) -> Any:
+    """Convert nested arrays to lists."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -67,16 +55,13 @@ def _why_invisible(trace: dict[str, Any], layout: dict[str, Any]) -> str:
     kind = trace.get("type", "scatter")
     if trace.get("opacity", 1) == 0 or trace.get("visible", True) is not True:
         return "it is invisible"
+    numbers = {value for value in trace["y"] if _is_number(value)} if kind in ("bar", "violin") else set()
     if kind == "heatmap":
-        cells = [value for row in trace["z"] for value in row]
-        return "" if any(map(_is_number, cells)) else "no cell has a value"
-    if kind == "bar":
-        heights = [value for value in trace["y"] if _is_number(value)]
-        return "" if any(heights) else "no bar has a height"
-    if kind == "violin":
-        return "" if len({value for value in trace["y"] if _is_number(value)}) > 1 else "no spread"
+        return "" if any(_is_number(value) for row in trace["z"] for value in row) else "no cell has a value"
+    if kind in ("bar", "violin"):
+        return "" if (any(numbers) if kind == "bar" else len(numbers) > 1) else f"no {kind} has a height"
     if kind != "scatter":
-        return f"unknown kind of trace {kind}: teach tests/pictures.py what it shows"
+        return f"unknown kind of trace {kind}: add it to tests/pictures.py"
     inside = [_is_inside(x, y, trace, layout) for x, y in zip(trace["x"], trace["y"], strict=True)]
     if not any(inside):
         return "no point has a place on the axes"
@@ -84,7 +69,7 @@ def _why_invisible(trace: dict[str, Any], layout: dict[str, Any]) -> str:
     if "markers" in mode:
         sizes = trace.get("marker", {}).get("size", 6)
         sizes = sizes if isinstance(sizes, list) else [sizes] * len(inside)
-        if any(there and size > 0 for there, size in zip(inside, sizes, strict=True)):
+        if any(one and size > 0 for one, size in zip(inside, sizes, strict=True)):
             return ""
     if "text" in mode and any(trace.get("text", ())):
         return ""
@@ -117,7 +102,7 @@ def _is_inside(x: Any, y: Any, trace: dict[str, Any], layout: dict[str, Any]) ->
     return True
 
 
-# ---- words
+# ---- captions
 
 
 def _dashes(figure: Any) -> set[str]:
@@ -125,13 +110,9 @@ def _dashes(figure: Any) -> set[str]:
     return {dash for dash in (*lines, *(shape.line.dash for shape in figure.layout.shapes)) if dash}  # type: ignore[attr-defined]
 
 
-def _symbols(figure: Any) -> set[str]:
-    symbols: set[str] = set()
-    for trace in figure.data:
-        if trace.type == "scatter" and "markers" in (trace.mode or "markers"):
-            each = trace.marker.symbol
-            symbols |= set(each) if isinstance(each, list | tuple) else {each or "circle"}
-    return symbols
+def _symbols(figure: Any) -> str:
+    drawn = [trace for trace in figure.data if trace.type == "scatter" and "markers" in (trace.mode or "markers")]
+    return " ".join(str(trace.marker.symbol or "circle") for trace in drawn)
 
 
 def _has_bars(figure: Any) -> bool:
@@ -144,7 +125,7 @@ def _has_bands(figure: Any) -> bool:
 
 
 def _hues(figure: Any) -> set[str]:
-    """Names of the colours of marks."""
+    """Return the names of the colours of marks."""
     hues = set()
     for trace in figure.data:
         if trace.type == "heatmap":
@@ -156,7 +137,7 @@ def _hues(figure: Any) -> set[str]:
 
 
 def _hues_of_cells(trace: Any, figure: Any) -> set[str]:
-    """Which of red and blue a heatmap shows: the colours at the ends that its values go to."""
+    """Return the names of the colours near a scale's ends that a heatmap's values reach."""
     axis: Any = figure.layout[trace.coloraxis] if trace.coloraxis else trace
     scale, cells = axis.colorscale, [v for row in trace.z for v in row if v is not None and math.isfinite(v)]
     if not scale or isinstance(scale, str) or not cells:
@@ -191,47 +172,45 @@ def _hue(color: str) -> str:
 
 
 CLAIMS: dict[str, Callable[[Any], bool]] = {
-    r"open circles?": lambda figure: any("circle-open" in str(symbol) for symbol in _symbols(figure)),
-    r"white squares?": lambda figure: any("square" in str(symbol) for symbol in _symbols(figure)),
-    r"diamonds?": lambda figure: any("diamond" in str(symbol) for symbol in _symbols(figure)),
-    r"stars?": lambda figure: any("star" in str(symbol) for symbol in _symbols(figure)),
+    r"open circles?": lambda figure: "circle-open" in _symbols(figure),
+    r"white squares?": lambda figure: "square" in _symbols(figure),
+    r"diamonds?": lambda figure: "diamond" in _symbols(figure),
+    r"stars?": lambda figure: "star" in _symbols(figure),
     r"dashed": lambda figure: "dash" in _dashes(figure),
     r"dotted": lambda figure: "dot" in _dashes(figure),
-    r"bands?": _has_bands,
-    r"shaded": _has_bands,
+    r"bands?|shaded": _has_bands,
     r"bars?": _has_bars,
     r"lines?": lambda figure: any(t.type == "scatter" and "lines" in (t.mode or "") for t in figure.data),
     r"(red|blue|black)(?= cells?| lines?|:|;| \()": lambda figure: True,  # by hue, below
 }
-"""Words of a caption, and whether a figure has what they say."""
+"""Names of marks in a caption, and a check whether a figure has them."""
 ABSTRACT = r"(straight|piecewise|weight|learning|error|any|of|off the|on) (line|bar|band)s?"  # no marks
 
 
-def caption_faults(words: str, figures: Sequence[Any]) -> list[str]:
-    """Words of marks and colours that no figure under them has, and open circles that they do not explain."""
-    faults = []
-    spoken = re.sub(ABSTRACT, "", words.lower())
-    for pattern, holds in CLAIMS.items():
-        for said in re.finditer(rf"\b{pattern}\b", spoken):
-            hue = said.group() if said.group() in ("red", "blue", "black") else None
-            shown = [hue in _hues(figure) if hue else holds(figure) for figure in figures]
-            if figures and not any(shown):
-                faults.append(f"the words say {said.group()!r}, and nothing drawn is")
-    if "open circle" not in spoken and any("circle-open" in str(s) for figure in figures for s in _symbols(figure)):
-        faults.append("there are open circles, and the words do not say what they are")
-    return sorted(set(faults))
+def caption_faults(caption: str, figures: Sequence[Any]) -> list[str]:
+    """Return named marks and colours that no figure has, and open circles that the caption does not explain."""
+    faults = set()
+    text = re.sub(ABSTRACT, "", caption.lower())
+    for pattern, has_marks in CLAIMS.items():
+        for name in (match.group() for match in re.finditer(rf"\b(?:{pattern})\b", text)):
+            hue = name if name in ("red", "blue", "black") else None
+            if figures and not any(hue in _hues(figure) if hue else has_marks(figure) for figure in figures):
+                faults.add(f"the caption names {name!r}, and no figure has them")
+    if "open circle" not in text and any("circle-open" in _symbols(figure) for figure in figures):
+        faults.add("there are open circles, and the caption does not explain them")
+    return sorted(faults)
 
 
 # ---- pages
 
 
 def figures_of(section: Section) -> list[Any]:
-    """The figures of a section, those that stand in for attention pictures too."""
+    """Return the figures of a section, including those of attention pictures."""
     return [part for part in section.parts if isinstance(part, go.Figure)]
 
 
 def color_faults(figures: Sequence[Any]) -> list[str]:
-    """Colours with two meanings among the names of legends, names with two colours, and scales with two directions."""
+    """Return colours with two meanings in legends, names with two colours, and scales with two directions."""
     meanings: dict[str, set[str]] = defaultdict(set)
     colors: dict[str, set[str]] = defaultdict(set)
     positive: set[str] = set()
@@ -261,24 +240,24 @@ def _named_colors(figure: Any) -> Iterator[tuple[str, str]]:
 
 
 def _meaning(name: str) -> str:
-    """What a name in a legend is about: "gradient descent, tuned" and "gradient descent: linear fit" are one."""
-    whole = re.split(r"[,:]", name)[0].strip()
-    return SAME.get(whole, re.sub(r"^seed \d+$", "trained", whole))
+    """Return the subject of a name in a legend: the same for "gradient descent, tuned" and "gradient descent: fit"."""
+    subject = re.sub(r"^seed \d+$", "seed", re.split(r"[,:]", name)[0].strip())
+    return {**ALIASES, "trained layer": "trained", "Bayes": "Bayes"}.get(subject, subject)
 
 
 def section_faults(sections: Sequence[Section]) -> list[str]:
-    """Faults of all figures of a page's sections, of the words over them, and of colours across them."""
+    """Return faults of all figures of a page's sections, of their captions, and of colours across them."""
     faults = []
     for section in sections:
         figures = figures_of(section)
         each = [fault for figure in figures for fault in figure_faults(figure)]
         faults += [f"{section.title}: {fault}" for fault in (*each, *caption_faults(section.words, figures))]
         if any(isinstance(part, Html) and part.script for part in section.parts):
-            faults.append(f"{section.title}: a picture with a script of its own on a page")
+            faults.append(f"{section.title}: a picture on a page needs a second script")
     return faults + color_faults([figure for section in sections for figure in figures_of(section)])
 
 
-# ---- what a browser draws
+# ---- pages in a browser
 
 _LOOK = """() => [...document.querySelectorAll('.js-plotly-plot')].map((plot, number) => {
   const corners = (text) => {  // of the box around a text, turned as the text is
@@ -317,11 +296,7 @@ TOUCH = 2.0  # pixels that boxes of text may overlap: they are higher than the l
 
 
 def drawn(tab: Page) -> int:
-    """How many figures plotly has drawn on a loaded page of `viz.page`; every one that the page has.
-
-    Raises:
-        AssertionError: a figure is not drawn.
-    """
+    """Assert that plotly has drawn all figures on a loaded page, and return their number."""
     figures = tab.locator(".figure")
     sizes = figures.evaluate_all("""figures => figures.map((figure) => {
         const drawing = figure.querySelector(".main-svg");
@@ -332,24 +307,18 @@ def drawn(tab: Page) -> int:
 
 
 def drawn_faults(tab: Page) -> list[str]:
-    """Faults of a page with all its figures drawn: labels over each other or cut off, legends over marks, empty scales.
-
-    Args:
-        tab: a page of `viz.page`, loaded.
-    """
+    """Return overlapping and cut labels, marks covered by legends, and empty scales on a loaded page."""
     faults = []
     for plot in tab.evaluate(_LOOK):
         texts, place = plot["texts"], plot["place"]
         found = []
         for i, text in enumerate(texts):
             xs, ys = zip(*text["corners"], strict=True)
-            out = max(
-                place["left"] - min(xs), max(xs) - place["right"], place["top"] - min(ys), max(ys) - place["bottom"]
-            )
-            if out > TOUCH:
+            sideways = max(place["left"] - min(xs), max(xs) - place["right"])
+            if max(sideways, place["top"] - min(ys), max(ys) - place["bottom"]) > TOUCH:
                 found.append(f"{text['words']!r} is cut off")
             over = [other["words"] for other in texts[i + 1 :] if _overlap(text["corners"], other["corners"]) > TOUCH]
-            found += [f"{text['words']!r} lies over {words!r}" for words in over]
+            found += [f"{text['words']!r} overlaps {words!r}" for words in over]
         if plot["covered"]:
             found.append(f"the legend covers {plot['covered']} marks")
         found += [f"a colour bar has {n} ticks" for n in plot["bars"] if n < 2]
@@ -358,7 +327,7 @@ def drawn_faults(tab: Page) -> list[str]:
 
 
 def _overlap(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> float:
-    """How deep two boxes, however turned, lie in each other; 0 or less where a line separates them."""
+    """Return the depth in pixels to which two rotated boxes overlap; 0 or less if a line separates them."""
     depth = math.inf
     for box in (a, b):
         for (x0, y0), (x1, y1) in ((box[0], box[1]), (box[1], box[2])):

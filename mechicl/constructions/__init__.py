@@ -1,10 +1,10 @@
 """Models whose weights are written by hand, equal to an algorithm by theorem.
 
 Each function builds a float64 `HookedTransformer` for prompts of `n_context` points, inputs of `x_dim` and targets of
-`y_dim` dimensions. `steps` are layers. `largest_eigenvalue` is λ_max of S on the prompts that the model is meant for:
-if it is given, parameters that diverge there (for gradient descent of more than one step, a step size below 0 or above
-2 / λ_max) give a `DivergenceWarning`. `certificates_table()` shows how exact the models are. `known_models()` are these
-and a few more, plain or obfuscated (`hide`), with the algorithm that each runs.
+`y_dim` dimensions. `steps` are layers. `largest_eigenvalue` is λ_max of S on the intended prompts: if it is given,
+parameters that diverge there (for gradient descent of more than one step, a step size below 0 or above 2 / λ_max) give
+a `DivergenceWarning`. `certificates_table()` lists the models' errors. `known_models()` returns these and a few more,
+plain or obfuscated (`hide`), with the algorithm that each runs.
 """
 
 from mechicl.constructions.certificates import certificates_table
@@ -21,7 +21,7 @@ from mechicl.constructions.gradient_descent import (
 )
 from mechicl.constructions.hiding import hide
 from mechicl.constructions.known import known_models
-from mechicl.constructions.newton import newton, ridge, with_pseudo_examples
+from mechicl.constructions.newton import newton, with_pseudo_examples
 from mechicl.constructions.supports import weights_circuit
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
 
@@ -45,7 +45,6 @@ __all__ = [
     "newton",
     "preconditioned_gd",
     "relu_optimum",
-    "ridge",
     "softmax_gradient_descent",
     "weights_circuit",
     "with_pseudo_examples",

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mechicl import algorithms
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Count, checked
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import (
     gd_plus_plus,
@@ -22,7 +21,7 @@ from mechicl.constructions.gradient_descent import (
     relu_optimum,
     softmax_gradient_descent,
 )
-from mechicl.constructions.newton import newton, ridge, with_pseudo_examples
+from mechicl.constructions.newton import newton, with_pseudo_examples
 from mechicl.constructions.operations import aff, div, mov, mul, total
 from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 from mechicl.models import HookedTransformer
@@ -36,7 +35,7 @@ OSWALD, FU, NERTINGER, NOTE = "von Oswald et al. 2023", "Fu et al. 2024", "Nerti
 
 
 class Certificate(NamedTuple):
-    """How far a construction is from its algorithm: a row of the table, whose docstring has the columns."""
+    """The error of a construction relative to its algorithm: a row of `certificates_table`."""
 
     theorem: str
     construction: str
@@ -48,22 +47,19 @@ class Certificate(NamedTuple):
 
 
 @checked
-def certificates_table(seed: int = 0, n_prompts: int = 64) -> pd.DataFrame:
+def certificates_table(seed: int = 0, n_prompts: Count = 64) -> pd.DataFrame:
     """Compare every construction with its algorithm: at 6 dimensions, 2 targets, 12 points and 5 steps, in float64.
 
-    The models' arithmetic, layer by layer, is compared with the algorithms, which work in eigenbases, or with the
-    theorem's formula. Operations are one layer each, except `div`, whose nine layers follow three that make the
-    denominator.
+    The models compute layer by layer; the algorithms work in eigenbases, or use the theorem's formula.
 
     Args:
         seed: of the random prompts: inputs `N(0, 1/4)`, targets `N(0, 1)`.
-        n_prompts: their number, at least 1.
+        n_prompts: number of prompts.
 
     Returns:
-        One row per construction: "theorem" (the paper, and what it proves), "construction" (the function that builds
-        it), "layers", "width" of the residual stream, "heads" per layer, "max_relative_error" (largest difference over
-        all prompts, relative to the largest expected value), and "statement": "exact" (up to rounding), or the order of
-        the error.
+        One row per construction: "theorem" (with its paper), "construction" (the function that builds it), "layers",
+        "width" of the residual stream, "heads" per layer, "max_relative_error" (largest difference over all prompts,
+        relative to the largest expected value), and "statement": "exact" (up to rounding), or the order of the error.
 
     Example:
         >>> certificates_table()[["construction", "layers", "max_relative_error", "statement"]]
@@ -73,8 +69,7 @@ def certificates_table(seed: int = 0, n_prompts: int = 64) -> pd.DataFrame:
 
 @torch.no_grad()
 def certificates(seed: int = 0, n_prompts: int = 64) -> Iterator[Certificate]:
-    """The rows of `certificates_table`."""
-    check_whole(1, n_prompts=n_prompts)
+    """Yield the rows of `certificates_table`."""
     generator = torch.Generator().manual_seed(seed)
     normal = partial(torch.randn, dtype=torch.float64, generator=generator)
     xs, ys = 0.5 * normal(n_prompts, N_CONTEXT + 1, X_DIM), normal(n_prompts, N_CONTEXT + 1, Y_DIM)
@@ -115,10 +110,10 @@ def certificates(seed: int = 0, n_prompts: int = 64) -> Iterator[Certificate]:
     scores = torch.einsum("pnx,px->pn", prompts.context.xs, prompts.query.xs)  # <x_i, x_q>
     centred = STEP_SIZE * _weighted_targets(scores - scores.mean(-1, keepdim=True), prompts)
     plain = algorithms.gradient_descent(prompts, step_size=STEP_SIZE).query()[0]
-    for sink, words, expected in ((True, "with a sink", plain), (False, "to the centred sum", centred)):
+    for sink, suffix, expected in ((True, "with a sink", plain), (False, "to the centred sum", centred)):
         model = softmax_gradient_descent(**SIZES, step_size=STEP_SIZE, score_scale=SCORE_SCALE, sink=sink)
         statement = f"O(score_scale²), score_scale = {SCORE_SCALE}"
-        yield _certify(f"{OSWALD}, A.9, {words}", softmax_gradient_descent, model, prompts, expected, statement)
+        yield _certify(f"{OSWALD}, A.9, {suffix}", softmax_gradient_descent, model, prompts, expected, statement)
 
     expected = algorithms.newton(prompts, STEPS, alpha=ALPHA).query()[0]
     for attention in ("linear", "relu"):
@@ -126,7 +121,8 @@ def certificates(seed: int = 0, n_prompts: int = 64) -> Iterator[Certificate]:
         yield _certify(f"{FU}, Theorem 1 ({attention})", newton, model, prompts, expected)
     regularised = with_pseudo_examples(prompts, PENALTY)
     expected = algorithms.newton(regularised, STEPS, alpha=ALPHA).query()[0]
-    yield _certify(f"{NOTE}, Theorem 3.1", ridge, ridge(**SIZES, steps=STEPS, alpha=ALPHA), regularised, expected)
+    model = newton(**{**SIZES, "n_context": n + X_DIM}, steps=STEPS, alpha=ALPHA)
+    yield _certify(f"{NOTE}, Theorem 3.1", newton, model, regularised, expected)
 
     single, spread = Prompts(xs, ys[..., :1]), torch.arange(1.0, X_DIM + 1, dtype=torch.float64)
     model = linear_optimum(covariance=spread.diag(), n_context=n)

@@ -1,4 +1,4 @@
-"""Models for hypotheses that no theorem's construction covers: two steps in a layer, ridge by Cramer's rule, induction.
+"""Models for hypotheses without a theorem: two steps in a layer, ridge by Cramer's rule, induction.
 
 Each function returns a float64 model and the hypothesis on it; `known_models` lists them.
 """
@@ -10,7 +10,7 @@ import torch
 from mechicl.algorithms.stepwise import Hypothesis, Induction, ResidualDescent
 from mechicl.algorithms.stepwise.copying import best_match
 from mechicl.algorithms.stepwise.inverses import MomentsThenRidge
-from mechicl.constructions.operations import beside, div, erased, product
+from mechicl.constructions.operations import div, erased, joined, product
 from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -20,11 +20,11 @@ SHARPNESS = 1e3  # of `best_match`: so high that hardly any prompt has a second 
 def two_steps_in_a_layer(
     *, x_dim: int, n_context: int, step_size: float, layers: int
 ) -> tuple[HookedTransformer, Hypothesis]:
-    """Gradient descent, two steps in every layer.
+    """Build gradient descent with two steps in every layer.
 
-    Two steps from the residuals r take `2a Σ_i r_i <x_i, x> - a² B S x` from each residual, with `B = Σ_i r_i x_i` and
-    `S = Σ_i x_iᵀ x_i`. Heads fetch the first term, B and `S x`; the MLP, whose activation is the square, adds the
-    product of the last two and takes them out of the stream again.
+    Two steps from the residuals r subtract `2a Σ_i r_i <x_i, x> - a² B S x` from each residual, with `B = Σ_i r_i x_i`
+    and `S = Σ_i x_iᵀ x_i`. Heads compute the first term, B and `S x`; the MLP, whose activation is the square, adds the
+    product of the last two and removes them from the stream.
     """
     stream = Stream(x=x_dim, y=1, position=n_context + 1, moment=x_dim, spread=x_dim)
     x, y, write = stream.read("x"), stream.read("y"), stream.write("y")
@@ -35,7 +35,7 @@ def two_steps_in_a_layer(
         Head(query=x, key=x, value=x, output=stream.write("spread")),
     ]
     second = product(stream.read("moment"), stream.read("spread"), step_size**2 * write.expand(x_dim, -1))
-    mlp = beside(second, erased(stream, "moment", "spread"))
+    mlp = joined(second, erased(stream, "moment", "spread"))
     model = assemble(
         stream, [Layer(heads, mlp)] * layers, n_context=n_context, positional_embedding_type="one_hot", act_fn="square"
     )
@@ -48,7 +48,7 @@ def two_steps_in_a_layer(
 
 
 def ridge_by_cramers_rule(*, n_context: int, penalty: float, largest: float) -> tuple[HookedTransformer, Hypothesis]:
-    """Ridge regression in 2 dimensions in closed form: one layer collects moments, and MLPs solve for the weights.
+    """Build ridge regression in 2 dimensions in closed form: one layer sums moments, and MLPs solve for the weights.
 
     Attention sums `x_iᵀ x_i` and `x_i y_i`; two MLPs make the determinant c of `S + λ` and minus the prediction times
     c; 13 more divide (`div`), up to rounding for c between λ² and `largest`.
@@ -76,8 +76,8 @@ def ridge_by_cramers_rule(*, n_context: int, penalty: float, largest: float) -> 
     numerator = -stream.write("numerator").expand(2, -1)  # minus: of y, the prediction is minus
     layers = [
         Layer(gather),
-        Layer(mlp=beside(solve, erased(stream, "solution", "det"))),
-        Layer(mlp=beside(product(x, stream.read("solution"), numerator), erased(stream, "numerator"))),
+        Layer(mlp=joined(solve, erased(stream, "solution", "det"))),
+        Layer(mlp=joined(product(x, stream.read("solution"), numerator), erased(stream, "numerator"))),
         *div(stream, "numerator", "det", "y", scratch="error", low=penalty**2, high=largest, steps=12),
     ]
     model = assemble(stream, layers, n_context=n_context, positional_embedding_type="one_hot", act_fn="square")
@@ -89,9 +89,9 @@ def ridge_by_cramers_rule(*, n_context: int, penalty: float, largest: float) -> 
 
 
 def previous_token_then_induction(*, x_dim: int, n_context: int) -> tuple[HookedTransformer, Hypothesis]:
-    """Induction on continuous tokens: targets take up the input before them, and the query looks for its own.
+    """Build induction on continuous tokens: the query attends to the target whose input is nearest.
 
-    The first layer's head copies each input into "previous" at its target's token, where an MLP notes its squared
+    The first layer's head copies each input into "previous" at its target's token, where an MLP computes its squared
     norm; the second layer's head scores `<x, previous> - |previous|² / 2` at targets' tokens and far less at inputs'.
     """
     stream = Stream(token=x_dim, position=2 * n_context + 1, previous=x_dim, square=1, y=1)
@@ -109,7 +109,7 @@ def previous_token_then_induction(*, x_dim: int, n_context: int) -> tuple[Hooked
     )
     model = assemble(
         stream,
-        [Layer([copy], beside(norm, erased(stream, "square"))), Layer([match])],
+        [Layer([copy], joined(norm, erased(stream, "square"))), Layer([match])],
         n_context=n_context, x_dim=x_dim, prompt_format="interleaved", positional_embedding_type="one_hot",
         keys="causal", attention="linear,softmax", score_scale=1.0, act_fn="square",
     )  # fmt: skip

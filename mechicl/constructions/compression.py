@@ -1,4 +1,4 @@
-"""Compression of a model into a stream of fewer dimensions, in superposition, by training it to imitate itself."""
+"""Compression of a model into a narrower stream, in superposition, by training it to imitate the original."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive, check_whole
+from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.base.progress import progress_bar
-from mechicl.constructions.hiding import in_another_stream, refuse_what_would_break
+from mechicl.constructions.hiding import check_basis_free, in_another_stream
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 
@@ -38,20 +37,19 @@ class CompressedModel:
 
 @checked
 def compress(
-    model: HookedTransformer, prompts: Prompts | Int[Tensor, "prompt pos"], *, d_model: int, steps: int = 600,
-    learning_rate: float = 1e-3, seed: int = 0, progress: bool = True,
+    model: HookedTransformer, prompts: Prompts | Int[Tensor, "prompt pos"], *, d_model: Count, steps: Natural = 600,
+    learning_rate: Positive = 1e-3, seed: int = 0, progress: bool = True,
 ) -> CompressedModel:  # fmt: skip
-    """Move a model into a stream of fewer dimensions, and train it to do the same.
+    """Move a model into a stream of fewer dimensions, and train it to imitate the original.
 
-    The stream is projected on its principal directions on the prompts, uncentred. With at least as many dimensions as
-    the model uses, this is exact, and no training is needed: a compiled program uses fewer dimensions than it has. With
-    fewer, unrelated directions share dimensions, and all weights are trained (Adam, a cosine from `learning_rate` to 0)
-    to reproduce the outputs and the projected streams of the original. Nodes keep their roles, but everything now reads
-    a little of everything: weights no longer show the circuit. If training makes it worse, the projected model is
-    returned.
+    The stream is projected on its principal directions on the prompts, uncentred. If the model uses at most `d_model`
+    dimensions, as many compiled programs do, this is exact and needs no training. Otherwise unrelated directions share
+    dimensions, and all weights are trained (Adam, a cosine from `learning_rate` to 0) to reproduce the outputs and the
+    projected streams of the original. Nodes keep their roles, but weights no longer show the circuit. If training
+    makes the model worse, the projected one is returned.
 
     Args:
-        model: as `hide` takes it.
+        model: one that `hide` accepts.
         prompts: for training, points or token ids.
         d_model: the new width, at most the model's.
         steps: of training; 0 for the projected model.
@@ -71,14 +69,11 @@ def compress(
         >>> narrow.model.cfg.d_model, model.cfg.d_model
         (14, 18)
     """
-    check_whole(1, d_model=d_model)
-    check_whole(0, steps=steps)
-    check_positive(learning_rate=learning_rate)
-    refuse_what_would_break(model.cfg)
+    check_basis_free(model.cfg)
     if d_model > model.cfg.d_model:
         raise ValueError(f"d_model must be at most the model's {model.cfg.d_model}, got {d_model}")
     if not len(prompts):
-        raise ValueError("there are no prompts to imitate the model on")
+        raise ValueError("prompts must not be empty")
     tokens = model.encode(prompts) if isinstance(prompts, Prompts) else prompts
     with torch.no_grad():
         outputs, streams = _run(model, tokens)
@@ -91,38 +86,28 @@ def compress(
     projected = {name: weight.clone() for name, weight in narrow.state_dict().items()}
     _imitate(narrow, tokens, targets, steps, learning_rate, seed, progress)
     after = _error(narrow, tokens, targets[0])
-    if not after < before:  # nor is a number that has overflowed
+    if not after < before:  # True for NaN
         narrow.load_state_dict(projected)
         after = before
     return CompressedModel(narrow.eval(), stream, before, after)
 
 
 def _projected(model: HookedTransformer, stream: Tensor) -> HookedTransformer:
-    """The model with everything that it reads and writes projected."""
-    narrow = in_another_stream(model, stream)
-    layers = 1 if model.cfg.recurrent else model.cfg.n_layers
-    for block, old in zip(list(narrow.blocks)[:layers], model.blocks, strict=False):
-        for name in ("W_Q", "W_K", "W_V"):
-            getattr(block.attn, name).copy_(stream.T @ getattr(old.attn, name).double())
-        block.attn.W_O.copy_(old.attn.W_O.double() @ stream)
-        if model.cfg.sink == "learned":
-            block.attn.sink.copy_(old.attn.sink)
-        if model.cfg.block_mlp:
-            _project_mlp(block.mlp, old.mlp, stream)
-    if model.cfg.mlp_location == "input" and model.cfg.d_mlp is not None:
-        _project_mlp(narrow.input_mlp, model.input_mlp, stream)
+    """Return the model with everything that it reads and writes projected."""
+    narrow, weights = in_another_stream(model, stream), dict(model.named_parameters())
+    for name, weight in narrow.named_parameters():
+        kind = name.rpartition(".")[2]
+        if kind in ("W_Q", "W_K", "W_V", "W_in"):
+            weight.copy_(stream.T @ weights[name].double())
+        elif kind in ("W_O", "W_out", "b_out"):
+            weight.copy_(weights[name].double() @ stream)
+        elif kind in ("b_in", "sink"):
+            weight.copy_(weights[name])
     return narrow
 
 
-def _project_mlp(mlp: Any, old: Any, stream: Tensor) -> None:
-    mlp.W_in.copy_(stream.T @ old.W_in.double())
-    mlp.b_in.copy_(old.b_in)
-    mlp.W_out.copy_(old.W_out.double() @ stream)
-    mlp.b_out.copy_(old.b_out.double() @ stream)
-
-
 def _run(model: HookedTransformer, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Outputs at all positions, and the streams before the first layer and after every half of one."""
+    """Return outputs at all positions, and the streams before the first layer and after every half of one."""
     streams: list[Tensor] = []
     after = {f"blocks.{layer}.hook_resid_{half}" for layer in range(model.cfg.n_layers) for half in ("mid", "post")}
     hooks: list[Any] = [

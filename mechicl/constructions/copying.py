@@ -1,40 +1,43 @@
-"""Attention that copies: targets onto the tokens of their inputs, and what followed a token before (induction)."""
+"""Attention that copies: targets onto the tokens of their inputs, and followers of earlier tokens (induction)."""
 
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive, check_whole, is_whole
+from mechicl.base.arguments import Count, Natural, Positive, at_least, checked
 from mechicl.constructions.gradient_descent import stable_step_size
 from mechicl.constructions.vocabulary import Head, Stream, assemble, set_head
 from mechicl.models import HookedTransformer, TransformerConfig
 
 JUNK = 8
-"""Dimensions that distractors write into, and their own width."""
+"""Dimensions that distractors write into, and their width."""
 WITHOUT_SINK = -1e3
 """The score of a sink that gets no attention: its exponential is 0."""
 
 
 @checked
 def copy_targets(
-    *, x_dim: int, n_context: int, y_dim: int = 1, attention: str = "linear", score_scale: float = 80.0
+    *,
+    x_dim: Count,
+    n_context: Natural,
+    y_dim: Count = 1,
+    attention: Literal["linear", "softmax"] = "linear",
+    score_scale: Positive = 80.0,
 ) -> HookedTransformer:
-    """One layer that moves each target from its own token to the y-subspace of the token of its input.
+    """Build a layer that copies each target from its own token to the y-subspace of its input's token.
 
     Tokens carry one-hot positions, and the position of an input scores the next one. A second head erases the token
     part of the y tokens, so that later layers see points `(x_i, y_i)` at the x tokens and, apart from the positions,
     0 at the y tokens. The query's y-subspace stays 0, and so does the model's own prediction.
 
-    Linear: exact. Softmax: relative error of order `(n + 1) e^(-score_scale / 2)`, since the sink, half as high as a
-    match, takes `e^(-score_scale / 2)` of the attention of a position that copies or erases, and leaves
-    `2 n e^(-score_scale / 2)` of it to the keys where there is nothing to copy: this share of the other tokens is added
-    there. With the default that is below rounding.
+    Linear: exact. Softmax: relative error of order `(n + 1) e^(-score_scale / 2)`, below rounding with the default
+    scale. The sink, half as high as a match, takes `e^(-score_scale / 2)` of the attention of a position that copies or
+    erases; at other positions it leaves `2 n e^(-score_scale / 2)` to the keys.
 
     Args:
         n_context: largest number of context points; the model refuses longer prompts, for which it has no positions.
-        attention: "linear", or "softmax" with a sink, to which positions turn that have nothing to copy.
+        attention: "linear", or "softmax" with a sink for positions that have nothing to copy.
         score_scale: of the softmax.
 
     Returns:
@@ -42,9 +45,6 @@ def copy_targets(
 
     Source: von Oswald et al. 2023, Proposition 3.
     """
-    if attention not in ("linear", "softmax"):
-        raise ValueError(f"attention must be 'linear' or 'softmax', got {attention!r}")
-    check_positive(score_scale=score_scale)
     options: dict[str, Any] = {} if attention == "linear" else {
         "attention": "softmax", "score_scale": score_scale, "sink": "fixed", "sink_score": score_scale / 2
     }  # fmt: skip
@@ -54,14 +54,14 @@ def copy_targets(
 @checked
 def copy_then_gradient_descent(
     *,
-    x_dim: int,
-    n_context: int,
+    x_dim: Count,
+    n_context: Natural,
     step_size: float,
-    y_dim: int = 1,
-    steps: int = 1,
-    largest_eigenvalue: float | None = None,
+    y_dim: Count = 1,
+    steps: Count = 1,
+    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """Copying, then gradient descent on the points that it has put together: `steps + 1` layers.
+    """Build `copy_targets` and gradient descent on the points after it: `steps + 1` layers.
 
     Exact: equal to `algorithms.gradient_descent` from 0 up to rounding, on prompts of up to n_context points; the
     model refuses longer ones.
@@ -78,9 +78,7 @@ def copy_then_gradient_descent(
 
 
 def _copy_then(step_sizes: list[float], x_dim: int, y_dim: int, n_context: int, **options: Any) -> HookedTransformer:
-    """A layer of two heads on one-hot positions (x tokens read the next token, y tokens erase themselves) and steps."""
-    check_whole(1, x_dim=x_dim, y_dim=y_dim)
-    check_whole(0, n_context=n_context)
+    """Build two heads on one-hot positions (x tokens read the next token, y tokens erase themselves) and steps."""
     stream = Stream(token=max(x_dim, y_dim), position=2 * n_context + 1, y=y_dim)
     positions, token = stream.read("position"), stream.read("token")
     # tokens are x_1 y_1 x_2 y_2 ... x_q: column i of at_x is 1 at x_i and of at_y at y_i, so that only they match
@@ -100,31 +98,30 @@ def _copy_then(step_sizes: list[float], x_dim: int, y_dim: int, n_context: int, 
 @checked
 def induction(
     *,
-    d_vocab: int,
-    n_ctx: int,
-    n_heads: int = 1,
-    previous_token_head: int = 0,
-    induction_head: int = 0,
-    score_scale: float = 80.0,
+    d_vocab: Count,
+    n_ctx: Annotated[int, at_least(2)],
+    n_heads: Count = 1,
+    previous_token_head: Natural = 0,
+    induction_head: Natural = 0,
+    score_scale: Positive = 80.0,
     seed: int | None = None,
 ) -> HookedTransformer:
-    """Two layers of attention that predict what followed the token before: an induction head and its helper.
+    """Build an induction head and its helper: two layers that predict the followers of earlier equal tokens.
 
-    Tokens and positions are one-hot, each in a subspace of its own. A head of layer 0 reads the token at position
-    i - 1 into the subspace "previous" of position i. A head of layer 1 asks with the token at i, is answered by the
-    positions whose previous token it is, and reads their tokens into "next", which is the logits.
+    Tokens and positions are one-hot, in separate subspaces. A head of layer 0 copies the token at position i - 1 into
+    the subspace "previous" of position i. A head of layer 1 has the token at i as its query and "previous" as its key,
+    and copies tokens into "next", which is the logits.
 
-    So the logits are frequencies: each token's share of the tokens that have followed the current one so far. Where the
-    token has not occurred before, and at the first position of layer 0, heads turn to a sink, half as high as a match,
-    and all logits are 0. Exact up to a relative error of order `(n_ctx + 1) e^(-score_scale / 2)`, the share of sink
-    and mismatches; with the default that is below rounding.
+    So the logits are frequencies: each token's share of the tokens that have followed the current one so far. If the
+    token has not occurred before, the head attends to a sink, half as high as a match, and all logits are 0. Exact up
+    to a relative error of order `(n_ctx + 1) e^(-score_scale / 2)`, below rounding with the default scale.
 
     The other heads do nothing; or, with a seed, they are distractors: random weights that read the whole stream, with
     scores of standard deviation about 1 and no sink, and write into a subspace "junk", which only distractors read.
 
     Args:
         d_vocab: number of different tokens.
-        n_ctx: number of positions, at least 2.
+        n_ctx: number of positions.
         n_heads: number of heads in each layer.
         previous_token_head: the head of layer 0 that marks each position with the token before.
         induction_head: the head of layer 1 that looks for the marks.
@@ -144,16 +141,13 @@ def induction(
         >>> model(torch.tensor([[3, 1, 4, 2, 3]]))[0, -1].argmax().item()
         1
     """
-    check_whole(1, d_vocab=d_vocab, n_heads=n_heads)
-    check_whole(2, n_ctx=n_ctx)
     for name, value in (("previous_token_head", previous_token_head), ("induction_head", induction_head)):
-        if not is_whole(value) or not 0 <= value < n_heads:
-            raise ValueError(f"{name} must be one of the {n_heads} heads, 0 to {n_heads - 1}; got {value!r}")
-    check_positive(score_scale=score_scale)
+        if value >= n_heads:
+            raise ValueError(f"{name} must be a head, 0 to {n_heads - 1}, got {value}")
     junk = {} if seed is None else {"junk": JUNK}
     stream = Stream(token=d_vocab, position=n_ctx, previous=d_vocab, next=d_vocab, **junk)
     positions, token = stream.read("position"), stream.read("token")
-    # position p asks with its own axis for the key at p - 1: one-hot axes, shifted by one against each other
+    # the query at position p matches the key at p - 1: one-hot axes, shifted by one against each other
     marking = Head(query=positions[:, 1:], key=positions[:, :-1], value=token, output=stream.write("previous"))
     inducing = Head(query=token, key=stream.read("previous"), value=token, output=stream.write("next"))
     cfg = TransformerConfig(
@@ -179,7 +173,7 @@ def induction(
 
 
 def _distractor(stream: Stream, score_scale: float, generator: torch.Generator) -> Head:
-    """Random weights; scores of deviation 1 where the stream is a token and a position."""
+    """Draw random weights; scores have standard deviation 1 if the stream is a token and a position."""
     query, key, value = torch.randn(3, stream.d_model, JUNK, generator=generator, dtype=torch.float64)
     size = (2 * math.sqrt(JUNK) * score_scale) ** -0.5
     return Head(query=size * query, key=size * key, value=value, output=stream.write("junk"))

@@ -1,8 +1,9 @@
-"""Linear attention that is gradient descent: plain, GD++, preconditioned, on features, and nearly so with softmax."""
+"""Layers that are steps of gradient descent: plain, GD++, preconditioned, on features, nearly so with softmax."""
 
 import math
 import reprlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, per_step
 from mechicl.algorithms.spectra import residuals_grow, warn_of_divergence
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive, check_whole
+from mechicl.base.arguments import Count, NonNegative, Positive, checked
 from mechicl.constructions.vocabulary import Head, Hidden, Stream, assemble
 from mechicl.models import HookedTransformer
 
@@ -25,11 +25,11 @@ def gradient_descent(
     n_context: int,
     step_size: float,
     y_dim: int = 1,
-    steps: int = 1,
+    steps: Count = 1,
     initial_weights: Float[Tensor, "x y"] | None = None,
-    largest_eigenvalue: float | None = None,
+    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """Gradient descent on the context's squared error, one step a layer.
+    """Build gradient descent on the context's squared error, one step per layer.
 
     Exact: equal to `algorithms.gradient_descent` up to rounding, for every prompt and number of points.
 
@@ -70,16 +70,16 @@ def gd_plus_plus(
     step_size: float | Sequence[float],
     gamma: float | Sequence[float],
     y_dim: int = 1,
-    steps: int = 1,
-    largest_eigenvalue: float | None = None,
+    steps: Count = 1,
+    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """GD++: gradient descent whose layers also transform every input by `x ← x - γ x S`.
+    """Build GD++: gradient descent whose layers also transform every input by `x ← x - γ x S`.
 
     Exact: equal to `algorithms.gd_plus_plus` up to rounding.
 
     Args:
-        step_size: a, one for all steps or one a step.
-        gamma: γ, acting on the summed S, one for all steps or one a step.
+        step_size: a, one for all steps or one per step.
+        gamma: γ, acting on the summed S, one for all steps or one per step.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are equal.
@@ -93,7 +93,6 @@ def gd_plus_plus(
 
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
-    check_whole(1, steps=steps)
     step_sizes, gammas = per_step("step_size", step_size, steps), per_step("gamma", gamma, steps)
     parameters = f"GD++ with step_size={reprlib.repr(step_size)}, gamma={reprlib.repr(gamma)}"
     check_stability(parameters, step_sizes, gammas, largest_eigenvalue)
@@ -116,33 +115,27 @@ def preconditioned_gd(
     n_context: int,
     preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],
     y_dim: int = 1,
-    steps: int = 1,
+    steps: Count = 1,
 ) -> HookedTransformer:
-    """Preconditioned gradient descent `W ← W - A (S W - B) / n` from 0, one step a layer.
+    """Build preconditioned gradient descent `W ← W - A (S W - B) / n` from 0, one step per layer.
 
     Exact: equal to `algorithms.preconditioned_gd` up to rounding, for any number n of context points.
 
     Args:
-        preconditioner: A `[x x]`, one for all steps or one a step.
+        preconditioner: A `[x x]`, one for all steps or one per step.
 
     Returns:
         A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are equal.
 
     Raises:
-        ValueError: a preconditioner of another shape or with an entry that is not finite, or another number of them
-            than of steps.
+        ValueError: a preconditioner of another shape, or another number of them than of steps.
 
     Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
     """
-    check_whole(1, steps=steps)
     matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else list(preconditioner)
     if len(matrices) != steps or any(matrix.shape != (x_dim, x_dim) for matrix in matrices):
-        raise ValueError(
-            f"needs a preconditioner [x x] = {(x_dim, x_dim)}, one or {steps} of them; got shapes "
-            f"{[tuple(matrix.shape) for matrix in matrices]}"
-        )
-    if not all(matrix.isfinite().all() for matrix in matrices):
-        raise ValueError("a preconditioner has an entry that is not finite")
+        shapes = [tuple(matrix.shape) for matrix in matrices]
+        raise ValueError(f"preconditioner must be one or {steps} matrices [x x] = {(x_dim, x_dim)}, got {shapes}")
     stream = Stream(x=x_dim, y=y_dim)
     x, y, write = stream.read("x"), stream.read("y"), -stream.write("y")
 
@@ -163,10 +156,10 @@ def kernel_gradient_descent(
     bias: Float[Tensor, "feature"] | None = None,
     act_fn: str = "relu",
     y_dim: int = 1,
-    steps: int = 1,
-    largest_eigenvalue: float | None = None,
+    steps: Count = 1,
+    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """Gradient descent from 0 on the features `m(x) = act(x weights + bias)`, one step a layer.
+    """Build gradient descent from 0 on the features `m(x) = act(x weights + bias)`, one step per layer.
 
     Exact: equal to `algorithms.gradient_descent` on prompts whose inputs are replaced by their features, up to
     rounding. In the limit of many steps it is kernel regression with `k(x, x') = m(x)·m(x')`.
@@ -189,11 +182,8 @@ def kernel_gradient_descent(
     step_size = stable_step_size(step_size, steps, largest_eigenvalue)
     x_dim, n_features = weights.shape
     stream = Stream(x=x_dim, y=y_dim, feature=n_features)
-    features = Hidden(
-        read=stream.read("x") @ weights.double(),
-        write=stream.write("feature"),
-        bias=None if bias is None else bias.double(),
-    )
+    bias = None if bias is None else bias.double()
+    features = Hidden(read=stream.read("x") @ weights.double(), write=stream.write("feature"), bias=bias)
     phi = stream.read("feature")
     step = [Head(query=phi, key=phi, value=stream.read("y"), output=-step_size * stream.write("y"))]
     return assemble(stream, [step] * steps, n_context=n_context, input_mlp=features, act_fn=act_fn)
@@ -201,9 +191,9 @@ def kernel_gradient_descent(
 
 @checked
 def softmax_gradient_descent(
-    *, x_dim: int, n_context: int, step_size: float, score_scale: float, y_dim: int = 1, sink: bool = True
+    *, x_dim: int, n_context: Count, step_size: float, score_scale: Positive, y_dim: int = 1, sink: bool = True
 ) -> HookedTransformer:
-    """One layer of two softmax heads with opposite scores; as `score_scale` shrinks, a step of gradient descent.
+    """Build a layer of two softmax heads with opposite scores; as `score_scale` shrinks, a step of gradient descent.
 
     The difference of the two heads is odd in the scores `s_i = score_scale <x_i, x>`, so that its leading term is
     linear. With the sink (a key with score `SINK_SCORE` and value 0) the normaliser is the sink's and the limit is
@@ -222,8 +212,6 @@ def softmax_gradient_descent(
 
     Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser.
     """
-    check_positive(score_scale=score_scale)
-    check_whole(1, n_context=n_context)
     (step_size,) = per_step("step_size", step_size, 1)
     stream = Stream(x=x_dim, y=y_dim)
     x, y = stream.read("x"), stream.read("y")
@@ -232,29 +220,23 @@ def softmax_gradient_descent(
     # but not constant, and its own first-order term takes the mean of the scores away.
     normalizer = math.exp(SINK_SCORE) if sink else n_context
     output = -step_size * normalizer / (2 * score_scale) * stream.write("y")
-    return assemble(
-        stream,
-        [[Head(x, x, y, output), Head(-x, x, y, -output)]],
-        n_context=n_context,
-        attention="softmax",
-        score_scale=score_scale,
-        sink="fixed" if sink else "none",
-        sink_score=SINK_SCORE,
-    )
+    heads = [Head(x, x, y, output), Head(-x, x, y, -output)]
+    options: dict[str, Any] = {"sink": "fixed" if sink else "none", "sink_score": SINK_SCORE}
+    return assemble(stream, [heads], n_context=n_context, attention="softmax", score_scale=score_scale, **options)
 
 
 @checked
 def linear_optimum(
-    *, covariance: Float[Tensor, "x x"], n_context: int, noise_variance: float = 0.0
+    *, covariance: Float[Tensor, "x x"], n_context: Count, noise_variance: NonNegative = 0.0
 ) -> HookedTransformer:
-    """The one layer of linear attention with the least loss on `x ~ N(0, Σ)`, `w ~ N(0, I)`.
+    """Build the layer of linear attention with the least loss on `x ~ N(0, Σ)`, `w ~ N(0, I)`.
 
     It is one step of preconditioned gradient descent with `A = ((n+1)/n Σ + (tr(Σ) + ν²)/n I)⁻¹`; its loss is
     `analysis.weights.linear_attention_optimum` of the eigenvalues of Σ, n and ν².
 
     Args:
         covariance: Σ `[x x]`, symmetric and positive semidefinite.
-        n_context: number of context points, at least 1.
+        n_context: number of context points.
         noise_variance: ν² of the context's targets.
 
     Raises:
@@ -267,15 +249,11 @@ def linear_optimum(
         1
     """
     sigma = covariance.double()
-    if not (noise_variance >= 0 and math.isfinite(noise_variance)):
-        raise ValueError(f"noise_variance must be finite and not negative, got {noise_variance}")
-    check_whole(1, n_context=n_context)
-    if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1]:
-        raise ValueError(f"covariance must be a square matrix, got shape {tuple(sigma.shape)}")
     if not sigma.any():
-        raise ValueError("a covariance of 0 has no best step: every one predicts 0")
-    symmetric = torch.allclose(sigma, sigma.T)  # False for NaN
-    if not symmetric or torch.linalg.eigvalsh(sigma)[0] < -1e-6 * sigma.abs().max():  # float32's rounding passes
+        raise ValueError("covariance must not be 0: every step would predict 0")
+    if (
+        not torch.allclose(sigma, sigma.T) or torch.linalg.eigvalsh(sigma)[0] < -1e-6 * sigma.abs().max()
+    ):  # float32's rounding passes
         raise ValueError(f"covariance must be symmetric and positive semidefinite, got {covariance.tolist()}")
     # The loss E‖x - x A Ŝ‖² with Ŝ = S / n is quadratic in A. For Gaussian inputs E Ŝ = Σ, and by Isserlis' theorem
     # E ŜŜ = ((n+1) Σ² + tr(Σ) Σ) / n, plus ν² Σ / n from noise; the gradient is 0 at A = Σ (E ŜŜ)⁻¹ = this inverse.
@@ -286,17 +264,15 @@ def linear_optimum(
 
 
 @checked
-def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
-    """The one layer of ReLU attention with the least loss on `x ~ N(0, I)`, `w ~ N(0, I)`, without noise.
+def relu_optimum(*, x_dim: int, n_context: Count) -> HookedTransformer:
+    """Build the layer of ReLU attention with the least loss on `x ~ N(0, I)`, `w ~ N(0, I)`, without noise.
 
-    Its loss is `d - (d/2)² / ((d/2) (½ (n-1)/n + (d+2)/n))`: 1.970 for d = 5, n = 20 (n_context, at least 1).
+    Its loss is `d - (d/2)² / ((d/2) (½ (n-1)/n + (d+2)/n))`: 1.970 for d = 5 and n = n_context = 20.
 
-    Source: Nertinger 2025, Theorem 4, whose Q_0 must be negative where the prediction is minus the query's y: with the
+    Source: Nertinger 2025, Theorem 4, whose Q_0 must be negative if the prediction is minus the query's y: with the
     printed sign the loss is 14.1. Here the output has the minus instead, so that a point counts if its score is
-    positive; a negative Q_0 counts those with negative scores, which predicts minus what this model predicts for the
-    mirrored query, with the same loss.
+    positive. A negative Q_0 has the same loss: it predicts minus this model's prediction for the mirrored query.
     """
-    check_whole(1, n_context=n_context)
     stream = Stream(x=x_dim, y=1)
     scale = 1 / (0.5 * (n_context - 1) / n_context + (x_dim + 2) / n_context)
     # relu(c s) = c relu(s) for c > 0, so the factor may follow the activation
@@ -305,8 +281,7 @@ def relu_optimum(*, x_dim: int, n_context: int) -> HookedTransformer:
 
 
 def stable_step_size(step_size: float, steps: int, largest_eigenvalue: float | None) -> float:
-    """A step size as a float, after `check_stability` of plain gradient descent with it."""
-    check_whole(1, steps=steps)
+    """Return a step size as a float, after `check_stability` of plain gradient descent with it."""
     (step_size,) = per_step("step_size", step_size, 1)
     check_stability(f"gradient descent with step_size={step_size}", [step_size] * steps, None, largest_eigenvalue)
     return step_size
@@ -319,11 +294,10 @@ def check_stability(
 
     There is one step size and one gamma per step; no gammas are 0, and no largest eigenvalue checks nothing.
     """
-    if largest_eigenvalue is None:
+    if largest_eigenvalue is None or len(step_sizes) == 1:
         return
-    check_positive(largest_eigenvalue=largest_eigenvalue)
     eigenvalue = torch.tensor([largest_eigenvalue], dtype=torch.float64)
     after = gd_plus_plus_filters(eigenvalue, step_sizes, gammas or [0.0] * len(step_sizes))
-    if len(step_sizes) > 1 and residuals_grow(eigenvalue, after[-1]):
+    if residuals_grow(eigenvalue, after[-1]):
         condition = f"with values between 0 and 2 / λ_max(S) = {2 / largest_eigenvalue:.4g}"
         warn_of_divergence(parameters, largest_eigenvalue, condition)

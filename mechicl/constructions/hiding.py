@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Natural, NonNegative, checked
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 
@@ -34,8 +33,9 @@ class HiddenModel:
 @checked
 @torch.no_grad()
 def hide(
-    model: HookedTransformer, *, seed: int = 0, rotate: bool = True, gauges: bool = True, distractors: int = 1,
-    distractor_mlps: bool = False, junk_prompts: Prompts | Int[Tensor, "prompt pos"] | None = None, noise: float = 0.0,
+    model: HookedTransformer, *, seed: int = 0, rotate: bool = True, gauges: bool = True, distractors: Natural = 1,
+    distractor_mlps: bool = False, junk_prompts: Prompts | Int[Tensor, "prompt pos"] | None = None,
+    noise: NonNegative = 0.0,
 ) -> HiddenModel:  # fmt: skip
     """Hide the structure of a model's weights without changing its function.
 
@@ -43,19 +43,18 @@ def hide(
         model: without norms, gates, biases of heads and rotary positions, such as `mechicl.constructions` makes.
         seed: of everything random.
         rotate: rotate the stream randomly, so that no dimension has a meaning.
-        gauges: random invertible matrices between W_Q and W_K, and between W_V and W_O, of each head.
-        distractors: heads in each layer, and hidden units in MLPs, that read the stream with random weights and write
-            into dimensions that the model does not read.
-        distractor_mlps: layers without an MLP get one that consists of distractors, with ReLU.
-        junk_prompts: prompts, or token ids; with them, distractors also read what others have written, so that they
-            compute something from layer to layer, scaled so that on these prompts it never outgrows the model's own
-            stream.
+        gauges: put random invertible matrices between W_Q and W_K, and between W_V and W_O, of each head.
+        distractors: number of heads added to each layer, which read the stream with random weights and write into
+            dimensions that the model does not read; MLPs get four times as many hidden units.
+        distractor_mlps: add an MLP of distractors, with ReLU, to layers without one.
+        junk_prompts: prompts, or token ids; with them, distractors also read the output of earlier distractors, scaled
+            so that on these prompts it never exceeds the model's own stream.
         noise: standard deviation of noise added to the heads' and MLPs' weights, relative to the root mean square of
             each matrix; 0 keeps the model's function.
 
     Returns:
-        The model, with linear read-in and read-out, and the map of its stream. Concatenated positions become added
-        ones, a row of weights each, so that prompts may not be longer than n_context.
+        The model, with linear read-in and read-out, and the map of its stream. Concatenated positions become learned
+        ones, so that prompts may not be longer than n_context.
 
     Raises:
         ValueError: junk prompts or distractor MLPs without distractors, distractor MLPs for a model that has MLPs, or
@@ -68,15 +67,12 @@ def hide(
         (2, torch.Size([6, 10]))
     """
     cfg = model.cfg
-    check_whole(0, distractors=distractors)
-    if not noise >= 0:
-        raise ValueError(f"noise must be >= 0, got {noise}")
-    for name, asked in (("junk_prompts", junk_prompts is not None), ("distractor_mlps", distractor_mlps)):
-        if asked and not distractors:
-            raise ValueError(f"{name} are for distractors, and distractors=0: leave them out")
+    for name, given in (("junk_prompts", junk_prompts is not None), ("distractor_mlps", distractor_mlps)):
+        if given and not distractors:
+            raise ValueError(f"{name} needs distractors, got distractors=0")
     if distractor_mlps and cfg.d_mlp is not None:
-        raise ValueError("distractor_mlps are for models without MLPs; this model's MLPs contain distractors already")
-    refuse_what_would_break(cfg)
+        raise ValueError("distractor_mlps must be False for a model with MLPs, which get distractors anyway")
+    check_basis_free(cfg)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -100,7 +96,7 @@ def hide(
     if cfg.mlp_location == "input" and cfg.d_mlp is not None:
         _hide_units(wide.input_mlp, model.input_mlp, stream, read, rest, normal)
     if junk_prompts is not None:
-        _quieten(wide, stream, rest, junk_prompts)
+        _scale_down(wide, stream, rest, junk_prompts)
     for name, weight in wide.named_parameters() if noise else ():
         if name.rsplit(".", 1)[-1] in ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"):
             weight += noise * weight.square().mean().sqrt() * normal(*weight.shape)
@@ -110,10 +106,9 @@ def hide(
 def in_another_stream(
     model: HookedTransformer, stream: Float[Tensor, "d_model new_d_model"], distractors: int = 0, mlps: bool = False
 ) -> HookedTransformer:
-    """A model's read-in and read-out in a stream of another width, in float64, with blocks whose weights are zero.
+    """Return a model's read-in and read-out in a stream of another width, in float64, with zeros in all blocks.
 
-    Each layer has that many distractor heads, and four times as many hidden units, more than the model's; with `mlps`,
-    layers without an MLP get one.
+    Layers get more heads, `distractors`, and four times as many more hidden units; with `mlps`, also without an MLP.
     """
     cfg, width = model.cfg, stream.shape[1]
     concatenated = cfg.positional_embedding_type in ("one_hot", "sinusoidal")
@@ -123,7 +118,7 @@ def in_another_stream(
         cfg.replace(**{
             "d_model": width, "n_heads": cfg.n_heads + distractors, "read_in": "linear", "read_out": "linear",
             "read_bias": False, "d_mlp": None if cfg.d_mlp is None else cfg.d_mlp + 4 * distractors,
-            # whose defaults follow the width
+            # their defaults depend on the width
             "d_head": cfg.d_head, "score_scale": cfg.score_scale, "attn_only": cfg.attn_only,
             "d_pos": 0 if placed else cfg.d_pos, **placed, **units,
         }),
@@ -139,7 +134,7 @@ def in_another_stream(
     return wide
 
 
-def refuse_what_would_break(cfg: TransformerConfig) -> None:
+def check_basis_free(cfg: TransformerConfig) -> None:
     """Refuse (ValueError) a model whose function depends on the basis of its stream."""
     reasons = {
         f"normalization_type={cfg.normalization_type!r}": cfg.normalization_type is not None,
@@ -153,13 +148,13 @@ def refuse_what_would_break(cfg: TransformerConfig) -> None:
     broken = [name for name, broken in reasons.items() if broken]
     if broken:
         raise ValueError(
-            f"a model with {', '.join(broken)} would not keep its function: hide models without norms, clipping, "
-            f"gates, rotary positions and biases, with weights of their own"
+            f"model must have learned attention weights and no norms, clipping, gates, rotary positions or biases, "
+            f"otherwise it would not keep its function; got {', '.join(broken)}"
         )
 
 
 def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, normal: Any, gauges: bool) -> None:
-    """The old heads in the rotated stream, each in its own gauge, and distractors that write into the rest."""
+    """Write the old heads, rotated, each in its own gauge, and distractors that write into the rest of the stream."""
     n_heads, width = old.W_Q.shape[0], old.W_Q.shape[2]
     for head in range(n_heads):
         scores, values = (_well_conditioned(normal, width) if gauges else torch.eye(width).double() for _ in range(2))
@@ -177,7 +172,7 @@ def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor,
 
 
 def _hide_units(mlp: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, normal: Any) -> None:
-    """The old hidden units in the rotated stream and in another order, and distractors that write into the rest."""
+    """Write the old hidden units, rotated and in another order, and distractors that write into the rest."""
     n_old, n_new = old.W_in.shape[1], mlp.W_in.shape[1]
     order = normal(n_new).argsort()
     units = torch.cat([stream.T @ old.W_in.double(), read.T @ normal(read.shape[0], n_new - n_old)], dim=1)
@@ -190,8 +185,8 @@ def _hide_units(mlp: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, 
     mlp.b_out.copy_(old.b_out.double() @ stream)
 
 
-def _quieten(model: HookedTransformer, stream: Tensor, rest: Tensor, prompts: Prompts | Tensor) -> None:
-    """Scale the distractors' writes down until they are nowhere larger than the stream."""
+def _scale_down(model: HookedTransformer, stream: Tensor, rest: Tensor, prompts: Prompts | Tensor) -> None:
+    """Halve the distractors' output weights until what they write is nowhere larger than the stream."""
     prompts = prompts.to(torch.float64) if isinstance(prompts, Prompts) else prompts
     outputs = [(module, name) for module in model.modules() for name in ("W_O", "W_out") if name in module._parameters]
     for _ in range(MOST_HALVINGS):
@@ -202,10 +197,10 @@ def _quieten(model: HookedTransformer, stream: Tensor, rest: Tensor, prompts: Pr
         for module, name in outputs:
             weight = getattr(module, name)
             weight -= 0.5 * weight @ rest.T @ rest
-    raise ValueError(f"distractors that read junk outgrow the stream on these prompts: {prompts}")
+    raise ValueError(f"junk_prompts must not make the distractors exceed the stream at every scale, got {prompts}")
 
 
 def _well_conditioned(normal: Any, size: int) -> Tensor:
-    """A random invertible matrix whose singular values lie between 1/2 and 2."""
+    """Draw an invertible matrix whose singular values lie between 1/2 and 2."""
     left, right = (torch.linalg.qr(normal(size, size)).Q for _ in range(2))
     return left @ torch.diag(2 ** normal(size).clamp(-1, 1)) @ right

@@ -1,8 +1,8 @@
-"""Models whose algorithm is known, with the hypothesis about it: the ground truth for tests of hypotheses."""
+"""Models whose algorithm is known, each with its hypothesis: the ground truth for tests of hypotheses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from mechicl.algorithms.stepwise import (
     ResidualDescent,
 )
 from mechicl.algorithms.stepwise.descent import nearest
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import NonNegative, checked
 from mechicl.checkpoints import load
 from mechicl.constructions.circuits import (
     previous_token_then_induction,
@@ -35,7 +35,6 @@ from mechicl.constructions.hiding import hide
 from mechicl.constructions.newton import newton
 from mechicl.constructions.trained import RECIPES
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
-from mechicl.models import HookedTransformer
 from mechicl.tasks import LinearRegression, Task
 
 X_DIM, N_CONTEXT = 5, 20
@@ -51,8 +50,8 @@ class KnownModel:
     Attributes:
         name: for tables.
         model: with hooks.
-        hypothesis: the algorithm, which layers are which steps, and which subspaces carry which variables.
-        task: prompts for which the parameters are made.
+        hypothesis: the algorithm, the steps that the layers compute, and the subspaces of its variables.
+        task: the distribution of prompts for which the parameters were chosen.
         exact: True if the model equals the algorithm up to rounding.
     """
 
@@ -64,12 +63,14 @@ class KnownModel:
 
 
 @checked
-def known_models(*, trained: bool = False, hidden: bool = False, noise: float = 0.0, seed: int = 0) -> list[KnownModel]:
-    """Models with known algorithms, plain or each obfuscated in its own way (`hide`).
+def known_models(
+    *, trained: bool = False, hidden: bool = False, noise: NonNegative = 0.0, seed: int = 0
+) -> list[KnownModel]:
+    """Return models with known algorithms, plain or obfuscated (`hide`).
 
     Args:
-        trained: the models made by interchange training instead of those written by hand; they come with the package
-            (`constructions.trained`).
+        trained: return the models made by interchange training, which come with the package, instead of those written
+            by hand.
         hidden: with random gauges, a rotated stream, and distractors that read each other.
         noise: in the weights of the hidden models (see `hide`).
         seed: of the obfuscation.
@@ -82,15 +83,14 @@ def known_models(*, trained: bool = False, hidden: bool = False, noise: float = 
         ['gradient descent, 1 step', 'gradient descent, 2 steps', 'gradient descent, 4 steps']
     """
     if noise and not hidden:
-        raise ValueError("noise belongs to hidden models: known_models(hidden=True, noise=...)")
+        raise ValueError(f"noise must be 0 for plain models, got {noise}: add hidden=True")
     plain = list(_models()) if not trained else [
         KnownModel(recipe.title, load(name).double(), recipe.hypothesis, recipe.config.task, exact=False)
         for name, recipe in RECIPES.items()
     ]  # fmt: skip
     if not hidden:
         return plain
-    disguised = (known for known in plain if isinstance(known.model, HookedTransformer))
-    return [_hidden(known, seed + i, noise) for i, known in enumerate(disguised)]
+    return [_hidden(known, seed + i, noise) for i, known in enumerate(plain)]
 
 
 def _models() -> Iterator[KnownModel]:
@@ -115,8 +115,8 @@ def _models() -> Iterator[KnownModel]:
         algorithm = ResidualDescent(steps, step_size=1 / N_CONTEXT, preconditioner=matrix)
         hypothesis = Hypothesis(algorithm, subspaces=point)
         yield KnownModel(_counted("preconditioned gradient descent", steps), model, hypothesis, task)
-    for iterations, attention in ((3, "linear"), (5, "linear"), (7, "linear"), (4, "relu")):
-        yield _newton(iterations, attention, task)
+    yield from (_newton(iterations, "linear", task) for iterations in (3, 5, 7))
+    yield _newton(4, "relu", task)
     for steps in (1, 3):
         model = copy_then_gradient_descent(**sizes, step_size=STEP_SIZE, steps=steps)
         hypothesis = Hypothesis(AfterCopying(ResidualDescent(steps, step_size=STEP_SIZE)))
@@ -142,10 +142,10 @@ def _counted(name: str, steps: int) -> str:
     return f"{name}, {steps} step{'' if steps == 1 else 's'}"
 
 
-def _newton(iterations: int, attention: str, task: Task) -> KnownModel:
+def _newton(iterations: int, attention: Literal["linear", "relu"], task: Task) -> KnownModel:
     model = newton(x_dim=X_DIM, n_context=N_CONTEXT, steps=iterations, alpha=ALPHA, attention=attention)
     columns = torch.eye(2 * X_DIM + 1, dtype=torch.float64)
-    # the answer is written, with a minus, where the context's tokens have their targets
+    # the prediction is written, with a minus, where the context's tokens have their targets
     subspaces = {
         "x": columns[:, :X_DIM],
         "y, prediction": columns[:, X_DIM : X_DIM + 1],
@@ -173,7 +173,7 @@ def _kernel_descent(task: Task) -> KnownModel:
 
 
 def _nearest_neighbour(task: Task) -> KnownModel:
-    """An MLP squares the inputs; a softmax head scores `<x, x_i> - |x_i|²/2`, so sharply that one key takes all."""
+    """Square the inputs in an MLP; a softmax head scores `<x, x_i> - |x_i|²/2`, so sharply that one key takes all."""
     stream = Stream(x=X_DIM, y=1, square=1, one=1)
     x, scale = stream.read("x"), 1e6
     squares = Hidden(read=x, write=torch.ones(X_DIM, 1, dtype=torch.float64) @ stream.write("square"))
@@ -196,31 +196,31 @@ def _nearest_neighbour(task: Task) -> KnownModel:
 
 
 def _online_descent() -> KnownModel:
-    """Before each step an MLP leaves, of all residuals, only that of the step's point where attention reads it."""
+    """Before each step an MLP copies the residual of the step's point, and no other, to where attention reads it."""
     n, bound, step_size = 6, 50.0, 0.5
     task = LinearRegression(x_dim=X_DIM, n_context=n)
     stream = Stream(x=X_DIM, y=1, position=n + 1, turn=1)
     y, x = stream.read("y"), stream.read("x")
 
-    def whose_turn(k: int | None) -> Hidden:
-        """`turn ← y` at point k and 0 elsewhere: relu(±y + bound (position_k - 1)), and the old turn taken away."""
+    def select(k: int | None) -> Hidden:
+        """Set `turn ← y` at point k and 0 elsewhere: relu(±y + bound (position_k - 1)), minus the old turn."""
         turn, write = stream.read("turn"), stream.write("turn")
         gate = bound * (stream.read("position")[:, k : k + 1] if k is not None else 0 * y)
         read = torch.cat([y + gate, -y + gate, turn, -turn], dim=1)
-        return Hidden(read, torch.cat([write, -write, -write, write]),
-                      torch.tensor([-bound, -bound, 0.0, 0.0], dtype=torch.float64))  # fmt: skip
+        bias = torch.tensor([-bound, -bound, 0.0, 0.0], dtype=torch.float64)
+        return Hidden(read, torch.cat([write, -write, -write, write]), bias)
 
     nothing = Head(x, x, y, 0 * stream.write("y"))
     step = Head(query=x, key=x, value=stream.read("turn"), output=-step_size * stream.write("y"))
-    layers = [Layer([nothing], whose_turn(0))]
-    layers += [Layer([step], whose_turn(k + 1 if k + 1 < n else None)) for k in range(n)]
+    layers = [Layer([nothing], select(0))]
+    layers += [Layer([step], select(k + 1 if k + 1 < n else None)) for k in range(n)]
     model = assemble(stream, layers, n_context=n, positional_embedding_type="one_hot", act_fn="relu", keys="context")
     hypothesis = Hypothesis(OnlineDescent(n, step_size=step_size))
     return KnownModel("online gradient descent, 6 points", model, hypothesis, task)
 
 
 def _two_layers_a_step(task: Task) -> KnownModel:
-    """Gradient descent whose attention writes each step beside the residual, to which the next layer's MLP adds it."""
+    """Write each step of gradient descent into "change" by attention; the next layer's MLP adds it to the residual."""
     steps = 3
     stream = Stream(x=X_DIM, y=1, change=1)
     x, y, change = stream.read("x"), stream.read("y"), stream.read("change")
@@ -234,11 +234,11 @@ def _two_layers_a_step(task: Task) -> KnownModel:
 
 
 def _gradient_descent_with_momentum(task: Task) -> KnownModel:
-    """Attention adds to a velocity, and an MLP moves the residual by it and lets it decay."""
+    """Add to a velocity by attention; an MLP adds the velocity to the residual and lets it decay."""
     steps, momentum, step_size = 4, 0.3, 0.1
     stream = Stream(x=X_DIM, y=1, velocity=1)
     x, velocity = stream.read("x"), stream.read("velocity")
-    # the stream holds β v between the layers: attention adds a Σ r_i <x_i, x>, the MLP takes the sum from the residual
+    # between layers the stream has β v: attention adds a Σ r_i <x_i, x>, then the MLP subtracts it from the residual
     pull = Head(query=x, key=x, value=stream.read("y"), output=step_size * stream.write("velocity"))
     move = Hidden(read=velocity, write=(momentum - 1) * stream.write("velocity") - stream.write("y"))
     model = assemble(stream, [Layer([pull], move)] * steps, n_context=N_CONTEXT, act_fn="identity")
@@ -248,7 +248,7 @@ def _gradient_descent_with_momentum(task: Task) -> KnownModel:
 
 def _hidden(known: KnownModel, seed: int, noise: float) -> KnownModel:
     prompts = known.task.sample(32, seed=seed, dtype=torch.float64)
-    disguise, old = hide(known.model, seed=seed, junk_prompts=prompts, noise=noise), known.hypothesis
-    subspaces = {name: disguise.stream.T @ columns for name, columns in old.subspaces.items()}
+    copy, old = hide(known.model, seed=seed, junk_prompts=prompts, noise=noise), known.hypothesis
+    subspaces = {name: copy.stream.T @ columns for name, columns in old.subspaces.items()}
     hypothesis = Hypothesis(old.algorithm, old.schedule, subspaces)
-    return KnownModel(f"{known.name}, hidden", disguise.model, hypothesis, known.task, known.exact and not noise)
+    return KnownModel(f"{known.name}, hidden", copy.model, hypothesis, known.task, known.exact and not noise)

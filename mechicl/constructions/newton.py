@@ -1,13 +1,13 @@
-"""Newton's method for the inverse of the context's second moments, in k + 2 layers; ridge regression on top of it."""
+"""Newton's method for the inverse of the context's second moments, in k + 2 layers, also for ridge regression."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mechicl.algorithms.spectra import TOLERANCE, warn_of_divergence
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_positive, check_whole
+from mechicl.base.arguments import Natural, NonNegative, Positive, checked
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -18,13 +18,13 @@ def newton(
     *,
     x_dim: int,
     n_context: int,
-    steps: int,
-    alpha: float,
+    steps: Natural,
+    alpha: Positive,
     y_dim: int = 1,
-    attention: str = "linear",
-    largest_eigenvalue: float | None = None,
+    attention: Literal["linear", "relu"] = "linear",
+    largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """Iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
+    """Build iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
     Exact: equal to `algorithms.newton` up to rounding. Every token carries `(x, y, M x)`. The first layer writes `αSx`;
     each following layer subtracts half of `M S M x` by attention and doubles the rest by an MLP; the last one reads the
@@ -33,15 +33,15 @@ def newton(
     Args:
         steps: k, the number of iterations.
         alpha: α, below `2 / λ_max²` of every context (see `algorithms.newton`).
-        attention: "linear", or "relu", where each score takes a pair of heads.
+        attention: with "relu", each score takes a pair of heads.
         largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
 
     Returns:
         A float64 model with k + 2 layers and width 2d + m.
 
     Warns:
-        DivergenceWarning: more than one step, and an alpha of 2 / largest_eigenvalue², where the iteration stays away
-            from its limit for ever, or above, where it grows.
+        DivergenceWarning: more than one step, and an alpha of 2 / largest_eigenvalue² or more, where the iteration
+            does not converge.
 
     Source: Fu et al. 2024, Theorem 1, in a shorter and exact form without its mov, mul and div layers.
 
@@ -49,12 +49,7 @@ def newton(
         >>> newton(x_dim=5, n_context=20, steps=6, alpha=1e-3).cfg.n_layers
         8
     """
-    check_whole(0, steps=steps)
-    check_positive(alpha=alpha)
-    if attention not in ("linear", "relu"):
-        raise ValueError(f"attention must be 'linear' or 'relu', got {attention!r}")
     if largest_eigenvalue is not None:
-        check_positive(largest_eigenvalue=largest_eigenvalue)
         bound = 2 / largest_eigenvalue**2
         if steps > 1 and alpha >= bound * (1 - TOLERANCE):
             condition = f"with one below 2 / λ_max(S)² = {bound:.4g}"
@@ -63,7 +58,7 @@ def newton(
     x, m = stream.read("x"), stream.read("inverse")
     start = Head(query=x, key=x, value=x, output=alpha * stream.write("inverse"))
     # One layer turns M x into 2 M x - M S M x. The head sums <x_q, M x_j> M x_j = M (Σ x_jᵀ x_j) M x_q = M S M x_q over
-    # the context (M is symmetric) and takes half of it away; the MLP, which reads what the head has left, doubles it.
+    # the context (M is symmetric) and subtracts half of it; the MLP, which runs after the head, doubles the difference.
     refine = Head(query=x, key=m, value=m, output=-0.5 * stream.write("inverse"))
     answer = Head(query=x, key=m, value=stream.read("y"), output=-stream.write("y"))
     if attention == "relu":
@@ -78,48 +73,26 @@ def newton(
 
 
 @checked
-def ridge(
-    *,
-    x_dim: int,
-    n_context: int,
-    steps: int,
-    alpha: float,
-    y_dim: int = 1,
-    attention: str = "linear",
-    largest_eigenvalue: float | None = None,
-) -> HookedTransformer:
-    """Newton's method for `(S + λI)⁻¹ B`, that is ridge regression and, with `λ = σ_ε² / σ_w²`, the Bayes predictor.
+def with_pseudo_examples(prompts: Prompts, penalty: NonNegative) -> Prompts:
+    """Add d context points `(√λ e_i, 0)` to each prompt, on which least squares is ridge regression.
 
-    It is `newton` on prompts that `with_pseudo_examples` has put λ into: d more points `(√λ e_i, 0)`. After k
-    iterations every eigendirection is solved up to `(1 - α (λ_i + λ)²)^(2^k)`.
+    On these prompts `newton(x_dim=d, n_context=n + d, steps=k, alpha=α, ...)`, with α below `2 / (λ_max + λ)²`, solves
+    for `(S + λI)⁻¹ B`, every eigendirection up to `(1 - α (λ_i + λ)²)^(2^k)`. With `λ = σ_ε² / σ_w²` it is the Bayes
+    predictor.
 
     Args:
-        n_context: number of context points without the pseudo-examples.
-        steps: k.
-        alpha: α, below `2 / (λ_max + λ)²`.
-        attention: "linear" or "relu".
-        largest_eigenvalue: as for `newton` (which warns alike), of the context with its pseudo-examples: `λ_max + λ`.
+        prompts: of n context points.
+        penalty: λ of ridge regression.
+
+    Returns:
+        The prompts with the new points first.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, whose Neumann series needs many more terms.
 
     Example:
-        >>> model = ridge(x_dim=5, n_context=20, steps=12, alpha=1e-3)
+        >>> model = newton(x_dim=5, n_context=20 + 5, steps=12, alpha=1e-3)
         >>> model.predict(with_pseudo_examples(prompts, penalty=0.1))
     """
-    return newton(
-        x_dim=x_dim, n_context=n_context + x_dim, steps=steps, alpha=alpha, y_dim=y_dim, attention=attention,
-        largest_eigenvalue=largest_eigenvalue,
-    )  # fmt: skip
-
-
-@checked
-def with_pseudo_examples(prompts: Prompts, penalty: float) -> Prompts:
-    """The prompts with d more context points `(√penalty e_i, 0)`, on which least squares is ridge regression.
-
-    The new points come first; `penalty` is λ of ridge regression.
-    """
-    if not (penalty >= 0 and math.isfinite(penalty)):
-        raise ValueError(f"penalty must be >= 0 and finite, got {penalty}")
     n, d = len(prompts), prompts.x_dim
     xs: Tensor = math.sqrt(penalty) * torch.eye(d, dtype=prompts.dtype, device=prompts.device).expand(n, d, d)
     zeros = prompts.ys.new_zeros(n, d, prompts.y_dim)

@@ -1,13 +1,13 @@
-"""The circuit given by a model's weights: which parts write what others read, on the way to the output."""
+"""The circuit given by a model's weights: parts that write what later parts read, up to the output."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import checked, strictly_between
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
 from mechicl.models.transformer.attention import Attention, elementwise_attention
@@ -33,28 +33,30 @@ class WeightsCircuit:
 
 @checked
 @torch.no_grad()
-def weights_circuit(model: HookedTransformer, *, tolerance: float = 1e-6) -> WeightsCircuit:
-    """The circuit of a model whose parts read and write subspaces of the stream, from its weights alone.
+def weights_circuit(
+    model: HookedTransformer, *, tolerance: Annotated[float, strictly_between(0, 1)] = 1e-6
+) -> WeightsCircuit:
+    """Find the circuit of a model whose parts read and write subspaces of the stream, from its weights alone.
 
-    There is an edge where the subspace that the sender can write overlaps with the one that the receiver reads: where
-    the product of the weights is not zero. That holds in any basis, so a model obfuscated by `hide` has the circuit of
-    the original.
+    There is an edge if the subspace that the sender can write overlaps with the one that the receiver reads: the
+    product of their weights is not zero. That is independent of the basis, so a model obfuscated by `hide` has the
+    circuit of the original.
 
-    - What a part can write follows from what can be in the stream before it, through a head's `W_V W_O` or the rows of
-      `W_out` of the hidden units that can be nonzero. Biases count, except attention's output bias.
-    - A head's query reads the stream through `W_Q W_Kᵀ` as far as something in the stream can answer as a key, its key
-      the other way round, its value through `W_V W_O` as far as the result is read later. An MLP reads through the
-      hidden units whose rows of `W_out` are read later, the output through `W_U`.
+    - A head can write the image of the stream before it under `W_V W_O`, an MLP the rows of `W_out` of the hidden units
+      that can be nonzero. Biases count, except attention's output bias.
+    - A head's query reads the stream through `W_Q W_Kᵀ` as far as there are matching keys in the stream, its key the
+      other way round, its value through `W_V W_O` as far as the result is read later. An MLP reads through the hidden
+      units whose rows of `W_out` are read later, the output through `W_U`.
     - Nodes and edges on no path from the embedding to the output are left out.
 
-    A trained model has no such subspaces: everything in it reads everything. And a weight does not prove an effect: a
-    part may be saturated, or write where nothing ever attends.
+    In a trained model everything reads everything. And an edge does not prove an effect: a part may be saturated, or
+    write at positions that nothing attends to.
 
     Args:
-        model: one of ours, of token ids or of points, without norms.
+        model: one of ours, on token ids or points, without norms.
         tolerance: cosine up to which written and read subspaces do not overlap, and size of a direction relative to the
             largest up to which it is ignored. Weights that were rotated in float64 are zero to about 1e-12; for a model
-            that was rotated in float32 take 1e-3.
+            that was rotated in float32 use 1e-3.
 
     Raises:
         ValueError: a model with norms or clipping.
@@ -64,11 +66,10 @@ def weights_circuit(model: HookedTransformer, *, tolerance: float = 1e-6) -> Wei
         >>> print(circuit.nodes[0], "|", circuit.edges[-1])
         head 0.0 | head 1.0 → output
     """
-    if not isinstance(model, HookedTransformer):
-        raise TypeError(f"weights are read off a HookedTransformer of this package, not {type(model).__name__}")
-    if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
-    _check_stream(model.cfg)
+    if model.cfg.normalization_type is not None:  # every part would read the length of the whole stream
+        raise ValueError(f"model must have no norms, got normalization_type={model.cfg.normalization_type!r}")
+    if model.cfg.token_clip is not None:  # the stream would not be the sum of its parts
+        raise ValueError(f"model must not clip its stream, got token_clip={model.cfg.token_clip}")
     supports = _Supports(model, tolerance)
     edges = _on_paths([edge for edge in list_edges(model) if supports.meet(edge)])
     linked = {edge.sender for edge in edges}
@@ -98,7 +99,7 @@ class _Supports:
                 working.append(self._working_units(block.mlp))
                 self.writes[Node(layer)] = stream[:0]
                 self._add_mlp(Node(layer), block.mlp, working[-1])
-        # backwards: a part reads only what can change something that is read later
+        # backwards: a part's input matters only if its output is read later
         self.reads[None, ""] = self._span(model.W_U.double().mT)
         for layer, block in reversed(list(enumerate(model.blocks))):
             if model.cfg.block_mlp:
@@ -112,7 +113,7 @@ class _Supports:
         cosines = self.writes[edge.sender] @ self.reads[edge.receiver, edge.by].mT
         return bool(cosines.norm() > self.tolerance)
 
-    # ---- forwards: what can be written ----
+    # ---- forwards: subspaces that can be written ----
 
     def _head_writes(self, attn: Attention, head: int, stream: Tensor) -> Tensor:
         if not self._attends(attn, head, stream):
@@ -122,7 +123,7 @@ class _Supports:
         return self._span(moved @ output, scale=(value.norm() + bias.norm()) * output.norm())
 
     def _attends(self, attn: Attention, head: int, stream: Tensor) -> bool:
-        """True if the head attends anywhere: softmax always does, a function of scores only where there are scores."""
+        """True if the head can attend anywhere: always with softmax, otherwise if scores can differ from zero."""
         zero = torch.zeros(1, 1, dtype=torch.float64)
         if attn.cfg.attention == "softmax" or bool(elementwise_attention(attn.cfg, zero) != 0):
             return True
@@ -130,7 +131,7 @@ class _Supports:
         return bool((_turned(attn.cfg, keys) @ queries.mT).norm() > self.tolerance * scale)
 
     def _scored(self, attn: Attention, head: int, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All possible keys and queries `[row d_head]`, and the scale of a score."""
+        """Return all possible keys and queries `[row d_head]`, and the scale of a score."""
         query, key = attn.W_Q[head].double(), attn.W_K[head].double()
         query_bias, key_bias = _bias(attn, "Q", head), _bias(attn, "K", head)
         scale = (query.norm() + query_bias.norm()) * (key.norm() + key_bias.norm())
@@ -139,7 +140,7 @@ class _Supports:
         return torch.cat([stream @ key, key_bias]), torch.cat([stream @ query, query_bias]), scale
 
     def _working_units(self, mlp: MLP) -> Bool[Tensor, "unit"]:
-        """Hidden units that can be other than zero."""
+        """Return True for hidden units that can differ from zero."""
         stream, constant = self._written(), mlp.b_in != 0
         reached = [self._hits(stream @ _unit(rows).mT) for rows in _inputs(mlp)]
         if mlp.gated:  # every activation of a gate is 0 at 0
@@ -150,7 +151,7 @@ class _Supports:
         rows = [_unit(mlp.W_out[working].double()), _unit(mlp.b_out[None].double())]
         self.writes[node] = self._span(torch.cat([self.writes[node], *rows]))
 
-    # ---- backwards: what is read ----
+    # ---- backwards: subspaces that are read ----
 
     def _read_by_mlp(self, node: Node, mlp: MLP, working: Tensor) -> None:
         needed = working & self._hits(self._read() @ _unit(mlp.W_out.double()).mT)
@@ -162,7 +163,7 @@ class _Supports:
         self.reads |= {(node, by): stream[:0] for by in "qkv"}
         written_and_read = self._span(read @ (value @ output).mT, scale=value.norm() * output.norm())
         if not len(written_and_read) or not self._attends(attn, head, stream):
-            return  # whatever the pattern is, it changes nothing that is read
+            return  # the pattern has no effect on anything that is read
         keys, queries, scale = self._scored(attn, head, stream)
         self.reads[node, "v"] = written_and_read
         self.reads[node, "q"] = self._span(_turned(attn.cfg, keys) @ query.mT, scale=scale)
@@ -171,15 +172,15 @@ class _Supports:
     # ---- subspaces ----
 
     def _written(self, before: int | None = None) -> Float[Tensor, "dim d_model"]:
-        """The subspace of the stream so far, or before a layer."""
+        """Return the subspace of the stream so far, or before a layer."""
         return torch.cat([rows for node, rows in self.writes.items() if before is None or node.layer < before])
 
     def _read(self) -> Float[Tensor, "dim d_model"]:
-        """Everything that later parts read."""
+        """Return the subspaces that later parts read."""
         return torch.cat(list(self.reads.values()))
 
     def _span(self, rows: Tensor, scale: Tensor | float | None = None) -> Float[Tensor, "dim d_model"]:
-        """An orthonormal basis of these rows' span, without directions that are small relative to the scale."""
+        """Return an orthonormal basis of the rows' span, without directions that are small relative to the scale."""
         if not rows.numel():
             return rows[:0]
         sizes, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
@@ -190,7 +191,7 @@ class _Supports:
 
 
 def _embedded(model: HookedTransformer) -> Float[Tensor, "row d_model"]:
-    """The embeddings of tokens and positions, as unit rows."""
+    """Return the embeddings of tokens and positions, as unit rows."""
     rows = [model.W_E.double()]
     if hasattr(model, "pos_embed"):
         rows.append(model.pos_embed.rows(range(model.cfg.n_ctx)).double())
@@ -200,19 +201,19 @@ def _embedded(model: HookedTransformer) -> Float[Tensor, "row d_model"]:
 
 
 def _inputs(mlp: MLP) -> list[Float[Tensor, "unit d_model"]]:
-    """The direction that each hidden unit reads: its column of `W_in`, and of `W_gate` if it has gates."""
+    """Return the direction that each hidden unit reads: its column of `W_in`, and of `W_gate` if it has gates."""
     return [weight.double().mT for weight in ((mlp.W_in, mlp.W_gate) if mlp.gated else (mlp.W_in,))]
 
 
 def _bias(attn: Attention, letter: str, head: int) -> Float[Tensor, "1 d_head"]:
-    """A bias of a head as a row; 0 if it has none."""
+    """Return a bias of a head as a row; 0 if it has none."""
     if attn.cfg.attn_bias:
         return getattr(attn, f"b_{letter}")[head, None].double()
     return torch.zeros(1, getattr(attn, f"W_{letter}").shape[2], dtype=torch.float64)
 
 
 def _turned(cfg: TransformerConfig, rows: Float[Tensor, "row d_head"]) -> Float[Tensor, "turned d_head"]:
-    """Queries or keys as seen from any other position, rotated by rotary positions."""
+    """Rotate queries or keys, in a model with rotary positions, by every distance between two positions."""
     if not cfg.rotates:
         return rows
     distances = torch.arange(1 - cfg.n_ctx, cfg.n_ctx)
@@ -221,28 +222,16 @@ def _turned(cfg: TransformerConfig, rows: Float[Tensor, "row d_head"]) -> Float[
 
 
 def _unit(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
-    """Rows of length 1, or 0."""
+    """Scale rows to length 1, or 0."""
     sizes = rows.norm(dim=-1, keepdim=True)
     return rows / sizes.masked_fill(sizes == 0, 1)
 
 
 def _on_paths(edges: list[Edge]) -> list[Edge]:
-    """The edges on a path from the embedding to the output, in their order."""
+    """Return the edges on a path from the embedding to the output, in their order."""
     reached, needed = {EMBEDDING}, {None}
     for edge in edges:  # by receiver in order of computation, so that all into a node come before those out of it
         reached |= {edge.receiver} if edge.sender in reached else set()
     for edge in reversed(edges):
         needed |= {edge.sender} if edge.receiver in needed else set()
     return [edge for edge in edges if edge.sender in reached and edge.receiver in needed]
-
-
-def _check_stream(cfg: TransformerConfig) -> None:
-    if cfg.normalization_type is not None:
-        raise ValueError(
-            f"model must have no norms, got normalization_type={cfg.normalization_type!r}: every part would read the "
-            f"length of the whole stream, and so everything that is written"
-        )
-    if cfg.token_clip is not None:
-        raise ValueError(
-            f"model must not clip its stream, which is then no sum of its parts: token_clip={cfg.token_clip}"
-        )

@@ -19,7 +19,7 @@ X_DIM, N_CONTEXT, D_MODEL = 3, 10, 16
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """The title of a known model, the hypothesis that it is trained to fulfil, and its task, model and training."""
+    """The title of a known model, its hypothesis, and its task, model and training."""
 
     title: str
     hypothesis: Hypothesis
@@ -27,12 +27,12 @@ class Recipe:
 
 
 def gaussian_weights(readers: Tensor, points: Tensor) -> Tensor:
-    """The weights of a Gaussian kernel: `exp(-2 |x - x_i|²)`."""
+    """Return the weights of a Gaussian kernel: `exp(-2 |x - x_i|²)`."""
     return (-2 * torch.cdist(readers, points).square()).exp()
 
 
 def _subspaces(**sizes: int) -> dict[str, Tensor]:
-    """Random orthogonal subspaces of the stream; in their names "_" stands for a space, "__" for ", "."""
+    """Draw orthogonal subspaces of the stream; in their names "_" stands for a space, "__" for ", "."""
     generator = torch.Generator().manual_seed(7)
     columns = torch.linalg.qr(torch.randn(D_MODEL, D_MODEL, generator=generator, dtype=torch.float64)).Q
     parts = columns[:, : sum(sizes.values())].split(list(sizes.values()), dim=1)

@@ -1,9 +1,8 @@
 """A small vocabulary for weights written by hand: named subspaces of the residual stream, heads and MLPs on them.
 
-A construction states the subspaces that a head reads and writes, never an index. The weights are one choice among many
-for the same model: only the products query keyᵀ and value output act, so that any invertible matrix could stand between
-their factors (a gauge). Here factors read and write whole subspaces, and scale factors are in `output`. If a head needs
-fewer dimensions than d_head, the others are 0.
+A construction states the subspaces that a head reads and writes, never an index. Many weights give the same model: only
+the products query keyᵀ and value output matter, and any invertible matrix between their factors cancels (a gauge). Here
+factors read and write whole subspaces, scale factors are in `output`, and unused dimensions of d_head are 0.
 """
 
 from collections.abc import Sequence
@@ -14,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Natural, checked
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP
@@ -36,34 +34,32 @@ class Stream:
         (torch.Size([11, 1]), torch.Size([1, 11]))
     """
 
-    def __init__(self, **dimensions: int):
-        check_whole(0, **dimensions)
+    @checked
+    def __init__(self, **dimensions: Natural):
         self.dimensions = dimensions
         if self.d_model > WIDEST:
-            raise ValueError(
-                f"a stream of {dimensions} is wider than {WIDEST} dimensions, the most for hand-written weights"
-            )
+            raise ValueError(f"the stream's width must be at most {WIDEST}, got {dimensions}")
 
     @property
     def d_model(self) -> int:
-        """Width of the stream."""
+        """Return the width of the stream."""
         return sum(self.dimensions.values())
 
     def read(self, name: str) -> Float[Tensor, "d_model dim"]:
-        """The map from the stream to a subspace, float64."""
+        """Return the map from the stream to a subspace, float64."""
         return self.write(name).T
 
     def write(self, name: str) -> Float[Tensor, "dim d_model"]:
-        """The map from a subspace into the stream, float64."""
+        """Return the map from a subspace into the stream, float64."""
         if name not in self.dimensions:
-            raise ValueError(f"the stream has no subspace {name!r}, only {list(self.dimensions)}")
+            raise ValueError(f"name must be one of {list(self.dimensions)}, got {name!r}")
         names = list(self.dimensions)
         start = sum(self.dimensions[n] for n in names[: names.index(name)])
         return torch.eye(self.d_model, dtype=torch.float64)[start : start + self.dimensions[name]]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """A name for each dimension: `x1`, `x2`, ..., and just `y` for a subspace of one."""
+        """Return a name for each dimension: `x1`, `x2`, ..., and just `y` for a subspace of one dimension."""
         return tuple(
             name if size == 1 else f"{name}{i + 1}" for name, size in self.dimensions.items() for i in range(size)
         )
@@ -82,11 +78,11 @@ class Head:
         # a width of 1 would be broadcast silently
         if self.query.shape != self.key.shape or self.value.shape != self.output.T.shape:
             shapes = {name: tuple(getattr(self, name).shape) for name in ("query", "key", "value", "output")}
-            raise ValueError(f"query and key need one shape, value and output opposite ones; got {shapes}")
+            raise ValueError(f"query and key must have one shape, value and output transposed ones, got {shapes}")
 
     @property
     def width(self) -> int:
-        """The smallest d_head."""
+        """Return the smallest d_head."""
         return max(self.query.shape[1], self.value.shape[1])
 
 
@@ -100,13 +96,12 @@ class Hidden:
 
     def __post_init__(self):
         if self.read.shape != self.write.T.shape or (self.bias is not None and self.bias.shape != self.read.shape[1:]):
-            shapes = {name: tuple(getattr(self, name).shape) for name in ("read", "write")}
-            bias = None if self.bias is None else tuple(self.bias.shape)
-            raise ValueError(f"read and write need opposite shapes, and a bias one entry a unit; got {shapes}, {bias}")
+            shapes = [each if each is None else tuple(each.shape) for each in (self.read, self.write, self.bias)]
+            raise ValueError(f"read, write and bias must be [d_model n], [n d_model] and [n], got {shapes}")
 
     @property
     def width(self) -> int:
-        """The smallest d_mlp."""
+        """Return the smallest d_mlp."""
         return self.read.shape[1]
 
 
@@ -128,10 +123,10 @@ def assemble(
     input_mlp: Hidden | None = None,
     **config: Any,
 ) -> HookedTransformer:
-    """A model with these heads and MLPs; the prediction is minus the y-subspace at the query.
+    """Build a model of these heads and MLPs; the prediction is minus the y-subspace at the query.
 
-    Attention is linear unless the config says otherwise. Layers that are one and the same object become one looped
-    block; layers with fewer heads, or without an MLP, do nothing in the places that others have. Weights are float64.
+    Attention is linear by default. Layers that are the same object become one looped block; heads and MLPs that a layer
+    lacks get zero weights.
 
     Args:
         stream: on paired prompts its first two subspaces, "x" and "y", are the token's. On interleaved prompts the
@@ -139,30 +134,30 @@ def assemble(
         layers: the heads of each layer, or heads and an MLP.
         initial_weights: W_0 `[x y]` of the query token `(x, -x W_0)` of paired prompts.
         input_mlp: an MLP on the tokens before the first layer.
-        config: any other field of `TransformerConfig`; for interleaved prompts `x_dim` and `y_dim` too. Other weights
-            that it adds to the model start at zero, except a norm's at one and a learned sink at `sink_score`.
+        config: any other field of `TransformerConfig`; for interleaved prompts `x_dim` and `y_dim` too. Weights that it
+            adds to the model are zero, except a norm's (one) and a learned sink's (`sink_score`).
 
     Returns:
         A float64 model in eval mode; its `stream_labels` name the dimensions.
 
     Raises:
-        ValueError: no layers, no head at all, parts of another width than the stream, MLPs both in layers and on the
-            input, or a stream that does not begin with what the tokens bring.
+        ValueError: no heads, parts of another width than the stream, MLPs both in layers and on the input, or a stream
+            that does not begin with the tokens' subspaces.
     """
     parts = [layer if isinstance(layer, Layer) else Layer(layer) for layer in layers]
     heads = [head for part in parts for head in part.heads]
     if not heads:
-        raise ValueError(f"a model needs at least one layer with a head, got {[len(p.heads) for p in parts]} heads")
+        raise ValueError(f"layers must have at least one head, got {len(layers)} layers without any")
     mlps = [part.mlp for part in parts if part.mlp is not None]
     if mlps and input_mlp is not None:
-        raise ValueError("MLPs stand in the layers or on the input, not both")
+        raise ValueError("input_mlp must be None if layers have MLPs")
     begins = ["x", "y"] if config.get("prompt_format", "paired") == "paired" else ["token"]
     if list(stream.dimensions)[: len(begins)] != begins:
-        raise ValueError(f"the stream must begin with {begins}, where the tokens are; got {list(stream.dimensions)}")
+        raise ValueError(f"stream must begin with the tokens' {begins}, got {list(stream.dimensions)}")
     units = mlps + ([input_mlp] if input_mlp is not None else [])
     widths = {part.shape[0] for head in heads for part in (head.query, head.value)} | {u.read.shape[0] for u in units}
     if widths != {stream.d_model}:
-        raise ValueError(f"the stream has width {stream.d_model}, the parts are made for {sorted(widths)}")
+        raise ValueError(f"layers must have the stream's width {stream.d_model}, got {sorted(widths)}")
     if begins == ["x", "y"]:
         config = {"x_dim": stream.dimensions["x"], "y_dim": stream.dimensions["y"], **config}
     cfg = TransformerConfig(
@@ -196,7 +191,7 @@ def assemble(
 
 
 def set_head(attn: Attention, index: int, head: Head) -> None:
-    """Write a head into the weights of an attention layer, whose other entries stay as they are."""
+    """Write a head into the weights of an attention layer; other entries are unchanged."""
     scored, moved = head.query.shape[1], head.value.shape[1]
     attn.W_Q[index, :, :scored] = head.query
     attn.W_K[index, :, :scored] = head.key
@@ -212,5 +207,5 @@ def _set_mlp(mlp: MLP, hidden: Hidden) -> None:
 
 
 def signed_pair(head: Head) -> list[Head]:
-    """The linear head as two heads of ReLU attention: `s = relu(s) - relu(-s)` for every score s."""
+    """Return a linear head as two heads of ReLU attention: `s = relu(s) - relu(-s)` for every score s."""
     return [head, Head(-head.query, head.key, head.value, -head.output)]

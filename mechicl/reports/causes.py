@@ -206,9 +206,9 @@ def _sections(title: str, test: HypothesisTest, n_prompts: int) -> list[Section]
         _flow_lines(test, layers),
     )  # fmt: skip
     return [
-        Section(title, words, viz.hypotheses_ranked(test, "What hypotheses explain of the effects of interventions")),
+        Section(title, words, viz.plot(test, title="What hypotheses explain of the effects of interventions")),
         Section("The causal model, its arrows as measured", "Each arrow is cut alone.", viz.causal_graph(test.best)),
-        Section("The best hypothesis, cell by cell", "", viz.interchange_heatmap(test.best)),
+        Section("The best hypothesis, cell by cell", "", viz.plot(test.best)),
         Section("Model and hypothesis after interventions", "", viz.counterfactual_scatter(test.best, shown)),
         Section("Which layers matter", "Whatever the hypothesis.", flows),
     ]

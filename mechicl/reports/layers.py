@@ -18,7 +18,7 @@ from mechicl.reports.layer_matches import GRID, GROWING, LayerMatching, seed_row
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import Verdict
 from mechicl.statistics import interval, ratio_interval
-from mechicl.viz.layers import match_curve
+from mechicl.viz.behaviour import match_curve
 
 N_HELD_OUT = 1024  # the report and analyses/fu_matching.py match on the same prompts and the same grids
 RESAMPLES = {1: 100}  # of the prompts, for the growth of one seed; of several, seeds give the interval
@@ -180,7 +180,7 @@ def _match_figures(
     heatmaps = [
         Section(f"Similarity of {compared}: {name}",
                 "Mean cosine over held-out prompts; white squares mark each layer's best match.",
-                viz.match_heatmap(matched, f"Similarity of {compared}"))
+                viz.plot(matched, title=f"Similarity of {compared}"))
         for name, matched in several.items() if name in GROWING
     ]  # fmt: skip
     lines = {name: [best.similarity for best in matched.best()] for name, matched in matches.items()}

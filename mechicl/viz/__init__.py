@@ -5,52 +5,45 @@
 >>> viz.prompt_attention(model, prompts[:1], layer=2)
 """
 
-from mechicl.viz.attention import attention_figure, attention_html, model_attention, prompt_attention
+from mechicl.viz.attention import attention_figure, prompt_attention
 from mechicl.viz.behaviour import shifted_losses
-from mechicl.viz.causes import causal_graph, counterfactual_scatter, hypotheses_ranked, interchange_heatmap
-from mechicl.viz.circuits import circuit_graph, edge_ranking, faithfulness_curves
+from mechicl.viz.causes import causal_graph, counterfactual_scatter
+from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.elements import interval_lines
 from mechicl.viz.explorer import PatchingExplorer
 from mechicl.viz.export import save
-from mechicl.viz.finetuning import (
+from mechicl.viz.grids import lines, phase_diagram
+from mechicl.viz.html import init_notebook
+from mechicl.viz.interventions import composition_figure, head_table, patching_grid
+from mechicl.viz.results import plot
+from mechicl.viz.training import (
+    alignments_over_training,
     head_similarity_figure,
+    heads_during_training,
+    losses_over_training,
     map_similarity_figure,
     settings_figure,
     update_similarity_figure,
 )
-from mechicl.viz.grids import lines, phase_diagram
-from mechicl.viz.heads import composition_figure, head_table
-from mechicl.viz.html import init_notebook
-from mechicl.viz.interventions import patching_grid
-from mechicl.viz.layers import match_heatmap
-from mechicl.viz.results import plot
-from mechicl.viz.training import alignments_over_training, heads_during_training, losses_over_training
 from mechicl.viz.weights import connectivity_paths, roll_outs, weight_products_figure
 
 __all__ = [
     "PatchingExplorer",
     "alignments_over_training",
     "attention_figure",
-    "attention_html",
     "causal_graph",
     "circuit_graph",
     "composition_figure",
     "connectivity_paths",
     "counterfactual_scatter",
-    "edge_ranking",
-    "faithfulness_curves",
     "head_similarity_figure",
     "head_table",
     "heads_during_training",
-    "hypotheses_ranked",
     "init_notebook",
-    "interchange_heatmap",
     "interval_lines",
     "lines",
     "losses_over_training",
     "map_similarity_figure",
-    "match_heatmap",
-    "model_attention",
     "patching_grid",
     "phase_diagram",
     "plot",

@@ -1,4 +1,4 @@
-"""Attention patterns: by circuitsvis from its bundled source (no network, no telemetry), and as a plotly figure."""
+"""Attention patterns: drawn by circuitsvis from its bundled script (no network access), and as a plotly figure."""
 
 import json
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from torch import Tensor
 from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import Site, check_hook, hook_names
 from mechicl.prompts import Prompts
-from mechicl.viz.elements import add_heatmap, panel, panels
+from mechicl.viz import elements as draw
 from mechicl.viz.html import Html, circuitsvis_source
 
 POSITIVE, NEGATIVE = "#1f6fb4", "#b0413e"
 PER_ROW = 4  # panels
 PANEL = {1: 290, 2: 240}  # pixels, a side of a panel by the number of columns; of more columns:
 SMALL = 150
-BESIDE, BELOW = 26, 84  # pixels between panels
+ACROSS, DOWN = 26, 84  # pixels between panels
 LEFT, RIGHT, TOP, BOTTOM = 85, 105, 40, 90  # margins
 TITLE = 35
-LABELS = 11  # of positions, that there is room for along a panel
-# circuitsvis' headings are made for a page of its own, and its small pictures would be covered by their names
+LABELS = 11  # the most labels of positions along a panel
+# circuitsvis' headings are made for a separate page, and its small pictures would be covered by their names
 _STYLE = """<style>
 .attention-heads h3 { font-size: 14px !important; margin: 6px 0 !important; }
 .attention-heads h2 { display: none; }
@@ -50,101 +50,76 @@ _DRAW = """(() => {
 
 
 @checked
-def attention_html(
-    pattern: Float[Tensor, "head query_pos key_pos"], tokens: Sequence[str], head_names: Sequence[str] | None = None
-) -> Html:
-    """Heatmaps of attention patterns, one per head; a caption explains negative attention.
-
-    Args:
-        pattern: one prompt's and layer's `attn.hook_pattern`; linear attention has negative entries.
-        tokens: a label for each position; any text.
-        head_names: a label for each head.
-
-    Returns:
-        A picture that a notebook shows and `save` writes to a file.
-
-    Raises:
-        ValueError: another number of labels than of positions or heads.
-
-    Example:
-        >>> attention_html(torch.eye(2)[None], ["a", "b"]).save("attention.html")
-    """
-    still = attention_figure(pattern, tokens, head_names)  # it checks the arguments
-    names = [f"head {i}" for i in range(len(pattern))] if head_names is None else list(head_names)
-    low, high = (float(pattern.min()), float(pattern.max())) if pattern.numel() else (0.0, 0.0)
-    bound = max(-low, high) or 1.0
-    properties = {
-        "attention": _rounded(pattern.detach().cpu().tolist()),
-        "tokens": list(tokens),
-        "attentionHeadNames": names,
-        "maxValue": bound,
-        "minValue": -bound if low < 0 else 0.0,
-        "negativeColor": NEGATIVE,
-        "positiveColor": POSITIVE,
-        "maskUpperTri": False,
-    }
-    # Labels are JSON inside the script: React shows them as text, but a "</script>" in one would end the script.
-    script = _DRAW.replace("PROPERTIES", json.dumps(properties).replace("<", "\\u003c"))
-    body = (
-        f'{_STYLE}<figure style="position:relative;max-width:680px;margin:15px 0">'
-        f'<div class="attention-heads" data-waiting></div>{_caption(low, high)}<script>{script}</script></figure>'
-    )
-    return Html(body, circuitsvis_source(), still)
-
-
-@checked
-def prompt_attention(
-    model: Any, prompt: Prompts | Int[Tensor, "1 pos"], layer: int = 0, labels: Sequence[str] | None = None
-) -> Html:
-    """A layer's attention on one prompt: `model_attention` of this layer."""
-    return model_attention(model, prompt, [layer], labels)
-
-
-@checked
 @torch.no_grad()
-def model_attention(
+def prompt_attention(
     model: Any,
     prompt: Prompts | Int[Tensor, "1 pos"],
-    layers: Sequence[int] | None = None,
+    layer: int | Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
 ) -> Html:
-    """The attention of all heads of several layers on one prompt, a picture per layer.
+    """Draw the attention of all heads on one prompt, a picture for each layer.
 
     Args:
         model: one of ours, or any with TransformerLens' hook names and `run_with_cache`.
         prompt: one prompt, or the token ids of one sequence.
-        layers: numbers of the layers; all by default.
+        layer: number of a layer, or several; all by default.
         labels: of the positions; by default those of the prompt format, or the ids.
 
     Raises:
         ValueError: more than one prompt, another number of labels than of positions, or a layer without attention.
 
     Example:
-        >>> model_attention(load("gpt2-8l"), prompts[:1], layers=[0, 4])
+        >>> prompt_attention(load("gpt2-8l"), prompts[:1], layer=[0, 4])
     """
     if len(prompt) != 1:
-        raise ValueError(f"attention is drawn of one prompt, got {len(prompt)}: pass prompts[:1]")
+        raise ValueError(f"attention is drawn for one prompt, got {len(prompt)}: pass prompts[:1]")
     hook_names(model)  # refuses what has none
-    numbers = range(model.cfg.n_layers) if layers is None else layers
-    if not len(numbers):
-        raise ValueError("layers has no numbers: there is nothing to draw")
-    names = [Site("pattern", layer).hook_name for layer in numbers]
+    layers = range(model.cfg.n_layers) if layer is None else [layer] if isinstance(layer, int) else layer
+    if not layers:
+        raise ValueError("layer must name at least one layer, got none")
+    names = [Site("pattern", number).hook_name for number in layers]
     for name in names:
         check_hook(model, name)
     if labels is None:
         is_points = isinstance(prompt, Prompts)
         labels = model.cfg.format.labels(prompt.n_context) if is_points else [str(i) for i in prompt[0].tolist()]
+    tokens = list(labels or ())
     _, cache = model.run_with_cache(prompt, names_filter=names)
     patterns = [cache[name][0] for name in names]
-    tokens = list(labels or ())
     pictures = [attention_html(pattern, tokens) for pattern in patterns]
     if len(pictures) == 1:
         return pictures[0]
-    bodies = [f"<h4>layer {n}</h4>{picture.body}" for n, picture in zip(numbers, pictures, strict=True)]
-    heads = [f"layer {n}, head {i}" for n, pattern in zip(numbers, patterns, strict=True) for i in range(len(pattern))]
-    columns = min(len(patterns[0]), PER_ROW)
-    still = attention_figure(torch.cat(patterns), tokens, heads, columns=columns)
+    bodies = [f"<h4>layer {n}</h4>{picture.body}" for n, picture in zip(layers, pictures, strict=True)]
+    heads = [f"layer {n}, head {i}" for n, pattern in zip(layers, patterns, strict=True) for i in range(len(pattern))]
+    still = attention_figure(torch.cat(patterns), tokens, heads, columns=min(len(patterns[0]), PER_ROW))
     return Html("".join(bodies), circuitsvis_source(), still)
+
+
+def attention_html(pattern: Float[Tensor, "head query_pos key_pos"], tokens: Sequence[str]) -> Html:
+    """Draw heatmaps of attention patterns, one per head; a caption explains negative attention.
+
+    Arguments and errors are those of `attention_figure`.
+    """
+    still = attention_figure(pattern, tokens)
+    low, high, bound = _range(pattern)
+    properties = {
+        "attention": _rounded(pattern.detach().cpu().tolist()), "tokens": list(tokens),
+        "attentionHeadNames": [f"head {i}" for i in range(len(pattern))],
+        "maxValue": bound, "minValue": -bound if low < 0 else 0.0,
+        "negativeColor": NEGATIVE, "positiveColor": POSITIVE, "maskUpperTri": False,
+    }  # fmt: skip
+    caption = "" if low >= 0 else (
+        f'<figcaption style="font-size:0.9em;color:#555"><span style="color:{NEGATIVE}">■</span> Negative attention, '
+        f'down to {low:.3g}, is red; <span style="color:{POSITIVE}">■</span> positive attention, up to '
+        f"{max(high, 0.0):.3g}, is blue.</figcaption>"
+    )  # fmt: skip
+    # Labels are JSON inside the script: React shows them as text, but a "</script>" in one would end the script.
+    script = _DRAW.replace("PROPERTIES", json.dumps(properties).replace("<", "\\u003c"))
+    body = (
+        f'{_STYLE}<figure style="position:relative;max-width:680px;margin:15px 0">'
+        f'<div class="attention-heads" data-waiting></div>{caption}<script>{script}</script></figure>'
+    )
+    return Html(body, circuitsvis_source(), still)
 
 
 @checked
@@ -156,12 +131,12 @@ def attention_figure(
     title: str = "",
     columns: int | None = None,
 ) -> go.Figure:
-    """A heatmap for each head, all on one scale of colours: blue is positive attention, red is negative.
+    """Draw a heatmap for each head, all on one colour scale: blue is positive attention, red is negative.
 
-    Rows are the positions that attend, from the top down; columns are those attended to.
+    Rows are the positions that attend, from the top down; columns are the attended positions.
 
     Args:
-        pattern: one prompt's and layer's `attn.hook_pattern`, or those of several layers one after the other.
+        pattern: `attn.hook_pattern` for one prompt and layer, or for several layers one after the other.
         tokens: a label for each position; if there are many, only some are written, and hovering shows each.
         head_names: a label for each head.
         title: of the figure.
@@ -175,40 +150,39 @@ def attention_figure(
     """
     heads, queries, keys = pattern.shape
     if queries != keys or len(tokens) != keys:
-        raise ValueError(f"pattern {tuple(pattern.shape)} needs one label a position, got {len(tokens)}")
+        raise ValueError(f"pattern {tuple(pattern.shape)} needs one label per position, got {len(tokens)} tokens")
     names = [f"head {i}" for i in range(heads)] if head_names is None else list(head_names)
     if len(names) != heads:
-        raise ValueError(f"{heads} heads need {heads} names, got {len(names)}")
+        raise ValueError(f"head_names must have {heads} names, got {len(names)}")
     columns = min(columns or PER_ROW, max(heads, 1))
     rows = -(-heads // columns) or 1
     side = PANEL.get(columns, SMALL)
-    width, height = columns * (side + BESIDE) - BESIDE, rows * (side + BELOW) - BELOW
-    spacing = {"horizontal_spacing": BESIDE / width, "vertical_spacing": BELOW / height}
-    fig = panels(title, names, columns=columns, **spacing)
-    low, high = (float(pattern.min()), float(pattern.max())) if pattern.numel() else (0.0, 0.0)
-    bound = max(-low, high) or 1.0
+    width, height = columns * (side + ACROSS) - ACROSS, rows * (side + DOWN) - DOWN
+    spacing = {"horizontal_spacing": ACROSS / width, "vertical_spacing": DOWN / height}
+    fig = draw.panels(title, names, columns=columns, **spacing)
+    low, _, bound = _range(pattern)
     colors = [[0, "white"], [1, POSITIVE]] if low >= 0 else [[0, NEGATIVE], [0.5, "white"], [1, POSITIVE]]
     style = {
         "colorscale": colors, "zmin": -bound if low < 0 else 0, "zmax": bound, "customdata": [list(tokens)] * keys,
-        "colorbar": {"title": {"text": "attention", "side": "right"}, "thickness": 12, "nticks": 5},
+        "text": [[token] * keys for token in tokens], "colorbar": draw.color_bar("attention", thickness=12, nticks=5),
     }  # fmt: skip
     places = list(range(keys))
-    for i in range(heads):
-        place = panel(i, columns)
-        hover = f"{names[i]}<br>%{{text}} attends to %{{customdata}}<br>attention: %{{z:.4g}}"
-        text = [[token] * keys for token in tokens]
+    written = places[:: -(-keys // LABELS)] if keys else []
+    ticks = {
+        "tickvals": written, "ticktext": [tokens[p] for p in written], "showgrid": False, "zeroline": False,
+        "mirror": True, "linecolor": "#ccc", "constrain": "domain", "tickfont_size": 10, "title_font_size": 12,
+    }  # fmt: skip
+    for i, name in enumerate(names):
+        place = draw.panel(i, columns)
+        hover = f"{name}<br>%{{text}} attends to %{{customdata}}<br>attention: %{{z:.4g}}"
         z = pattern[i].detach().cpu().float()
-        add_heatmap(fig, z, places, places, hover, text=text, showscale=i == 0, place=place, **style)
-        written = places[:: -(-keys // LABELS)] if keys else []
-        ticks = {"tickvals": written, "ticktext": [tokens[p] for p in written], "showgrid": False, "zeroline": False}
-        look = {"mirror": True, "linecolor": "#ccc", "constrain": "domain", "tickfont_size": 10, "title_font_size": 12}
-        fig.update_xaxes(**ticks, **look, tickangle=-60, **place)
+        draw.add_heatmap(fig, z, places, places, hover, showscale=i == 0, place=place, **style)
         subplot: Any = fig.get_subplot(**place)
         anchor = subplot.xaxis.plotly_name.replace("axis", "")
-        fig.update_yaxes(**ticks, **look, autorange="reversed", scaleanchor=anchor, **place)
-        fig.update_yaxes(showticklabels=place["col"] == 1, **place)
+        fig.update_yaxes(scaleanchor=anchor, showticklabels=place["col"] == 1, **place)
         if i + columns >= heads:  # the lowest in its column
             fig.update_xaxes(title_text="key position", title_standoff=6, **place)
+    fig.update_xaxes(tickangle=-60, **ticks).update_yaxes(autorange="reversed", **ticks)
     fig.update_yaxes(title_text="query position", title_standoff=6, col=1)
     margin = {"l": LEFT, "r": RIGHT, "t": TOP + (TITLE if title else 0), "b": BOTTOM}
     return fig.update_layout(
@@ -216,16 +190,12 @@ def attention_figure(
     )
 
 
-def _caption(low: float, high: float) -> str:
-    if low >= 0:
-        return ""
-    words = (
-        f'<span style="color:{NEGATIVE}">■</span> Negative attention, down to {low:.3g}, is red; '
-        f'<span style="color:{POSITIVE}">■</span> positive attention, up to {max(high, 0.0):.3g}, is blue.'
-    )
-    return f'<figcaption style="font-size:0.9em;color:#555">{words}</figcaption>'
+def _range(pattern: Tensor) -> tuple[float, float, float]:
+    """Return the lowest and highest attention, and the largest absolute value (1 if all are 0)."""
+    low, high = (float(pattern.min()), float(pattern.max())) if pattern.numel() else (0.0, 0.0)
+    return low, high, max(-low, high) or 1.0
 
 
 def _rounded(values: Any) -> Any:
-    """Nested lists of numbers at four digits, which is more than a colour shows and half as long."""
+    """Round nested lists of numbers to four digits, which is more than a colour shows and half as long."""
     return [_rounded(each) for each in values] if isinstance(values, list) else float(f"{values:.4g}")

@@ -1,4 +1,4 @@
-"""Pictures of behaviour: the nearest families of algorithms and their filters, regret, losses on shifted prompts."""
+"""Figures of behaviour and layers: nearest algorithms, regret, shifted prompts, layers matched with steps, probes."""
 
 import itertools
 import math
@@ -9,95 +9,166 @@ import torch
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.families import Identification
+from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
+from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
+from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.base.arguments import checked
-from mechicl.viz.elements import (
-    BELOW,
-    COLORS,
-    PALETTE,
-    add_line,
-    color_of,
-    figure,
-    interval_dots,
-    interval_lines,
-    panel,
-    panels,
-    tick_log_axes,
-)
+from mechicl.viz import elements as draw
 
 
 def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
-    """The residual of the target along an eigendirection of S, `1 - λ f(λ)`, for the nearest families.
+    """Draw the residual of the target along an eigendirection of S, `1 - λ f(λ)`, for the nearest families.
 
     Learners that are not one function of each eigenvalue are left out; the middle 98% of the positive eigenvalues are
-    shaded. The `n_families` nearest are drawn.
+    shaded.
     """
     positive = result.eigenvalues[result.eigenvalues > 0].flatten()[:100_000]
     low, high = torch.quantile(positive, torch.tensor([0.01, 0.99]).double()).tolist()
     eigenvalues = torch.logspace(math.log10(low / 2), math.log10(1.3 * high), 400, dtype=torch.float64)
-    fig = figure("What the model leaves along each eigendirection", "eigenvalue λ of S", "1 − λ f(λ)", log_x=True)
+    title = "What the model leaves along each eigendirection"
+    fig = draw.figure(title, "eigenvalue λ of S", "1 − λ f(λ)", log_x=True)
     fig.add_vrect(x0=low, x1=high, fillcolor="#eef2f6", line_width=0, layer="below")
-    spectral = [m for m in result.matches if isinstance(m.learner, SpectralLearner) and m.learner.elementwise]
-    strangers = itertools.cycle(reversed(PALETTE))  # members of one family share its colour
-    for match, dash in zip(spectral[:n_families], itertools.cycle(("solid", "dash", "dot", "dashdot")), strict=False):
-        color = color_of(match.name) or next(strangers)
-        assert isinstance(match.learner, SpectralLearner)
-        left = 1 - eigenvalues * match.learner.filter(eigenvalues[:, None])[:, 0]
-        add_line(fig, eigenvalues.tolist(), left.clamp(-1.5, 1.5).tolist(), match.name, color, dash=dash)
-    fig.add_hline(y=0, line={"color": "#999999", "width": 1})
-    return tick_log_axes(fig)
+    spectral = [(m.name, m.learner) for m in result.matches if isinstance(m.learner, SpectralLearner)]
+    nearest = [(name, learner) for name, learner in spectral if learner.elementwise][:n_families]
+    others = itertools.cycle(reversed(draw.PALETTE))  # members of one family share its colour
+    for (name, learner), dash in zip(nearest, itertools.cycle(draw.DASHES), strict=False):
+        residual = (1 - eigenvalues * learner.filter(eigenvalues[:, None])[:, 0]).clamp(-1.5, 1.5)
+        color = draw.color_of(name) or next(others)
+        draw.add_line(fig, eigenvalues.tolist(), residual.tolist(), name, color, dash=dash)
+    return draw.tick_log_axes(fig.add_hline(**draw.ZERO))
 
 
-def identified_families(result: Identification) -> go.Figure:
-    """Distance of each family's nearest member from the model, with 95% intervals, the nearest at the top."""
+def identified_families(result: Identification, title: str = "Which algorithm is it?") -> go.Figure:
+    """Draw the distance of each family's nearest member from the model, with 95% intervals, the nearest at the top."""
     names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
-    return interval_dots(
-        "Which algorithm is it?", "squared distance / squared predictions", names, distances, log_x=True
-    )
+    return draw.interval_dots(title, "squared distance / squared predictions", names, distances, log_x=True)
 
 
 @checked
 def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
-    """Half the loss of learners at each scale, a panel for each shift (von Oswald et al. 2023, Fig. 6).
+    """Draw half the loss of learners at each scale, a panel for each shift (von Oswald et al. 2023, Fig. 6).
 
     Learners whose names start with "gradient descent", "GD++", "trained" or "interpolated" share a colour and an entry
     of the legend.
     """
     dashes = {"gradient descent": "solid", "GD++": "dashdot", "trained": "dash", "interpolated": "dot"}
-    fig = panels("", list(by_shift), horizontal_spacing=0.07)
+    fig = draw.panels("", list(by_shift), horizontal_spacing=0.07)
     shown: set[str] = set()
     for i, losses in enumerate(by_shift.values()):
-        place = panel(i, len(by_shift))
+        place = draw.panel(i, len(by_shift))
         for learner, means in zip(losses.learners, losses.mean() / 2, strict=True):
             kind = next((name for name in dashes if learner.startswith(name)), learner)
-            add_line(
-                fig, losses.scales, means.tolist(), kind, COLORS.get(kind, COLORS["other"]),
+            draw.add_line(
+                fig, losses.scales, means.tolist(), kind, draw.COLORS.get(kind, draw.COLORS["other"]),
                 dash=dashes.get(kind, "solid"), width=4 if kind == "gradient descent" else 2, legendgroup=kind,
                 showlegend=kind not in shown, place=place,
             )  # fmt: skip
             shown.add(kind)
         fig.update_xaxes(title_text=losses.scaled.replace("_", " ") + " α", **place)
     fig.update_yaxes(type="log", exponentformat="power")
-    tick_log_axes(fig)
-    fig.update_yaxes(title_text="half mean squared error", col=1)
-    fig.update_layout(legend=BELOW)
-    return fig
+    draw.tick_log_axes(fig).update_yaxes(title_text="half mean squared error", col=1)
+    return fig.update_layout(legend=draw.BELOW)
 
 
 def regret_curves(result: Regret, title: str | None = None) -> go.Figure:
-    """Regret of every learner over the number of points before, with 95% intervals; 0 is the reference."""
+    """Draw each learner's regret by the number of points before, with 95% intervals; 0 is the reference."""
     names = [result.learner, *(name for name in result.losses if name not in (result.learner, result.reference))]
-    fig = interval_lines(
+    fig = draw.interval_lines(
         title or f"Regret against {result.reference}", "points before" if result.loss != "nats" else "tokens before",
         f"{result.loss} above the reference", result.points, {name: result.curve(name) for name in names},
     )  # fmt: skip
-    fig.update_traces(line={"color": COLORS["trained"], "width": 3}, selector={"name": result.learner})
-    return fig.add_hline(y=0, line={"color": "#999999", "width": 1}).update_layout(legend=BELOW)
+    fig.update_traces(line={"color": draw.COLORS["trained"], "width": 3}, selector={"name": result.learner})
+    return fig.add_hline(**draw.ZERO).update_layout(legend=draw.BELOW)
 
 
 def token_divergences(result: TokenIdentification, title: str = "Which learner is it?") -> go.Figure:
-    """Divergence of each learner from the network over the number of tokens before, with 95% intervals."""
+    """Draw the divergence of each learner from the network by the number of tokens before, with 95% intervals."""
     curves = {name: result.curve(name) for name in result.divergences}
-    fig = interval_lines(title, "tokens before", "KL(network ‖ learner), nats", result.points, curves)
-    return fig.update_layout(legend=BELOW)
+    fig = draw.interval_lines(title, "tokens before", "KL(network ‖ learner), nats", result.points, curves)
+    return fig.update_layout(legend=draw.BELOW)
+
+
+# ---- layers as steps of an algorithm ----
+
+
+def match_heatmap(match: Match, title: str | None = None) -> go.Figure:
+    """Draw the similarity of every pair of steps, the best match of each row outlined (Fu et al. 2024, Fig. 2)."""
+    x, y = [str(row) for row in match.rows], [str(column) for column in match.columns]
+    compared = "errors" if match.similarity == "errors" else "induced weights"
+    steps = match.column_name if match.column_name == "layer" else f"steps of {match.column_name}"
+    fig = draw.figure(title or f"Similarity of {compared}", match.row_name, steps)
+    hover = f"{match.row_name} %{{x}}<br>{match.column_name} %{{y}}<br>cosine %{{z:.3f}}"
+    means = match.mean().cpu().T
+    lowest = -1 if means.min() < 0 else 0  # one scale for all families of a page
+    draw.add_heatmap(
+        fig, means, x, y, hover, colorscale="Viridis", zmin=lowest, zmax=1, colorbar=draw.color_bar("cosine")
+    )
+    outline = {"symbol": "square-open", "size": 13, "color": "white", "line": {"width": 2.5}}
+    best = [y[column] for column in match.best_columns()]
+    fig.add_scatter(x=x, y=best, mode="markers", marker=outline, name="best match", hoverinfo="skip")
+    return draw.name_cells(fig).update_layout(height=max(380, 17 * len(y) + 130), showlegend=False)
+
+
+def match_curve(
+    matches: Mapping[str, Match], growths: Mapping[str, Growth] | None = None, title: str = "Best-matching steps"
+) -> go.Figure:
+    """Draw the best-matching step of each layer with its interval, on a logarithmic axis, and curves fitted to it.
+
+    Args:
+        matches: by the algorithm's name; at least one.
+        growths: fits by the same names; the better of the two curves is drawn.
+        title: of the figure.
+    """
+    fig = draw.figure(title, next(iter(matches.values())).row_name, "best-matching steps", log_y=True)
+    shifts = [0.12 * (i - (len(matches) - 1) / 2) for i in range(len(matches))]  # equal steps are side by side
+    for color, shift, (name, match) in zip(draw.colors_for(list(matches)), shifts, matches.items(), strict=True):
+        best = [b for b in match.best() if b.column >= 1]
+        for at_edge, symbol in ((False, "circle"), (True, "circle-open")):
+            points = [b for b in best if b.at_edge == at_edge]
+            if not points:
+                continue
+            suffix = ", at the edge of the steps that were tried" if at_edge else ""
+            only = len(points) == len(best)
+            errors = {  # None: no caps in the circle
+                "type": "data", "symmetric": False, "thickness": 1.2, "width": 3,
+                "array": [max(b.high - b.column, 0) if b.high > b.low else None for b in points],
+                "arrayminus": [min(max(b.column - b.low, 0), b.column - 0.5) if b.high > b.low else None
+                               for b in points],
+            }  # fmt: skip
+            fig.add_scatter(
+                x=[b.row + shift for b in points], y=[b.column for b in points], error_y=errors,
+                name=f"{name}{suffix}" if only else name, legendgroup=name, showlegend=only or not at_edge,
+                mode="markers",
+                marker={"color": color, "size": 9, "symbol": symbol, "line": {"width": 1.5, "color": color}},
+                customdata=[b.row for b in points],
+                hovertemplate=f"{match.row_name} %{{customdata}}: %{{y:g}} steps of {name}{suffix}<extra></extra>",
+            )  # fmt: skip
+        growth = (growths or {}).get(name)
+        if growth is not None:
+            exponential = growth.exponential_aic < growth.linear_aic
+            curve, kind = (growth.exponential_fit, "exponential") if exponential else (growth.linear_fit, "linear")
+            draw.add_line(fig, growth.rows, curve, f"{name}: {kind} fit", color, dash="dot", legendgroup=name)
+    return draw.tick_log_axes(fig.update_xaxes(dtick=1))
+
+
+def probe_heatmap(result: ProbeResult, quantity: str | None = None, title: str | None = None) -> go.Figure:
+    """Draw the selectivity (R² minus the control task's) of the probes for one quantity, by layer and position.
+
+    Raises:
+        ValueError: an unknown quantity.
+    """
+    quantity = quantity or result.quantities[0]
+    if quantity not in result.quantities:
+        raise ValueError(f"quantity must be one of {list(result.quantities)}, got {quantity!r}")
+    index = result.quantities.index(quantity)
+    explained, control = result.explained()[index], result.control()[index]
+    fig = draw.figure(title or f"Probes for {quantity}", "token", "layer")
+    hover = "%{x}, layer %{y}<br>R² %{customdata[0]:.3f}<br>control %{customdata[1]:.3f}"
+    draw.add_heatmap(
+        fig, explained - control, result.positions, range(len(explained)), hover, zmin=0, zmax=1, colorscale="Viridis",
+        customdata=torch.stack([explained, control], -1).tolist(), colorbar=draw.color_bar("R² − control"),
+    )  # fmt: skip
+    fig.update_xaxes(type="category", showgrid=False)
+    return fig.update_yaxes(dtick=1, showgrid=False)

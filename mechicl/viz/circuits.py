@@ -1,4 +1,4 @@
-"""Circuits as graphs, next to the truth too; their faithfulness by size, and the ranks of edges."""
+"""Circuits as graphs, alone or compared with the truth; their faithfulness by size, and the ranks of edges."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,17 +12,18 @@ from mechicl.analysis.circuits import EMBEDDING, CircuitComparison, CircuitCurve
 from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges, order_edges
 from mechicl.base.arguments import checked
 from mechicl.statistics import Interval
-from mechicl.viz.elements import COLORS, add_intervals, add_line, color_of, colors_for, figure, tick_log_axes
+from mechicl.viz import elements as draw
 from mechicl.viz.layered import Layout, lay_out
 
 WAYS = {"q": "#e07b00", "k": "#1f6fb4", "v": "#2a9d4a", "": "#666666"}
 """Colours of the edges into a head's query, key and value, and into MLPs and the output."""
-STANDINGS = {"shared": "#777777", "missing": "#1f6fb4", "false": "#d1495b"}
+RECEIVERS = {"q": "into a query", "k": "into a key", "v": "into a value", "": "into an MLP or the output"}
+KINDS = {"shared": "#777777", "missing": "#1f6fb4", "false": "#d1495b"}
 """Colours of true positives, false negatives and false positives of a circuit compared with the truth."""
-_WORDS = {"q": "into a query", "k": "into a key", "v": "into a value", "": "into an MLP or the output"}
+OUTLINE = draw.COLORS["gradient descent"]
 SIDES = {"q": -1, "k": 0, "v": 1, "": 0}  # offsets of edges from the middle of a lane and of a head
 APART = 14, 0.1  # distance between such edges, in pixels and at most in nodes
-LABELLED = 16  # edges beyond which there is no room for numbers
+LABELLED = 16  # edges beyond which numbers would overlap
 ON_LINE = (0.6, 0.45, 0.3, 0.65, 0.5, 0.4, 0.35, 0.25, 0.75, 0.2, 0.8)  # places of a number on its line, best first
 UNMEASURED = 0.3  # the strength of lines without a measured effect
 WORTH = 0.05  # share of the strongest edge's effect below which an edge has no number
@@ -38,27 +39,31 @@ Place = tuple[float, float]
 
 @checked
 def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *, most: int = MOST) -> go.Figure:
-    """A circuit from the embedding (bottom) to the output (top), a row for each layer that it uses.
+    """Draw a circuit from the embedding (bottom) to the output (top), a row for each layer that it uses.
 
     Lines are edges: coloured by their receiver, and wider the more the metric changes without them; all edges of one
     sender share a lane past the rows between. Discs are heads, squares MLPs, their area the change without them. Up to
     16 edges have numbers (means over prompts), except those weaker than a twentieth of the strongest; hovering shows
-    all of them with intervals. At most `most` edges are drawn, the strongest. A circuit read off weights has lines of
-    equal width.
+    all of them with intervals. A circuit read off weights has lines of equal width.
+
+    Args:
+        circuit: a result of `find_circuit` or `weights_circuit`.
+        title: of the figure.
+        most: number of edges that are drawn, the strongest.
     """
     nodes, edges = set(circuit.nodes) - {EMBEDDING}, order_edges(circuit.edges)
+    effects = circuit.effects() if isinstance(circuit, Circuit) else {}
     if isinstance(circuit, Circuit):
-        effects = circuit.effects()
         whole, alone, none = (values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated))
-        words = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
+        summary = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
     else:
-        effects, words = {}, f"{len(nodes)} heads and MLPs, {len(edges)} edges"
+        summary = f"{len(nodes)} heads and MLPs, {len(edges)} edges"
     drawn = sorted(edges, key=lambda edge: -_size(effects.get(edge)))[:most]
-    less = f"<br>the {most} strongest of {len(edges)} edges" if len(drawn) < len(edges) else ""
-    fig = figure(f"{title or f'Circuit: {words}'}{less}")
+    fewer = f"<br>the {most} strongest of {len(edges)} edges" if len(drawn) < len(edges) else ""
+    fig = draw.figure(f"{title or f'Circuit: {summary}'}{fewer}")
     layout = lay_out_circuit(list(nodes), drawn)
     for by in [by for by in WAYS if any(edge.by == by for edge in drawn)]:
-        _add_to_legend(fig, _WORDS[by], color=WAYS[by])
+        _add_to_legend(fig, RECEIVERS[by], color=WAYS[by])
     strongest = max((_size(effects.get(edge)) for edge in drawn), default=0.0)
     widest, faintest = (6, 0.4) if len(drawn) <= LABELLED else (4, 0.4) if len(drawn) <= MANY else (2.5, 0.25)
     lines = {edge: edge_line(layout, edge) for edge in drawn}
@@ -72,85 +77,77 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
         size = 34 + 24 * sqrt(_size(effect) / largest) if largest else 34.0
         _draw_node(fig, node, layout, size, "" if effect is None else f"<br>without it: {effect}")
     if len(drawn) <= LABELLED:
-        worth = {edge: mean for edge, mean in effects.items() if _size(mean) > 0 and _size(mean) >= WORTH * strongest}
-        _write_numbers(fig, {edge: worth[edge] for edge in drawn if edge in worth}, lines, layout)
-    return _frame(fig, layout, n_lines=1 + bool(less))
+        strong = [edge for edge in drawn if edge in effects and _size(effects[edge]) >= WORTH * strongest > 0]
+        _write_numbers(fig, {edge: effects[edge] for edge in strong}, lines, layout)
+    return _frame(fig, layout, n_lines=1 + bool(fewer))
 
 
 def circuit_differences(comparison: CircuitComparison, title: str | None = None) -> go.Figure:
-    """A circuit compared with the truth: shared (grey), missing (blue, dotted) and false (red) nodes and edges."""
-    nodes = {node: name for name in STANDINGS for node in getattr(comparison, f"{name}_nodes")}
-    edges = {edge: name for name in STANDINGS for edge in getattr(comparison, f"{name}_edges")}
+    """Draw a circuit compared with the truth: shared (grey), missing (blue, dotted) and false (red) nodes and edges."""
+    nodes = {node: kind for kind in KINDS for node in getattr(comparison, f"{kind}_nodes")}
+    edges = {edge: kind for kind in KINDS for edge in getattr(comparison, f"{kind}_edges")}
     layout = lay_out_circuit(list(nodes), list(edges))
-    fig = figure(title or "<br>".join(comparison.counts()))
-    looks: dict[str, dict[str, Any]] = {
-        name: {"color": color, "dash": "dot" if name == "missing" else "solid"} for name, color in STANDINGS.items()
-    }
-    for name, look in looks.items():
-        n = sum(standing == name for standing in edges.values())
-        _add_to_legend(fig, f"{n} {name} edge{'s' * (n != 1)}", **look)
-    for edge, name in edges.items():
-        opacity, width = (0.5, 1.5) if name == "shared" else (0.9, 3)
-        _draw_line(fig, edge_line(layout, edge), f"{edge}<br>{name}", opacity, **looks[name], width=width)
+    fig = draw.figure(title or "<br>".join(comparison.counts()))
+    looks = {kind: {"color": color, "dash": "dot" if kind == "missing" else "solid"} for kind, color in KINDS.items()}
+    for kind, look in looks.items():
+        n = list(edges.values()).count(kind)
+        _add_to_legend(fig, f"{n} {kind} edge{'s' * (n != 1)}", **look)
+    for edge, kind in edges.items():
+        opacity, width = (0.5, 1.5) if kind == "shared" else (0.9, 3)
+        _draw_line(fig, edge_line(layout, edge), f"{edge}<br>{kind}", opacity, **looks[kind], width=width)
     for node in layout.row:
-        name = nodes.get(node, "shared") if isinstance(node, Node) else "shared"
-        color = STANDINGS[name] if name != "shared" else COLORS["gradient descent"]
-        _draw_node(fig, node, layout, 40.0, f"<br>{name}", outline=color)
+        kind = nodes.get(node, "shared") if isinstance(node, Node) else "shared"
+        _draw_node(fig, node, layout, 40.0, f"<br>{kind}", outline=OUTLINE if kind == "shared" else KINDS[kind])
     return _frame(fig, layout, n_lines=2)
 
 
-@checked
 def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Figure:
-    """Faithfulness against the share of edges kept, a line for each of the scores, with 95% bands over prompts.
+    """Draw faithfulness against the share of edges kept, a line for each of the scores, with 95% bands over prompts.
 
     The legend has the areas: CPR below the curve, CMD between it and 1. Random scores are grey. The axis is logarithmic
     if shares span more than a factor of 50.
     """
-    areas = {name: f"{name}: CPR {curve.cpr(name).mean:.3f}, CMD {curve.cmd(name).mean:.3f}" for name in curve.names}
     n_edges = round(curve.counts[-1] / curve.fractions[-1])
+    summary = f"Faithfulness of the best of {n_edges:,} edges ({curve.metric}; {curve.method})"
     wide = curve.fractions[-1] > 50 * curve.fractions[0]  # too much for one scale
-    words = f"Faithfulness of the best of {n_edges:,} edges ({curve.metric}; {curve.method})"
-    fig = figure(title or words, "share of the edges kept", "share of the metric kept", log_x=wide)
-    add_line(fig, curve.fractions, [1.0] * len(curve.fractions), "the whole model", "#999999", dash="dot", width=1)
+    fig = draw.figure(title or summary, "share of the edges kept", "share of the metric kept", log_x=wide)
+    draw.add_line(fig, curve.fractions, [1.0] * len(curve.fractions), "the whole model", "#999999", dash="dot", width=1)
     named = [name for name in curve.names if not name.startswith("random")]
-    colors = dict(zip(named, colors_for(named), strict=True))
+    colors = dict(zip(named, draw.colors_for(named), strict=True))
     for name in curve.names:
-        color = colors.get(name) or color_of("random") or "#b4b4b4"
-        add_intervals(fig, curve.fractions, curve.faithfulness(name), areas[name], color, mode="lines+markers")
-    fig.update_layout(legend={"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0}, height=430)
-    return tick_log_axes(fig)
+        areas = f"{name}: CPR {curve.cpr(name).mean:.3f}, CMD {curve.cmd(name).mean:.3f}"
+        color = colors.get(name, draw.COLORS["random"])
+        draw.add_intervals(fig, curve.fractions, curve.faithfulness(name), areas, color, mode="lines+markers")
+    return draw.tick_log_axes(fig.update_layout(legend={**draw.BELOW, "y": -0.22}, height=430))
 
 
-@checked
 def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None, title: str | None = None) -> go.Figure:
-    """The absolute scores of all edges, the largest first; given a truth, its edges have another colour.
+    """Draw the absolute scores of all edges, the largest first; given a truth, its edges have another colour.
 
     Scores of 0 are at the bottom. Hovering names the edge.
     """
     sizes = scores.sizes().double()
     order = sizes.argsort(descending=True, stable=True).tolist()
-    floor = max(float(sizes.max()), 1e-30) * LEAST if len(order) else 1.0
-    words = f"Scores of {len(order):,} edges ({scores.scoring}; {scores.metric}, {scores.method})"
+    lowest = max(float(sizes.max()), 1e-30) * LEAST if len(order) else 1.0
+    summary = f"Scores of {len(order):,} edges ({scores.scoring}; {scores.metric}, {scores.method})"
     if truth is not None:
-        words += f": AUROC {scores.auroc(truth):.3f}"
-    fig = figure(title or words, "rank", "change without the edge", log_x=True, log_y=True)
+        summary += f": AUROC {scores.auroc(truth):.3f}"
+    fig = draw.figure(title or summary, "rank", "change without the edge", log_x=True, log_y=True)
     true = set(scores.edges if truth is None else truth.edges)
     groups = {"edges": True} if truth is None else {"other edges": False, "true edges": True}
     for color, (name, wanted) in zip(("#999999", "#1f6fb4")[-len(groups) :], groups.items(), strict=True):
         at = [(rank, i) for rank, i in enumerate(order, 1) if (scores.edges[i] in true) == wanted]
-        fig.add_trace(
-            go.Scatter(
-                x=[rank for rank, _ in at], y=[max(float(sizes[i]), floor) for _, i in at], mode="markers", name=name,
-                marker={"color": color, "size": 7 if len(order) <= 500 else 4},
-                text=[str(scores.edges[i]) for _, i in at], customdata=[float(sizes[i]) for _, i in at],
-                hovertemplate="%{text}<br>%{customdata:.3g}<extra></extra>", showlegend=truth is not None,
-            )
+        fig.add_scatter(
+            x=[rank for rank, _ in at], y=[max(float(sizes[i]), lowest) for _, i in at], mode="markers", name=name,
+            marker={"color": color, "size": 7 if len(order) <= 500 else 4},
+            text=[str(scores.edges[i]) for _, i in at], customdata=[float(sizes[i]) for _, i in at],
+            hovertemplate="%{text}<br>%{customdata:.3g}<extra></extra>", showlegend=truth is not None,
         )  # fmt: skip
-    return tick_log_axes(fig)
+    return draw.tick_log_axes(fig)
 
 
 def lay_out_circuit(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
-    """Places of the embedding, the nodes, and the output (None); a layer's MLP stands in a row above its heads."""
+    """Place the embedding, the nodes, and the output (None); a layer's MLP is in a row above its heads."""
     inner = {*nodes, *(edge.sender for edge in edges), *(edge.receiver for edge in edges if edge.receiver)}
     rows: dict[tuple[int, bool], list[Node | None]] = {}
     for node in sorted(inner - {EMBEDDING}, key=lambda node: (node.layer, node.head is None, node.head or 0)):
@@ -159,7 +156,7 @@ def lay_out_circuit(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
 
 
 def edge_line(layout: Layout, edge: Edge) -> list[Place]:
-    """A smooth curve through the places that an edge passes; edges into queries, keys and values go side by side."""
+    """Return a smooth curve through an edge's places; edges into queries, keys and values are side by side."""
     way = layout.way((edge.sender, edge.receiver))
     aside = SIDES[edge.by] * min(APART[0] * _width(layout) / PIXELS, APART[1])
     xs, ys = [x + aside for x, _ in way], [y for _, y in way]
@@ -179,44 +176,39 @@ def _size(effect: Interval | None) -> float:
 
 
 def _add_to_legend(fig: go.Figure, name: str, **look: Any) -> None:
-    """An entry whose line is visible however thin the lines of the figure are."""
-    fig.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line={"width": 4, **look}, name=name, hoverinfo="skip"))
+    """Add an entry whose line is visible however thin the lines of the figure are."""
+    fig.add_scatter(x=[None], y=[None], mode="lines", line={"width": 4, **look}, name=name, hoverinfo="skip")
 
 
 def _draw_line(fig: go.Figure, line: Sequence[Place], hover: str, opacity: float, **look: Any) -> None:
-    fig.add_trace(
-        go.Scatter(
-            x=[x for x, _ in line], y=[y for _, y in line], mode="lines", line=look, opacity=opacity,
-            showlegend=False, hovertext=hover, hoverinfo="text",
-        )
+    fig.add_scatter(
+        x=[x for x, _ in line], y=[y for _, y in line], mode="lines", line=look, opacity=opacity, showlegend=False,
+        hovertext=hover, hoverinfo="text",
     )  # fmt: skip
 
 
-def _draw_node(
-    fig: go.Figure, node: Any, layout: Layout, size: float, hover: str, outline: str = COLORS["gradient descent"]
-) -> None:
+def _draw_node(fig: go.Figure, node: Any, layout: Layout, size: float, hover: str, outline: str = OUTLINE) -> None:
     """Draw a node of the layout: a head, an MLP, the embedding or the output (None)."""
     is_end = node in (EMBEDDING, None)
     size = 16.0 if is_end else size * min(1.0, MANY_WIDE / _width(layout))  # smaller if there are many side by side
     marker = {
         "size": size, "color": "#f0f0f0" if is_end else "#dbe9f6", "opacity": 1,
         "symbol": "square" if is_end or node.head is None else "circle",
-        "line": {"color": outline, "width": 1.2 if outline == COLORS["gradient descent"] else 3},
+        "line": {"color": outline, "width": 1.2 if outline == OUTLINE else 3},
     }  # fmt: skip
-    drawn = go.Scatter(
+    fig.add_scatter(
         x=[layout.x[node]], y=[layout.row[node]], mode="markers+text", marker=marker, showlegend=False,
         text=[str(node or "output") if is_end else "MLP" if node.head is None else f"{node.layer}.{node.head}"],
         textposition="top center" if node is None else "bottom center" if is_end else "middle center",
         textfont={"size": 13 if is_end or size > 30 else 11 if size > 20 else 9},
         hovertext=f"{node or 'output'}{'' if is_end else hover}", hoverinfo="text",
     )  # fmt: skip
-    fig.add_trace(drawn)
 
 
 def _write_numbers(
     fig: go.Figure, numbered: Mapping[Edge, Interval], lines: Mapping[Edge, Sequence[Place]], layout: Layout
 ) -> None:
-    """Each number on its line, away from nodes and other numbers."""
+    """Write each number on its line, away from nodes and other numbers."""
     wide, high = _width(layout) / PIXELS, 1 / _row_height(layout)  # a pixel
     nodes = [((layout.x[node], row), 24 if node in (EMBEDDING, None) else 40) for node, row in layout.row.items()]
     numbers: list[Place] = []
@@ -241,13 +233,13 @@ def _width(layout: Layout) -> float:
 
 
 def _row_height(layout: Layout) -> float:
-    """In pixels."""
+    """Return the height of a row in pixels."""
     n_rows = max(layout.row.values())
     return 125 if n_rows < 5 else 100 if n_rows < 9 else 78
 
 
 def _frame(fig: go.Figure, layout: Layout, n_lines: int) -> go.Figure:
-    """Names of layers, room for the title's lines, and a legend below."""
+    """Add names of layers, space for the title's lines, and a legend below."""
     names = dict.fromkeys(layout.row.values(), "")
     for node, row in layout.row.items():
         if isinstance(node, Node) and node != EMBEDDING:
@@ -257,6 +249,5 @@ def _frame(fig: go.Figure, layout: Layout, n_lines: int) -> go.Figure:
                      range=[-0.45, last + 0.45])  # fmt: skip
     fig.update_xaxes(visible=False, range=[-half, half])
     height = _row_height(layout) * (last + 0.9) + 130
-    legend = {"orientation": "h", "y": -20 / height, "yanchor": "top", "x": 0, "traceorder": "normal"}
-    fig.update_layout(height=height, legend=legend, margin_t=40 + 20 * n_lines)
-    return fig
+    legend = {**draw.BELOW, "y": -20 / height, "traceorder": "normal"}
+    return fig.update_layout(height=height, legend=legend, margin_t=40 + 20 * n_lines)

@@ -1,4 +1,4 @@
-"""The parts of figures: one look, grids of panels, lines with bands of intervals, dots with bars, heatmaps."""
+"""Primitives of figures: one style, grids of panels, lines with bands of intervals, dots with bars, heatmaps."""
 
 import math
 import re
@@ -14,37 +14,17 @@ from mechicl.base.arguments import checked
 from mechicl.statistics import Interval
 
 COLORS = {
-    "gradient descent": "#222222",
-    "GD++": "#7b4fb0",
-    "trained": "#1f6fb4",
-    "interpolated": "#e07b00",
-    "closed form": "#2a9d4a",
-    "other": "#b0413e",
-    "Newton": "#d6336c",
-    "Chebyshev": "#0a8f8f",
-    "gradient descent on the paper's grid": "#777777",
-    "ridge path": "#f28e2b",
-    "steepest descent": "#6a4cff",
-    "conjugate gradients": "#00a8e8",
-    "fine-tuned": "#a0522d",
-    "linearised": "#7d7d00",
-    "layer by layer": "#5c6bc0",
-    "zero-shot": "#5f7a8c",
-    "random": "#b4b4b4",
-    "any function of S": "#e8648f",
-    "any first-order learner": "#a8577e",
-    "named": "#b5179e",
-    "tied with it": "#dc8fd0",
-    "other seeds": "#9cc3e6",
-    "other algorithms": "#8a8f98",
-    "gradient descent with momentum": "#4e342e",
-    "query exchanged": "#33658a",
-    "context exchanged": "#d1495b",
-    "query stops reading": "#edae49",
-    "context frozen": "#66a182",
-    "context isolated": "#8a4fff",
-}
-"""Colours of names that begin with one of these, the same in every figure."""
+    "gradient descent": "#222222", "gradient descent on the paper's grid": "#777777",
+    "gradient descent with momentum": "#4e342e", "GD++": "#7b4fb0", "Newton": "#d6336c", "Chebyshev": "#0a8f8f",
+    "steepest descent": "#6a4cff", "conjugate gradients": "#00a8e8", "closed form": "#2a9d4a", "ridge path": "#f28e2b",
+    "any function of S": "#e8648f", "any first-order learner": "#a8577e",
+    "trained": "#1f6fb4", "other seeds": "#9cc3e6", "interpolated": "#e07b00", "linearised": "#7d7d00",
+    "layer by layer": "#5c6bc0", "fine-tuned": "#a0522d", "zero-shot": "#5f7a8c", "random": "#b4b4b4",
+    "other": "#b0413e", "named": "#b5179e", "tied with it": "#dc8fd0", "other algorithms": "#8a8f98",
+    "query exchanged": "#33658a", "context exchanged": "#d1495b", "query stops reading": "#edae49",
+    "context frozen": "#66a182", "context isolated": "#8a4fff",
+}  # fmt: skip
+"""Colour of every line whose name begins with one of these, the same in all figures."""
 ALIASES = {
     "each seed": "trained", "opened seed": "trained", "seed": "trained", "in context": "trained",
     "OLS": "closed form", "ridge": "closed form", "least squares": "closed form", "before fine-tuning": "zero-shot",
@@ -53,27 +33,29 @@ ALIASES = {
 """Other names with the colour of one above."""
 PALETTE = ("#c99700", "#3f9fd1", "#6fa82e", "#9c7fd9", "#00565c", "#6d1b3b")
 """Colours of other names, in order."""
-MANY = 6  # names from which on a colour scale is used
-BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # a legend under its figure
+DASHES = ("solid", "dash", "dot", "dashdot")
 SIGNED = "RdBu"
-"""Colours of quantities with a sign: blue is positive, red is negative, in every picture."""
+"""Colour scale of quantities with a sign: blue is positive, red is negative, in every figure."""
 SHARES = "Blues"
-"""Colours of quantities without a sign: attention, shares."""
+"""Colour scale of quantities without a sign: attention, shares."""
+MANY = 6  # names from which on a colour scale is used
 WHOLE = 16  # integers of an axis that all get a tick
 DECADES = 6  # decades of a logarithmic axis that all get a tick
+BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # a legend under its figure
+ZERO = {"y": 0, "line": {"color": "#999999", "width": 1}}  # a horizontal line, for `add_hline`
 FIRST_STEP = "optimisation step (the first point is step 0)"
 Place = Mapping[str, Any]  # of a trace in a grid of panels: "row" and "col", or "secondary_y"
 
 
 def figure(title: str, x_title: str = "", y_title: str = "", *, log_x: bool = False, log_y: bool = False) -> go.Figure:
-    """An empty figure with titles and axes."""
+    """Return an empty figure with titles and axes."""
     fig = _styled(go.Figure(), title)
     fig.update_xaxes(title_text=x_title, type="log" if log_x else "linear")
     return fig.update_yaxes(title_text=y_title, type="log" if log_y else "linear", exponentformat="power")
 
 
 def panels(title: str, names: Sequence[str], *, columns: int | None = None, **options: Any) -> go.Figure:
-    """An empty grid of panels with a name above each; `options` are those of plotly's `make_subplots`."""
+    """Return an empty grid of panels with a name above each; `options` are those of plotly's `make_subplots`."""
     columns = columns or max(len(names), 1)
     rows = -(-len(names) // columns) or 1
     fig = make_subplots(rows=rows, cols=columns, subplot_titles=list(names) if any(names) else None, **options)
@@ -82,88 +64,57 @@ def panels(title: str, names: Sequence[str], *, columns: int | None = None, **op
 
 
 def panel(i: int, columns: int) -> dict[str, Any]:
-    """The place of the i-th panel of a grid."""
+    """Return the place of the i-th panel of a grid."""
     return {"row": i // columns + 1, "col": i % columns + 1}
 
 
 def _styled(fig: go.Figure, title: str) -> go.Figure:
-    for update in (
-        fig.update_xaxes,
-        fig.update_yaxes,
-    ):  # room beside labels, so that the zeros of two axes do not touch
-        update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")
+    for update in (fig.update_xaxes, fig.update_yaxes):
+        update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")  # space, so that the zeros of both axes fit
     return fig.update_layout(
-        title={"text": title, "x": 0.01, "font": {"size": 16}},
-        template="plotly_white",
-        font={"family": "system-ui, sans-serif", "size": 13},
-        margin={"l": 70, "r": 20, "t": 50, "b": 55},
-        height=380,
+        title={"text": title, "x": 0.01, "font": {"size": 16}}, template="plotly_white", height=380,
+        font={"family": "system-ui, sans-serif", "size": 13}, margin={"l": 70, "r": 20, "t": 50, "b": 55},
         legend={"bgcolor": "rgba(255,255,255,0.7)"},
-    )
+    )  # fmt: skip
+
+
+# ---- lines and dots ----
 
 
 def add_line(
-    fig: go.Figure,
-    x: Sequence[float | str],
-    y: Sequence[float | None],
-    name: str,
-    color: str,
-    *,
-    dash: str = "solid",
-    width: float = 2,
-    place: Place | None = None,
-    **options: Any,
-) -> None:
-    """A line with a name and a colour; None leaves a gap."""
+    fig: go.Figure, x: Sequence[float | str], y: Sequence[float | None], name: str, color: str, *,
+    dash: str = "solid", width: float = 2, place: Place | None = None, **options: Any,
+) -> None:  # fmt: skip
+    """Add a line; None leaves a gap, and a point between two gaps gets a marker."""
     look: dict[str, Any] = {"line": {"color": color, "dash": dash, "width": width}, "mode": "lines", **options}
-    there = [False, *(value is not None and math.isfinite(value) for value in y), False]
-    alone = [there[i] and not there[i - 1] and not there[i + 1] for i in range(1, len(there) - 1)]
-    if look["mode"] == "lines" and any(alone):  # a line of one point shows nothing
-        look |= {"mode": "lines+markers", "marker": {"color": color, "size": [8 if one else 0 for one in alone]}}
-    fig.add_trace(go.Scatter(x=list(x), y=list(y), name=name, **look), **(place or {}))
+    known = [False, *(value is not None and math.isfinite(value) for value in y), False]
+    isolated = [known[i] and not known[i - 1] and not known[i + 1] for i in range(1, len(known) - 1)]
+    if look["mode"] == "lines" and any(isolated):  # a line of one point shows nothing
+        look |= {"mode": "lines+markers", "marker": {"color": color, "size": [8 if one else 0 for one in isolated]}}
+    fig.add_scatter(x=list(x), y=list(y), name=name, **look, **(place or {}))
 
 
 def add_band(
-    fig: go.Figure,
-    x: Sequence[float | str],
-    low: Sequence[float],
-    high: Sequence[float],
-    color: str,
+    fig: go.Figure, x: Sequence[float | str], low: Sequence[float], high: Sequence[float], color: str,
     place: Place | None = None,
-) -> None:
-    """A shaded interval around a line."""
+) -> None:  # fmt: skip
+    """Add a shaded interval around a line."""
     r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    band = go.Scatter(
-        x=[*x, *reversed(list(x))],
-        y=[*high, *reversed(list(low))],
-        mode="lines",  # by default few points would show markers
-        fill="toself",
-        fillcolor=f"rgba({r},{g},{b},0.18)",
-        line={"width": 0},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-    fig.add_trace(band, **(place or {}))
+    fig.add_scatter(
+        x=[*x, *reversed(list(x))], y=[*high, *reversed(list(low))], fill="toself", fillcolor=f"rgba({r},{g},{b},0.18)",
+        mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False, **(place or {}),
+    )  # fmt: skip
 
 
 def add_intervals(
-    fig: go.Figure,
-    x: Sequence[float | str],
-    intervals: Sequence[Interval],
-    name: str,
-    color: str,
-    *,
-    log_y: bool = False,
-    place: Place | None = None,
-    **options: Any,
-) -> None:
-    """A line of means with a band of their intervals if they have several samples; a single mean has a bar.
+    fig: go.Figure, x: Sequence[float | str], intervals: Sequence[Interval], name: str, color: str, *,
+    log_y: bool = False, place: Place | None = None, **options: Any,
+) -> None:  # fmt: skip
+    """Add a line of means, with a band of their intervals if they have several samples; a single mean has a bar.
 
     On a logarithmic axis, means that are not positive leave a gap.
     """
-    drawable = [math.isfinite(each.mean) and (each.mean > 0 or not log_y) for each in intervals]
-    means = [each.mean if there else None for each, there in zip(intervals, drawable, strict=True)]
-    shown = [i for i, there in enumerate(drawable) if there]
+    shown = [i for i, each in enumerate(intervals) if math.isfinite(each.mean) and (each.mean > 0 or not log_y)]
     if shown and all(intervals[i].n > 1 for i in shown):
         low = [max(intervals[i].low, intervals[i].mean * 1e-2) if log_y else intervals[i].low for i in shown]
         high = [intervals[i].high for i in shown]
@@ -171,26 +122,21 @@ def add_intervals(
             add_band(fig, [x[i] for i in shown], low, high, color, place)
         else:
             options["error_y"] = error_bars(intervals, log=log_y, width=4, color=color)
+    means = [each.mean if i in shown else None for i, each in enumerate(intervals)]
     add_line(fig, x, means, name, color, place=place, **options)
 
 
 @checked
 def interval_lines(
-    title: str,
-    x_title: str,
-    y_title: str,
-    x: Sequence[float],
-    lines: Mapping[str, Sequence[Interval]],
-    *,
-    log_y: bool = False,
-    log_x: bool = False,
-) -> go.Figure:
-    """Lines of means with bands of their intervals, in the colours of their names.
+    title: str, x_title: str, y_title: str, x: Sequence[float], lines: Mapping[str, Sequence[Interval]], *,
+    log_y: bool = False, log_x: bool = False,
+) -> go.Figure:  # fmt: skip
+    """Draw lines of means with bands of their intervals, in the colours of their names.
 
     On a logarithmic axis, means that are not positive leave a gap.
     """
     fig = figure(title, x_title, y_title, log_x=log_x, log_y=log_y)
-    alike = len(lines) > 1 and all(re.fullmatch(r"seed \d+", name) for name in lines)  # one entry of the legend for all
+    alike = len(lines) > 1 and all(re.fullmatch(r"seed \d+", name) for name in lines)  # one legend entry for all
     for i, (color, (name, intervals)) in enumerate(zip(colors_for(list(lines)), lines.items(), strict=True)):
         seeds = {"name": "each seed", "legendgroup": "seeds", "showlegend": not i, "opacity": 0.6} if alike else {}
         add_intervals(fig, x, intervals, color=color, log_y=log_y, **{"name": name, **seeds})
@@ -200,7 +146,7 @@ def interval_lines(
 
 
 def error_bars(intervals: Sequence[Interval], *, log: bool = False, **look: Any) -> dict[str, Any]:
-    """Bars of intervals around their means; on a logarithmic axis they stay above 0."""
+    """Return plotly's error bars for intervals around their means; on a logarithmic axis they stay above 0."""
     return {
         "type": "data", "symmetric": False, "thickness": 1.4, "array": [i.high - i.mean for i in intervals],
         "arrayminus": [min(i.mean - i.low, 0.9 * i.mean) if log else i.mean - i.low for i in intervals], **look,
@@ -208,88 +154,81 @@ def error_bars(intervals: Sequence[Interval], *, log: bool = False, **look: Any)
 
 
 def interval_dots(
-    title: str,
-    x_title: str,
-    names: Sequence[str],
-    intervals: Sequence[Interval],
-    *,
-    log_x: bool = False,
-    words: Sequence[str] = (),
-) -> go.Figure:
-    """A dot with its interval for each name, the first at the top; `words` are added to what hovering shows."""
+    title: str, x_title: str, names: Sequence[str], intervals: Sequence[Interval], *, log_x: bool = False,
+    notes: Sequence[str] = (),
+) -> go.Figure:  # fmt: skip
+    """Draw a dot with its interval for each name, the first at the top; hovering shows the notes too."""
     fig = figure(title, x_title, log_x=log_x)
-    dots = go.Scatter(
-        x=[each.mean for each in intervals], y=list(names), mode="markers", text=list(words) or None,
+    fig.add_scatter(
+        x=[each.mean for each in intervals], y=list(names), mode="markers", text=list(notes) or None,
         marker={"color": COLORS["trained"], "size": 9}, error_x=error_bars(intervals, log=log_x),
-        hovertemplate=f"%{{y}}: %{{x:.3g}}{'<br>%{text}' if words else ''}<extra></extra>",
+        hovertemplate=f"%{{y}}: %{{x:.3g}}{'<br>%{text}' if notes else ''}<extra></extra>",
     )  # fmt: skip
-    fig.add_trace(dots)
     fig.update_yaxes(autorange="reversed", type="category")
     return tick_log_axes(fig.update_layout(height=120 + 26 * len(names)))
 
 
+# ---- colours ----
+
+
 def color_of(name: str) -> str | None:
-    """The colour of a name that begins with one of `COLORS` or `ALIASES`; None for others."""
+    """Return the colour of a name that begins with one of `COLORS` or `ALIASES`; None for others."""
     known = [start for start in (*COLORS, *ALIASES) if re.match(rf"{re.escape(start)}(?!\w)", name)]
     start = max(known, key=len, default=None)
     return None if start is None else COLORS[ALIASES.get(start, start)]
 
 
 def colors_for(names: Sequence[str]) -> list[str]:
-    """A colour for each name: its own, a shade of a colour scale, or the next of the palette.
+    """Return a colour for each name: its fixed one, a shade of a colour scale, or the next of the palette.
 
     Shades are for numbered names ("layer 3") and for more names than the palette has colours; seeds share one colour.
     """
-    own = [color_of(name) for name in names]
+    fixed = [color_of(name) for name in names]
     if all(re.fullmatch(r"seed \d+", name) for name in names):
         return [COLORS["trained"]] * len(names)
-    if len(set(own)) == len(own) and None not in own:
-        return [color for color in own if color is not None]
+    if len(set(fixed)) == len(fixed) and None not in fixed:
+        return [color for color in fixed if color is not None]
     if len(names) >= MANY or (len(names) > 1 and all(re.fullmatch(r"\D* \d+", name) for name in names)):
         shades = [0.85 * i / max(len(names) - 1, 1) for i in range(len(names))]  # the last is too light for a line
         return ["#" + bytes(map(round, unlabel_rgb(rgb))).hex() for rgb in sample_colorscale("Viridis", shades)]
     colors: list[str] = []
-    for color in own:
-        free = [each for each in PALETTE if each not in (*colors, *own)] or list(PALETTE)
+    for color in fixed:
+        free = [each for each in PALETTE if each not in (*colors, *fixed)] or list(PALETTE)
         colors.append(free[0] if color is None or color in colors else color)
     return colors
 
 
+# ---- heatmaps ----
+
+
 def add_heatmap(
-    fig: go.Figure,
-    z: Tensor | Sequence[Sequence[float | None]],
-    x: Sequence[Any],
-    y: Sequence[Any],
-    hover: str,
-    *,
-    place: Place | None = None,
-    **options: Any,
-) -> None:
-    """A heatmap `[y x]`; `hover` is plotly's template of what the pointer shows of a cell."""
+    fig: go.Figure, z: Tensor | Sequence[Sequence[float | None]], x: Sequence[Any], y: Sequence[Any], hover: str, *,
+    place: Place | None = None, **options: Any,
+) -> None:  # fmt: skip
+    """Add a heatmap `[y x]`; `hover` is plotly's template of the text shown for the cell under the pointer."""
     values = z.tolist() if isinstance(z, Tensor) else z
-    heat = go.Heatmap(z=values, x=list(x), y=list(y), hovertemplate=f"{hover}<extra></extra>", **options)
-    fig.add_trace(heat, **(place or {}))
+    fig.add_heatmap(z=values, x=list(x), y=list(y), hovertemplate=f"{hover}<extra></extra>", **options, **(place or {}))
 
 
 def signed_scale(bound: float) -> dict[str, Any]:
-    """Colours from red (negative) to blue (positive), as deep for both signs."""
+    """Return colours from red (negative) to blue (positive), equally dark at both bounds."""
     return {"colorscale": SIGNED, "zmin": -bound, "zmax": bound}
 
 
 def name_cells(fig: go.Figure, **options: Any) -> go.Figure:
-    """Axes whose ticks are the names of a heatmap's rows and columns; `options` are those of plotly's axes."""
+    """Make the names of a heatmap's rows and columns the ticks of its axes; `options` are those of plotly's axes."""
     for update in (fig.update_xaxes, fig.update_yaxes):
         update(type="category", showgrid=False, **options)
     return fig
 
 
-def bar_title(words: str) -> dict[str, Any]:
-    """The title of a colour bar, at its side: above, it would cover the highest tick."""
-    return {"text": words, "side": "right"}
+def color_bar(title: str, **options: Any) -> dict[str, Any]:
+    """Return a colour bar with its title at its side: above, it would cover the highest tick."""
+    return {"title": {"text": title, "side": "right"}, "thickness": 14, **options}
 
 
 def bar_ticks(bound: float, *, signed: bool = True) -> list[float]:
-    """Ticks of a colour bar up to a bound: its largest round number, half of it, 0, and the same below 0."""
+    """Return ticks of a colour bar: the largest round number up to the bound, half of it, 0, and the same below 0."""
     if not (math.isfinite(bound) and bound > 0):
         return [0.0]
     decimals = 1 - math.floor(math.log10(bound))
@@ -298,20 +237,21 @@ def bar_ticks(bound: float, *, signed: bool = True) -> list[float]:
     return [-top, -top / 2, *values] if signed else values
 
 
-def tick_log_axes(fig: go.Figure) -> go.Figure:
-    """Ticks of logarithmic axes: decades, or 1, 2 and 5 where there are few decades.
+# ---- logarithmic axes ----
 
-    Plotly's own ticks write single digits between the decades, over each other where there is little room.
+
+def tick_log_axes(fig: go.Figure) -> go.Figure:
+    """Set ticks of logarithmic axes: at decades, or at 1, 2 and 5 where there are few decades.
+
+    Plotly's own ticks write single digits between the decades, which overlap in a small figure.
     """
     spans: dict[str, list[float]] = {}
     for trace in fig.data:
         for letter in "xy":
-            name = getattr(trace, f"{letter}axis", None) or letter
             values = getattr(trace, letter, None)
-            spans.setdefault(name, []).extend(
-                float(value)
-                for value in ([] if values is None else values)
-                if isinstance(value, int | float) and math.isfinite(value) and value > 0
+            numbers = [value for value in (() if values is None else values) if isinstance(value, int | float)]
+            spans.setdefault(getattr(trace, f"{letter}axis", None) or letter, []).extend(
+                float(value) for value in numbers if math.isfinite(value) and value > 0
             )
     for name, values in spans.items():
         axis: Any = fig.layout[f"{name[0]}axis{name[1:]}"]
@@ -321,14 +261,14 @@ def tick_log_axes(fig: go.Figure) -> go.Figure:
 
 
 def _log_ticks(low: float, high: float) -> dict[str, Any]:
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     decades = math.log10(high / low)
     if decades > DECADES:
         return {"tickmode": "linear", "dtick": math.ceil(decades / DECADES), "exponentformat": "power"}
     digits = (1,) if decades > 2 else (1, 2, 5) if decades > 0.8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
-    values = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [digit * 10.0**power for power in powers for digit in digits]
     values = [value for value in values if low / 1.3 <= value <= high * 1.3]
-    if len(values) < 2:  # less than a digit apart: the linear ticks of plotly serve
+    if len(values) < 2:  # less than a digit apart: plotly's linear ticks serve
         return {}
     return {"tickmode": "array", "tickvals": values, "ticktext": [_tick_text(value) for value in values]}
 
@@ -342,6 +282,6 @@ def _tick_text(value: float) -> str:
 
 
 def on_log_axis(steps: Sequence[int]) -> list[float]:
-    """Steps for a logarithmic axis: step 0 is drawn at half of the next."""
+    """Return steps for a logarithmic axis: step 0 is drawn at half of the next."""
     first = steps[1] / 2 if len(steps) > 1 else 1
     return [step or first for step in steps]

@@ -15,6 +15,7 @@ from mechicl.models.opening.sites import BY_KEY, Site, axes_of
 from mechicl.viz.html import Html
 
 HERE = Path(__file__).parent
+SCRIPT, STYLE = HERE / "explorer.js", HERE / "explorer.css"
 TRAITS = ("component", "head", "state")  # of which the drawing is made
 _STILL = """(() => {
   const place = document.currentScript.previousElementSibling;
@@ -40,7 +41,7 @@ class PatchingExplorer(anywidget.AnyWidget):
         token_names: for models of tokens, a name for each id; by default the ids.
 
     Attributes:
-        session: the session.
+        session: its clean and corrupted prompts and its patches.
         component: the activation that clicks patch.
         head: its head; None for all of them, and for components without heads.
         state: the displayed state.
@@ -53,8 +54,7 @@ class PatchingExplorer(anywidget.AnyWidget):
         >>> PatchingExplorer(PatchingSession(model, prompts, corrupt(prompts, "labels")))
     """
 
-    _esm = HERE / "explorer.js"
-    _css = HERE / "explorer.css"
+    _esm, _css = SCRIPT, STYLE
     component = traitlets.Unicode().tag(sync=True)
     head = traitlets.Int(None, allow_none=True).tag(sync=True)
     state = traitlets.Dict().tag(sync=True)
@@ -67,7 +67,7 @@ class PatchingExplorer(anywidget.AnyWidget):
         token_names: Sequence[str] | None = None,
     ):
         if labels is not None and len(labels) != session.n_pos:
-            raise ValueError(f"{session.n_pos} positions need as many labels, got {len(labels)}")
+            raise ValueError(f"labels must have one entry per position, {session.n_pos}, got {len(labels)}")
         self.session, self._labels, self._token_names = session, labels, token_names
         components = list(session.components)
         started = time.perf_counter()
@@ -80,27 +80,22 @@ class PatchingExplorer(anywidget.AnyWidget):
     def _known(self, proposal: Any) -> str:
         if proposal["value"] not in self.session.components:
             raise traitlets.TraitError(
-                f"component {proposal['value']!r} is not one of {tuple(self.session.components)}, which this model has"
+                f"component must be one of {tuple(self.session.components)}, got {proposal['value']!r}"
             )
         return proposal["value"]
 
     def picture(self) -> Html:
-        """The widget as it is now, as a picture that does not react to clicks; `viz.save` writes it to a file.
+        """Return the widget's current state as a picture that does not react to clicks; `viz.save` writes it to a file.
 
         Example:
             >>> viz.save(explorer.picture(), "patches.html")
         """
-        parts = {
-            "TRAITS": {name: getattr(self, name) for name in TRAITS},
-            "SOURCE": (HERE / "explorer.js").read_text(encoding="utf-8"),
-        }
-        script = _STILL
-        for name, part in parts.items():
+        traits, script = {name: getattr(self, name) for name in TRAITS}, _STILL
+        for name, part in {"TRAITS": traits, "SOURCE": SCRIPT.read_text(encoding="utf-8")}.items():
             script = script.replace(name, json.dumps(part).replace("<", "\\u003c"))  # no "</script>" in a label
-        style = (HERE / "explorer.css").read_text(encoding="utf-8")
         return Html(
-            f'<div><style>{style}</style><div class="mechicl-explorer-still" data-waiting inert></div>'
-            f"<script>{script}</script></div>"
+            f"<div><style>{STYLE.read_text(encoding='utf-8')}</style>"
+            f'<div class="mechicl-explorer-still" data-waiting inert></div><script>{script}</script></div>'
         )
 
     def refresh(self) -> None:
@@ -153,12 +148,8 @@ class PatchingExplorer(anywidget.AnyWidget):
             "can_redo": session.can_redo,
             "metric_name": session.metric_name,
             "runs": [
-                {"name": name, "prediction": self._in_words(prediction), "metric": f"{metric:.4g}"}
-                for name, prediction, metric in (
-                    ("clean", result.clean_prediction, result.clean_metric),
-                    ("corrupted", result.corrupted_prediction, result.corrupted_metric),
-                    ("patched", result.prediction, result.metric),
-                )
+                {"name": name, "prediction": self._as_text(prediction), "metric": f"{metric:.4g}"}
+                for name, (prediction, metric) in _runs(result).items()
             ],
             "recovered": {
                 "prediction": _finite(result.prediction_recovered) if session.target is not None else None,
@@ -169,7 +160,7 @@ class PatchingExplorer(anywidget.AnyWidget):
             "error": "",
         }
 
-    def _in_words(self, prediction: Tensor) -> str:
+    def _as_text(self, prediction: Tensor) -> str:
         if self.session.target is not None:
             return ", ".join(f"{value:.4g}" for value in prediction.tolist())
         logits, ids = prediction.topk(min(3, len(prediction)))
@@ -178,16 +169,22 @@ class PatchingExplorer(anywidget.AnyWidget):
         return ", ".join(f"{name} ({logit:.3g})" for name, logit in zip(best, logits.tolist(), strict=True))
 
     def _scale(self, result: SessionResult) -> dict[str, Any]:
-        """Points of a number line: the predictions if they are single numbers, or else the metric."""
-        target = self.session.target
-        points = {"clean": result.clean_metric, "corrupted": result.corrupted_metric, "patched": result.metric}
-        title = self.session.metric_name
+        """Return the points of a number line: the predictions if they are single numbers, otherwise the metric."""
+        target, runs = self.session.target, _runs(result)
+        title, points = self.session.metric_name, {name: metric for name, (_, metric) in runs.items()}
         if target is not None and len(target) == 1:
-            shown = (result.clean_prediction, result.corrupted_prediction, result.prediction, target)
-            names = ("clean", "corrupted", "patched", "target")
-            points = {name: value.item() for name, value in zip(names, shown, strict=True)}
             title = "prediction for the query"
+            points = {name: prediction.item() for name, (prediction, _) in runs.items()} | {"target": target.item()}
         return {"title": title, "points": {name: _finite(value) for name, value in points.items()}}
+
+
+def _runs(result: SessionResult) -> dict[str, tuple[Tensor, float]]:
+    """Return the prediction and the metric of each run."""
+    return {
+        "clean": (result.clean_prediction, result.clean_metric),
+        "corrupted": (result.corrupted_prediction, result.corrupted_metric),
+        "patched": (result.prediction, result.metric),
+    }
 
 
 def _described(site: Site) -> dict[str, Any]:
@@ -198,5 +195,5 @@ def _described(site: Site) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """A number as JSON can hold it: None if it is not finite."""
+    """Return a number that JSON can store: None if it is not finite."""
     return value if abs(value) < float("inf") else None

@@ -9,15 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Count, Positive, checked
 from mechicl.viz.html import Html
 
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches
-SUFFIXES = (".png", ".svg", ".pdf", ".html")
 CSS_DPI = 96  # pixels of a browser in an inch
 POINT = CSS_DPI / 72  # pixels of a browser in a point
 NATURAL_HEIGHT = 450  # plotly's, of a figure without a height
@@ -25,8 +24,8 @@ PAGE_WIDTH = 1100  # pixels of a figure without a width on a page of ours
 LETTER = 0.58  # width of a common letter, relative to the font's size
 NO_KALEIDO = "PNG, SVG and PDF need plotly's kaleido: pip install 'mechicl[figures]' (.html needs nothing)"
 NO_BROWSER = (
-    "PNG, SVG and PDF are drawn by Chromium or Chrome, and there is none here: install one (Debian: apt-get install "
-    "chromium), or name it in the environment variable BROWSER_PATH (.html needs none)"
+    "PNG, SVG and PDF need Chromium or Chrome, and none was found: install one (Debian: apt-get install chromium), or "
+    "set the environment variable BROWSER_PATH to its path (.html needs none)"
 )
 
 
@@ -35,25 +34,25 @@ def save(
     picture: go.Figure | Html,
     path: str | Path,
     *,
-    width: str | float = "page",
-    height: float | None = None,
-    font_size: float = 7.0,
-    dpi: int = 300,
+    width: Literal["column", "page"] | Positive = "page",
+    height: Positive | None = None,
+    font_size: Positive = 7.0,
+    dpi: Count = 300,
     title: bool = True,
 ) -> Path:
-    """Write a figure at its size on paper, so that it is not scaled there and its words can be read.
+    """Write a figure at its size on paper, so that a document need not scale it and its text stays readable.
 
-    A figure is laid out anew for its width: a narrow one has letters of the same size and less room. The path's suffix
-    selects the format: .png, .svg, .pdf, or .html, which stays interactive, fits its window and has no size.
+    A figure is laid out again for its width: a narrow one has letters of the same size and less space. The path's
+    suffix selects the format: .png, .svg, .pdf, or .html, which stays interactive, fits its window and has no size.
 
     Args:
         picture: a plotly figure, a picture of attention, or a widget's `picture()` (only as .html).
         path: of the file; its folder exists.
         width: in inches, or "column" (3.25) or "page" (6.75).
         height: in inches; by default the figure's own height in letters of this size, or its aspect ratio if it has a
-            width of its own.
-        font_size: of the figure's common words, in points. Letters get smaller than that in a figure whose own width
-            would not fit.
+            fixed width.
+        font_size: of the figure's common text, in points. Letters are smaller in a figure whose fixed width would not
+            fit otherwise.
         dpi: pixels per inch of a .png.
         title: draw the figure's title.
 
@@ -61,7 +60,7 @@ def save(
         The path.
 
     Raises:
-        ValueError: an unknown suffix or width, a size that is not positive, or a widget in another format than .html.
+        ValueError: an unknown suffix, or a widget in another format than .html.
         ImportError: kaleido is not installed.
         RuntimeError: there is no Chromium or Chrome.
 
@@ -70,23 +69,17 @@ def save(
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"{path.name}: figures are written as {', '.join(SUFFIXES)}, not as {suffix or 'no suffix'!r}")
-    if isinstance(width, str) and width not in WIDTHS:
-        raise ValueError(f"width {width!r} is not one of {', '.join(map(repr, WIDTHS))}, or a number of inches")
-    inches = WIDTHS[width] if isinstance(width, str) else float(width)
-    for name, size in {"width": inches, "height": height, "font_size": font_size, "dpi": dpi}.items():
-        if size is not None and not size > 0:
-            raise ValueError(f"{name}={size}: a size is positive")
+    if suffix not in (".png", ".svg", ".pdf", ".html"):
+        raise ValueError(f"path must end in .png, .svg, .pdf or .html, got {path.name!r}")
     if suffix == ".html":
         (picture.write_html if isinstance(picture, go.Figure) else picture.save)(path)
         return path
     figure = picture if isinstance(picture, go.Figure) else picture.still
     if figure is None:
-        raise ValueError(f"{path.name}: a picture made of HTML is written as .html only")
-    if not title:
-        figure = _untitled(figure)
-    (image,) = draw([(figure, Paper(inches, height, font_size, dpi))], suffix[1:])
+        raise ValueError(f"path must end in .html for a picture made of HTML, got {path.name!r}")
+    inches = WIDTHS[width] if isinstance(width, str) else float(width)
+    paper = Paper(inches, height, font_size, dpi)
+    (image,) = draw([(figure if title else _untitled(figure), paper)], suffix[1:])
     path.write_bytes(image)
     return path
 
@@ -102,7 +95,7 @@ class Paper:
 
 
 def draw(figures: Sequence[tuple[go.Figure, Paper]], kind: str) -> list[bytes]:
-    """Files of several figures, each at its size, drawn by one browser: "png", "svg" or "pdf".
+    """Return the files of several figures, each at its size, drawn by one browser: "png", "svg" or "pdf".
 
     Raises:
         ImportError: kaleido is not installed.
@@ -120,7 +113,7 @@ def draw(figures: Sequence[tuple[go.Figure, Paper]], kind: str) -> list[bytes]:
 
 
 def still_svgs(figures: Sequence[go.Figure]) -> list[str]:
-    """Figures as a page of ours shows them, as SVG; empty strings where nothing here can draw them."""
+    """Return SVGs of figures as a page shows them; empty strings if kaleido or the browser is missing."""
     jobs: list[tuple[go.Figure, dict[str, Any]]] = []
     for figure in figures:
         layout: Any = figure.layout
@@ -133,7 +126,7 @@ def still_svgs(figures: Sequence[go.Figure]) -> list[str]:
 
 
 def _draw_all(jobs: Sequence[tuple[go.Figure, dict[str, Any]]]) -> list[bytes]:
-    """Images of figures, with kaleido's options for each."""
+    """Draw figures, with kaleido's options for each."""
     try:
         import kaleido  # an optional extra
         from choreographer.errors import ChromeNotFoundError
@@ -153,9 +146,11 @@ def _draw_all(jobs: Sequence[tuple[go.Figure, dict[str, Any]]]) -> list[bytes]:
 
 
 def laid_out(fig: go.Figure, paper: Paper) -> tuple[go.Figure, float, float, float]:
-    """A figure for a paper, its width and height in the pixels in which it is laid out, and their size on paper.
+    """Lay a figure out for a paper.
 
-    The last number is the size of such a pixel in a browser's pixels (1/96 inch).
+    Returns:
+        The figure, its width and height in pixels of the layout, and the size of such a pixel in a browser's pixels
+        (1/96 inch).
     """
     fig = go.Figure(fig)
     layout: Any = fig.layout
@@ -172,44 +167,44 @@ def laid_out(fig: go.Figure, paper: Paper) -> tuple[go.Figure, float, float, flo
 
 
 def _wrap_titles(fig: go.Figure, width: float) -> None:
-    """Break the titles of the figure and of its panels into lines, and make the figure higher by as much."""
+    """Break the titles of the figure and of its panels into lines, and make the figure higher by the added lines."""
     layout: Any = fig.layout
     top, sides = layout.margin.t or 100, (layout.margin.l or 80) + (layout.margin.r or 80)
     if layout.title.text:
         size = layout.title.font.size or 17
-        words, more = _in_lines(layout.title.text, width - 20, size)
-        fig.update_layout(title_text=words)
+        lines, more = _in_lines(layout.title.text, width - 20, size)
+        fig.update_layout(title_text=lines)
         top += 1.3 * size * more
     titles = [a for a in layout.annotations if a.xref == a.yref == "paper" and not a.showarrow]
     places = sorted({a.x for a in titles})
-    room = min((b - a for a, b in pairwise(places)), default=1.0) * (width - sides)
+    space = min((b - a for a, b in pairwise(places)), default=1.0) * (width - sides)
     size = min((a.font.size or 12 for a in titles), default=12)
     longest = max((len(_plain(word)) for a in titles for word in re.split(" |<br>", a.text)), default=1)
-    size = min(size, room / (LETTER * longest))  # a word that does not fit gets smaller
+    size = min(size, space / (LETTER * longest))  # a word that does not fit gets smaller
     most = 0
     for annotation in titles:
-        words, more = _in_lines(annotation.text, room, size)
-        annotation.update(text=words, font_size=size)
+        lines, more = _in_lines(annotation.text, space, size)
+        annotation.update(text=lines, font_size=size)
         most = max(most, round(1.3 * size * more))
     fig.update_layout(margin_t=top + most, height=(layout.height or NATURAL_HEIGHT) + most)
 
 
-def _in_lines(words: str, width: float, size: float) -> tuple[str, int]:
-    """Words in lines of that many pixels, and the number of added lines; tags stay whole."""
+def _in_lines(text: str, width: float, size: float) -> tuple[str, int]:
+    """Break text into lines of a width in pixels; returns it with the number of added lines. Tags stay whole."""
     at_once, lines = width / (LETTER * size), []
-    for part in words.split("<br>"):
+    for part in text.split("<br>"):
         lines.append("")
         for word in part.split(" "):
             if lines[-1] and len(_plain(f"{lines[-1]} {word}")) > at_once:
                 lines.append(word)
             else:
                 lines[-1] = f"{lines[-1]} {word}".strip()
-    return "<br>".join(lines), len(lines) - words.count("<br>") - 1
+    return "<br>".join(lines), len(lines) - text.count("<br>") - 1
 
 
-def _plain(words: str) -> str:
-    """Words without their tags."""
-    return re.sub("<[^>]*>", "", words)
+def _plain(text: str) -> str:
+    """Remove tags."""
+    return re.sub("<[^>]*>", "", text)
 
 
 def _untitled(fig: go.Figure) -> go.Figure:
@@ -222,7 +217,7 @@ def _untitled(fig: go.Figure) -> go.Figure:
 
 
 def with_dpi(png: bytes, dpi: float) -> bytes:
-    """A PNG with its size on paper (its chunk pHYs, in pixels per metre)."""
+    """Add its size on paper to a PNG (chunk pHYs, in pixels per metre)."""
     per_metre = round(dpi / 0.0254)
     body = b"pHYs" + struct.pack(">IIB", per_metre, per_metre, 1)
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))

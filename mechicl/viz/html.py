@@ -21,10 +21,10 @@ class Html:
     Attributes:
         body: the picture. An element that a script has not drawn yet has the attribute `data-waiting`.
         script: source of the library that the picture needs, the same for all such pictures; empty if it needs none.
-        still: the same picture as a figure, if there is one: for paper, and for pages.
+        still: the same picture as a figure for paper and pages, if there is one.
 
     Example:
-        >>> picture = attention_html(pattern, ["a", "b"])
+        >>> picture = prompt_attention(model, prompts[:1])
         >>> picture.save("attention.html")
     """
 
@@ -42,19 +42,19 @@ class Html:
         return path
 
     def document(self) -> str:
-        """Head and body of a document that needs nothing else."""
+        """Return head and body of a document that needs nothing else."""
         return f'<head><meta charset="utf-8">{libraries([self])}</head><body>{self.body}</body>'
 
 
 def libraries(pictures: Sequence[Html]) -> str:
-    """The scripts that pictures need, each once, as HTML."""
+    """Return the scripts that pictures need, each once, as HTML."""
     scripts = dict.fromkeys(picture.script for picture in pictures if picture.script)
     return "".join(f"<script>{script}</script>" for script in scripts)
 
 
 @cache
 def circuitsvis_source() -> str:
-    """The script of circuitsvis from its package, fit to stand inside a page: no network, no telemetry."""
+    """Return the script of circuitsvis from its package, fit for use inside a page: no network, no telemetry."""
     source = files("circuitsvis").joinpath("dist", "cdn", "iife.js").read_text(encoding="utf-8")
     source = "\n".join(line for line in source.splitlines() if not line.startswith("//# sourceMappingURL="))
     return source.replace("</script", "<\\/script")  # in a string of the source
@@ -64,14 +64,14 @@ def circuitsvis_source() -> str:
 def init_notebook() -> None:
     """Put the script of the attention pictures (1.3 MB) into the notebook once.
 
-    Pictures shown after it carry only their own data; without it, each brings the script along. They need this cell's
-    output, and report where it is missing.
+    Pictures shown after it contain only their own data, and need this cell's output; without it, each contains the
+    script.
 
     Example:
         >>> viz.init_notebook()
         >>> viz.prompt_attention(model, prompts[:1])
     """
     source = circuitsvis_source()
-    words = "The attention pictures below use the script in this cell's output."
-    display(HTML(f"<script>{source}</script><small>{words}</small>"))
+    note = "The attention pictures below use the script in this cell's output."
+    display(HTML(f"<script>{source}</script><small>{note}</small>"))
     _shown.add(source)

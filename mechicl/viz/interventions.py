@@ -1,22 +1,28 @@
-"""Figures of sweeps: the effect on a metric of patching or ablating each layer, position and head."""
+"""Figures of heads and of sweeps: scores by layer and head, composition, and effects of patching and ablating."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
+from torch import Tensor
 
-from mechicl.analysis import InterventionSweep
+from mechicl.analysis.heads.scores import HeadScores
+from mechicl.analysis.interventions import InterventionSweep
 from mechicl.base.arguments import checked
 from mechicl.statistics import interval
-from mechicl.viz.elements import add_heatmap, bar_ticks, bar_title, figure, name_cells, panel, panels, signed_scale
+from mechicl.viz import elements as draw
 
-PER_ROW = 4  # panels, where there is room for them
-WRITTEN = 8  # cells in a row that there is room for numbers in
-WIDE = 24  # cells in a row beyond which there are two panels beside each other, and not every label
+PER_ROW = 4  # the most panels in a row of a sweep
+WIDE = 24  # cells in a row of a sweep beyond which there are two panels in a row
 POSITIONS = ("pos", "query", "key")
 NAMES = {"pos": "position", "query": "query position", "key": "key position"}
-LOW, BETWEEN, AROUND = 120, 50, 150  # pixels: of a low panel, between two, and for titles and labels
+LOW, BETWEEN, AROUND = 120, 50, 150  # pixels: a low panel, the gap between two, and titles with labels
+NUMBERED, NUMBERED_HEADS = 8, 24  # cells in a row beyond which numbers would overlap: of a sweep, and of a head table
+WIDEST = 1400  # pixels of a head table
+ABOVE = 95  # pixels above a panel of a head table, for its name and the axis of the one above
+READERS = {"Q": "queries", "K": "keys", "V": "values"}
 
 
 @checked
@@ -28,14 +34,14 @@ def patching_grid(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> go.Figure:
-    """A heatmap of the effect of every cell: by layer and position, with a panel per head; or by layer and head.
+    """Draw the effect of every cell of a sweep: by layer and position, with a panel per head; or by layer and head.
 
     Two of the sweep's axes span a panel: layers, from the bottom up, and positions, heads, or another axis. A third
     axis has a panel for each of its indices. With four axes (direct paths, pairs of heads) the first two make the rows
     and the others the columns. Hovering shows the mean effect and its 95% interval over prompts.
 
     Args:
-        sweep: of `patch`, `ablate`, `attribute` or `patch_paths`.
+        sweep: from `patch`, `ablate`, `attribute` or `patch_paths`.
         metric: its name; the first by default.
         recovered: draw the share of the way to the source run instead of the change; by default if there is one.
         labels: of the positions, for instance `model.cfg.format.labels(n_context)`; equal ones get their number.
@@ -48,7 +54,7 @@ def patching_grid(
         >>> patching_grid(patch(model, prompts, corrupted, "resid_pre"), labels=model.cfg.format.labels(20))
     """
     if not 2 <= len(sweep.axes) <= 4 or (len(sweep.axes) < 4 and "layer" not in sweep.axes):
-        raise ValueError(f"a grid has 2 to 4 axes, with layers among two or three; this sweep has {sweep.axes}")
+        raise ValueError(f"sweep must have 2 to 4 axes, with layers among two or three, got {sweep.axes}")
     effect, name = sweep.effect(metric), metric or next(iter(sweep.values))
     as_share = bool(sweep.source_values) if recovered is None else recovered
     values = sweep.recovered(name) if as_share else effect.mean(-1)
@@ -58,27 +64,28 @@ def patching_grid(
     intervals = np.array([str(interval(cell)) for cell in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
     heading = title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}"
     largest = float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0
-    ticks = {"tickvals": bar_ticks(largest)[::2], "tickformat": ".2~g"}
-    colorbar = {"title": bar_title(quantity.replace(" of ", " of<br>")), "thickness": 14, **ticks}
-    style: dict[str, Any] = {**signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": colorbar}
+    ticks = {"tickvals": draw.bar_ticks(largest)[::2], "tickformat": ".2~g"}
+    bar = draw.color_bar(quantity.replace(" of ", " of<br>"), **ticks)
+    style: dict[str, Any] = {**draw.signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": bar}
 
-    def draw(fig: go.Figure, cells: Any, x: Sequence[str], y: Sequence[str], where: str, **options: Any) -> None:
-        """A heatmap of some cells `[y x]` of the array of all."""
-        z, words = values.permute(order)[cells], intervals.transpose(order)[cells]
-        z, words = z.reshape(len(y), len(x)), words.reshape(len(y), len(x))
-        add_heatmap(
+    def add_cells(fig: go.Figure, cells: Any, x: Sequence[str], y: Sequence[str], where: str, **options: Any) -> None:
+        """Add a heatmap of some cells `[y x]` of the array of all."""
+        z, text = values.permute(order)[cells], intervals.transpose(order)[cells]
+        z, text = z.reshape(len(y), len(x)), text.reshape(len(y), len(x))
+        draw.add_heatmap(
             fig, z, x, y, f"{where}<br>{quantity}: %{{z:.4g}}<br>mean effect %{{customdata}}",
-            customdata=words.tolist(), text=[[_number(value) for value in row] for row in z.tolist()],
-            texttemplate="%{text}" if len(x) <= WRITTEN else None, **style, **options,
+            customdata=text.tolist(), text=[[_effect(value) for value in row] for row in z.tolist()],
+            texttemplate="%{text}" if len(x) <= NUMBERED else None, **style, **options,
         )  # fmt: skip
 
     if len(sweep.axes) == 4:  # pairs of axes, such as layer and head that write, and layer and head that read
         order = [0, 1, 2, 3]
         y, x = ([f"{i}.{j}" for i in first for j in second] for first, second in (sweep.indices[:2], sweep.indices[2:]))
-        fig = figure(heading, _pair(sweep.axes[2:]), _pair(sweep.axes[:2]))
-        draw(fig, ..., x, y, f"{_pair(sweep.axes[:2])} %{{y}}, {_pair(sweep.axes[2:])} %{{x}}")
+        down, across = (f"{_spaced(a)}.{_spaced(b).removeprefix('to ')}" for a, b in (sweep.axes[:2], sweep.axes[2:]))
+        fig = draw.figure(heading, across, down)
+        add_cells(fig, ..., x, y, f"{down} %{{y}}, {across} %{{x}}")
         fig.update_layout(height=max(380, 22 * len(y) + AROUND))
-        return _categories(fig, [*x, *y])
+        return _name_cells(fig, [*x, *y])
     across = next(axis for axis in (*POSITIONS, "head", *sweep.axes) if axis in sweep.axes and axis != "layer")
     third = next((axis for axis in sweep.axes if axis not in ("layer", across)), None)
     order = [sweep.axes.index(axis) for axis in (*([third] if third else []), "layer", across)]
@@ -89,52 +96,158 @@ def patching_grid(
     columns = min(len(names), PER_ROW if len(x) <= WIDE else 2)
     rows = -(-len(names) // columns)
     height = rows * max(LOW, 26 * len(y)) + (rows - 1) * BETWEEN
-    fig = panels(
+    fig = draw.panels(
         heading, names, columns=columns, shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.03,
         vertical_spacing=BETWEEN / height,
     )  # fmt: skip
     for i, name in enumerate(names):
-        place = panel(i, columns)
+        place = draw.panel(i, columns)
         where = f"{name}{', ' if name else ''}layer %{{y}}, {_spaced(across)} %{{x}}"
-        draw(fig, i if third else ..., x, y, where, showscale=i == 0, place=place)
+        add_cells(fig, i if third else ..., x, y, where, showscale=i == 0, place=place)
         if i + columns >= len(names):  # the lowest in its column
             fig.update_xaxes(title_text=_spaced(across), showticklabels=True, **place)
     fig.update_yaxes(title_text="layer", col=1)
     fig.update_layout(height=height + AROUND + (25 if _slanted(x) else 0), margin_t=75 if third else 55)
     if across not in POSITIONS and not third:  # few cells: no need to stretch them over the page
         fig.update_layout(width=max(90 * len(x), 260) + 200)
-    return _categories(fig, x)
+    return _name_cells(fig, x)
 
 
-def _number(value: float) -> str:
+@checked
+def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figure:
+    """Draw a heatmap per score, layer by head, with the means written into the cells.
+
+    Scores of attention share one scale from 0 to 1, those of weights another from -1 to 1. Under the name of a score of
+    attention is the score of uniform attention; intervals are shown on hovering.
+    """
+    if not scores.scores:
+        raise ValueError("scores must have at least one score, got none")
+    layers, heads = scores.mean(next(iter(scores.scores))).shape
+    cell = _cell(heads)
+    width, height = max(cell * heads, 130), max(cell * layers, 60)  # of a panel
+    groups = [[name for name in scores.scores if scores.is_of_attention(name) is kind] for kind in (True, False)]
+    columns = max(1, min(max(map(len, groups)), WIDEST // (width + BETWEEN)))
+    lines = [group[i : i + columns] for group in groups for i in range(0, len(group), columns)]
+    plot_width, plot_height = columns * (width + BETWEEN) - BETWEEN, len(lines) * (height + ABOVE) - ABOVE
+    fig = draw.panels(
+        title, [_heading(scores, line[c]) if c < len(line) else "" for line in lines for c in range(columns)],
+        columns=columns, specs=[[{} if c < len(line) else None for c in range(columns)] for line in lines],
+        horizontal_spacing=BETWEEN / plot_width, vertical_spacing=ABOVE / plot_height if len(lines) > 1 else 0,
+    )  # fmt: skip
+    table = scores.to_dataframe()
+    for row, line in enumerate(lines):
+        for column, name in enumerate(line):
+            measured, means = scores.is_of_attention(name), scores.mean(name)
+            precision = table[f"{name}_half_width"].to_numpy().reshape(layers, heads) if measured else means
+            hover = "layer %{y}, head %{x}<br>%{z:.4f}" + (" ± %{customdata:.4f}" if measured else "")
+            draw.add_heatmap(
+                fig, means, list(map(str, range(heads))), list(map(str, range(layers))),
+                f"{name.replace('_', ' ')}<br>{hover}", text=[[_score(one) for one in row] for row in means.tolist()],
+                texttemplate="%{text}" if heads <= NUMBERED_HEADS else None, textfont={"size": 11 if cell > 40 else 9},
+                customdata=precision.tolist(), xgap=1.5, ygap=1.5, coloraxis="coloraxis" if measured else "coloraxis2",
+                place=draw.panel(row * columns + column, columns),
+            )  # fmt: skip
+    draw.name_cells(fig, ticks="", tickfont={"size": 11})
+    fig.update_xaxes(title={"text": "head", "font": {"size": 12}, "standoff": 4})
+    fig.update_yaxes(title={"text": "layer", "font": {"size": 12}, "standoff": 4}, col=1)
+    measured_lines = sum(line[0] in groups[0] for line in lines)
+    top = 1 - measured_lines * (height + ABOVE) / plot_height  # of the first panel of weights
+    length = max(height, 90) / plot_height
+    return fig.update_layout(
+        width=plot_width + 175, height=plot_height + 155, margin={"l": 55, "r": 120, "t": 105, "b": 50},
+        title={"y": 1 - 25 / (plot_height + 155), "yanchor": "middle"},
+        coloraxis=_scale("attention", draw.SHARES, 0, 1.0, length),
+        coloraxis2=_scale("eigenvalues", draw.SIGNED, -1, top, length),
+    )  # fmt: skip
+
+
+@checked
+def composition_figure(
+    scores: Float[Tensor, "layer head layer head"], kind: Literal["Q", "K", "V"], title: str | None = None
+) -> go.Figure:
+    """Draw how much of each head's output is read by each head of a later layer.
+
+    Args:
+        scores: from `analysis.composition_scores`; or from `prefix_matching_scores`, with kind "K".
+        kind: the part of the later heads that reads: queries "Q", keys "K" or values "V".
+        title: of the figure.
+
+    Raises:
+        ValueError: fewer than two layers.
+    """
+    layers, heads = scores.shape[:2]
+    if layers < 2:
+        raise ValueError(f"scores must have at least 2 layers, across which heads compose, got {layers}")
+    values: Any = scores.detach().cpu().double()
+    names = [f"{layer}.{head}" for layer in range(layers) for head in range(heads)]
+    earlier, later = names[:-heads], names[heads:]
+    z = values[:-1, :, 1:].flatten(2).flatten(0, 1).tolist()
+    for row, column in ((r, c) for r in range(len(z)) for c in range(len(z)) if c // heads < r // heads):
+        z[row][column] = None  # the column's layer, one more than its number here, is not later
+    shown = [value for row in z for value in row if value is not None]
+    bound = max(map(abs, shown)) or 1.0
+    signed = min(shown) < -1e-6 * bound  # more than rounding
+    numbered = len(later) <= NUMBERED_HEADS
+    reads = READERS[kind]
+    fig = draw.figure(title or f"Composition with {reads} of later heads", "reads: layer.head", "writes: layer.head")
+    ticks = {"tickvals": draw.bar_ticks(bound, signed=signed)[:: 2 if signed else 1], "tickformat": ".2~g"}
+    draw.add_heatmap(
+        fig, z, later, earlier, f"head %{{y}} to {reads} of %{{x}}<br>%{{z:.4f}}", xgap=1, ygap=1, hoverongaps=False,
+        zmin=-bound if signed else 0, zmax=bound, colorscale=draw.SIGNED if signed else draw.SHARES,
+        text=[["" if value is None else _score(value) for value in row] for row in z],
+        texttemplate="%{text}" if numbered else None, textfont={"size": 10},
+        colorbar=draw.color_bar("composition", thickness=12, tickfont={"size": 10}, **ticks),
+    )  # fmt: skip
+    line = {"color": "#999999", "width": 1}
+    for edge in range(heads, len(later), heads):
+        fig.add_vline(edge - 0.5, line=line).add_hline(edge - 0.5, line=line)
+    draw.name_cells(fig, ticks="", tickfont={"size": 11})
+    side = _cell(len(later)) if numbered else 14
+    return fig.update_layout(width=max(side * len(later), 260) + 170, height=max(side * len(earlier), 160) + 120)
+
+
+def _effect(value: float) -> str:
     size = abs(value)
     return f"{value:.0f}" if size >= 100 or not size else f"{value:.2g}" if size >= 1e-4 else f"{value:.0e}"
+
+
+def _score(value: float) -> str:
+    return f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def _labels(indices: Sequence[int], labels: Sequence[str] | None, axis: str) -> list[str]:
     if labels is None:
         return [str(i) for i in indices]
     if max(indices, default=-1) >= len(labels):
-        raise ValueError(f"{len(labels)} labels, but the sweep has {axis} {max(indices)}")
+        raise ValueError(f"labels must name {axis} 0 to {max(indices)}, got {len(labels)} labels")
     chosen = [labels[i] for i in indices]  # equal ones would share a column
     return [f"{label} ({i})" if chosen.count(label) > 1 else label for i, label in zip(indices, chosen, strict=True)]
 
 
 def _spaced(axis: str) -> str:
-    """For example "position" for "pos", and "layer" for the second layer of a pair."""
+    """Return "position" for "pos", and "layer" for the second layer of a pair."""
     return NAMES.get(axis, axis.removesuffix("_2").replace("_", " "))
-
-
-def _pair(axes: Sequence[str]) -> str:
-    """For example "to layer.head"."""
-    first, second = map(_spaced, axes)
-    return f"{first}.{second.removeprefix('to ')}"
 
 
 def _slanted(x: Sequence[str]) -> bool:
     return len(x) * max(map(len, x)) > 36  # characters side by side
 
 
-def _categories(fig: go.Figure, x: Sequence[str]) -> go.Figure:
-    name_cells(fig)
-    return fig.update_xaxes(tickangle=-60 if _slanted(x) else 0)
+def _name_cells(fig: go.Figure, x: Sequence[str]) -> go.Figure:
+    return draw.name_cells(fig).update_xaxes(tickangle=-60 if _slanted(x) else 0)
+
+
+def _cell(n: int) -> int:
+    """Return the pixels of a cell in a row of n."""
+    return 44 if n <= 6 else 34
+
+
+def _scale(title: str, colors: str, low: float, top: float, length: float) -> dict[str, Any]:
+    bar = {"title": {"text": title, "font": {"size": 11}}, "tickfont": {"size": 10}, "tickformat": ".1f", "nticks": 3}
+    place = {"thickness": 12, "y": top, "yanchor": "top", "len": min(length, 1), "ypad": 0}
+    return {"colorscale": colors, "cmin": low, "cmax": 1, "colorbar": bar | place}
+
+
+def _heading(scores: HeadScores, name: str) -> str:
+    under = f"chance {scores.chance[name]:.3f}" if scores.is_of_attention(name) else "of the weights"
+    return f"{name.replace('_', ' ')}<br><span style='font-size:11px'>{under}</span>"

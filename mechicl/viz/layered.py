@@ -1,6 +1,6 @@
 """Layout of a layered graph with few crossings, after Sugiyama et al. 1981.
 
-An edge that passes rows gets a place in each of them, places are ordered by the mean of their neighbours', row after
+An edge that passes rows gets a place in each of them. Places are ordered by the mean of their neighbours', row after
 row, and then set as near to their neighbours as order and widths allow. All edges of one sender share a lane.
 """
 
@@ -29,14 +29,14 @@ class Layout:
     lanes: Mapping[tuple[Item, Item], Sequence[Lane]]
 
     def way(self, edge: tuple[Item, Item]) -> list[tuple[float, float]]:
-        """The places that an edge passes, its ends included."""
+        """Return the places that an edge passes, its ends included."""
         sender, receiver = edge
         passed = [(self.x[lane], float(lane[1])) for lane in self.lanes[edge]]
         return [(self.x[sender], self.row[sender]), *passed, (self.x[receiver], self.row[receiver])]
 
 
 def lay_out(rows: Sequence[Sequence[Item]], edges: Iterable[tuple[Item, Item]]) -> Layout:
-    """Places for nodes in rows, lowest first, with edges from senders to receivers in higher rows."""
+    """Place nodes in rows, lowest first, with edges from senders to receivers in higher rows."""
     row = {node: number for number, nodes in enumerate(rows) for node in nodes}
     edges = sorted(set(edges), key=lambda edge: (row[edge[0]], row[edge[1]]))
     lanes = {edge: [(edge[0], r) for r in range(row[edge[0]] + 1, row[edge[1]])] for edge in edges}
@@ -58,14 +58,14 @@ def lay_out(rows: Sequence[Sequence[Item]], edges: Iterable[tuple[Item, Item]]) 
 
 
 def _order(orders: list[list[Item]], below: Links, above: Links, widths: Mapping[Item, float]) -> list[list[Item]]:
-    """The order in each row with the fewest crossings found by sweeps up and down."""
+    """Find the order in each row with the fewest crossings, by sweeps up and down."""
     best, fewest = orders, _crossings(orders, above)
     for sweep in range(SWEEPS):
         orders = [list(order) for order in orders]
         x = {item: place for order in orders for item, place in _pack(order, widths).items()}
-        numbers = range(1, len(orders)) if sweep % 2 == 0 else range(len(orders) - 2, -1, -1)
-        for number in numbers:
-            neighbours = below if sweep % 2 == 0 else above
+        upwards = sweep % 2 == 0
+        neighbours = below if upwards else above
+        for number in range(1, len(orders)) if upwards else range(len(orders) - 2, -1, -1):
             wanted = {
                 item: fmean(x[n] for n in neighbours[item]) if neighbours[item] else x[item] for item in orders[number]
             }
@@ -78,7 +78,7 @@ def _order(orders: list[list[Item]], below: Links, above: Links, widths: Mapping
 
 
 def _pack(order: Sequence[Item], widths: Mapping[Item, float]) -> dict[Item, float]:
-    """Places side by side, around 0."""
+    """Place items side by side, around 0."""
     ends = np.cumsum([widths[item] for item in order])
     return {item: end - widths[item] / 2 - ends[-1] / 2 for item, end in zip(order, ends.tolist(), strict=True)}
 
@@ -98,7 +98,7 @@ def _crossings(orders: Sequence[Sequence[Item]], above: Links) -> int:
 def _place(
     orders: Sequence[Sequence[Item]], below: Links, above: Links, widths: Mapping[Item, float]
 ) -> dict[Item, float]:
-    """Places as near to the neighbours' as the order and the widths allow, by least squares row after row."""
+    """Place items as near to their neighbours as order and widths allow, by least squares row after row."""
     x = {item: place for order in orders for item, place in _pack(order, widths).items()}
     for sweep in range(SWEEPS):
         for order in orders if sweep % 2 == 0 else reversed(orders):

@@ -35,7 +35,7 @@ nav a { margin-right: 1.2em; white-space: nowrap; } a { color: #1f6fb4; }
 _NO_SCRIPT = """
 <noscript><p class="note">A script inside this page draws its figures: allow it to run to see them.</p></noscript>
 """
-# The script stands at the end and runs before the page counts as loaded, so a browser that prints it has every figure.
+# The script is at the end and runs before the page counts as loaded, so a browser that prints it has every figure.
 _DRAW = """FIGURES.forEach((figure, i) => {
   const place = document.getElementById(`figure${i}`);
   place.replaceChildren(); // the still picture
@@ -45,7 +45,7 @@ _DRAW = """FIGURES.forEach((figure, i) => {
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """A part of a page: title, explaining words, and a plotly figure, a picture, HTML such as a `table`, or several.
+    """A part of a page: title, explanation, and a plotly figure, a picture, HTML such as a `table`, or several of them.
 
     A picture that has a `still` is drawn as that figure: the page needs no script but plotly's.
     """
@@ -56,40 +56,35 @@ class Section:
 
     @property
     def parts(self) -> Sequence[Content]:
-        """The contents under the words, in order."""
+        """The contents below the explanation, in order."""
         parts = [self.content] if isinstance(self.content, str | Html | go.Figure) else self.content
         return [part.still if isinstance(part, Html) and part.still is not None else part for part in parts]
 
 
 def text(words: object) -> str:
-    """Anything as escaped text."""
+    """Return anything as escaped text."""
     return html.escape(str(words))
 
 
-def _words(words: str) -> str:
-    """Escaped text, with code between backticks."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", text(words))
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; every cell is escaped."""
+    """Return a table as HTML; every cell is escaped."""
     head = "".join(f"<th>{text(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section | None = None) -> str:
-    """The whole document: a title, a sentence under it, and sections with links to them.
+    """Return a whole document as HTML: a title, a sentence under it, and sections with links to them.
 
-    Figures are interactive; plotly's script (4.8 MB) is in the page once. Where kaleido and a Chromium or Chrome are
-    installed, each figure also stands in the page as an SVG, which is shown until the script replaces it, and where no
-    script runs; elsewhere figures are there as soon as the page is loaded.
+    Figures are interactive; plotly's script (4.8 MB) is in the page once. If kaleido and Chromium or Chrome are
+    installed, the page also contains an SVG of each figure, which is shown until the script replaces it, and if no
+    script runs.
 
     Args:
         title: of the document.
-        lead: what the page is about.
+        lead: the page's subject.
         sections: in order; each has a link on top of the page.
-        opening: what to read first: a quiet box above the links.
+        opening: a quiet box above the links, to read first.
 
     Example:
         >>> html = page("Two models", "What they have in common.", [Section("Losses", "On 512 prompts.", figure)])
@@ -113,8 +108,9 @@ def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section
 
 
 def _body(section: Section, places: "enumerate[str]") -> str:
-    """Heading, words and contents; a figure gets the next of the places, a number and an SVG."""
-    pieces = [f"<h2>{text(section.title)}</h2>", *([f"<p>{_words(section.words)}</p>"] if section.words else [])]
+    """Return heading, explanation and contents; a figure gets the next of the places, a number and an SVG."""
+    words = re.sub("`([^`]+)`", r"<code>\1</code>", text(section.words))
+    pieces = [f"<h2>{text(section.title)}</h2>", *([f"<p>{words}</p>"] if words else [])]
     for part in section.parts:
         if isinstance(part, go.Figure):
             number, svg = next(places)

@@ -1,4 +1,4 @@
-"""Figures of training: losses with their transitions, alignment, heads."""
+"""Figures of training and of fine-tuning: losses, alignment and heads over the steps, changes compared by layer."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -8,21 +8,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mechicl.analysis.dynamics import AlignmentOverTraining, HeadsOverTraining, Transitions
+from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.base.arguments import checked
-from mechicl.statistics import interval
-from mechicl.viz.elements import (
-    BELOW,
-    COLORS,
-    FIRST_STEP,
-    add_intervals,
-    add_line,
-    colors_for,
-    figure,
-    on_log_axis,
-    panel,
-    panels,
-    tick_log_axes,
-)
+from mechicl.statistics import Interval, interval
+from mechicl.viz import elements as draw
 
 
 @checked
@@ -36,7 +25,7 @@ def losses_over_training(
     log_x: bool = False,
     log_y: bool = False,
 ) -> go.Figure:
-    """Half the mean squared error of every seed of some kinds of models, with a mark at each transition.
+    """Draw half the mean squared error of every seed of some kinds of models, with a mark at each transition.
 
     Args:
         steps: of the evaluations; step 0 is left out on a logarithmic axis.
@@ -50,58 +39,53 @@ def losses_over_training(
     Raises:
         ValueError: losses of another length than the steps.
     """
-    fig = figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
+    fig = draw.figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
     shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
-    for color, (kind, values) in zip(colors_for(list(losses)), losses.items(), strict=True):
+    for color, (kind, values) in zip(draw.colors_for(list(losses)), losses.items(), strict=True):
         if len(values) != len(steps):
-            raise ValueError(f"{kind} has {len(values)} evaluations for {len(steps)} steps")
+            raise ValueError(f"losses must have one row per step, got {len(values)} of {kind!r} for {len(steps)} steps")
         for seed in range(len(values[0])):
-            add_line(fig, [steps[i] for i in shown], [values[i][seed] / 2 for i in shown], kind, color,
-                     opacity=0.6, showlegend=seed == 0, legendgroup=kind)  # fmt: skip
+            halves = [values[i][seed] / 2 for i in shown]
+            look = {"opacity": 0.6, "showlegend": seed == 0, "legendgroup": kind}
+            draw.add_line(fig, [steps[i] for i in shown], halves, kind, color, **look)
         if transitions is not None and kind in transitions:
             falls = transitions[kind]
-            halfway = ((falls.plateau + falls.final) / 4)[falls.fell].tolist()
-            fig.add_trace(
-                go.Scatter(
-                    x=falls.steps[falls.fell].tolist(), y=halfway, mode="markers", name=f"transition, {kind}",
-                    legendgroup=kind,
-                    marker={"symbol": "diamond", "size": 8, "color": color, "line": {"color": "white", "width": 1}},
-                )
+            fig.add_scatter(
+                x=falls.steps[falls.fell].tolist(), y=((falls.plateau + falls.final) / 4)[falls.fell].tolist(),
+                mode="markers", name=f"transition, {kind}", legendgroup=kind,
+                marker={"symbol": "diamond", "size": 8, "color": color, "line": {"color": "white", "width": 1}},
             )  # fmt: skip
-    dashes = itertools.cycle(("dash", "dot", "dashdot"))
-    for (name, value), dash in zip((references or {}).items(), dashes, strict=False):
+    for dash, (name, value) in zip(itertools.cycle(draw.DASHES[1:]), (references or {}).items(), strict=False):
         ends = [steps[shown[0]], steps[-1]]
-        add_line(fig, ends, [value / 2] * 2, name, COLORS["gradient descent"], dash=dash)
+        draw.add_line(fig, ends, [value / 2] * 2, name, draw.COLORS["gradient descent"], dash=dash)
     fig.update_xaxes(exponentformat="none", separatethousands=True)
     if not log_y:
         fig.update_yaxes(rangemode="tozero")
-    return tick_log_axes(fig)
+    return draw.tick_log_axes(fig)
 
 
 @checked
 def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> go.Figure:
-    """Alignment with a learner during trainings: means over seeds with 95% intervals, a panel for each measure."""
+    """Draw the alignment with a learner during trainings: means over seeds with 95% intervals, a panel per measure."""
     names = {"sensitivity_cosine": "cosine of sensitivities", "prediction_distance": "distance of predictions",
              "sensitivity_distance": "distance of sensitivities"}  # fmt: skip
-    fig = panels("", list(names.values()))
-    for (name, training), color in zip(trainings.items(), colors_for(list(trainings)), strict=True):
+    fig = draw.panels("", list(names.values()))
+    for (name, training), color in zip(trainings.items(), draw.colors_for(list(trainings)), strict=True):
+        steps = draw.on_log_axis(training.steps)
         for column, measure in enumerate(names):
-            intervals = [interval(seeds) for seeds in getattr(training, measure)]
-            add_intervals(fig, on_log_axis(training.steps), intervals, name, color, legendgroup=name,
-                          showlegend=column == 0, place=panel(column, 3))  # fmt: skip
-    fig.update_xaxes(type="log", title={"text": FIRST_STEP, "font": {"size": 11}}, exponentformat="power")
-    fig.update_yaxes(range=[-0.2, 1.05], col=1)
-    for column in (2, 3):
-        fig.update_yaxes(rangemode="tozero", col=column)
-    fig.update_layout(legend=BELOW)
-    return tick_log_axes(fig)
+            means = [interval(seeds) for seeds in getattr(training, measure)]
+            look = {"legendgroup": name, "showlegend": column == 0, "place": draw.panel(column, 3)}
+            draw.add_intervals(fig, steps, means, name, color, **look)
+    fig.update_xaxes(type="log", title={"text": draw.FIRST_STEP, "font": {"size": 11}}, exponentformat="power")
+    fig.update_yaxes(rangemode="tozero").update_yaxes(rangemode="normal", range=[-0.2, 1.05], col=1)
+    return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
 
 
 @checked
 def heads_during_training(
     curve: Mapping[str, Any], scores: HeadsOverTraining, title: str = "When heads form"
 ) -> go.Figure:
-    """The loss of each seed (left axis) and the highest score of any head at the snapshots (right axis).
+    """Draw the loss of each seed (left axis) and the highest score of any head at the snapshots (right axis).
 
     Scores are means over seeds with 95% intervals, if there are several seeds.
 
@@ -111,24 +95,125 @@ def heads_during_training(
         title: of the figure.
     """
     fig = make_subplots(specs=[[{"secondary_y": True}]])
-    fig.update_layout(figure(title).layout)
+    fig.update_layout(draw.figure(title).layout)
     every = sorted({*curve.get("eval_step", ()), *scores.steps})
-    places = dict(zip(every, on_log_axis(every), strict=True))
+    places = dict(zip(every, draw.on_log_axis(every), strict=True))
     for seed, losses in enumerate(zip(*curve.get("eval_loss", ()), strict=True)):
-        add_line(fig, [places[step] for step in curve["eval_step"]], losses, "loss", COLORS["gradient descent"],
-                 opacity=0.5, legendgroup="loss", showlegend=seed == 0, place={"secondary_y": False})  # fmt: skip
-    colors = itertools.cycle((COLORS["GD++"], COLORS["Newton"], COLORS["Chebyshev"], COLORS["fine-tuned"]))
-    several = False
+        x, black = [places[step] for step in curve["eval_step"]], draw.COLORS["gradient descent"]
+        look = {"opacity": 0.5, "legendgroup": "loss", "showlegend": seed == 0, "place": {"secondary_y": False}}
+        draw.add_line(fig, x, losses, "loss", black, **look)
+    colors = itertools.cycle(draw.COLORS[name] for name in ("GD++", "Newton", "Chebyshev", "fine-tuned"))
     for (name, values), color in zip(scores.scores.items(), colors, strict=False):
-        several = values.shape[1] > 1
-        add_intervals(fig, [places[step] for step in scores.steps], [interval(seeds) for seeds in values],
-                      f"{name.replace('_', ' ')} score", color, place={"secondary_y": True})  # fmt: skip
+        x, means = [places[step] for step in scores.steps], [interval(seeds) for seeds in values]
+        place = {"secondary_y": True}
+        draw.add_intervals(fig, x, means, f"{name.replace('_', ' ')} score", color, place=place)
+    several = any(values.shape[1] > 1 for values in scores.scores.values())
     fig.update_xaxes(
-        title_text=FIRST_STEP, type="log", dtick=1, exponentformat="none", separatethousands=True,
-        ticks="outside", ticklen=8, tickcolor="rgba(0,0,0,0)",  # room for the axes' zeros
+        title_text=draw.FIRST_STEP, type="log", dtick=1, exponentformat="none", separatethousands=True,
+        ticks="outside", ticklen=8, tickcolor="rgba(0,0,0,0)",  # space for the axes' zeros
     )  # fmt: skip
     fig.update_yaxes(title_text="loss (nats)", rangemode="tozero", secondary_y=False)
     score = "score (95% interval over seeds)" if several else "score"
     fig.update_yaxes(title_text=score, range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True)
-    fig.update_layout(legend=BELOW)
-    return fig
+    return fig.update_layout(legend=draw.BELOW)
+
+
+# ---- fine-tuning compared with demonstrations ----
+
+
+@checked
+def settings_figure(
+    scores: Mapping[str, Mapping[str, Interval]],
+    y_title: str = "accuracy",
+    title: str = "With demonstrations, and tuned on them",
+    *,
+    chance: Sequence[float] | None = None,
+) -> go.Figure:
+    """Draw bars with intervals: one per task for each setting.
+
+    Args:
+        scores: by setting, then by task.
+        y_title: the kind of score.
+        title: of the figure.
+        chance: of each task, drawn as a line across its bars.
+
+    Raises:
+        ValueError: no settings.
+    """
+    if not scores:
+        raise ValueError("scores must have at least one setting, got none")
+    fig = draw.figure(title, "", y_title)
+    for color, (name, by_task) in zip(draw.colors_for(list(scores)), scores.items(), strict=True):
+        means, halves = zip(*((i.mean, i.half_width if i.n > 1 else 0.0) for i in by_task.values()), strict=True)
+        bar = {"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"}
+        fig.add_bar(x=list(by_task), y=means, name=name, marker_color=color, error_y=bar)
+    dotted = {"color": "#444", "width": 1, "dash": "dot"}
+    for i, level in enumerate(chance or ()):
+        fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=dotted, layer="above",
+                      name="chance", showlegend=i == 0)  # fmt: skip
+    fig.update_layout(barmode="group", bargap=0.25)
+    return fig.update_xaxes(type="category")  # the lines' numeric ends would make it a linear one
+
+
+@checked
+def update_similarity_figure(
+    comparisons: Mapping[str, FineTuningComparison], title: str = "What demonstrations and fine-tuning change (SimAOU)"
+) -> go.Figure:
+    """Draw SimAOU by layer, a line per comparison, with the random baseline of the first; bands over queries.
+
+    Raises:
+        ValueError: no comparisons.
+    """
+    after = {name: (comparison, "update_similarity") for name, comparison in comparisons.items()}
+    return _by_layer(title, after | {"random change": (_first(comparisons), "random_update_similarity")})
+
+
+@checked
+def map_similarity_figure(
+    comparisons: Mapping[str, FineTuningComparison], title: str = "Attention to the query's own tokens (SimAM)"
+) -> go.Figure:
+    """Draw SimAM by layer, mean over heads: before fine-tuning once, and after it a line for each comparison.
+
+    Raises:
+        ValueError: no comparisons.
+    """
+    after = {name: (comparison, "map_similarity_after") for name, comparison in comparisons.items()}
+    return _by_layer(title, {"before fine-tuning": (_first(comparisons), "map_similarity_before")} | after)
+
+
+@checked
+def head_similarity_figure(
+    comparison: FineTuningComparison, title: str = "What each head changes, in context and by fine-tuning"
+) -> go.Figure:
+    """Draw the cosine of the changes of each head's output, layer by head."""
+    means = comparison.head_update_similarity.mean(-1)
+    layers, heads = means.shape
+    fig = draw.figure(title, "head", "layer")
+    draw.add_heatmap(
+        fig, means, range(heads), range(layers), "layer %{y}, head %{x}<br>%{z:.4f}", **draw.signed_scale(1),
+        texttemplate="%{z:.2f}" if heads <= 24 else None, xgap=1.5, ygap=1.5, colorbar=draw.color_bar("cosine"),
+    )  # fmt: skip
+    fig.update_layout(width=max(420, 70 * heads + 200), height=max(300, 46 * layers + 130))
+    return draw.name_cells(fig)
+
+
+def _first(comparisons: Mapping[str, FineTuningComparison]) -> FineTuningComparison:
+    if not comparisons:
+        raise ValueError("comparisons must have at least one comparison, got none")
+    return next(iter(comparisons.values()))
+
+
+def _by_layer(title: str, measures: Mapping[str, tuple[FineTuningComparison, str]]) -> go.Figure:
+    """Draw means over queries, averaged over heads, with their intervals: a line for each comparison and measure."""
+    values = {name: getattr(comparison, measure) for name, (comparison, measure) in measures.items()}
+    lines = {name: [interval(v if v.ndim == 1 else v.mean(0)) for v in layers] for name, layers in values.items()}
+    n_layers = len(next(iter(lines.values())))
+    if n_layers > 1:
+        fig = draw.interval_lines(title, "layer", "cosine", list(range(n_layers)), lines)
+    else:  # points side by side
+        fig = draw.figure(title, "the one layer", "cosine")
+        for color, (name, intervals) in zip(draw.colors_for(list(lines)), lines.items(), strict=True):
+            draw.add_intervals(fig, [name], intervals, name, color, showlegend=False)
+        fig.update_xaxes(type="category", range=[-0.5, len(lines) - 0.5])
+        fig.update_layout(width=min(1044, 180 + 160 * len(lines)))
+    return fig.add_hline(**draw.ZERO)

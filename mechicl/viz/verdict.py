@@ -12,11 +12,11 @@ from torch import Tensor
 
 from mechicl.algorithms.card import is_for_scale
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
-from mechicl.viz.elements import BELOW, COLORS, FIRST_STEP, add_line, error_bars, figure, on_log_axis, panel, panels
+from mechicl.viz import elements as draw
 
 N_FAMILIES = 7
 FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
-GREY = COLORS["other algorithms"]
+GREY = draw.COLORS["other algorithms"]
 MARK = {"color": GREY, "dash": "dot", "width": 1.2}
 WIDEST = 42  # letters in a line over the right panel
 ROW, LABEL = 30, 17  # pixels of a family, and of a label of a line across them
@@ -32,36 +32,35 @@ def verdict_figure(
     over_training: tuple[Sequence[int], Float[Tensor, "step seed"]] | None = None,
     near: float | None = None,
 ) -> go.Figure:
-    """The share of a model's squared predictions that the nearest algorithms leave unexplained, and its training curve.
+    """Draw the share of a model's squared predictions that the nearest algorithms leave unexplained.
 
     Args:
         identified: the families, ranked.
         match: the algorithm that is named.
         rivals: families tied with it.
         untrained: the least share that any algorithm leaves of an untrained network, for scale.
-        over_training: steps, and the share for each seed; the first seed is emphasised.
+        over_training: steps, and the share for each seed, drawn in a second panel; the first seed is emphasised.
         near: the share up to which a model is called alike.
     """
     names = ["Left unexplained by the nearest algorithms"]
     if over_training is not None:
         names.append("<br>".join(["Left unexplained during training by", *textwrap.wrap(match.name, WIDEST)]))
     widths = [0.58, 0.42] if len(names) > 1 else [1.0]
-    fig = panels("", names, horizontal_spacing=0.12, column_widths=widths)
+    fig = draw.panels("", names, horizontal_spacing=0.12, column_widths=widths)
     shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
     if match not in shown:
         shown = [match, *shown[: N_FAMILIES - 1]]
-    left = panel(0, 2)
+    left = draw.panel(0, 2)
     distances = [replace(d, mean=max(d.mean, FLOOR), high=max(d.high, FLOOR)) for d in map(identified.distance, shown)]
     kinds = ["named" if each is match else "tied with it" if each in rivals else "other algorithms" for each in shown]
     for kind in [kind for kind in ("named", "tied with it", "other algorithms") if kind in kinds]:
         at = [i for i, each in enumerate(kinds) if each == kind]
-        dots = go.Scatter(
+        fig.add_scatter(
             x=[distances[i].mean for i in at], y=[shown[i].name for i in at], mode="markers", name=kind,
-            error_x=error_bars([distances[i] for i in at], log=True),
-            marker={"color": COLORS[kind], "size": 10 if kind == "named" else 8},
-            hovertemplate="%{y}: %{x:.3g}<extra></extra>",
+            error_x=draw.error_bars([distances[i] for i in at], log=True),
+            marker={"color": draw.COLORS[kind], "size": 10 if kind == "named" else 8},
+            hovertemplate="%{y}: %{x:.3g}<extra></extra>", **left,
         )  # fmt: skip
-        fig.add_trace(dots, **left)
     marks = {"predicting 0": 1.0} | ({} if near is None else {"called alike": near})
     if untrained is not None and untrained < 0.9:
         marks["untrained network"] = untrained
@@ -82,47 +81,39 @@ def verdict_figure(
         _during_training(fig, *over_training, near)
     above = 32 + 18 * max(name.count("<br>") + 1 for name in names)
     height = max(ROW * len(shown) + LABEL * len(marks), 200)
-    fig.update_layout(height=above + height + 95, legend={**BELOW, "y": -60 / height},
-                      margin={"l": 300, "t": above, "b": 95})  # fmt: skip
-    return fig
+    legend, margin = {**draw.BELOW, "y": -60 / height}, {"l": 300, "t": above, "b": 95}
+    return fig.update_layout(height=above + height + 95, legend=legend, margin=margin)
 
 
 def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> go.Figure:
-    """Bars side by side for each name: the first kind of values in the model's colour, the second in grey."""
-    fig = figure(title, "", unit)
-    for (kind, heights), color in zip(values.items(), (COLORS["trained"], GREY), strict=False):
-        fig.add_trace(go.Bar(x=list(names), y=list(heights), name=kind, marker_color=color))
-    fig.update_yaxes(range=[0, 1])
-    fig.update_layout(legend=BELOW)
-    return fig
+    """Draw bars side by side for each name: the first kind of values in the model's colour, the second in grey."""
+    fig = draw.figure(title, "", unit)
+    for (kind, heights), color in zip(values.items(), (draw.COLORS["trained"], GREY), strict=False):
+        fig.add_bar(x=list(names), y=list(heights), name=kind, marker_color=color)
+    return fig.update_yaxes(range=[0, 1]).update_layout(legend=draw.BELOW)
 
 
 def _during_training(
     fig: go.Figure, steps: Sequence[int], distances: Float[Tensor, "step seed"], near: float | None
 ) -> None:
-    """A line per seed in the second panel, the opened one last and strongest."""
-    place = panel(1, 2)
+    """Add a line per seed to the second panel, the opened one last and strongest."""
+    place, x = draw.panel(1, 2), draw.on_log_axis(steps)
+    others = {"name": "other seeds", "color": draw.COLORS["other seeds"], "width": 1, "legendgroup": "other seeds"}
+    opened = {"name": "opened seed", "color": draw.COLORS["trained"], "width": 2.5, "mode": "lines+markers"}
     for seed in reversed(range(distances.shape[1])):
-        values = distances[:, seed].clamp(FLOOR, TOP).tolist()
-        if seed:
-            add_line(fig, on_log_axis(steps), values, "other seeds", COLORS["other seeds"], width=1,
-                     showlegend=seed == 1, legendgroup="other seeds", place=place)  # fmt: skip
-        else:
-            add_line(fig, on_log_axis(steps), values, "opened seed", COLORS["trained"], width=2.5,
-                     mode="lines+markers", place=place)  # fmt: skip
+        look: dict[str, Any] = others | {"showlegend": seed == 1} if seed else opened
+        draw.add_line(fig, x, distances[:, seed].clamp(FLOOR, TOP).tolist(), place=place, **look)
     if near is not None:
         fig.add_hline(y=near, line=MARK, **place)
-    ends = math.log10(max(FLOOR, distances.min().item()) / 2), math.log10(1.5 * TOP)
-    axis = _share_axis(ends)
+    axis = _share_axis((math.log10(max(FLOOR, distances.min().item()) / 2), math.log10(1.5 * TOP)))
     if distances.max() >= TOP:  # cut off there
         axis["ticktext"][-1] = f"≥ {axis['ticktext'][-1]}"
     fig.update_yaxes(**axis, **place)
-    fig.update_xaxes(
-        type="log", title={"text": FIRST_STEP, "font": {"size": 12}}, exponentformat="none", dtick=1, **place
-    )
+    first_step = {"text": draw.FIRST_STEP, "font": {"size": 12}}
+    fig.update_xaxes(type="log", title=first_step, exponentformat="none", dtick=1, **place)
 
 
 def _share_axis(ends: tuple[float, float]) -> dict[str, Any]:
-    """A logarithmic axis of shares in percent, with a tick at each power of ten."""
+    """Return a logarithmic axis of shares in percent, with a tick at each power of ten."""
     ticks = [10.0**power for power in range(math.ceil(ends[0]), math.floor(ends[1]) + 1)]
     return {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{100 * value:g}%" for value in ticks]}

@@ -1,4 +1,4 @@
-"""Pictures of weights: their products, kernels, losses on paths between models, a layer applied repeatedly."""
+"""Figures of weights: their products, kernels, losses on paths between models, a layer applied repeatedly."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,9 @@ from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.base.arguments import checked
 from mechicl.statistics import interval
-from mechicl.viz.elements import (
-    BELOW,
-    COLORS,
-    SIGNED,
-    add_heatmap,
-    add_intervals,
-    add_line,
-    bar_ticks,
-    colors_for,
-    figure,
-    panel,
-    panels,
-    signed_scale,
-    tick_log_axes,
-)
+from mechicl.viz import elements as draw
 
-DASHES = ("solid", "dash", "dot", "dashdot")
-BANDS = 3  # that are told apart where they lie over each other
+BANDS = 3  # paths up to which overlapping bands can be distinguished
 DIVERGED = 10  # times the first loss, beyond which a line is not drawn
 
 
@@ -38,7 +23,7 @@ DIVERGED = 10  # times the first loss, beyond which a line is not drawn
 def connectivity_paths(
     paths: Mapping[str, LossPath | Sequence[LossPath]], title: str = "Loss along paths between two models"
 ) -> go.Figure:
-    """Mean squared error along paths, on a logarithmic axis.
+    """Draw the mean squared error along paths, on a logarithmic axis.
 
     Args:
         paths: by name, with the same alphas: one path, drawn with a band of 95% intervals over prompts if there are at
@@ -52,83 +37,80 @@ def connectivity_paths(
     by_name = {name: [path] if isinstance(path, LossPath) else list(path) for name, path in paths.items()}
     alphas = [list(path.alphas) for seeds in by_name.values() for path in seeds]
     if not alphas or any(each != alphas[0] for each in alphas):
-        raise ValueError(f"needs paths with the same alphas, got {alphas}")
-    fig = figure(title, "α (0: the first model, 1: the second)", "mean squared error", log_y=True)
+        raise ValueError(f"paths must have the same alphas, got {alphas}")
+    fig = draw.figure(title, "α (0: the first model, 1: the second)", "mean squared error", log_y=True)
     parts = {name: name.rpartition(", ") for name in by_name}
     ends = list(dict.fromkeys(end or kind for end, _, kind in parts.values()))
     kinds = list(dict.fromkeys(kind if end else "" for end, _, kind in parts.values()))
-    colors = dict(zip(ends, colors_for(ends), strict=True))
+    colors = dict(zip(ends, draw.colors_for(ends), strict=True))
     for name, seeds in by_name.items():
         end, _, kind = parts[name]
-        color, dash = colors[end or kind], DASHES[kinds.index(kind if end else "") % len(DASHES)]
+        color, dash = colors[end or kind], draw.DASHES[kinds.index(kind if end else "") % len(draw.DASHES)]
         for i, path in enumerate(seeds):
             intervals = [interval(errors if len(seeds) == 1 else errors.mean()) for errors in path.squared_errors]
             look = {"showlegend": i == 0, "legendgroup": name, "opacity": 1 if len(seeds) == 1 else 0.7, "dash": dash}
             if len(by_name) <= BANDS:
-                add_intervals(fig, alphas[0], intervals, name, color, log_y=True, **look)
+                draw.add_intervals(fig, alphas[0], intervals, name, color, log_y=True, **look)
             else:
-                add_line(fig, alphas[0], [mean.mean for mean in intervals], name, color, **look)
-    return tick_log_axes(fig)
+                draw.add_line(fig, alphas[0], [mean.mean for mean in intervals], name, color, **look)
+    return draw.tick_log_axes(fig)
 
 
 @checked
 def weight_products_figure(trained: WeightProducts, construction: WeightProducts, names: Sequence[str]) -> go.Figure:
-    """W_KQ and W_PV of a trained layer's first head in the fixed gauge, next to a construction's (von Oswald et al.
-    2023, Fig. 9); `names` are of the stream's dimensions.
+    """Draw W_KQ and W_PV of a trained layer's first head in the fixed gauge, next to a construction's.
+
+    `names` are those of the stream's dimensions. Source: von Oswald et al. 2023, Fig. 9.
     """
-    products = [
-        ("W<sub>KQ</sub> / β, trained", trained.W_KQ[0, 0]),
-        ("W<sub>KQ</sub>, construction", construction.W_KQ[0, 0]),
-        ("β W<sub>PV</sub>, trained", trained.W_PV[0, 0]),
-        ("W<sub>PV</sub>, construction", construction.W_PV[0, 0]),
-    ]
-    fig = panels("", [name for name, _ in products], horizontal_spacing=0.06)
-    for i, (_, matrix) in enumerate(products):
-        bound = max(float(each.abs().max()) for _, each in products[i // 2 * 2 :][:2])  # two share a scale
-        add_heatmap(
-            fig, matrix, names, names, "from %{y} to %{x}: %{z:.4f}", place=panel(i, 4),
-            showscale=i % 2 == 1, **signed_scale(bound),
+    products = {
+        "W<sub>KQ</sub> / β, trained": trained.W_KQ[0, 0],
+        "W<sub>KQ</sub>, construction": construction.W_KQ[0, 0],
+        "β W<sub>PV</sub>, trained": trained.W_PV[0, 0],
+        "W<sub>PV</sub>, construction": construction.W_PV[0, 0],
+    }
+    fig, matrices = draw.panels("", list(products), horizontal_spacing=0.06), list(products.values())
+    for i, matrix in enumerate(matrices):
+        bound = max(float(each.abs().max()) for each in matrices[i // 2 * 2 :][:2])  # two share a scale
+        draw.add_heatmap(
+            fig, matrix, names, names, "from %{y} to %{x}: %{z:.4f}", place=draw.panel(i, 4),
+            showscale=i % 2 == 1, **draw.signed_scale(bound),
             colorbar={"x": 0.478 if i < 3 else 1.0, "thickness": 8, "tickfont": {"size": 9}, "tickformat": ".2~g",
-                      "tickvals": bar_ticks(bound)},
+                      "tickvals": draw.bar_ticks(bound)},
         )  # fmt: skip
     fig.update_yaxes(autorange="reversed", showticklabels=False)
     fig.update_yaxes(showticklabels=True, title_text="read from", col=1)
     fig.update_xaxes(tickangle=-60, title_text="written to")
-    fig.update_layout(height=370, font_size=11, margin={"l": 40, "r": 60})
-    return fig
+    return fig.update_layout(height=370, font_size=11, margin={"l": 40, "r": 60})
 
 
-@checked(undefined=True)  # what diverged leaves a gap
+@checked(undefined=True)  # values that diverged leave a gap
 def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]]) -> go.Figure:
-    """Half the loss while one layer is applied repeatedly (von Oswald et al. 2023, Fig. 10).
+    """Draw half the loss while one layer is applied repeatedly (von Oswald et al. 2023, Fig. 10).
 
     Args:
         by_damping: a panel for each damping λ: mean squared errors after 0, 1, ... repeats of "gradient_descent", of
             the "trained" layer, and of the "whole_layer", with the entries that training does not reach.
     """
     looks = {
-        "gradient_descent": ("gradient descent", COLORS["gradient descent"], "solid"),
-        "trained": ("trained layer", COLORS["trained"], "dash"),
-        "whole_layer": ("with its untrained entries", COLORS["other"], "dot"),
+        "gradient_descent": ("gradient descent", draw.COLORS["gradient descent"], "solid"),
+        "trained": ("trained layer", draw.COLORS["trained"], "dash"),
+        "whole_layer": ("with its untrained entries", draw.COLORS["other"], "dot"),
     }
     names = [name for curves in by_damping.values() for name in curves]
     if not set(names) <= set(looks) or not names.count("gradient_descent") == len(by_damping) > 0:
-        raise ValueError(f"by_damping needs 'gradient_descent', and may have {', '.join(looks)}; got {names}")
-    fig = panels("", [f"damping λ = {damping:g}" for damping in by_damping], shared_yaxes=True)
+        raise ValueError(f"by_damping must have 'gradient_descent', and may have {', '.join(looks)}, got {names}")
+    fig = draw.panels("", [f"damping λ = {damping:g}" for damping in by_damping], shared_yaxes=True)
     for column, curves in enumerate(by_damping.values()):
         for kind, losses in curves.items():
             name, color, dash = looks[kind]
             for i, values in enumerate(losses.unbind(-1)):
                 converging = list(itertools.takewhile((DIVERGED * float(values[0])).__gt__, values.tolist()))
                 shown = [*(value / 2 for value in converging), *[None] * (len(values) - len(converging))]
-                add_line(fig, range(len(shown)), shown, name, color, dash=dash, legendgroup=kind, opacity=0.8,
-                         showlegend=column == i == 0, place=panel(column, len(by_damping)))  # fmt: skip
+                draw.add_line(fig, range(len(shown)), shown, name, color, dash=dash, legendgroup=kind, opacity=0.8,
+                              showlegend=column == i == 0, place=draw.panel(column, len(by_damping)))  # fmt: skip
     first = next(iter(by_damping.values()))["gradient_descent"]
-    fig.update_xaxes(title_text="repeats")
-    fig.update_yaxes(range=[0, 1.3 * float(first[0].mean()) / 2])
-    fig.update_yaxes(title_text="half mean squared error", col=1)
-    fig.update_layout(legend=BELOW)
-    return fig
+    fig.update_xaxes(title_text="repeats").update_yaxes(range=[0, 1.3 * float(first[0].mean()) / 2])
+    return fig.update_yaxes(title_text="half mean squared error", col=1).update_layout(legend=draw.BELOW)
 
 
 def kernel_heatmaps(
@@ -137,42 +119,32 @@ def kernel_heatmaps(
     part: Literal["kernel", "through_values"] = "kernel",
     title: str = "Gain by a unit of y at a context point",
 ) -> go.Figure:
-    """Kernels of models side by side, in one scale, each with its symmetry error and effective rank.
+    """Draw kernels of models side by side, in one scale, each with its symmetry error and effective rank.
 
     Args:
         views: by name, on the same grid of one-dimensional inputs.
         part: the whole kernel, or the part of it through values; symmetry and rank are always the whole kernel's.
         title: of the figure.
-
-    Raises:
-        ValueError: no views, grids that differ, or inputs of more than one dimension.
     """
     grids = [view.grid for view in views.values()]
     if not grids or any(grid.shape[1] != 1 or not grid.equal(grids[0]) for grid in grids):
-        raise ValueError(f"needs views on one grid [point 1], got grids {[tuple(grid.shape) for grid in grids]}")
+        raise ValueError(f"views must have one grid [point 1], got grids {[tuple(grid.shape) for grid in grids]}")
     titles = [
         f"{name}<br><span style='font-size:11px'>|K − Kᵀ| / |K| = {view.symmetry_error:.2f}, "
         f"effective rank {view.effective_rank:.1f}</span>"
         for name, view in views.items()
     ]
-    fig = panels(title, titles, shared_yaxes=True, horizontal_spacing=0.03)
-    values, bound = grids[0][:, 0].tolist(), max(float(getattr(view, part).abs().max()) for view in views.values())
+    fig = draw.panels(title, titles, shared_yaxes=True, horizontal_spacing=0.03)
+    kernels = [getattr(view, part) for view in views.values()]
+    values, bound = grids[0][:, 0].tolist(), max(float(kernel.abs().max()) for kernel in kernels)
     hover = "query %{y:.2f}, context point %{x:.2f}: %{z:.4f}"
-    for column, view in enumerate(views.values()):
-        add_heatmap(fig, getattr(view, part), values, values, hover, coloraxis="coloraxis",
-                    place=panel(column, len(views)))  # fmt: skip
+    for i, kernel in enumerate(kernels):
+        place = draw.panel(i, len(kernels))
+        draw.add_heatmap(fig, kernel, values, values, hover, coloraxis="coloraxis", place=place)
     fig.update_xaxes(title_text="x of the context point", constrain="domain", matches="x")
-    fig.update_yaxes(constrain="domain", scaleanchor="x", row=1, col=1)
-    fig.update_yaxes(title_text="x of the query", col=1)
-    fig.update_layout(
-        height=420,
-        width=170 + 290 * len(views),
-        margin={"t": 100, "r": 90},
-        coloraxis={
-            "colorscale": SIGNED,
-            "cmin": -bound,
-            "cmax": bound,
-            "colorbar": {"thickness": 12, "len": 0.9, "tickvals": bar_ticks(bound), "tickformat": ".2~g"},
-        },
-    )
-    return fig
+    fig.update_yaxes(constrain="domain", scaleanchor="x", row=1, col=1).update_yaxes(title_text="x of the query", col=1)
+    bar = {"thickness": 12, "len": 0.9, "tickvals": draw.bar_ticks(bound), "tickformat": ".2~g"}
+    return fig.update_layout(
+        height=420, width=170 + 290 * len(views), margin={"t": 100, "r": 90},
+        coloraxis={"colorscale": draw.SIGNED, "cmin": -bound, "cmax": bound, "colorbar": bar},
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The table of constructions: what is exact is exact."""
+"""The table of constructions: exact ones are exact up to rounding."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def table():
     return list(certificates(n_prompts=16))
 
 
-def test_exact_constructions_are_exact_and_the_others_err_by_the_order_that_they_state(table):
+def test_errors_of_constructions_are_as_stated(table):
     exact = [certificate for certificate in table if certificate.statement == "exact"]
     assert len(exact) >= 15
     assert {c.construction: c.max_relative_error for c in exact if not c.max_relative_error <= 1e-10} == {}
@@ -27,29 +27,27 @@ def test_exact_constructions_are_exact_and_the_others_err_by_the_order_that_they
 
 def test_every_construction_has_a_certificate(table):
     vocabulary = {"Head", "Hidden", "Layer", "Stream", "assemble", "with_pseudo_examples", "certificates_table"}
+    vocabulary |= {
+        "induction",
+        "hide",
+        "known_models",
+        "compress",
+        "weights_circuit",
+    }  # tested elsewhere
     operations = {"aff", "div", "mov", "mul", "total"}
-    vocabulary |= {"induction"}  # reads token ids, not prompts: tests/constructions/test_induction.py
-    vocabulary |= {"hide", "known_models"}  # tests/constructions/test_known.py
-    vocabulary |= {"compress"}  # made of another model: tests/constructions/test_compression.py
-    vocabulary |= {"weights_circuit"}  # reads constructions: tests/constructions/test_supports.py
     assert {certificate.construction for certificate in table} == operations | set(constructions.__all__) - vocabulary
 
 
-def test_layers_width_and_heads_are_the_models(table):
+def test_layers_width_and_heads_are_those_of_the_models(table):
     sizes = {c.theorem: (c.layers, c.width, c.heads) for c in table}
     assert sizes["von Oswald et al. 2023, Proposition 1"] == (5, 8, 1)
     assert sizes["Fu et al. 2024, Theorem 1 (linear)"] == (7, 14, 1)
     assert sizes["Fu et al. 2024, Theorem 1 (relu)"] == (7, 14, 2)
 
 
-def test_the_table_has_a_row_for_each_and_depends_on_the_seed_alone(table):
+def test_the_table_has_one_row_per_certificate(table):
     frame = certificates_table(n_prompts=16)
     columns = ["theorem", "construction", "layers", "width", "heads", "max_relative_error", "statement"]
     assert list(frame.columns) == columns
     assert frame.max_relative_error.tolist() == [certificate.max_relative_error for certificate in table]
     assert not frame.duplicated(["theorem", "statement"]).any()
-
-
-def test_no_prompts_are_refused():
-    with pytest.raises(ValueError, match="n_prompts must be an int of at least 1"):
-        certificates_table(n_prompts=0)

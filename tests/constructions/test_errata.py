@@ -1,9 +1,4 @@
-"""Where the papers, as printed, are wrong: each printed statement fails here, and the corrected one holds.
-
-What no construction shows is tested where it belongs: that inputs are U(-1/2, 1/2) and the loss is half the MSE (von
-Oswald et al. 2023) in tests/tasks/test_linear_regression.py; that the best match is the arg max of a similarity (Fu et
-al. 2024) in tests/analysis/behaviour/test_matching.py.
-"""
+"""Errata of the papers: each printed statement fails here, and the corrected one is true."""
 
 import dataclasses
 
@@ -26,7 +21,7 @@ from tests.constructions.reference import assert_same, at_query, random_prompts
 
 
 def newton_with(fraction: float, prompts: Prompts, steps: int) -> np.ndarray:
-    """The construction with that fraction of the printed α, on the one prompt."""
+    """Predict with the construction at a fraction of the printed α, on one prompt."""
     xs = prompts.context.xs[0].numpy()
     alpha = fraction * 2 / float(np.linalg.norm(xs.T @ xs @ xs.T @ xs, 2))
     model = constructions.newton(x_dim=3, n_context=8, steps=steps, alpha=alpha)
@@ -34,14 +29,14 @@ def newton_with(fraction: float, prompts: Prompts, steps: int) -> np.ndarray:
 
 
 def top_direction_prompts() -> tuple[Prompts, np.ndarray]:
-    """A prompt whose query is the top eigenvector of S, and the prediction of least squares."""
+    """Return a prompt whose query is the top eigenvector of S, and the prediction of least squares."""
     prompts = random_prompts(8, 3, 1, n_prompts=1)
     xs, ys = prompts.context.xs[0].numpy(), prompts.context.ys[0].numpy()
     top = np.linalg.eigh(xs.T @ xs)[1][:, -1]
     return prompts.with_query(torch.from_numpy(top)[None]), (top @ np.linalg.lstsq(xs, ys, rcond=None)[0])[None]
 
 
-def test_at_the_printed_alpha_the_top_direction_goes_to_2_and_then_0_for_ever():
+def test_at_the_printed_alpha_the_top_direction_goes_to_2_and_then_stays_0():
     prompts, least_squares = top_direction_prompts()
     assert_same(torch.from_numpy(newton_with(1, prompts, 0)), 2 * least_squares)
     for steps in (1, 5, 12):
@@ -78,7 +73,7 @@ def test_the_coefficients_of_the_first_two_iterates(steps, corrected, printed):
 
 
 def as_printed(sign: int, d: int = 5, n: int = 20) -> HookedTransformer:
-    """One layer of ReLU attention that reads out minus the query's y, with P_0 = 1 for y and Q_0 = `sign` c I for x."""
+    """Build ReLU attention that reads out minus the query's y, with P_0 = 1 for y and Q_0 = `sign` c I for x."""
     stream = Stream(x=d, y=1)
     scale = 1 / (0.5 * (n - 1) / n + (d + 2) / n)
     head = Head(sign * scale * stream.read("x"), stream.read("x"), stream.read("y"), stream.write("y"))
@@ -149,7 +144,7 @@ def test_the_limit_is_the_centred_sum_and_with_a_sink_gradient_descent(sink, lim
 
 
 def flipped(model: HookedTransformer) -> HookedTransformer:
-    """The same model with the opposite sign of every step: `W + A ∇L`."""
+    """Return the model with the opposite sign of every step: `W + A ∇L`."""
     with torch.no_grad():
         model.blocks[0].attn.W_O.neg_()
     return model

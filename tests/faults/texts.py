@@ -21,6 +21,7 @@ from mechicl.reports import Comparison, Row, Section, report, write_report
 from mechicl.reports.sweep_page import write_sweep_page
 from mechicl.statistics.grids import GridTable
 from mechicl.tasks import LinearRegression, task_to_dict
+from mechicl.viz.attention import attention_html
 from mechicl.viz.page import page, table
 from tests.conftest import BROWSER_ARGS, BROWSERS
 from tests.faults.runner import Campaign, Outcome
@@ -92,7 +93,7 @@ def _sweep(text: str, folder: Path) -> Path:
 
 
 def _attention(text: str, folder: Path) -> Path:
-    return viz.attention_html(PATTERN, [text, text, "c"], [text, "b"]).save(folder / "attention.html")
+    return attention_html(PATTERN, [text, text, "c"]).save(folder / "attention.html")
 
 
 def _attention_figure(text: str, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Figures of behaviour draw the numbers of the results."""
+"""Figures of behaviour and layers draw the numbers of the results."""
 
 from typing import Any
 
@@ -7,14 +7,19 @@ import torch
 from torch import Tensor
 
 from mechicl import algorithms, viz
-from mechicl.analysis import Identification, measure_shifted_losses
+from mechicl.analysis import Identification, Match, measure_shifted_losses
 from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner
+from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.behaviour.losses import ShiftedLosses
+from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
-from mechicl.viz.behaviour import identified_filters
-from tests.viz.traces import lines
+from mechicl.viz.behaviour import identified_filters, match_curve
+from tests.viz.traces import heatmaps, lines
+
+VALUES = torch.tensor([[0.9, 0.5, 0.1], [0.2, 0.8, 0.3], [0.1, 0.4, 0.7]], dtype=torch.float64)
+MATCH = Match("layer", "Newton", (0, 1, 2), (1, 4, 9), VALUES[..., None] + torch.tensor([-0.05, 0.0, 0.05]), "errors")
 
 
 def match(name: str, learner: Learner, distances: list[float]) -> FamilyMatch:
@@ -26,36 +31,32 @@ def ridge(eigenvalues: Tensor) -> Tensor:
     return 1 / (eigenvalues + 0.3)
 
 
-def far_too_large(eigenvalues: Tensor) -> Tensor:
-    return 50 * torch.ones_like(eigenvalues)
-
-
-def made() -> Identification:
+def identification() -> Identification:
     matches = [
         match("least squares", AlgorithmLearner(algorithms.ols), [0.1, 0.2]),
         match("of all", SpectralLearner(ridge, "of all", elementwise=False), [0.2, 0.2]),
         match("ridge", SpectralLearner(ridge, "ridge"), [0.5, 1.0]),
-        match("diverging", SpectralLearner(far_too_large, "diverging"), [3.0, 5.0]),
+        match("diverging", SpectralLearner(lambda e: 50 * torch.ones_like(e), "diverging"), [3.0, 5.0]),
     ]
     squares = torch.full((2,), 2.0, dtype=torch.float64)
     eigenvalues = torch.tensor([[0.0, 0.0], [0.2, 0.5], [1.0, 2.0]], dtype=torch.float64)
     return Identification(matches, [], squares, squares, eigenvalues)
 
 
-def test_filters_are_what_each_learner_leaves_where_eigenvalues_lie():
-    figure: Any = identified_filters(made())
-    assert [trace.name for trace in figure.data] == ["ridge", "diverging"]  # the others are no function of one
+def test_filters_are_drawn_over_the_eigenvalues_of_the_prompts():
+    figure: Any = identified_filters(identification())
+    assert [trace.name for trace in figure.data] == ["ridge", "diverging"]  # the others are not functions of one
     ((x, y),) = lines(figure, "ridge")
     assert y == pytest.approx([0.3 / (eigenvalue + 0.3) for eigenvalue in x], abs=1e-6)
-    assert min(lines(figure, "diverging")[0][1]) == -1.5  # beyond, the others would not be seen
+    assert min(lines(figure, "diverging")[0][1]) == -1.5  # below, it would hide the others
     low, high = torch.quantile(torch.tensor([0.2, 0.5, 1.0, 2.0]), torch.tensor([0.01, 0.99])).tolist()
     assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == pytest.approx((low, high))
     assert (min(x), max(x)) == pytest.approx((low / 2, 1.3 * high))
-    assert len(identified_filters(made(), n_families=1).data) == 1  # type: ignore[attr-defined]
+    assert len(identified_filters(identification(), n_families=1).data) == 1  # type: ignore[attr-defined]
 
 
 def test_families_are_ordered_with_the_nearest_at_the_top():
-    figure: Any = viz.plot(made())
+    figure: Any = viz.plot(identification())
     points = figure.data[0]
     assert list(points.y) == ["least squares", "of all", "ridge", "diverging"]
     assert list(points.x) == pytest.approx([0.075, 0.1, 0.375, 2.0])  # over squared predictions of 2
@@ -64,15 +65,41 @@ def test_families_are_ordered_with_the_nearest_at_the_top():
     assert points.error_x.arrayminus[2] == pytest.approx(0.9 * 0.375)  # a logarithmic axis has no place for less than 0
 
 
-def losses() -> ShiftedLosses:
+def shifted() -> ShiftedLosses:
     descent = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.5})
     learners = {"gradient descent": descent, "trained 0": AlgorithmLearner(algorithms.ols), "mine": descent}
     return measure_shifted_losses(learners, LinearRegression(x_dim=3, n_context=4), [0.5, 1.0], n_prompts=20)
 
 
 def test_shifts_show_half_the_mean_squared_error_of_every_learner():
-    shifted = losses()
-    figure: Any = viz.shifted_losses({"inputs": shifted, "again": shifted})
-    for name, means in zip(("gradient descent", "trained", "mine"), shifted.mean(), strict=True):
+    losses = shifted()
+    figure: Any = viz.shifted_losses({"inputs": losses, "again": losses})
+    for name, means in zip(("gradient descent", "trained", "mine"), losses.mean(), strict=True):
         assert lines(figure, name) == [([0.5, 1.0], pytest.approx((means / 2).tolist()))] * 2
     assert [trace.showlegend for trace in figure.data] == [True] * 3 + [False] * 3
+
+
+def test_a_match_shows_means_and_outlines_the_best():
+    figure: Any = viz.plot(MATCH)
+    heatmap, best = figure.data
+    assert torch.tensor(heatmap.z).allclose(VALUES.T.float())
+    assert (list(heatmap.x), list(heatmap.y)) == (["0", "1", "2"], ["1", "4", "9"])
+    assert list(best.y) == ["1", "4", "9"]
+
+
+def test_the_curve_marks_matches_at_the_edge_and_draws_the_better_fit():
+    growth = fit_growth([0, 1, 2, 3, 4], [1, 4, 16, 64, 256])
+    figure: Any = match_curve({"Newton": MATCH}, {"Newton": growth})
+    inside, edge, fit = figure.data
+    assert (list(inside.y), inside.marker.symbol, inside.showlegend) == ([4], "circle", True)
+    assert (list(edge.y), edge.marker.symbol, edge.showlegend) == ([1, 9], "circle-open", False)
+    assert "exponential" in fit.name
+    assert list(fit.y) == pytest.approx([1, 4, 16, 64, 256])
+
+
+def test_the_probe_heatmap_is_selectivity():
+    errors = torch.rand(2, 3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    positions, ones = ("x1", "y1", "x2", "y2", "query"), torch.ones(2, 1, 5, 4).double()
+    figure: Any = viz.plot(ProbeResult(("a", "b"), positions, errors, ones, 1 - 0.25 * errors), quantity="b")
+    assert heatmaps(figure)[0].float().allclose(1 - 1.25 * errors[1].float().mean(-1))
+    assert torch.tensor(figure.data[0].customdata)[..., 0].allclose(1 - errors[1].float().mean(-1))

@@ -1,6 +1,6 @@
 """Circuits as graphs: every node and edge in its place, with the numbers of the circuit."""
 
-import dataclasses
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +13,8 @@ from mechicl.analysis.circuits import Edge, EdgeScores, Node, compare_circuits
 from mechicl.constructions import induction, weights_circuit
 from mechicl.statistics import interval
 from mechicl.tasks import RepeatedTokens
-from mechicl.viz import circuit_graph, edge_ranking, faithfulness_curves, plot
-from mechicl.viz.circuits import circuit_differences, edge_line, lay_out_circuit
+from mechicl.viz import circuit_graph, plot
+from mechicl.viz.circuits import edge_line, lay_out_circuit
 from tests.analysis.circuits.test_curves import made
 from tests.viz.traces import lines, open_page
 
@@ -23,15 +23,9 @@ EMBEDDING = Node(-1)
 FIRST, SECOND, OTHER, MLP = Node(0, 2), Node(1, 1), Node(1, 3), Node(1)
 NODES = (FIRST, SECOND, OTHER, MLP)
 EDGES = (
-    Edge(EMBEDDING, FIRST, "v"),
-    Edge(EMBEDDING, SECOND, "q"),
-    Edge(FIRST, SECOND, "k"),
-    Edge(FIRST, SECOND, "v"),
-    Edge(FIRST, OTHER, "k"),
-    Edge(SECOND, MLP),
-    Edge(MLP, None),
-    Edge(SECOND, None),
-)
+    Edge(EMBEDDING, FIRST, "v"), Edge(EMBEDDING, SECOND, "q"), Edge(FIRST, SECOND, "k"), Edge(FIRST, SECOND, "v"),
+    Edge(FIRST, OTHER, "k"), Edge(SECOND, MLP), Edge(MLP, None), Edge(SECOND, None),
+)  # fmt: skip
 
 
 def circuit(nodes: tuple[Node, ...] = NODES, edges: tuple[Edge, ...] = EDGES) -> Circuit:
@@ -47,12 +41,12 @@ def circuit(nodes: tuple[Node, ...] = NODES, edges: tuple[Edge, ...] = EDGES) ->
 
 
 def traces(figure: Any, *, edges: bool) -> dict[str, Any]:
-    """The traces of edges, or those of nodes, by their names."""
-    drawn = [trace for trace in figure.data if trace.hovertext]  # what else there is stands for the legend
+    """Return the traces of edges, or those of nodes, by their names."""
+    drawn = [trace for trace in figure.data if trace.hovertext]  # the others are entries of the legend
     return {trace.hovertext.split("<br>")[0]: trace for trace in drawn if (trace.mode == "lines") == edges}
 
 
-def test_edges_go_from_who_writes_to_who_reads_as_wide_as_they_matter():
+def test_edges_join_sender_and_receiver_and_are_wider_the_more_they_matter():
     made = circuit()
     figure: Any = circuit_graph(made)
     lines, nodes = traces(figure, edges=True), traces(figure, edges=False)
@@ -78,7 +72,7 @@ def test_edges_go_from_who_writes_to_who_reads_as_wide_as_they_matter():
     assert figure.layout.title.text == "Circuit: loss 1 with the whole model, 1.4 with this, 5 with neither"
 
 
-def test_lines_and_numbers_stand_apart():
+def test_lines_and_numbers_do_not_overlap():
     figure: Any = circuit_graph(circuit())
     places = {name: (trace.x[0], trace.y[0]) for name, trace in traces(figure, edges=False).items()}
     for name, line in traces(figure, edges=True).items():
@@ -91,7 +85,7 @@ def test_lines_and_numbers_stand_apart():
         assert not any(abs(x - a) < 0.1 and abs(y - b) < 0.1 for a, b in list(numbers.values())[:i])
 
 
-def test_a_line_keeps_between_the_places_that_it_passes():
+def test_a_line_stays_between_the_places_that_it_passes():
     edges = (Edge(EMBEDDING, FIRST, "q"), Edge(EMBEDDING, SECOND, "v"), Edge(EMBEDDING, None), Edge(SECOND, None))
     layout = lay_out_circuit(NODES, edges)
     for edge in edges:
@@ -102,7 +96,7 @@ def test_a_line_keeps_between_the_places_that_it_passes():
             assert min(x0, x1) - 0.11 < min(between) <= max(between) < max(x0, x1) + 0.11
 
 
-def test_of_many_edges_the_strongest_are_drawn():
+def test_only_the_strongest_of_many_edges_are_drawn():
     heads = tuple(Node(layer, head) for layer in range(4) for head in range(8))
     edges = tuple(Edge(a, b, by) for a in heads for b in heads if a.layer < b.layer for by in "qkv")[:100]
     figure: Any = circuit_graph(circuit(heads, edges), most=20)
@@ -111,25 +105,21 @@ def test_of_many_edges_the_strongest_are_drawn():
     assert set(traces(figure, edges=False)) == {"embedding", "output", *map(str, heads)}
 
 
-def test_circuits_of_little_and_effects_of_zero_are_drawn():
+def test_empty_circuits_effects_of_zero_and_unmeasured_effects_are_drawn():
     assert set(traces(circuit_graph(circuit(nodes=(), edges=())), edges=False)) == {"embedding", "output"}
     assert not traces(circuit_graph(circuit(edges=())), edges=True)
     made = circuit()
-    silent = dataclasses.replace(made, node_effects=0 * made.node_effects, edge_effects=0 * made.edge_effects)
+    silent = replace(made, node_effects=0 * made.node_effects, edge_effects=0 * made.edge_effects)
     assert {trace.line.width for trace in traces(circuit_graph(silent), edges=True).values()} == {1}
-
-
-def test_effects_that_were_not_measured_and_edges_of_nodes_that_are_not_listed_are_drawn():
-    made = circuit()
     nodes, edges = made.node_effects[:0], made.edge_effects * torch.nan
-    figure: Any = circuit_graph(dataclasses.replace(made, nodes=(), node_effects=nodes, edge_effects=edges))
+    figure: Any = circuit_graph(replace(made, nodes=(), node_effects=nodes, edge_effects=edges))
     lines = traces(figure, edges=True)
-    assert [trace.hovertext for trace in lines.values()] == list(lines)  # no effect to say
+    assert [trace.hovertext for trace in lines.values()] == list(lines)  # without effects
     assert set(traces(figure, edges=False)) == {"embedding", "output", *map(str, NODES)}
     assert not figure.layout.annotations
 
 
-def test_what_weights_say_is_drawn_with_lines_all_alike():
+def test_a_circuit_read_off_weights_has_lines_of_equal_width():
     truth = weights_circuit(induction(d_vocab=8, n_ctx=14, n_heads=2, induction_head=1, seed=0))
     figure: Any = plot(truth)
     assert set(traces(figure, edges=True)) == set(map(str, truth.edges))
@@ -139,18 +129,10 @@ def test_what_weights_say_is_drawn_with_lines_all_alike():
     assert "the 3 strongest of 7 edges" in circuit_graph(truth, most=3).layout.title.text  # type: ignore[attr-defined]
 
 
-def test_hundreds_of_edges_in_twelve_layers_are_drawn():
-    heads = tuple(Node(layer, head) for layer in range(12) for head in range(5))
-    edges = tuple(Edge(a, b, by) for a in heads for b in heads if a.layer < b.layer for by in "qkv")[::17]
-    figure: Any = circuit_graph(circuit(heads, edges))
-    assert len(traces(figure, edges=True)) == len(edges) == 292
-    assert not figure.layout.annotations
-
-
-def test_a_circuit_beside_the_truth():
+def test_a_circuit_is_compared_with_the_truth():
     kept = circuit(NODES[:2], (*EDGES[:3], Edge(EMBEDDING, None)))
     compared = compare_circuits(kept, circuit())
-    figure: Any = circuit_differences(compared)
+    figure: Any = plot(compared)
     looks = {
         name: (trace.hovertext.split("<br>")[1], trace.line.dash) for name, trace in traces(figure, edges=True).items()
     }
@@ -185,35 +167,35 @@ def test_the_circuit_of_a_construction_is_drawn_in_a_browser(browser: Browser, t
 
 def test_curves_are_the_means_with_the_areas_in_the_legend():
     curve = made()
-    curve = dataclasses.replace(
+    curve = replace(
         curve, alone=curve.alone | {"random": curve.alone["scores"] * 0 + 1}, n_kept=curve.n_kept | {"random": (0,) * 4}
     )
-    figure: Any = faithfulness_curves(curve)
+    figure: Any = plot(curve)
     ((x, y),) = lines(figure, "scores: CPR 0.850, CMD 0.250")
     assert (x, y) == (list(curve.fractions), [0, 0.5, 1.25, 1])
     ((x, y),) = lines(figure, "random: CPR 0.000, CMD 0.900")
     assert y == [0, 0, 0, 0]
     assert figure.layout.title.text == "Faithfulness of the best of 10 edges (loss; zero)"
     assert figure.layout.xaxis.type == "linear"
-    small: Any = faithfulness_curves(dataclasses.replace(curve, fractions=(0.001, 0.2, 0.5, 1.0)))
+    small: Any = plot(replace(curve, fractions=(0.001, 0.2, 0.5, 1.0)))
     assert small.layout.xaxis.type == "log"
     colors = [trace.line.color for trace in figure.data if trace.name and trace.name.startswith("random")]
     assert colors == ["#b4b4b4"]
 
 
-def test_edges_rank_by_size_and_true_ones_stand_out():
+def test_edges_are_ranked_by_size_and_true_ones_have_another_colour():
     values = torch.tensor([0.5, -4.0, 2.0, 0.0, 1.0, 0.25, 0.125, 3.0], dtype=torch.float64)
     scores = EdgeScores(EDGES, values[:, None].repeat(1, 3), "loss", "eap", "zero")
-    plain: Any = edge_ranking(scores)
+    plain: Any = plot(scores)
     assert list(plain.data[0].x) == list(range(1, 9))
     assert list(plain.data[0].y)[:7] == [4, 3, 2, 1, 0.5, 0.25, 0.125]
-    assert 0 < plain.data[0].y[7] < 1e-9  # none has no place on the axis
+    assert 0 < plain.data[0].y[7] < 1e-9  # 0 has no place on the axis
     assert plain.data[0].customdata[7] == 0
     truth = circuit(edges=(EDGES[1], EDGES[4]))
-    beside: Any = edge_ranking(scores, truth)
-    others, true = beside.data
+    compared: Any = plot(scores, truth=truth)
+    others, true = compared.data
     assert [str(edge) for edge in (EDGES[1], EDGES[4])] == list(true.text)
     assert list(true.x) == [1, 4]
     assert sorted([*others.x, *true.x]) == list(range(1, 9))
-    assert beside.layout.title.text.endswith(f"AUROC {scores.auroc(truth):.3f}")
+    assert compared.layout.title.text.endswith(f"AUROC {scores.auroc(truth):.3f}")
     assert scores.auroc(truth) == pytest.approx(10 / 12)

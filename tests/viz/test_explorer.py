@@ -26,7 +26,7 @@ from mechicl.tasks import LinearRegression
 model, task = load("copy-2l"), LinearRegression(x_dim=10, n_context=10)
 clean, corrupted = task.sample(3, seed=0), task.sample(3, seed=1)
 viz.init_notebook()""",
-    "viz.model_attention(model, clean[:1])",
+    "viz.prompt_attention(model, clean[:1])",
     "explorer = viz.PatchingExplorer(PatchingSession(model, clean, corrupted))\nexplorer",
 ]
 
@@ -45,7 +45,7 @@ def explorer_of(model: HookedTransformer, **options) -> PatchingExplorer:
 
 
 def send(explorer: PatchingExplorer, kind: str, **content) -> dict:
-    """A message as the browser sends it, and the state after it."""
+    """Send a message as the browser does, and return the state after it."""
     explorer._handle_custom_msg({"kind": kind, **content}, [])
     return explorer.state
 
@@ -54,7 +54,7 @@ def patched(explorer: PatchingExplorer) -> str:
     return explorer.state["runs"][2]["prediction"]
 
 
-def test_a_click_patches_and_the_same_click_takes_the_patch_out():
+def test_a_click_patches_and_the_same_click_removes_the_patch():
     explorer = explorer_of(regression())
     before = explorer.state
     explorer.component, explorer.head = "z", 1
@@ -71,11 +71,10 @@ def test_a_click_patches_and_the_same_click_takes_the_patch_out():
     assert result.prediction_recovered != pytest.approx(result.recovered, abs=0.01)
     assert [p["words"] for p in state["interventions"]] == [str(site)]
     assert 'from_clean("blocks.1.attn.hook_z", 8, 1)' in state["code"]
-    assert explorer.last_seconds > 0
     assert send(explorer, "toggle", layer=1, pos=8)["runs"] == before["runs"]
 
 
-def test_undo_redo_clear_and_taking_one_out():
+def test_undo_redo_clear_and_removal():
     explorer = explorer_of(regression())
     start = patched(explorer)
     assert not explorer.state["can_undo"]
@@ -111,7 +110,7 @@ def test_patterns_are_patched_by_query_position():
     assert explorer.state["interventions"][0]["pos"] == 8
 
 
-def test_errors_are_displayed_and_go_away():
+def test_errors_are_displayed_until_the_next_action():
     explorer = explorer_of(regression())
     before = explorer.state["runs"]
     state = send(explorer, "toggle", layer=1, pos=9)
@@ -122,14 +121,14 @@ def test_errors_are_displayed_and_go_away():
     assert "call model.eval()" in send(explorer, "undo")["error"]
 
 
-def test_what_python_changes_is_shown_after_refresh():
+def test_changes_made_in_python_are_shown_after_refresh():
     explorer = explorer_of(regression())
     explorer.session.toggle(Site("z", 0, pos=2))
     explorer.refresh()
     assert len(explorer.state["interventions"]) == 1
-    with pytest.raises(traitlets.TraitError, match="'mlp_out' is not one of"):
+    with pytest.raises(traitlets.TraitError, match=r"component must be one of .*'mlp_out'"):
         explorer.component = "mlp_out"
-    with pytest.raises(ValueError, match="9 positions need as many labels, got 1"):
+    with pytest.raises(ValueError, match="labels"):
         PatchingExplorer(explorer.session, labels=["a"])
 
 
@@ -158,7 +157,7 @@ def test_numbers_that_are_not_finite_do_not_break_the_display():
     assert state["recovered"]["metric"] is None
 
 
-def test_a_picture_shows_the_widget_as_it_is_and_ends_no_script_early(browser: Browser):
+def test_a_picture_shows_the_state_of_the_widget_and_escapes_labels(browser: Browser):
     explorer = explorer_of(regression())
     explorer.component, explorer.head = "z", 1
     for site in (Site("z", 1, pos=8, head=1), Site("z", 0, pos=2, head=0), Site("resid_pre", 1)):
@@ -187,13 +186,13 @@ def test_a_picture_shows_the_widget_as_it_is_and_ends_no_script_early(browser: B
     )
     places = dict(marks)
     way = (places["patched"] - places["corrupted"]) / (places["clean"] - places["corrupted"])
-    assert way == pytest.approx(result.prediction_recovered, abs=1e-4)  # the dot stands where the table says
+    assert way == pytest.approx(result.prediction_recovered, abs=1e-4)  # the dot agrees with the table
     assert errors == []
     page.close()
 
 
 @pytest.mark.slow
-def test_in_jupyterlab_pictures_are_seen_and_a_click_moves_the_prediction(tmp_path: Path, jupyter_lab: JupyterLab):
+def test_in_jupyterlab_pictures_are_drawn_and_a_click_changes_the_prediction(tmp_path: Path, jupyter_lab: JupyterLab):
     notebook = new_notebook(cells=[new_markdown_cell("# Patching"), *map(new_code_cell, NOTEBOOK)])
     nbformat.write(notebook, tmp_path / "patching.ipynb")
     page = jupyter_lab.drive_notebook(tmp_path / "patching.ipynb")

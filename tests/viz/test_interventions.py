@@ -1,11 +1,14 @@
-"""Grids of interventions: every cell where it belongs, with the number that it has."""
+"""Figures of sweeps and heads: every cell where it belongs, with its number."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from mechicl import viz
 from mechicl.analysis import InterventionSweep, ablate, corrupt, patch, patch_paths
+from mechicl.analysis.heads import HeadScores
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -13,10 +16,11 @@ from mechicl.viz import patching_grid
 from tests.viz.traces import heatmaps
 
 N = 3  # prompts
+ZERO = torch.zeros(N)
 
 
 def swept(axes: tuple[str, ...], indices: tuple[tuple[int, ...], ...], *, source: bool = False) -> InterventionSweep:
-    """A sweep with another effect in every cell and prompt."""
+    """Return a sweep with a different effect in every cell and prompt."""
     shape = tuple(map(len, indices))
     effects = torch.randn(*shape, N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     unpatched = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
@@ -49,7 +53,7 @@ def test_layers_are_rows_and_heads_columns_in_any_order_of_the_axes(axes):
 def test_a_third_axis_has_a_panel_for_each_index(axes, across, panel):
     sweep = swept(axes, ((0, 1), (0, 1, 2), (0, 3)))
     figure: Any = patching_grid(sweep, "other")
-    effects = sweep.effect("other").movedim(panel, 0)  # what is left is layer by the axis that runs across
+    effects = sweep.effect("other").movedim(panel, 0)  # the rest is layer by the axis that runs across
     assert len(figure.data) == len(effects)
     for heat, drawn, expected in zip(figure.data, heatmaps(figure), effects, strict=True):
         assert drawn.equal(expected.mean(-1))
@@ -67,42 +71,31 @@ def test_pairs_of_axes_are_rows_and_columns():
     assert figure.data[0].customdata[4][1] == str(interval(sweep.effect()[1, 1, 1, 0]))
 
 
-def test_the_share_recovered_is_drawn_where_there_is_one():
+def test_the_share_recovered_is_drawn_if_there_is_a_source_run():
     sweep = swept(("layer", "pos"), ((0, 1), (0, 1, 2)), source=True)
     figure: Any = patching_grid(sweep)
     assert heatmaps(figure)[0].allclose(sweep.effect().mean(-1) / -4)
     assert figure.layout.title.text == "Mean ablation of z: share of loss recovered"
     figure = patching_grid(sweep, "other", recovered=False)
     assert heatmaps(figure)[0].equal(sweep.effect("other").mean(-1))
-    with pytest.raises(ValueError, match="come from no run"):
-        patching_grid(swept(("layer", "pos"), ((0,), (0,))), recovered=True)
 
 
 def test_equal_labels_keep_their_columns():
     sweep = swept(("layer", "pos"), ((0,), (0, 1, 2)))
     assert patching_grid(sweep, labels=["A", "B", "A"]).data[0].x == ("A (0)", "B", "A (2)")  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="2 labels, but the sweep has pos 2"):
-        patching_grid(sweep, labels=["A", "B"])
     by_head = swept(("layer", "head"), ((0,), (0, 1, 2)))
     assert patching_grid(by_head, labels=["of positions"]).data[0].x == ("0", "1", "2")  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("axes", [("layer",), ("layer", "head", "pos", "layer_2", "head_2"), ("head", "pos")])
-def test_other_axes_are_refused(axes):
-    with pytest.raises(ValueError, match="2 to 4 axes, with layers"):
-        patching_grid(swept(axes, tuple((0, 1) for _ in axes)))
-
-
-def test_effects_that_are_nothing_or_not_finite_are_drawn():
+def test_effects_that_are_zero_or_not_finite_are_drawn():
     for values, bound in ((torch.zeros(1, 2, N), 1e-12), (torch.tensor([[[torch.inf] * N, [1.0] * N]]), 1)):
-        sweep = InterventionSweep(
-            "mean ablation of z", ("layer", "head"), ((0,), (0, 1)), None, torch.zeros(N, 1), None, {"loss": values},
-            {"loss": torch.zeros(N)},
-        )  # fmt: skip
+        sweep = replace(
+            swept(("layer", "head"), ((0,), (0, 1))), values={"loss": values}, unpatched_values={"loss": ZERO}
+        )
         assert patching_grid(sweep).data[0].zmax == bound  # type: ignore[attr-defined]
 
 
-def test_all_sweeps_of_the_package_have_their_picture():
+def test_all_sweeps_of_the_package_are_drawn():
     cfg = TransformerConfig(
         x_dim=2, n_context=3, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, attention="softmax",
         initializer_range=0.4,
@@ -121,3 +114,52 @@ def test_all_sweeps_of_the_package_have_their_picture():
     }
     for name, (sweep, expected) in shapes.items():
         assert [tuple(drawn.shape) for drawn in heatmaps(patching_grid(sweep))] == expected, name
+
+
+# ---- heads ----
+
+
+def head_scores(layers: int = 2, heads: int = 3) -> HeadScores:
+    generator = torch.Generator().manual_seed(0)
+    attention = torch.rand(2, layers, heads, 5, generator=generator, dtype=torch.float64)
+    weights = 2 * torch.rand(layers, heads, generator=generator, dtype=torch.float64) - 1
+    scores = {"previous_token": attention[0], "copying": weights, "induction": attention[1]}
+    return HeadScores(scores, {"previous_token": 0.125, "copying": 0.0, "induction": 0.25})
+
+
+def test_the_table_of_heads_has_a_panel_per_score_with_its_means():
+    scores = head_scores()
+    figure: Any = viz.head_table(scores)
+    names = ("previous_token", "induction", "copying")  # of attention first
+    for drawn, name in zip(heatmaps(figure), names, strict=True):
+        assert drawn.allclose(scores.mean(name))
+    first, second, third = figure.data
+    assert float(first.text[1][2]) == round(scores.mean("previous_token")[1, 2].item(), 2)
+    assert first.customdata[1][2] == pytest.approx(scores.interval("previous_token", 1, 2).half_width)
+    assert first.coloraxis == second.coloraxis != third.coloraxis
+    headings = " ".join(annotation.text for annotation in figure.layout.annotations)
+    assert all(each in headings for each in ("chance 0.125", "chance 0.250", "copying", "of the weights"))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kinds"),
+    [(1, ("copying",)), (12, ("previous_token", "copying", "induction")), (40, ("copying", "induction"))],
+)
+def test_tables_of_heads_of_any_size_are_drawn(heads, kinds):
+    scores = head_scores(layers=4, heads=heads)
+    figure: Any = viz.head_table(HeadScores({name: scores[name] for name in kinds}, scores.chance), "Any")
+    assert [heat.texttemplate is None for heat in figure.data] == [heads == 40] * len(kinds)
+    assert figure.layout.width < 2000
+
+
+def test_compositions_are_shown_from_earlier_to_later_heads():
+    scores = torch.rand(3, 2, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    heat: Any = viz.composition_figure(scores, "K").data[0]
+    assert (list(heat.y), list(heat.x)) == (["0.0", "0.1", "1.0", "1.1"], ["1.0", "1.1", "2.0", "2.1"])
+    for row, earlier in enumerate(heat.y):
+        for column, later in enumerate(heat.x):
+            (a, h), (b, k) = (map(int, name.split(".")) for name in (earlier, later))
+            assert heat.z[row][column] == (scores[a, h, b, k].item() if a < b else None)
+    assert heat.zmin == 0
+    signed = viz.composition_figure(scores - 0.9, "Q").data[0]
+    assert signed.zmin == -signed.zmax < 0  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Layered graphs: nodes and lanes side by side, in the order with few crossings, near to what they are joined to."""
+"""Layered graphs: nodes and lanes side by side, in an order with few crossings, near to their neighbours."""
 
 from itertools import pairwise, product
 from typing import Any
@@ -11,16 +11,10 @@ from mechicl.viz.layered import LANE, NODE, lay_out
 
 
 def crossings(layout, edges):
-    """Pairs of lines between the same rows whose ends are in opposite orders, shared lanes counted once."""
+    """Count pairs of lines between the same rows whose ends are in opposite orders, shared lanes once."""
     links = {link for edge in edges for link in pairwise([(x, int(y)) for x, y in layout.way(edge)])}
-    return (
-        sum(
-            (a - c) * (b - d) < -1e-9
-            for ((a, row), (b, _)), ((c, other), (d, _)) in product(links, links)
-            if row == other
-        )
-        / 2
-    )
+    pairs = [(a, b, c, d) for ((a, row), (b, _)), ((c, other), (d, _)) in product(links, links) if row == other]
+    return sum((a - c) * (b - d) < -1e-9 for a, b, c, d in pairs) / 2
 
 
 @st.composite
@@ -34,7 +28,7 @@ def graphs(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(graphs())
-def test_nothing_lies_on_anything_else_and_every_way_goes_up_row_by_row(graph):
+def test_nothing_overlaps_and_every_edge_rises_row_by_row(graph):
     rows, edges = graph
     layout = lay_out(rows, edges)
     assert {node: r for r, nodes in enumerate(rows) for node in nodes} == layout.row

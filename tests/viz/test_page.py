@@ -1,4 +1,4 @@
-"""A page escapes what it is given, and shows every figure: at once, without scripts, and printed."""
+"""Pages escape their contents, and show every figure: when loaded, without scripts, and printed."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ import torch
 from playwright.sync_api import Browser, Page
 from pypdf import PdfReader
 
-from mechicl.viz import attention_html
+from mechicl.viz.attention import attention_html
 from mechicl.viz.elements import add_line, figure
 from mechicl.viz.export import still_svgs
 from mechicl.viz.html import Html
@@ -27,15 +27,12 @@ def test_every_cell_title_and_paragraph_is_escaped():
     assert html.count(text(ATTACK)) == 8  # title twice, lead, link, heading, paragraph, two cells
 
 
-def test_code_between_backticks_is_set_as_code():
-    html = page("title", "lead", [Section("one", "`a < b` and `c`", "")])
-    assert "<p><code>a &lt; b</code> and <code>c</code></p>" in html
-
-
-def test_the_opening_stands_above_the_links_and_is_escaped():
-    html = page("title", "lead", [Section("one", "words", "")], opening=Section(ATTACK, ATTACK, "<b>answer</b>"))
+def test_the_opening_is_above_the_links_and_escaped_and_backticks_mark_code():
+    section = Section("one", "`a < b` and `c`", "")
+    html = page("title", "lead", [section], opening=Section(ATTACK, ATTACK, "<b>answer</b>"))
     assert "<script>alert" not in html
-    assert html.index("<p>lead</p>") < html.index("<b>answer</b>") < html.index("<nav>") < html.index("<p>words</p>")
+    code = "<p><code>a &lt; b</code> and <code>c</code></p>"
+    assert html.index("<p>lead</p>") < html.index("<b>answer</b>") < html.index("<nav>") < html.index(code)
     assert 'href="#opening"' not in html
     assert 'id="opening"' not in page("title", "lead", [])
 
@@ -56,7 +53,7 @@ def opened(browser: Browser, folder: Path, html: str, *, anchor: str = "", **opt
 
 
 def drawn(shown: Page) -> list[str]:
-    """Ids of the figures that plotly has drawn."""
+    """Return the ids of the figures that plotly has drawn."""
     return shown.evaluate("[...document.querySelectorAll('.figure:has(.main-svg path.js-line)')].map((f) => f.id)")
 
 
@@ -66,43 +63,34 @@ def many() -> str:
 
 @pytest.fixture
 def stills(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages with an SVG for each figure, which other tests leave out."""
+    """Make pages with an SVG for each figure, which other tests leave out."""
     monkeypatch.setattr("mechicl.viz.page.still_svgs", still_svgs)
 
 
-def test_every_figure_is_drawn_when_the_page_is_loaded(tmp_path: Path, browser: Browser):
+def test_every_figure_is_drawn_when_the_page_is_loaded_and_links_to_sections_work(tmp_path: Path, browser: Browser):
     html = many()
     assert len(html.encode()) < 8e6
     assert html.count("Plotly.newPlot(place") == 1
-    shown = opened(browser, tmp_path, html)
+    shown = opened(browser, tmp_path, html, anchor="#s15")
     assert drawn(shown) == [f"figure{i}" for i in range(TALL)]
-    shown.context.close()
-
-
-def test_a_link_to_a_section_shows_it_at_its_place(tmp_path: Path, browser: Browser):
-    shown = opened(browser, tmp_path, many(), anchor="#s15")
     box = shown.locator("#s15").bounding_box()
     assert box is not None
     assert abs(box["y"]) < 60
     shown.context.close()
 
 
-def printed(folder: Path, html: str, browser: Browser) -> str:
-    """The words of a page as headless Chromium prints it, without waiting for anything."""
-    (folder / "page.html").write_text(html, encoding="utf-8")
-    executable = next(filter(None, map(shutil.which, BROWSERS)), "")
-    command = [executable, *BROWSER_ARGS, f"--user-data-dir={folder / 'profile'}",
-               f"--print-to-pdf={folder / 'page.pdf'}", (folder / "page.html").as_uri()]  # fmt: skip
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
-    return " ".join(sheet.extract_text() for sheet in PdfReader(folder / "page.pdf").pages)
-
-
 def test_printing_shows_every_figure(tmp_path: Path, browser: Browser):
-    words = printed(tmp_path, many(), browser)
-    assert [f"line {i}" in words for i in range(TALL)] == [True] * TALL
+    """Headless Chromium prints a page without waiting for anything."""
+    source, pdf = tmp_path / "page.html", tmp_path / "page.pdf"
+    source.write_text(many(), encoding="utf-8")
+    executable = next(filter(None, map(shutil.which, BROWSERS)), "")
+    options = [f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={pdf}", source.as_uri()]
+    subprocess.run([executable, *BROWSER_ARGS, *options], check=True, timeout=120, capture_output=True)
+    printed = " ".join(sheet.extract_text() for sheet in PdfReader(pdf).pages)
+    assert [f"line {i}" in printed for i in range(TALL)] == [True] * TALL
 
 
-def test_every_figure_is_there_as_an_svg_before_a_script_runs(tmp_path: Path, browser: Browser, stills: None):
+def test_every_figure_is_an_svg_before_a_script_runs(tmp_path: Path, browser: Browser, stills: None):
     html = many()
     assert html.count("<svg class") == TALL
     still = opened(browser, tmp_path, html, java_script_enabled=False)
@@ -120,7 +108,7 @@ def test_every_figure_is_there_as_an_svg_before_a_script_runs(tmp_path: Path, br
     shown.context.close()
 
 
-def test_without_kaleido_a_page_has_no_svgs_and_without_scripts_too_it_says_why(
+def test_without_kaleido_and_scripts_a_page_explains_why_it_is_empty(
     tmp_path: Path, browser: Browser, stills: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "kaleido", None)
@@ -134,21 +122,16 @@ def test_without_kaleido_a_page_has_no_svgs_and_without_scripts_too_it_says_why(
     assert "<noscript>" not in page("title", "lead", [Section("one", "words", "no figure")])
 
 
-def test_labels_cannot_end_the_script(tmp_path: Path, browser: Browser):
-    shown = opened(browser, tmp_path, page("title", "lead", [Section("one", "", drawing(f"</script>{ATTACK}"))]))
-    assert drawn(shown) == ["figure0"]
-    shown.context.close()
-
-
-def test_a_section_may_hold_several_things_in_order(tmp_path: Path, browser: Browser):
-    parts = (drawing("first"), table(("a",), [("cell",)]), drawing("second"))
+def test_labels_cannot_end_the_script_and_a_section_may_have_several_parts_in_order(tmp_path: Path, browser: Browser):
+    parts = (drawing("first"), table(("a",), [("cell",)]), drawing(f"second</script>{ATTACK}"))
     shown = opened(browser, tmp_path, page("title", "lead", [], opening=Section("one", "words", parts)))
+    assert drawn(shown) == ["figure0", "figure1"]
     text = shown.locator("#opening").inner_text()
     assert text.index("first") < text.index("cell") < text.index("second")
     shown.context.close()
 
 
-def test_attention_is_a_figure_and_brings_no_script_of_its_own(tmp_path: Path, browser: Browser):
+def test_attention_is_a_figure_and_needs_no_second_script(tmp_path: Path, browser: Browser):
     html = page("title", "lead", [Section("one", "words", attention_html(torch.eye(2)[None], ["first", "second"]))])
     assert "CircuitsVis" not in html
     shown = opened(browser, tmp_path, html)
@@ -158,10 +141,10 @@ def test_attention_is_a_figure_and_brings_no_script_of_its_own(tmp_path: Path, b
 
 
 def test_pictures_of_one_page_share_one_script(tmp_path: Path, browser: Browser):
-    pictures = [Html(f"<i id='i{i}'></i><script>window.draw('i{i}')</script>", "window.draw = draw_it") for i in (0, 1)]
+    script = "window.draw = (id) => { document.getElementById(id).textContent = 'drawn'; }"
+    pictures = [Html(f"<i id='i{i}'></i><script>window.draw('i{i}')</script>", script) for i in (0, 1)]
     html = page("title", "lead", [Section(f"{i}", "", picture) for i, picture in enumerate(pictures)])
-    assert html.count("window.draw = draw_it") == 1
-    with_source = html.replace("draw_it", "(id) => { document.getElementById(id).textContent = 'drawn'; }")
-    shown = opened(browser, tmp_path, with_source)
+    assert html.count(script) == 1
+    shown = opened(browser, tmp_path, html)
     assert shown.locator("i").all_inner_texts() == ["drawn", "drawn"]
     shown.context.close()

@@ -1,15 +1,19 @@
-"""Figures of a training draw the numbers that they are given, each seed and kind, at its step."""
+"""Figures of training and fine-tuning draw each seed and kind at its step, and each comparison at its layer."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from mechicl.analysis import find_transitions
+from mechicl import viz
+from mechicl.analysis import FineTuning, compare_with_finetuning, find_transitions
 from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining
-from mechicl.statistics import interval
+from mechicl.analysis.finetuning import draw_texts
+from mechicl.statistics import Interval, interval
+from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 from mechicl.viz import alignments_over_training, heads_during_training, losses_over_training
-from tests.viz.traces import lines
+from tests.text.models import reader
+from tests.viz.traces import heatmaps, lines
 
 STEPS = [0, 10, 20, 30]
 ONE = [[1.0, 2.0], [1.0, 0.4], [0.2, 0.2], [0.2, 0.2]]
@@ -26,11 +30,9 @@ def test_every_seed_is_drawn_at_half_its_loss():
     figure = losses_over_training(STEPS, {"a": ONE}, references={"best": 0.3}, log_x=True, log_y=True)
     assert lines(figure, "a")[0] == ([10, 20, 30], pytest.approx([0.5, 0.1, 0.1]))  # a logarithm has no place for 0
     assert lines(figure, "best") == [([10, 30], [0.15, 0.15])]
-    with pytest.raises(ValueError, match="b has 3 evaluations for 4 steps"):
-        losses_over_training(STEPS, {"a": ONE, "b": ONE[:3]})
 
 
-def test_transitions_are_marked_half_way_down_where_there_are_any():
+def test_transitions_are_marked_half_way_down():
     losses = [[1.0, 2.0, 1.0], [1.0, 0.4, 1.0], [0.2, 0.2, 1.0], [0.2, 0.2, 1.0]]
     transitions = {"a": find_transitions(STEPS, losses)}
     figure = losses_over_training(STEPS, {"a": losses, "b": losses}, transitions=transitions)
@@ -45,7 +47,7 @@ def test_only_step_0_is_moved(steps, places):
     assert all(x == places for x, _ in lines(figure, "run"))
 
 
-def test_cosines_stand_beside_distances_with_bands_where_there_are_several_seeds():
+def test_cosines_and_distances_have_bands_if_there_are_several_seeds():
     cosine = torch.tensor([[0.0, 0.5], [0.8, 1.0]], dtype=torch.float64)
     distance = torch.tensor([[2.0, 4.0], [0.1, 0.3]], dtype=torch.float64)
     two = AlignmentOverTraining((0, 100), distance, cosine, 3 * distance, distance)
@@ -60,7 +62,7 @@ def test_cosines_stand_beside_distances_with_bands_where_there_are_several_seeds
     assert list(bands[0].y) == pytest.approx([first.high, second.high, second.low, first.low])
 
 
-def test_scores_stand_over_the_loss_of_every_seed():
+def test_scores_are_drawn_over_the_loss_of_every_seed():
     curve = {"eval_step": [0, 10, 100], "eval_loss": [[4.0, 3.0], [2.0, 2.5], [0.1, 0.2]]}
     scores = {"previous_token": torch.tensor([[0.1, 0.3], [0.5, 0.7]], dtype=torch.float64)}
     figure: Any = heads_during_training(curve, HeadsOverTraining((0, 50), scores))
@@ -69,3 +71,32 @@ def test_scores_stand_over_the_loss_of_every_seed():
     assert {trace.name: trace.yaxis for trace in figure.data if trace.name}["previous token score"] == "y2"
     alone = HeadsOverTraining((0, 50), {"copying": torch.tensor([[0.1], [0.2]], dtype=torch.float64)})
     assert [trace.name for trace in heads_during_training({}, alone).data] == ["copying score"]  # and no band  # type: ignore[attr-defined]
+
+
+# ---- fine-tuning ----
+
+
+def test_settings_are_bars_with_their_intervals_and_chance():
+    scores = {
+        "zero-shot": {"farm": Interval(0.5, 0.4, 0.6, 9), "home": Interval(0.3, 0.3, 0.3, 1)},
+        "in context": {"farm": Interval(0.9, 0.8, 1.0, 9), "home": Interval(0.7, 0.5, 0.9, 9)},
+    }
+    figure: Any = viz.settings_figure(scores, chance=[0.5, 1 / 3])
+    assert lines(figure, "zero-shot") == [(["farm", "home"], [0.5, 0.3])]
+    assert [round(half, 9) for half in figure.data[0].error_y.array] == [0.1, 0.0]  # one sample has no interval
+    assert [shape.y0 for shape in figure.layout.shapes] == [0.5, 1 / 3]
+
+
+def test_similarities_are_means_over_queries_by_layer_and_head():
+    texts = draw_texts(TEXT_TASKS["farm"], n_demonstrations=4, n_queries=6, n_held_out=2, seed=0)
+    shots = text_shots(topic_tokenizer(), texts.demonstrations, texts.queries)
+    comparison = compare_with_finetuning(reader(), shots, FineTuning(0.3))
+    for draw, names in (
+        (viz.update_similarity_figure, {"tuned": "update_similarity", "random change": "random_update_similarity"}),
+        (viz.map_similarity_figure, {"tuned": "map_similarity_after", "before fine-tuning": "map_similarity_before"}),
+    ):
+        figure = draw({"tuned": comparison})
+        for line, name in names.items():
+            assert lines(figure, line) == [([line], [pytest.approx(getattr(comparison, name)[0].mean().item())])]
+    (cells,) = heatmaps(viz.head_similarity_figure(comparison))
+    torch.testing.assert_close(cells, comparison.head_update_similarity.mean(-1).double())

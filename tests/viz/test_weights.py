@@ -1,15 +1,20 @@
-"""Figures of weights and of paths between them draw the numbers that they are given."""
+"""Figures of weights, kernels and paths draw the given numbers."""
 
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mechicl import constructions, viz
 from mechicl.analysis import interpolate, read_weight_products
+from mechicl.analysis.weights.kernels import KernelView, view_kernel
 from mechicl.statistics import interval
-from mechicl.tasks import LinearRegression
+from mechicl.tasks import LinearRegression, SineRegression
+from mechicl.viz.weights import kernel_heatmaps
 from tests.viz.traces import heatmaps, lines
+
+GRID = torch.linspace(-5, 5, 7, dtype=torch.float64)[:, None]
 
 
 def path(n_alphas: int):
@@ -27,9 +32,6 @@ def test_one_path_has_a_band_over_prompts_and_several_seeds_a_line_each():
     (band,) = [trace for trace in figure.data if trace.fill == "toself"]
     intervals = [interval(errors) for errors in one.squared_errors]
     assert list(band.y) == pytest.approx([i.high for i in intervals] + [i.low for i in reversed(intervals)])
-    for paths in ({}, {"a": path(3), "b": path(5)}):
-        with pytest.raises(ValueError, match="same alphas"):
-            viz.connectivity_paths(paths)
 
 
 def test_weights_are_drawn_entry_by_entry():
@@ -39,18 +41,23 @@ def test_weights_are_drawn_entry_by_entry():
     assert drawn[2].tolist() == drawn[3].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, -0.5]]
 
 
-def test_what_diverged_leaves_a_gap():
+def test_divergence_leaves_a_gap():
     losses = torch.tensor([1.0, 0.5, 1e9, float("nan")], dtype=torch.float64)[:, None]
     figure = viz.roll_outs({0.75: {"gradient_descent": losses, "trained": losses.expand(4, 2)}})
     assert lines(figure, "trained layer") == [([0, 1, 2, 3], [0.5, 0.25, None, None])] * 2
 
 
-def test_roll_outs_of_nothing_are_refused():
-    losses = torch.ones(3, 1, dtype=torch.float64)
-    for by_damping, words in (
-        ({}, "by_damping needs 'gradient_descent'"),
-        ({0.5: {"trained": losses}}, r"needs 'gradient_descent'.*got \['trained'\]"),
-        ({0.5: {"gradient_descent": losses, "other": losses}}, "may have gradient_descent, trained"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            viz.roll_outs(by_damping)
+def view(step_size: float = 0.1, grid: Tensor = GRID) -> KernelView:
+    weights = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
+    model = constructions.kernel_gradient_descent(weights=weights, n_context=4, step_size=step_size)
+    return view_kernel(model, grid, SineRegression(n_context=4).sample(5, seed=0, dtype=torch.float64))
+
+
+def test_kernels_are_drawn_on_one_scale():
+    views = {"slow": view(0.1), "fast": view(0.2)}
+    figure: Any = kernel_heatmaps(views)
+    for drawn, shown in zip(heatmaps(figure), views.values(), strict=True):
+        torch.testing.assert_close(drawn, shown.kernel)
+    scale = figure.layout.coloraxis
+    assert scale.cmax == -scale.cmin == pytest.approx(views["fast"].kernel.abs().max().item())
+    torch.testing.assert_close(heatmaps(kernel_heatmaps(views, part="through_values"))[0], views["slow"].through_values)

@@ -1,4 +1,4 @@
-"""Reading plotly's figures back: what was drawn."""
+"""Read the drawn numbers from plotly's figures."""
 
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,17 @@ from mechicl.viz.page import Section, page
 
 
 def lines(figure: Any, name: str) -> list[tuple[list, list]]:
-    """Places and values of all traces of a name."""
+    """Return places and values of all traces of a name."""
     return [(list(trace.x), list(trace.y)) for trace in figure.data if trace.name == name]
 
 
 def heatmaps(figure: Any) -> list[Tensor]:
-    """The numbers of every heatmap, `[y x]`."""
+    """Return the numbers of every heatmap, `[y x]`."""
     return [torch.tensor(trace.z, dtype=torch.float64) for trace in figure.data if trace.type == "heatmap"]
 
 
 def open_page(browser: Browser, folder: Path, *figures: Any) -> tuple[Page, list[str]]:
-    """A page with figures in a browser, and a list of its errors and of what it loads from elsewhere."""
+    """Open a page with figures in a browser; returns it with a list of its errors and network requests."""
     path = folder / "page.html"
     path.write_text(page("Pictures", "", [Section(f"{i}", "", figure) for i, figure in enumerate(figures)]))
     tab = browser.new_page(viewport={"width": 1200, "height": 900})
