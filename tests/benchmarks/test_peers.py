@@ -70,12 +70,14 @@ def test_models_on_points_read_the_points_before_alone(make):
     assert (before[:, 11:] - after[:, 11:]).abs().max() > 1e-4
 
 
-def test_the_peer_is_as_large_as_ours():
-    """But for learned positions, of which it has as many."""
+def test_the_peer_has_our_size():
     peer = gpt2.OnPoints(gpt2.OfTransformers("sdpa", "gelu_pytorch_tanh"))
-    unused = peer.backbone.model.wte.weight.numel() + gpt2.WIDTH  # embeddings of tokens, and one position more
-    ours = HookedTransformer(our_training.GPT2.model, seed=0)
+    unused = peer.backbone.model.wte.weight.numel() + gpt2.WIDTH  # embeddings of tokens, and one more position
+    config = our_training.GPT2
+    ours = HookedTransformer(config.model, seed=0)
     assert sum(p.numel() for p in peer.parameters()) - unused == sum(p.numel() for p in ours.parameters())
+    sizes = (config.batch_size, config.task.x_dim, config.task.n_context, config.model.n_layers, config.model.n_heads)
+    assert sizes == (gpt2.BATCH_SIZE, gpt2.X_DIM, gpt2.N_CONTEXT, gpt2.LAYERS, gpt2.HEADS)
 
 
 def test_the_fused_gelu_is_the_default_one():
@@ -86,12 +88,6 @@ def test_the_fused_gelu_is_the_default_one():
     embedded = torch.randn(2, gpt2.N_POS, gpt2.WIDTH)
     with torch.no_grad():
         np.testing.assert_allclose(default(embedded), fused(embedded), rtol=1e-4, atol=1e-5)
-
-
-def test_peers_have_ours_sizes():
-    ours = our_training.GPT2
-    assert (ours.batch_size, ours.task.x_dim, ours.task.n_context) == (gpt2.BATCH_SIZE, gpt2.X_DIM, gpt2.N_CONTEXT)
-    assert (ours.model.n_layers, ours.model.d_model, ours.model.n_heads) == (gpt2.LAYERS, gpt2.WIDTH, gpt2.HEADS)
 
 
 def test_the_slope_on_logarithmic_axes_is_the_power():
@@ -105,7 +101,6 @@ def test_the_slope_on_logarithmic_axes_is_the_power():
 
 
 def test_straightness_is_1_on_a_line_and_less_on_a_parabola():
-    sizes = [1, 2, 4, 8, 16]
+    sizes, parabola = [1, 2, 4, 8, 16], [1, 4, 16, 64, 256]
     assert throughput.straightness(sizes, [3 + 2 * size for size in sizes]) == pytest.approx(1)
-    parabola = [size**2 for size in sizes]
     assert throughput.straightness(sizes, parabola) == pytest.approx(np.corrcoef(sizes, parabola)[0, 1] ** 2)

@@ -1,4 +1,4 @@
-"""What papers say of measured rows: checks, verdicts, and claims on rows."""
+"""Claims of papers on measured rows: checks and verdicts."""
 
 import math
 import re
@@ -122,14 +122,14 @@ def test_verdicts(lines, check, published, verdict):
         (LOW, "agrees in part", True, "agrees"), (LOW, "agrees", False, "agrees"), (HIGH, "agrees", True, "differs"),
     ],
 )  # fmt: skip
-def test_what_untrained_models_agree_with_too_is_no_evidence(row, untrained, trained, standing):
+def test_claims_that_untrained_models_agree_with_are_no_evidence(row, untrained, trained, standing):
     verdicts = {"untrained": untrained} if untrained else {}
     claim = Claim("fu2024", "Fig. 1", "it", {"": [row]}, every(below, 0.5), control_verdicts=verdicts, trained=trained)
     assert claim.standing == standing
     assert claim.verdict == ("agrees" if row is LOW else "differs")
 
 
-def test_words_for_a_number_differ_and_cannot_be_stated():
+def test_checks_of_texts_need_numbers():
     words = Row("loss", None, "linear")
     assert Claim("fu2024", "Fig. 1", "it", {"": [words]}, every(below, 1)).verdict == "differs"
     with pytest.raises(NoNumberError, match=r"Fig\. 1: a check needs a number, and words were measured: linear"):

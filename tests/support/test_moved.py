@@ -1,4 +1,4 @@
-"""Whether what is measured again is what is written."""
+"""Comparison of measured rows with saved ones."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ def over(mean: float, half: float, n: int = 9) -> Interval:
         (Interval(160.0, 120.0, 1400.0, 5, 0.95, "median"), Interval(900.0, 100.0, 1000.0, 5, 0.95, "median")),
     ],
 )  # fmt: skip
-def test_what_is_the_same(written, measured):
+def test_equal_rows(written, measured):
     assert apart(row(written), row(measured)) == ""
 
 
@@ -45,7 +45,7 @@ def test_what_is_the_same(written, measured):
         (0.0, 1e-8, "1.0e+00"),
     ],
 )  # fmt: skip
-def test_what_moved(written, measured, words):
+def test_rows_that_moved(written, measured, words):
     assert apart(row(written), row(measured)) == words
 
 

@@ -1,4 +1,4 @@
-"""`make verify`: scripts run again, and every row held against what is written."""
+"""`make verify`: scripts run again, and every row is compared with the saved one."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.replay import PACKAGE, find_jobs, fingerprint, replay, report
+from support.replay import PACKAGE, find_jobs, fingerprint, replay
 from support.results import Results
 from tests.scripts import import_script
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def root(tmp_path):
-    """A checkout with two scripts that write what they are told to, and the results that they wrote."""
+    """A checkout with two scripts that write given numbers, and their results."""
     (tmp_path / "analyses" / "results").mkdir(parents=True)
     for name, value, item in (("one", 2.0, "Fig. 1, left"), ("two", 3.0, "Fig. 10")):
         write_script(tmp_path, name, value, item)
@@ -93,7 +93,7 @@ def verify(root: Path, *words: str) -> int:
     return import_script("verify").main(["--root", str(root), "--out", str(root / "state"), "--quiet", *words])
 
 
-def test_what_is_as_written_passes_and_is_not_run_again(root, capsys):
+def test_unchanged_numbers_pass_and_are_not_measured_again(root, capsys):
     assert verify(root) == 0
     assert ran(root) == ["one --no-control", "two --no-control"]
     assert "2 entries of 2 scripts, 2 run now, 0 with errors" in capsys.readouterr().out
@@ -113,10 +113,10 @@ def test_a_changed_number_is_reported(root, capsys):
     assert len([line for line in printed.splitlines() if line.startswith("one  ")]) == 2  # the entry, and the table
     path.write_text(path.read_text().replace('"measured": 2.1', '"measured": 2.0000001'))
     assert verify(root) == 0
-    assert len(ran(root)) == 2  # what is written is no reason to measure again
+    assert len(ran(root)) == 2  # a changed results file does not make the script run again
 
 
-def test_a_script_that_changed_is_run_again_and_what_it_measured_before_is_gone(root):
+def test_a_script_that_changed_is_run_again(root):
     assert verify(root) == 0
     write_script(root, "two", 4.0, "Fig. 10")
     assert verify(root) == 1
@@ -135,19 +135,13 @@ def test_entries_are_named_by_script_results_paper_or_item(root, entry, expected
     assert sorted(job.name for job in find_jobs(root, [entry])) == expected
 
 
-def test_of_an_item_only_its_own_rows_count(root):
+def test_an_item_selects_its_own_rows(root):
     path = root / "analyses" / "results" / "one.json"
     saved = json.loads(path.read_text())
     saved["table"][0]["measured"] = 9.0
     path.write_text(json.dumps(saved))
     assert verify(root, "Fig. 1") == 0
     assert verify(root, "one") == 1
-
-
-@pytest.mark.parametrize(("entries", "message"), [(["Fig. 99"], "no 'Fig. 99'.*one, two"), (["fu"], "no 'fu'")])
-def test_an_unknown_entry_is_refused(root, entries, message):
-    with pytest.raises(ValueError, match=message):
-        find_jobs(root, entries)
 
 
 def test_without_a_source_checkout_there_is_nothing_to_run(tmp_path, capsys):
@@ -159,7 +153,13 @@ def test_without_a_source_checkout_there_is_nothing_to_run(tmp_path, capsys):
         find_jobs(tmp_path)
 
 
-def test_a_script_that_fails_is_said_and_tried_again(root, capsys):
+@pytest.mark.parametrize(("entry", "message"), [("Fig. 99", "no 'Fig. 99'.*one, two"), ("fu", "no 'fu'")])
+def test_an_unknown_entry_is_refused(root, entry, message):
+    with pytest.raises(ValueError, match=message):
+        find_jobs(root, [entry])
+
+
+def test_a_script_that_fails_is_reported_and_run_again(root, capsys):
     (root / "analyses" / "two.py").write_text("import sys; sys.exit('no such thing')")
     assert verify(root) == 1
     assert "two: ended with an error: no such thing" in capsys.readouterr().out
@@ -183,7 +183,7 @@ def test_the_longest_come_first_and_the_list_runs_nothing(root, capsys):
 
 
 @pytest.mark.slow
-def test_killed_and_called_again_it_goes_on(root):
+def test_it_resumes_after_a_kill(root):
     write_script(root, "one", 2.0, seconds=600.0)
     words = [sys.executable, ROOT / "analyses" / "verify.py", "--root", root, "--out", root / "state", "--workers", "2"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True, env=os.environ | {
@@ -200,7 +200,7 @@ def test_killed_and_called_again_it_goes_on(root):
 
 
 @pytest.mark.slow
-def test_random_weights_in_a_checkpoints_place_fail_what_depends_on_training(root, capsys, monkeypatch):
+def test_random_weights_change_entries_that_depend_on_training(root, capsys, monkeypatch):
     for path in (root / "analyses").glob("*/*.json"):
         path.unlink()
     script = root / "analyses" / "losses.py"
@@ -239,7 +239,7 @@ def test_a_change_of_checkpoint_script_or_library_is_another_fingerprint(root, m
     assert len(seen) == 7
 
 
-def test_everything_in_the_index_can_be_asked_for():
+def test_every_entry_of_the_index_can_be_selected():
     jobs = find_jobs(ROOT)
     assert {job.name for job in jobs} == {path.stem for path in (ROOT / "analyses" / "results").glob("*.json")}
     for job in jobs:
@@ -249,17 +249,9 @@ def test_everything_in_the_index_can_be_asked_for():
     assert five == {"oswald_descent_lsa-5l", "fu_matching_gpt2-8l", "fu_size"}  # two papers have such a figure
 
 
-def test_scripts_end_with_who_asked_for_them(root):
+def test_scripts_end_with_the_generator(root):
     write_script(root, "one", 2.0, seconds=600.0)
     outcomes = replay(find_jobs(root), root, root / "state", workers=2, progress=False)
     assert next(outcomes).job.name == "two"
     outcomes.close()  # type: ignore[attr-defined] - a generator
     assert not list((root / "state").glob("*/one-*/done.json"))
-
-
-def test_what_is_printed_of_nothing():
-    lines: list[str] = []
-    assert report([], write=lines.append)
-    assert lines == [
-        "0 entries of 0 scripts, 0 run now, 0 with errors, 0 s of scripts, 0 s of them on a core: 0 entries moved"
-    ]

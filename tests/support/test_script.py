@@ -1,6 +1,5 @@
-"""What scripts share: the command that is saved, and the untrained control of every claim."""
+"""Running scripts: the saved command, and the untrained control of every claim."""
 
-import json
 import sys
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ def run(monkeypatch, tmp_path, *words: str, compare=compare, claims=claims) -> R
     return Results.read(tmp_path / "mine_lsa-1l.json")
 
 
-def test_every_claim_on_trained_models_stands_beside_untrained_ones(monkeypatch, tmp_path, capsys):
+def test_every_claim_on_trained_models_has_an_untrained_control(monkeypatch, tmp_path, capsys):
     comparison = run(monkeypatch, tmp_path)
     grows, layers, only, by_hand = comparison.claims
     assert [claim.verdict for claim in comparison.claims] == ["agrees"] * 4
@@ -61,8 +60,7 @@ def test_every_claim_on_trained_models_stands_beside_untrained_ones(monkeypatch,
     assert (by_hand.controls, by_hand.trained, by_hand.lacks) == ({}, False, "")
     assert comparison.data["untrained"] == "1 of 4 claims hold of untrained models too"
     assert comparison.data["command"] == "python analyses/mine.py"
-    assert comparison.data["wall_time_s"] >= 0
-    assert comparison.data["cpu_time_s"] >= 0
+    assert min(comparison.data["wall_time_s"], comparison.data["cpu_time_s"]) >= 0
     assert comparison.data["own"] == 1
     assert "untrained control: 1 of 4 claims" in capsys.readouterr().out
     assert [row.quantity for row in comparison.rows][-1] == "only of trained ones"  # the table is of the trained models
@@ -83,7 +81,7 @@ def test_random_weights_in_the_place_of_every_checkpoint(monkeypatch, tmp_path):
     assert not are_weights_random()
 
 
-def test_what_cannot_be_measured_untrained_loses_nothing(monkeypatch, tmp_path):
+def test_a_control_that_fails_leaves_the_claims(monkeypatch, tmp_path):
     def fragile(args: Args) -> Comparison:
         if are_weights_random():
             raise ZeroDivisionError("a model that does\nnothing")
@@ -125,17 +123,6 @@ def test_a_script_may_measure_the_untrained_control_itself(monkeypatch, tmp_path
     assert again.to_json() == claim.to_json()
 
 
-def test_an_old_results_file_without_controls_can_be_read(monkeypatch, tmp_path):
-    run(monkeypatch, tmp_path, "--no-control")
-    path = tmp_path / "mine_lsa-1l.json"
-    saved = json.loads(path.read_text())
-    for claim in saved["claims"]:
-        assert not {"controls", "cause", "control_verdicts"} & set(claim)
-        claim.pop("trained", None)
-    path.write_text(json.dumps(saved))
-    assert all(claim.trained and not claim.controls for claim in Results.read(path).claims)
-
-
 @pytest.mark.parametrize(
     ("words", "kept"),
     [
@@ -145,7 +132,7 @@ def test_an_old_results_file_without_controls_can_be_read(monkeypatch, tmp_path)
         ([], []),
     ],
 )
-def test_the_saved_command_is_without_how(words, kept):
+def test_the_saved_command_has_no_output_options(words, kept):
     assert words_of(words) == kept
 
 

@@ -1,4 +1,4 @@
-"""What the scripts on ready-made sweeps share."""
+"""The scripts on ready-made sweeps: tables, and rows over seeds."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 
 @dataclass(frozen=True)
 class Args(SweepArgs):
-    """Of a script that stands where this file stands."""
+    """Arguments of a script in this file's folder."""
 
 
 def test_a_table_is_read_beside_the_script_and_trained_into_the_results(tmp_path, monkeypatch):
@@ -37,7 +37,7 @@ def test_a_table_is_read_beside_the_script_and_trained_into_the_results(tmp_path
     assert (tmp_path / "runs" / "tiny" / "sweep.json").is_file()
 
 
-def test_rows_leave_out_what_was_not_measured():
+def test_rows_leave_out_missing_measurements():
     row = over_seeds("loss", pd.Series([3.0, math.nan, 1.0, 2.0]), "one diverged")
     assert row.measured == Interval(2.0, 1.0, 3.0, 3, 0.75, "median")
     assert (row.quantity, row.note, row.over) == ("loss", "one diverged", "seeds")
