@@ -18,7 +18,9 @@ from tests.sweeps.runs import BASE, RATES
 # ---- axes ----
 
 
-def test_axes_of_a_command_line_are_numbers_ranges_names_and_truth_values():
+def test_axes_are_numbers_ranges_names_and_truth_values_of_a_command_line_or_of_numpy():
+    axis = read_axes({"batch_size": np.arange(1, 3)})["batch_size"]
+    assert [(type(label), type(change["batch_size"])) for label, change in axis.items()] == [(int, int)] * 2
     words = ["model.n_layers=1:4", "a=0:10:4,99", "rate=1e-3,0.5", "model.attention=linear,softmax", "b=true,none"]
     assert parse_axes(words) == {
         "model.n_layers": [1, 2, 3],
@@ -38,11 +40,6 @@ def test_combinations_are_counted_like_digits(sizes):
     assert [tuple(place.values()) for place in places] == expected
 
 
-def test_numbers_of_numpy_are_numbers():
-    axis = read_axes({"batch_size": np.arange(1, 3)})["batch_size"]
-    assert [(type(label), type(change["batch_size"])) for label, change in axis.items()] == [(int, int)] * 2
-
-
 def test_fields_change_by_their_path_and_all_at_once():
     config = TrainingConfig()
     changed = change(config, {"task.n_context": 7, "model.n_context": 7, "task.noise_std": 0.5, "steps": 3})
@@ -54,22 +51,13 @@ def test_fields_change_by_their_path_and_all_at_once():
     assert change(fixed, {"task.task.noise_std": 0.5}).task == noisy
 
 
-def test_fields_computed_from_others_change_with_them():
-    config = PRESETS["gpt2-8l"]
-    assert (config.model.d_head, change(config, {"model.n_heads": 2}).model.d_head) == (16, 32)
-
-
-def test_a_size_changes_task_model_and_curriculum():
+def test_computed_fields_and_sizes_of_task_model_and_curriculum_change_too():
+    assert (PRESETS["gpt2-8l"].model.d_head, change(PRESETS["gpt2-8l"], {"model.n_heads": 2}).model.d_head) == (16, 32)
     config = change(PRESETS["gpt2-8l"], {"x_dim": 4, "n_context": 12, "model.n_layers": 2})
     assert (config.task.x_dim, config.model.x_dim, config.model.n_context, config.model.n_layers) == (4, 4, 12, 2)
     assert config.curriculum is not None
     assert config.curriculum.dims is not None
     assert config.curriculum.dims.end == 4
-
-
-def test_none_is_a_label():
-    changes = {"none": {"gradient_clip": None}, 1.0: {"gradient_clip": 1.0}}
-    assert read_axes({"gradient_clip": (None, 1.0)}) == {"gradient_clip": changes}
 
 
 # ---- cells ----
@@ -99,19 +87,11 @@ def test_tasks_of_one_shape_train_together_up_to_the_limit():
     assert sorted(places) == sorted(tuple(place.values()) for place in sweep.places)
 
 
-def test_more_seeds_than_may_train_together_make_several_cells():
-    cells = Sweep(BASE, {"seed": range(5)}, together=2).cells
-    assert [cell.config.seeds for cell in cells] == [(0, 1), (2, 3), (4,)]
-
-
-def test_without_an_axis_of_seeds_the_config_s_own_are_one():
+def test_seeds_beyond_the_limit_and_tasks_of_other_shapes_make_other_cells_and_a_config_s_seeds_are_an_axis():
+    assert [cell.config.seeds for cell in Sweep(BASE, {"seed": range(5)}, together=2).cells] == [(0, 1), (2, 3), (4,)]
+    assert [cell.config.task.n_context for cell in Sweep(BASE, {"n_context": (4, 6), "seed": (0,)}).cells] == [4, 6]
     sweep = Sweep(BASE.replace(seeds=(3, 5)), {"steps": (1, 2)})
     assert [place["seed"] for place in sweep.places] == [3, 5, 3, 5]
-
-
-def test_tasks_of_different_shapes_are_different_cells():
-    cells = Sweep(BASE, {"n_context": (4, 6), "seed": (0,)}).cells
-    assert [cell.config.task.n_context for cell in cells] == [4, 6]
 
 
 def test_a_value_may_be_labelled_and_change_several_fields():

@@ -24,7 +24,7 @@ from mechicl import viz
 from mechicl.checkpoints import load_checkpoint
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import Sweep, SweepError, load_table, status
-from mechicl.sweeps.folder import RESULTS, device_kind, read_devices, warn_of_several
+from mechicl.sweeps.folder import RESULTS, read_devices, warn_of_several
 from mechicl.sweeps.measuring import identity
 from mechicl.training import train
 from tests.bounds import bounded, make_no_file
@@ -35,6 +35,9 @@ def run(folder, measure=doubled, **options):
     return sweep().run(folder, measure, progress=False, **{"workers": 1, **options})
 
 
+THREADS = torch.get_num_threads()
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
@@ -43,6 +46,7 @@ def whole(tmp_path_factory):
 
 
 def test_the_table_has_what_plain_trainings_give(whole, tmp_path):
+    assert torch.get_num_threads() == THREADS  # a sweep leaves the user's number
     table = load_table(whole)
     assert list(table.frame) == ["learning_rate", "model.n_layers", "seed", "diverged_at", "loss", "doubled"]
     assert table.axes == ("learning_rate", "model.n_layers", "seed")
@@ -80,9 +84,12 @@ def test_processes_give_the_same_bytes(whole, tmp_path):
             assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def test_a_finished_sweep_is_not_repeated(whole):
+def test_a_finished_sweep_is_not_repeated_and_half_written_files_are_removed(whole):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
+    for name in (".results.csv.elsewhere.1.tmp", ".sweep.json.4194305.tmp"):  # beyond the numbers of processes
+        (whole / name).write_text("half")
     run(whole)
+    assert not list(whole.glob(".*.tmp"))
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")} == before
 
 
@@ -108,7 +115,7 @@ def test_another_measure_needs_no_training(whole, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "copy").rglob("weights.safetensors")} == weights
 
 
-def test_failed_cells_are_named_and_the_others_done(tmp_path):
+def test_failed_cells_are_named_and_tried_again_on_request_without_training(tmp_path, monkeypatch):
     with pytest.raises(SweepError, match=r"(?s)2 of 4 cells failed.*n_layers=2.*ArithmeticError: two layers") as caught:
         run(tmp_path, failing)
     assert "--retry" in str(caught.value)
@@ -116,27 +123,14 @@ def test_failed_cells_are_named_and_the_others_done(tmp_path):
     states = {cell.places: cell for cell in status(tmp_path)}
     assert [cell.state for cell in states.values()] == ["done", "failed", "done", "failed"]
     assert "two layers" in states["learning_rate=0.001, model.n_layers=2, seed=0 ..."].error
-    with pytest.raises(SweepError, match="2 of 4"):  # they are not tried again, but a changed measure is
+    with pytest.raises(SweepError, match="2 of 4"):
         run(tmp_path, failing)
-    assert len(run(tmp_path, doubled, extend=True).frame) == 8
-
-
-def test_failed_cells_are_retried_on_request_without_training_again(tmp_path):
-    flag = tmp_path / "mended"
-
-    def measure(checkpoint):
-        if checkpoint.models[0].cfg.n_layers == 2 and not flag.exists():
-            raise ArithmeticError("not yet")
-        return 1.0
-
-    with pytest.raises(SweepError):
-        run(tmp_path / "sweep", measure)
     weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")}
     assert len(weights) == 4
-    flag.touch()
-    table = run(tmp_path / "sweep", measure, retry=True)
-    assert len(table.frame) == 8
+    monkeypatch.setattr("tests.sweeps.runs.MOST_LAYERS", 2)
+    assert len(run(tmp_path, failing, retry=True).frame) == 8
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")} == weights
+    assert len(run(tmp_path, doubled, extend=True).frame) == 8
 
 
 def test_a_model_that_diverges_is_a_result_and_the_others_go_on(tmp_path):
@@ -178,13 +172,6 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path, monkeypatch, w
     run(tmp_path)
     assert (tmp_path / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
     assert not list(tmp_path.rglob("error.json"))
-
-
-def test_half_written_files_of_a_killed_driver_are_removed(tmp_path):
-    for name in (".results.csv.elsewhere.1.tmp", ".sweep.json.4194305.tmp"):  # beyond the numbers of processes
-        (tmp_path / name).write_text("half")
-    run(tmp_path)
-    assert not list(tmp_path.glob(".*.tmp"))
 
 
 OUTSIDE = """
@@ -298,12 +285,6 @@ def test_a_launcher_that_is_killed_is_tried_again(tmp_path, whole):
     assert launched.frame.equals(load_table(whole).frame.iloc[:2])
 
 
-def test_the_user_s_threads_are_unchanged(tmp_path):
-    before = torch.get_num_threads()
-    run(tmp_path)
-    assert torch.get_num_threads() == before
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -373,19 +354,16 @@ def test_a_driver_s_table_is_of_its_own_grid(tmp_path):
     assert run(tmp_path, on_result=meddle).frame["learning_rate"].tolist() == [1e-3] * 4 + [1e-2] * 4
 
 
-def test_no_value_is_a_label(tmp_path):
+def test_none_is_a_label_and_a_measure_does_not_write_over_an_axis(tmp_path):
     table = Sweep(BASE, {"gradient_clip": (None, 1.0), "seed": (0,)}).run(tmp_path, workers=1, progress=False)
     assert table.intervals("loss")["gradient_clip"].tolist() == ["none", 1.0]
     assert len(table.where(gradient_clip="none").frame) == 1
     kept = GridTable.load(tmp_path / RESULTS, table.axes)
     assert kept.frame["gradient_clip"].tolist() == ["none", "1.0"]
     assert viz.lines(table, "gradient_clip", "loss").data
-
-
-def test_a_measure_does_not_write_over_an_axis(tmp_path):
-    over = {"width": {"a": {"steps": 1}, "b": {"steps": 2}}, "seed": (0,)}
+    sweep = Sweep(BASE, {"width": {"a": {"steps": 1}, "b": {"steps": 2}}, "seed": (0,)})
     with pytest.raises(SweepError, match=r"a measure returned \['width'\]"):
-        Sweep(BASE, over).run(tmp_path, lambda checkpoint: {"width": 7}, workers=1, progress=False)
+        sweep.run(tmp_path / "width", lambda checkpoint: {"width": 7}, workers=1, progress=False)
 
 
 def test_a_damaged_manifest_is_named(tmp_path, whole):
@@ -399,13 +377,17 @@ def test_a_damaged_manifest_is_named(tmp_path, whole):
         load_table(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("rows", [3, [3], [{"loss": [1]}], [{"diverged_at": "never"}]])
-def test_damaged_rows_are_named(tmp_path, whole, rows):
+def test_damaged_rows_are_named_and_a_checkpoint_that_was_cut_short_is_trained_again(tmp_path, whole):
     shutil.copytree(whole, tmp_path / "copy")
     path = next((tmp_path / "copy").glob("cells/*/rows.json"))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rows": rows}))
-    with pytest.raises(SweepError, match=r"rows\.json is damaged|values that are not numbers"):
-        load_table(tmp_path / "copy")
+    for rows in (3, [3], [{"loss": [1]}], [{"diverged_at": "never"}]):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "rows": rows}))
+        with pytest.raises(SweepError, match=r"rows\.json is damaged|values that are not numbers"):
+            load_table(tmp_path / "copy")
+    path.unlink()
+    (path.parent / "checkpoint" / "record.json").unlink()
+    run(tmp_path / "copy")
+    assert (tmp_path / "copy" / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "large"])
@@ -426,28 +408,15 @@ def test_a_folder_of_pipes_and_devices_is_read_at_once(tmp_path, whole, name, ki
             status(tmp_path / "copy")
 
 
-def test_a_checkpoint_that_was_cut_short_is_trained_again(tmp_path, whole):
-    shutil.copytree(whole, tmp_path / "copy")
-    cell = tmp_path / "copy" / "cells" / sweep().cells[0].name
-    (cell / "rows.json").unlink()
-    (cell / "checkpoint" / "record.json").unlink()
-    run(tmp_path / "copy")
-    assert (tmp_path / "copy" / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
-
-
 # ---- devices ----
 
 
-def test_each_cell_records_its_device(tmp_path):
-    run(tmp_path)
-    assert [read_devices(tmp_path / "cells" / cell.name) for cell in sweep().cells] == [[device_kind(cpu=True)]] * 4
-
-
-def test_cells_of_another_device_are_kept_with_a_warning(tmp_path, monkeypatch):
+def test_cells_record_their_device_and_those_of_another_are_kept_with_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: "cuda, H200")
     monkeypatch.setattr("mechicl.sweeps.sweep.device_kind", lambda cpu: "cuda, H200")
     run(tmp_path)
     table = (tmp_path / RESULTS).read_bytes()
+    assert [read_devices(tmp_path / "cells" / cell.name) for cell in sweep().cells] == [["cuda, H200"]] * 4
     monkeypatch.undo()
     with pytest.warns(UserWarning, match=r"4 on cuda, H200; this is cpu, .* differ in the last digits"):
         run(tmp_path)

@@ -1,5 +1,6 @@
 """Small runs that the tests of training share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mechicl.models import LSTMConfig, TransformerConfig
-from mechicl.tasks import LinearRegression, RepeatedTokens
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression, RandomTensors, RepeatedTokens, register
 from mechicl.training import TrainingConfig, TrainingResult, train
 
 TASK = LinearRegression(x_dim=3, n_context=4)
@@ -23,6 +25,18 @@ READER = TransformerConfig(
     prompt_format="token_ids", d_vocab=7, n_ctx=12, n_layers=2, n_heads=2, d_model=8, attention="softmax",
     initializer_range=0.3, attn_only=True, normalization_type=None, attn_bias=False, read_bias=False,
 )  # fmt: skip
+
+
+@register
+@dataclass(frozen=True)
+class BlowsUp(LinearRegression):
+    """One training batch in four has a target whose square is not finite."""
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        prompts = super()._sample(n_prompts, random)
+        if n_prompts == small().batch_size and float(prompts.xs[0, 0, 0]) > 0.25:
+            prompts.ys[0] = 1e30
+        return prompts
 
 
 def small(**changes: object) -> TrainingConfig:

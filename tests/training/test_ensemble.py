@@ -6,7 +6,7 @@ from mechicl.tasks import FixedTasks
 from mechicl.training import Curriculum, Ramp, train
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import clip_each_seed
-from tests.training.runs import EXACT, LSTM, MODEL, TASK, assert_close, small, weights
+from tests.training.runs import EXACT, LSTM, MODEL, READER, TASK, assert_close, reading, small, weights
 
 SEEDS = (0, 5, 11)
 MIXED = EXACT.replace(n_layers=2, attention="softmax,linear", sink="learned", normalize_by_context=True)
@@ -23,18 +23,19 @@ MOVING = [SOFTMAX.replace(momentum=0.6), SOFTMAX.replace(momentum=0.6, momentum_
 
 def assert_each_member_equals_the_run_alone(config, folder):
     together = train(config, folder / "together", progress=False)
+    tolerance = 1e-7 if config.optimizer == "soap" else 1e-10  # eigenvectors amplify rounding
     assert len(together.models) == len(config.tasks) * len(config.seeds)
     curve = torch.tensor(together.record["curve"]["eval_loss"], dtype=torch.float64)
     losses = torch.tensor(together.record["curve"]["loss"], dtype=torch.float64)
     members = [(task, seed) for task in config.tasks for seed in config.seeds]
     for i, (task, seed) in enumerate(members):
         alone = train(config.replace(task=task, more_tasks=(), seeds=(seed,)), folder / f"alone-{i}", progress=False)
-        assert_close(weights(together, i), weights(alone), atol=1e-10)
+        assert_close(weights(together, i), weights(alone), atol=tolerance)
         assert together.record["seeds"][i] == seed
         assert together.record["stopped_at"][i] == alone.record["stopped_at"][0]
         for ours, name in ((curve, "eval_loss"), (losses, "loss")):
             theirs = torch.tensor(alone.record["curve"][name], dtype=torch.float64)[:, 0]
-            torch.testing.assert_close(ours[: len(theirs), i], theirs, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(ours[: len(theirs), i], theirs, rtol=1e-9, atol=tolerance / 100)
         n = len(alone.record["curve"]["eval_loss"])
         assert ((curve[n:, i] - curve[n - 1, i]).abs() < 1e-6).all()  # a finished seed is unchanged
         for name, kept in together.snapshots.items():
@@ -67,24 +68,28 @@ def test_three_seeds_equal_three_runs_alone_while_gradients_are_clipped(tmp_path
         assert max((weight - clipped[name]).abs().max().item() for name, weight in weights(free, i).items()) > 1e-6
 
 
-def test_three_seeds_equal_three_runs_alone_through_a_curriculum(tmp_path):
-    curriculum = Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))
-    assert_each_member_equals_the_run_alone(small(model=EXACT, seeds=SEEDS, curriculum=curriculum), tmp_path)
+FURTHER = (TASK.replace(inputs="gaussian", noise_std=0.3), FixedTasks(TASK, 24, seed=3))
 
 
-@pytest.mark.parametrize("model", [EXACT, SOFTMAX])
-def test_several_tasks_equal_as_many_runs_alone(tmp_path, model):
-    tasks = (TASK.replace(inputs="gaussian", noise_std=0.3), FixedTasks(TASK, 24, seed=3))
-    config = small(model=model, more_tasks=tasks, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4)
+@pytest.mark.parametrize(
+    "config",
+    [
+        small(model=EXACT, seeds=SEEDS, curriculum=Curriculum(dims=Ramp(1, 3, 1, 3), points=Ramp(2, 5, 1, 3))),
+        small(model=EXACT, seeds=SEEDS, optimizer="soap"),
+        reading(model=READER.replace(dtype="float64"), seeds=SEEDS, optimizer="soap"),
+        small(model=EXACT, more_tasks=FURTHER, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4),
+        small(model=SOFTMAX, more_tasks=FURTHER, seeds=(0, 5), gradient_clip=0.05, n_snapshots=4),
+    ],
+    ids=["curriculum", "soap", "soap on tokens", "several tasks", "several tasks, softmax"],
+)
+def test_each_model_equals_the_run_alone(tmp_path, config):
     assert_each_member_equals_the_run_alone(config, tmp_path)
 
 
 def test_a_seed_that_reaches_its_target_stops_where_it_would_have_alone(tmp_path):
     config = small(model=EXACT, seeds=SEEDS, steps=30, eval_every=2, n_snapshots=6)
     losses = train(config, tmp_path / "free", progress=False).record["curve"]["eval_loss"]
-    target = (
-        torch.tensor(losses[1:], dtype=torch.float64).min(dim=0).values.sort().values[1].item()
-    )  # two of the three get there
+    target = torch.tensor(losses[1:], dtype=torch.float64).amin(0).sort().values[1].item()  # two of the three get there
     together = assert_each_member_equals_the_run_alone(config.replace(target_loss=target), tmp_path)
     stopped = together.record["stopped_at"]
     assert sorted(step >= 0 for step in stopped) == [False, True, True]

@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mechicl.training import SOAP, optimizers, train
+from mechicl.training import SOAP, optimizers
 from mechicl.training.optimizers import eigenvectors, make_optimizer
-from tests.training.runs import EXACT, READER, assert_same_bits, interrupted, reading, small, weights
 
 BETA, BETA_2, EVERY, EPS, RATE = 0.9, 0.99, 3, 1e-5, 0.02
 
@@ -117,22 +116,3 @@ def test_gradients_that_overflowed_reach_the_weights_but_not_the_eigenvectors():
     factors = torch.stack([torch.eye(3), torch.full((3, 3), torch.nan), torch.full((3, 3), torch.inf)])
     assert eigenvectors(factors).isfinite().all()
     assert not run_soap(torch.zeros(1, 4), [torch.Size((2, 2))], [torch.full((1, 4), torch.nan)]).isfinite().any()
-
-
-@pytest.mark.parametrize("config", [small(model=EXACT), reading()], ids=["points", "tokens"])
-def test_three_seeds_equal_three_runs_alone(tmp_path, config):
-    config = config.replace(optimizer="soap", model=config.model.replace(dtype="float64"))
-    together = train(config.replace(seeds=(0, 1, 2)), tmp_path / "together", progress=False)
-    for index, seed in enumerate((0, 1, 2)):
-        alone = train(config.replace(seeds=(seed,)), tmp_path / str(seed), progress=False)
-        for name, weight in weights(alone).items():
-            torch.testing.assert_close(weights(together, index)[name], weight, rtol=0, atol=1e-7, msg=name)
-
-
-@pytest.mark.parametrize("config", [small(seeds=(0, 3)), reading(model=READER)], ids=["points", "tokens"])
-def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, config):
-    config = config.replace(optimizer="soap", steps=23)
-    interrupted(config, tmp_path / "cut", 5)
-    resumed, whole = (train(config, tmp_path / name, progress=False) for name in ("cut", "whole"))
-    for index in range(len(config.seeds)):
-        assert_same_bits(weights(resumed, index), weights(whole, index))

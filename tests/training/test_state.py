@@ -1,139 +1,46 @@
+"""Saves: resumed runs, damaged saves, metrics. Kills at random moments are a campaign of tests/faults."""
+
 import json
 import shutil
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from mechicl.base.tensor_files import read_tensors
-from mechicl.training import TrainingConfig, train
+from mechicl.tasks import FixedTasks
+from mechicl.training import train
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.state import EARLIER_STATE_FILE, STATE_FILE, DamagedSaveError, RunState
-from tests.training.runs import LSTM, assert_same_bits, interrupted, small, weights
-
-# Imports once and forks each run, so that kills come at its first and last step.
-KILLER = """
-import json, os, random, signal, sys, time
-from pathlib import Path
-
-config, folder, kills = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-import torch
-import mechicl.base.files
-from mechicl.training import TrainingConfig, train
-
-torch.set_num_threads(1)
-config = TrainingConfig.from_dict(config)
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_at_call(function, number, when):
-    count = 0
-
-    def wrapper(*args):
-        nonlocal count
-        count += 1
-        if count == number and when == "before":
-            die()
-        result = function(*args)
-        if count == number and when == "after":
-            die()
-        return result
-
-    return wrapper
-
-
-def child(kill):
-    if isinstance(kill, list):  # in the middle of writing a file
-        name, number, when = kill
-        setattr(mechicl.base.files.os, name, die_at_call(getattr(os, name), number, when))
-    train(config, folder, progress=False, on_save=lambda step: time.sleep(0.005))
-
-
-outcomes = []
-for kill in kills:
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            child(kill)
-            code = 0
-        finally:
-            os._exit(code)
-    if isinstance(kill, float):
-        time.sleep(kill)
-        os.kill(process, signal.SIGKILL)
-    status = os.waitpid(process, 0)[1]
-    outcomes.append(os.waitstatus_to_exitcode(status))
-print(json.dumps(outcomes))
-"""
-
-
-def run_and_kill(config: TrainingConfig, folder: Path, kills: list) -> list[int]:
-    """Exit codes of the runs, -9 for a killed one. A number kills after that time in seconds, a triple at a call."""
-    arguments = [json.dumps(config.to_dict()), str(folder), json.dumps(kills)]
-    done = subprocess.run([sys.executable, "-c", KILLER, *arguments], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def assert_same_runs(a: Path, b: Path) -> None:
-    """Every tensor of the last save, every line of the metrics (but the speed), every snapshot."""
-    assert_same_bits(read_tensors(a / STATE_FILE)[0], read_tensors(b / STATE_FILE)[0])
-    lines = [[{**line, "steps_per_second": 0} for line in Metrics.read(folder)] for folder in (a, b)]
-    assert lines[0] == lines[1]
-    snapshots = [sorted(path.name for path in folder.glob("snapshots/*")) for folder in (a, b)]
-    assert snapshots[0] == snapshots[1]
-    for name in snapshots[0]:
-        assert_same_bits(read_tensors(a / "snapshots" / name)[0], read_tensors(b / "snapshots" / name)[0])
-
-
-@pytest.mark.slow
-def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(tmp_path):
-    config = small(
-        seeds=(0, 3), steps=120, save_every=2, log_every=1, eval_every=3, n_snapshots=9, schedule="cosine",
-        gradient_clip=0.1,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(0)
-    moments = [0.05 + 0.25 * torch.rand(1, generator=generator).item() for _ in range(5)]
-    in_a_write = [["fsync", 1, "before"], ["replace", 4, "before"], ["replace", 7, "after"], ["fsync", 12, "after"]]
-    kills = [in_a_write[0], moments[0], in_a_write[1], moments[1], moments[2], in_a_write[2], moments[3], in_a_write[3],
-             moments[4]]  # fmt: skip
-    codes = run_and_kill(config, tmp_path / "killed", [*kills, None])
-    assert codes[0] == -signal.SIGKILL  # a quick machine may finish before the later ones
-    assert set(codes[1:-1]) <= {0, -signal.SIGKILL}
-    assert codes[-1] == 0
-    assert run_and_kill(config, tmp_path / "whole", [None]) == [0]
-    assert_same_runs(tmp_path / "killed", tmp_path / "whole")
-    steps = [line["step"] for line in Metrics.read(tmp_path / "killed")]
-    assert steps == list(range(121))
-    assert not [path for path in (tmp_path / "killed").rglob("*") if path.name.endswith(".tmp")]
+from tests.faults.trainings import differences
+from tests.training.runs import LSTM, TASK, BlowsUp, assert_same_bits, interrupted, reading, small, weights
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("config", "at", "options"),
     [
-        {},
-        {"schedule": "cosine", "warmup_steps": 7, "gradient_clip": None},
-        {"mixed_precision": "bf16"},
-        {"model": LSTM.replace(dtype="float32"), "seeds": (0, 1)},
+        (small(n_snapshots=4), (5,), {}),
+        (small(schedule="cosine", warmup_steps=7, gradient_clip=None), (5,), {}),
+        (small(mixed_precision="bf16"), (5,), {}),
+        (small(model=LSTM.replace(dtype="float32"), seeds=(0, 1)), (5,), {}),
+        (small(optimizer="soap", seeds=(0, 3), steps=23), (5,), {}),
+        (reading(optimizer="soap", steps=23), (5,), {}),
+        (small(more_tasks=(TASK.replace(inputs="gaussian"), FixedTasks(TASK, 24)), seeds=(0, 3), n_snapshots=4,
+               target_loss=0.3129, eval_every=2), (5, 10), {}),
+        (small(more_tasks=(BlowsUp(x_dim=3, n_context=4),), seeds=(0, 1), save_every=2), (4,), {"stop_diverged": True}),
     ],
-)
-def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, changes):
-    config = small(**{"n_snapshots": 4} | changes)
-    whole = train(config, tmp_path / "whole", progress=False)
-    interrupted(config, tmp_path / "parts", 5)
-    resumed = train(config, tmp_path / "parts", progress=False)
-    for i in range(len(config.seeds)):
+)  # fmt: skip
+def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, config, at, options):
+    whole = train(config, tmp_path / "whole", progress=False, **options)
+    for step in at:
+        interrupted(config, tmp_path / "parts", step, **options)
+    resumed = train(config, tmp_path / "parts", progress=False, **options)
+    for i in range(len(config.members)):
         assert_same_bits(weights(resumed, i), weights(whole, i))
-    assert_same_runs(tmp_path / "whole", tmp_path / "parts")
+    assert not differences(tmp_path / "whole", tmp_path / "parts")
     assert_same_bits(resumed.snapshots, whole.snapshots)
-    assert resumed.record["curve"] == whole.record["curve"]
+    for name in ("curve", "stopped_at", "diverged_at"):
+        assert resumed.record[name] == whole.record[name]
+    stopped = {step > 0 for step in whole.record["stopped_at"]}  # some had stopped, or these cases show nothing
+    assert stopped == ({True, False} if options or config.target_loss else {False})
 
 
 def test_a_finished_run_called_again_gives_its_result_without_another_step(tmp_path):
@@ -155,7 +62,7 @@ def test_restart_forgets_the_earlier_run(tmp_path):
     restarted = train(other, tmp_path / "run", restart=True, progress=False)
     fresh = train(other, tmp_path / "fresh", progress=False)
     assert_same_bits(weights(restarted), weights(fresh))
-    assert_same_runs(tmp_path / "run", tmp_path / "fresh")
+    assert not differences(tmp_path / "run", tmp_path / "fresh")
 
 
 # ---- saves that do not fit ----
@@ -205,7 +112,7 @@ def test_a_damaged_save_gives_the_same_bits_or_an_error_that_names_an_intact_one
         if "of step 6, is intact" in str(caught.value):
             (folder / EARLIER_STATE_FILE).rename(folder / STATE_FILE)
             train(config, folder, progress=False)
-            assert_same_runs(folder, tmp_path / "whole")
+            assert not differences(folder, tmp_path / "whole")
         else:
             assert "No earlier save is intact" in str(caught.value)
             assert name != STATE_FILE
