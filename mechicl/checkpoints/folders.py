@@ -28,7 +28,7 @@ from mechicl.checkpoints.hub import FILES, PREFIX, HubError, Reference, download
 from mechicl.checkpoints.random_weights import replaced
 from mechicl.checkpoints.stacks import check_stack, models_from_stack, stack_models
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
-from mechicl.models.transformer.state_names import RENAMED
+from mechicl.models.transformer.lens_config import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 
 RECORD = "record.json"

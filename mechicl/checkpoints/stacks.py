@@ -9,7 +9,7 @@ from mechicl.base.arguments import checked
 from mechicl.models import Model, ModelConfig, TransformerConfig
 from mechicl.models.architectures import build_unfilled, outline
 from mechicl.models.holding import holding
-from mechicl.models.transformer.state_names import current_names
+from mechicl.models.transformer.lens_config import current_names
 
 MOST_LAYERS = 10_000
 """Layers in all models of a checkpoint together: each takes tens of kilobytes, however small its weights are."""

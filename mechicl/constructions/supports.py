@@ -10,9 +10,8 @@ from torch import Tensor
 from mechicl.base.arguments import checked, strictly_between
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
-from mechicl.models.transformer.attention import Attention, elementwise_attention
+from mechicl.models.transformer.attention import Attention, elementwise_attention, rotate
 from mechicl.models.transformer.layers import MLP
-from mechicl.models.transformer.rotary import rotate
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
-"""The kinds of models by their configs."""
+"""`build`: make a model of either architecture from its config."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,7 @@ from mechicl.models.prompted import without_initial_weights
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.hooked_transformer import HookedTransformer
 
-if TYPE_CHECKING:  # callers know which kind theirs is, and need not prove it to a type checker
+if TYPE_CHECKING:  # so that callers need not prove to a type checker which architecture theirs is
     ModelConfig = TransformerConfig | Any
     """The config of either architecture."""
     Model = HookedTransformer | Any
@@ -23,31 +22,23 @@ else:
 
 @checked
 def build(cfg: ModelConfig, seed: int = 0) -> Model:
-    """A fresh model of a config's kind."""
+    """Make a model with new weights from a config."""
     return HookedLSTM(cfg, seed=seed) if isinstance(cfg, LSTMConfig) else HookedTransformer(cfg, seed=seed)
 
 
 def build_unfilled(cfg: ModelConfig) -> Model:
-    """A model whose weights are to be copied into it: none are drawn."""
+    """Make a model without drawing weights, for others to be copied into it."""
     with without_initial_weights():
         return build(cfg)
 
 
 def outline(cfg: ModelConfig) -> Model:
-    """A model on torch's "meta" device: its weights have names, shapes and types, and take no memory."""
+    """Make a model on torch's "meta" device: its weights have names, shapes and dtypes, and take no memory."""
     with torch.device("meta"):
         return build_unfilled(cfg.replace(device="meta"))
 
 
 @checked
 def config_from_dict(data: dict[str, Any]) -> ModelConfig:
-    """The config that a `to_dict` wrote; without an "architecture" it is a transformer's.
-
-    Raises:
-        ValueError: no mapping, an unknown architecture or field, or a value that the config refuses.
-    """
-    if not isinstance(data, Mapping):
-        raise ValueError(f"a model's config must be a mapping of its fields, got {type(data).__name__}")
-    if "architecture" in data:
-        return LSTMConfig.from_dict(data)
-    return TransformerConfig.from_dict(data)
+    """Make the config that a `to_dict` wrote; without an "architecture" it is a transformer's."""
+    return LSTMConfig.from_dict(data) if "architecture" in data else TransformerConfig.from_dict(data)

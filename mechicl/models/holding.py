@@ -32,7 +32,7 @@ def lock_of(model: nn.Module) -> Any:
 
 
 def share_lock(model: nn.Module, other: nn.Module) -> None:
-    """Give a model the lock of another one, whose parts it runs."""
+    """Give a model the lock of another one that it runs."""
     lock = lock_of(other)
     with _LOOKUP:
         _LOCKS[model] = lock
@@ -85,7 +85,7 @@ def _models_among(values: Iterable[object]) -> Iterator[nn.Module]:
 def adding(
     hooks: Sequence[tuple[HookPoint, Callable[..., Any], Direction]], *, prepend: bool = False
 ) -> Iterator[None]:
-    """A context with hooks at some hook points; `prepend` calls them before those that are there."""
+    """A context with hooks at some hook points; `prepend` calls them before the others."""
     added = []
     try:
         for point, hook, direction in hooks:
@@ -98,27 +98,8 @@ def adding(
             point.bwd_hooks = [each for each in point.bwd_hooks if each is not handle]
 
 
-@contextmanager
-def listening(
-    before: Sequence[tuple[nn.Module, Callable[..., Any]]] = (),
-    after: Sequence[tuple[nn.Module, Callable[..., Any]]] = (),
-) -> Iterator[None]:
-    """A context in which functions are called before or after modules run: torch's own hooks, on any module.
-
-    Args:
-        before: of `(module, args, kwargs)`; the last is called first.
-        after: of `(module, args, output)`; the last is called first.
-    """
-    with ExitStack() as stack:
-        for module, function in before:
-            stack.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)
-        for module, function in after:
-            stack.callback(module.register_forward_hook(function, prepend=True).remove)
-        yield
-
-
 def _forget_locks() -> None:
-    """In a forked process the other threads, and the locks that they held, are gone."""
+    """Forget the locks in a forked process, where the threads that acquired them do not run."""
     global _LOOKUP
     _LOOKUP = threading.Lock()
     _LOCKS.clear()

@@ -1,13 +1,13 @@
-"""What is asked of any network on prompts whose layers can be looked into: the base of ours and of wrapped modules."""
+"""`LayeredModel`: a network on prompts with hooks and a stream at every layer, ours or a wrapped module."""
 
 import copy
 import copyreg
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
@@ -26,40 +26,40 @@ class LayeredModel(HookedRootModule):
     """A learner with hooks whose stream can be read at every layer.
 
     `predict` and `predict_prefixes` take any number of prompts in bounded memory. Their results carry gradients to the
-    prompts, where these require them, and not to the weights: to train, differentiate what the network itself returns.
+    prompts, if these require them, and not to the weights: to train, differentiate the network's own outputs.
 
-    Threads may predict with one model side by side. Who adds hooks (`hooks`, `run_with_hooks`, `run_with_cache`, and
-    all analyses that intervene) holds the model meanwhile: other threads' runs wait, and see nothing of it.
+    Threads may predict with one model at the same time. A thread that adds hooks (`hooks`, `run_with_hooks`,
+    `run_with_cache`, and all analyses that intervene) locks the model: runs in other threads wait.
 
-    `PromptedModel` (ours, which can also be resumed at any layer) and `WrappedModel` (anybody's module) are of this
-    kind. Analyses ask for no more than this unless they say so.
+    `PromptedModel` (our models, which can also be resumed at any layer) and `WrappedModel` (any PyTorch module) are
+    subclasses. Analyses need no more than this class unless they say so.
 
     Attributes:
-        cfg: with at least `n_layers`, `n_heads`, `d_model`, `one_pass` (whether one pass predicts every point from the
+        cfg: with at least `n_layers`, `n_heads`, `d_model`, `one_pass` (True if one pass predicts every point from the
             points before it), `prompt_format`, `format`, `device` and `torch_dtype`.
     """
 
     cfg: Any
 
     def encode(self, prompts: Prompts) -> Tensor:
-        """Prompts as what the network reads, on its device and in its dtype."""
+        """Encode prompts as the network's input, on its device and in its dtype."""
         raise NotImplementedError(f"{type(self).__name__} does not define encode(prompts)")
 
     def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
-        """The predictions in the outputs."""
+        """Extract the predictions from the outputs."""
         raise NotImplementedError(f"{type(self).__name__} does not define decode(outputs)")
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction."""
+        """Predict the query."""
         raise NotImplementedError(f"{type(self).__name__} does not define predict(prompts)")
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """The prediction of each point t from the points before it; the last one is the query's."""
+        """Predict each point t from the points before it; the last one is the query."""
         raise NotImplementedError(f"{type(self).__name__} does not define predict_prefixes(prompts)")
 
     @property
     def config(self) -> Any:
-        """The model's `cfg`, under the name by which other libraries look for it."""
+        """The model's `cfg`, under the name that other libraries look for."""
         return self.cfg
 
     @property
@@ -81,41 +81,77 @@ class LayeredModel(HookedRootModule):
     def _in_parts(self, predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
         """Predictions without a graph, in batches that take `memory.MEMORY` bytes.
 
-        Where the prompts require gradients these flow, and where a hook is attached it sees all prompts in one run.
+        If the prompts require gradients, the predictions carry them; attached hooks see all prompts in one run.
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
-            return _heard_if_undefined(predict(prompts))
+            return _warn_if_undefined(predict(prompts))
         at_a_time = max(1, int(MEMORY / max(self.bytes_per_prompt(prompts), 1)))
         with torch.no_grad():
             if len(prompts) <= at_a_time:
-                return _heard_if_undefined(predict(prompts))
-            return _heard_if_undefined(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
+                return _warn_if_undefined(predict(prompts))
+            return _warn_if_undefined(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """An upper estimate of what a pass without gradients holds at once for each prompt, with hooks or without."""
+        """Estimate from above the bytes that a pass without gradients holds at once for each prompt."""
         raise NotImplementedError
 
+    # ---- the stream, layer by layer ----
+
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
+        """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
         raise NotImplementedError
 
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
-        """The stream of other queries, each as if it stood at point t in place of that point."""
+        """Yield the stream of other queries, each as if it replaced point t."""
         raise NotImplementedError
 
     @property
+    def tokens_per_point(self) -> int | None:
+        """Number of positions of a context point; None if the model does not read points, or it is not known."""
+        return None
+
+    def count_points(self, prompts: Prompts) -> Int[Tensor, "pos"]:
+        """Count the context points that each position can depend on.
+
+        Raises:
+            ValueError: positions see later points, or the positions of the points are not known.
+        """
+        self.encode(prompts[:1])  # after which the config of a wrapped module is complete
+        if not getattr(self.cfg, "causal", self.cfg.one_pass):
+            raise ValueError(
+                "the model's positions see later points, or the points' positions are not known: take an interleaved "
+                "model with causal keys, or a wrapped one with points= at which no later point is seen"
+            )
+        n_pos = next(iter(self.layer_streams(prompts[:1], "positions"))).shape[1]
+        positions = torch.arange(n_pos)
+        return torch.searchsorted(positions[self._positions("points", n_pos)].contiguous(), positions)
+
+    def _points(self, n_pos: int) -> slice:
+        """The positions at which points are predicted."""
+        return self.cfg.format.prediction_positions(n_pos)
+
+    def _positions(self, at: At | slice, n_pos: int) -> slice:
+        if isinstance(at, slice):
+            return at
+        if at not in get_args(At):
+            raise ValueError(f"at={at!r} is not one of {get_args(At)}")
+        if at == "points":
+            return self._points(n_pos)
+        return slice(n_pos - 1, n_pos) if at == "query" else slice(None)
+
+    @property
     def reads_out(self) -> bool:
-        """Whether `read_out` is known; of a wrapped module it may not be."""
+        """True if the model has `read_out`; a wrapped module may not."""
         return True
 
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """The final residual stream as outputs."""
+        """Map the final residual stream to outputs."""
         raise NotImplementedError
 
     def to_tokens(self, prompts: Prompts | Tensor | Any, *, prepend_bos: bool | None = None) -> Tensor:
-        """Prompts as tokens; tokens unchanged."""
+        """Encode prompts as tokens; tokens are returned unchanged."""
         if not isinstance(prompts, Prompts | Tensor):
             raise TypeError(f"{type(self).__name__} reads prompts and tokens, got {type(prompts).__name__}")
         return self.encode(prompts) if isinstance(prompts, Prompts) else prompts
@@ -130,19 +166,16 @@ class LayeredModel(HookedRootModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """A context with hooks, as in TransformerLens, which gives the model.
+        """A context with hooks, as in TransformerLens, which returns the model.
 
-        Within it this thread holds the model's lock: runs in other threads wait until it is left. At its end the hooks
-        that it added are removed, and no others.
+        Within it this thread has the model's lock: runs in other threads wait until it ends. At its end the hooks that
+        it added are removed, and no others.
 
         Args:
-            fwd_hooks: names of hooks, or functions of names, and what to call there with the activation and `hook=`.
-            bwd_hooks: likewise, with the gradient.
-            reset_hooks_end: False to let the hooks stay after it, until `reset_hooks`.
+            fwd_hooks: names of hooks, or functions of names, each with a function of the activation and `hook=`.
+            bwd_hooks: likewise, of the gradient.
+            reset_hooks_end: False to keep the hooks until `reset_hooks`.
             clear_contexts: empty the `ctx` of all hook points at its end.
-
-        Raises:
-            KeyError: when entered, a hook that the model does not have.
         """
         for name, _ in (*fwd_hooks, *bwd_hooks):
             self._check_point(name)
@@ -153,11 +186,11 @@ class LayeredModel(HookedRootModule):
         if callable(name) or isinstance(self.mod_dict.get(name), HookPoint):
             return
         if name in self.mod_dict:
-            raise TypeError(f"{name!r} is no hook but a part of the model ({type(self.mod_dict[name]).__name__})")
+            raise TypeError(f"{name!r} is not a hook but a part of the model ({type(self.mod_dict[name]).__name__})")
         raise KeyError(f"name: this model has no hook {name!r}{nearest(name, hook_names(self))}")
 
     def add_hook(self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Add a hook that stays until `reset_hooks`, and that all threads' runs see; as in TransformerLens.
+        """Add a hook that stays until `reset_hooks` and runs in all threads; as in TransformerLens.
 
         Raises:
             KeyError: a hook that the model does not have.
@@ -172,7 +205,7 @@ class LayeredModel(HookedRootModule):
             return super().add_caching_hooks(*args, **kwargs)
 
     def remove_all_hook_fns(self, *args: Any, **kwargs: Any) -> None:
-        """Remove what was added at hook points, of both directions or one ("fwd", "bwd"), and of one level if given."""
+        """Remove the hooks at hook points, of both directions or one ("fwd", "bwd"), and of one level if given."""
         with holding(self):
             super().remove_all_hook_fns(*args, **kwargs)
 
@@ -197,20 +230,17 @@ class LayeredModel(HookedRootModule):
         return state | {"context_level": 0}
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch's, when no other thread has changed the weights for a while."""
+        """As torch's, read while no other thread has replaced the weights temporarily."""
         with holding(self):
             return super().state_dict(*args, **kwargs)
 
     def run_with_cache(
         self, input: Tensor | Prompts | str | list[str], *args: Any, return_cache_object: bool = True, **kwargs: Any
     ) -> Any:
-        """Outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
+        """Return outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
 
         Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
         which `incl_bwd` takes of a single output only, attach `bwd_hooks` with `hooks`.
-
-        Raises:
-            ValueError: a name in `names_filter` that no hook has.
         """
         names = kwargs.get("names_filter")
         names = [names] if isinstance(names, str) else names
@@ -224,18 +254,18 @@ class LayeredModel(HookedRootModule):
         return outputs, cache
 
     def _checked_dtype(self, tokens: Tensor) -> Tensor:
-        """Tokens; raises ValueError if no part of the network takes their dtype."""
+        """The tokens; raises ValueError if no part of the network takes their dtype."""
         return tokens
 
     # ---- queries ----
 
     def _checked_queries(self, prompts: Prompts, queries: Tensor, at: At) -> tuple[Prompts, Tensor, range]:
-        """Prompts and queries as the network takes them, and the numbers of context points that the queries follow."""
+        """Prompts and queries on the network's device, and the numbers of context points that precede the queries."""
         n, cfg = prompts.n_context, self.cfg
         prompts = prompts.to(cfg.device, cfg.torch_dtype)
         self.encode(prompts[:0])  # refuses prompts of another kind
         if at not in ("points", "query"):
-            raise ValueError(f"at={at!r} is not one of ('points', 'query'): queries stand at points")
+            raise ValueError(f"at={at!r} is not one of ('points', 'query'), where queries can be")
         points = range(n + 1) if at == "points" else range(n, n + 1)
         if queries.ndim != 4 or (*queries.shape[:2], queries.shape[3]) != (len(prompts), len(points), prompts.x_dim):
             raise ValueError(
@@ -245,7 +275,7 @@ class LayeredModel(HookedRootModule):
         return prompts, queries.to(cfg.device, cfg.torch_dtype), points
 
     def _query_streams_one_by_one(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        """`query_streams` at the prefixes `points`, with every query in a prompt of its own."""
+        """`query_streams` at the prefixes `points`, with every query in a separate prompt."""
         n_queries, passes = queries.shape[2], []
         for t, queries_at_t in zip(points, queries.unbind(1), strict=True):
             xs, ys = (part.repeat_interleave(n_queries, dim=0) for part in (prompts.xs, prompts.ys))
@@ -261,8 +291,7 @@ def has_torch_hooks(part: torch.nn.Module) -> bool:
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
-def _heard_if_undefined(predictions: Tensor) -> Tensor:
-    """Predictions as they are, with a warning if some are NaN or infinite."""
+def _warn_if_undefined(predictions: Tensor) -> Tensor:
     if not torch.compiler.is_compiling() and (n_bad := count_undefined(predictions)):
         warn(
             f"{n_bad} of {predictions.numel()} predictions are not finite: the model's weights are not, or the prompts "

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn as nn
@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.arguments import check_fields, checked
-from mechicl.base.checks import require_whole
-from mechicl.models.config_checks import DTYPES, check_device, read_config
+from mechicl.base.arguments import Count, Natural, check_fields, checked
+from mechicl.models.config_checks import DTYPES, check_dtype_and_device, read_config, require
 from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
@@ -30,11 +29,11 @@ class LSTMConfig:
     Attributes:
         x_dim: dimension of the inputs.
         y_dim: dimension of the targets.
-        n_context: number of context points that the model is meant for; it takes longer prompts too.
+        n_context: number of context points; longer prompts fit too.
         n_layers: number of LSTM layers.
         d_model: width of the hidden state, in every layer.
         dtype: "float32", "float64", "bfloat16" or "float16".
-        device: where the model is made; the model keeps it up to date.
+        device: device of a new model; the model keeps it up to date.
 
     Raises:
         ValueError: a value is out of range or unknown; the message names it.
@@ -44,20 +43,17 @@ class LSTMConfig:
         41
     """
 
-    x_dim: int
-    y_dim: int = 1
-    n_context: int
-    n_layers: int = 1
-    d_model: int
+    x_dim: Count
+    y_dim: Count = 1
+    n_context: Natural
+    n_layers: Count = 1
+    d_model: Count
     dtype: str = "float32"
     device: str = "cpu"
 
     def __post_init__(self):
         check_fields(self)
-        require_whole(self, x_dim=1, y_dim=1, n_context=0, n_layers=1, d_model=1)
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not one of {list(DTYPES)}")
-        check_device(self.device)
+        check_dtype_and_device(self)
 
     @property
     def prompt_format(self) -> Literal["interleaved"]:
@@ -66,12 +62,12 @@ class LSTMConfig:
 
     @property
     def keys(self) -> Literal["causal"]:
-        """What a position depends on, in the transformers' terms: itself and those before."""
+        """The positions that a position depends on, in the transformers' terms: itself and those before."""
         return "causal"
 
     @property
     def one_pass(self) -> bool:
-        """Whether one pass predicts every point from the points before it: always."""
+        """True: one pass predicts every point from the points before it."""
         return True
 
     @property
@@ -96,44 +92,37 @@ class LSTMConfig:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch knows it."""
+        """The dtype as torch's."""
         return DTYPES[self.dtype]
 
     def replace(self, **changes: Any) -> "LSTMConfig":
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def unfilled(self) -> "LSTMConfig":
-        """The config for a command line to change fields of: itself, since no default depends on other fields."""
+        """Return the config, in which no default depends on other fields; see `TransformerConfig.unfilled`."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields but the device, as plain JSON data, and which kind of model they are of."""
+        """Return all fields but the device, and the architecture, as plain JSON data."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "device"}
         return {"architecture": "lstm", **fields}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "LSTMConfig":
-        """The config that `to_dict` wrote.
-
-        Raises:
-            ValueError: data of another architecture, an unknown field, a value of another type than the field's, or a
-                value that the config refuses.
-        """
-        if not isinstance(data, Mapping):
-            raise ValueError(f"LSTMConfig takes a mapping of its fields, got {type(data).__name__}")
-        fields = dict(data)
-        architecture = fields.pop("architecture", "lstm")
-        if architecture != "lstm":
-            raise ValueError(f"architecture={architecture!r} is not 'lstm'")
-        return read_config(cls, fields)
+        """Make the config that `to_dict` wrote."""
+        if isinstance(data, Mapping):
+            architecture = data.get("architecture", "lstm")
+            require(architecture == "lstm", f"architecture={architecture!r} is not 'lstm'")
+            data = {name: value for name, value in data.items() if name != "architecture"}
+        return read_config(cls, data)
 
 
 class LSTMBlock(nn.Module):
     """One LSTM layer, in torch's kernel and layout.
 
     Weights: W_ih, W_hh `[gate * d_model, d_model]`, b_ih, b_hh `[gate * d_model]`, with the gates in torch's order:
-    input, forget, cell, output. The cell state has no hook point: the kernel does not let it be replaced.
+    input, forget, cell, output. The cell state has no hook point, since the kernel does not let it be replaced.
     """
 
     W_ih: nn.Parameter
@@ -150,25 +139,25 @@ class LSTMBlock(nn.Module):
         self.hook_resid_post = HookPoint()
 
     def forward(self, stream: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """The hidden states at all positions."""
+        """Compute the hidden states at all positions."""
         return self.hook_resid_post(self.run(self.hook_resid_pre(stream), self.start(stream))[0])
 
     def start(self, stream: Float[Tensor, "batch pos d_model"]) -> State:
-        """Hidden and cell state before the first token `[1 batch d_model]`: zeros."""
+        """Return the hidden and cell state before the first token `[1 batch d_model]`: zeros."""
         zeros = stream.new_zeros(1, len(stream), stream.shape[2])
         return zeros, zeros
 
     def run(self, stream: Float[Tensor, "batch pos d_model"], state: State) -> tuple[Tensor, State]:
-        """Hidden states at all positions and, after the last, the two states; without hooks."""
+        """Compute the hidden states at all positions, and both states after the last, without hooks."""
         weights: list[Tensor] = [self.W_ih, self.W_hh, self.b_ih, self.b_hh]
         # "training" without dropout changes no value, and lets cuDNN differentiate in eval mode too
         hidden, *after = torch.lstm(stream, state, weights, True, 1, 0.0, True, False, True)
         return hidden.contiguous(), (after[0], after[1])
 
     def scan(self, stream: Float[Tensor, "batch pos d_model"], stops: list[int]) -> tuple[Tensor, State]:
-        """Hidden states up to the last of the stops, and the two states `[batch stop d_model]` after each.
+        """Compute the hidden states up to the last stop, and both states `[batch stop d_model]` after each.
 
-        A stop is a number of tokens; stops grow.
+        A stop is a number of tokens; stops are in ascending order.
         """
         state, parts, states = self.start(stream), [stream[:, :0]], []
         for first, stop in zip([0, *stops], stops, strict=False):
@@ -180,29 +169,20 @@ class LSTMBlock(nn.Module):
         return torch.cat(parts, dim=1), (hidden, cell)
 
     def step(self, queries: Float[Tensor, "batch stop query d_model"], states: State) -> Tensor:
-        """The hidden state after one more token, each query on its own, from the states after each stop."""
+        """Compute the hidden state after one more token, separately for each query, from the states after each stop."""
         n_queries = queries.shape[2]
         hidden, cell = (repeat(part, "batch stop d -> 1 (batch stop query) d", query=n_queries) for part in states)
         outputs, _ = self.run(queries.flatten(0, 2)[:, None], (hidden, cell))
         return outputs.view(queries.shape)
 
 
-class LSTMBlocks(nn.ModuleList):
-    """The layers of a model, in order; type checkers know what they are."""
-
-    if TYPE_CHECKING:
-
-        def __getitem__(self, idx: int) -> LSTMBlock: ...  # type: ignore[override]
-        def __iter__(self) -> Iterator[LSTMBlock]: ...  # type: ignore[override]
-
-
 class HookedLSTM(PromptedModel):
     """A stack of LSTM layers on interleaved prompts, with the interface of `HookedTransformer`.
 
     Tokens are read in linearly, each layer's hidden states are the next one's inputs, and a linear map with a bias
-    reads predictions off the last one's at the x tokens. Hook points, all `[batch pos d_model]`: `hook_embed`,
+    makes predictions of the last one's at the x tokens. Hook points, all `[batch pos d_model]`: `hook_embed`,
     `blocks.{l}.hook_resid_pre` (the layer's inputs) and `blocks.{l}.hook_resid_post` (its hidden states).
-    Source: Fu et al. 2024, A.2 and B.6; the read-in has no bias, since the first layer has its own.
+    Source: Fu et al. 2024, A.2 and B.6; the read-in has no bias, since the first layer has one.
 
     torch has no rule to vectorise its LSTM, nor cuDNN a second derivative: on a GPU, Hessians need the CPU.
 
@@ -218,7 +198,6 @@ class HookedLSTM(PromptedModel):
     """
 
     cfg: LSTMConfig
-    blocks: LSTMBlocks
     vectorizes: ClassVar[bool] = False
 
     def __init__(self, cfg: LSTMConfig, *, seed: int = 0):
@@ -226,7 +205,7 @@ class HookedLSTM(PromptedModel):
         self.cfg = cfg
         self.embed = nn.Parameter(torch.zeros(cfg.d_token, cfg.d_model))
         self.hook_embed = HookPoint()
-        self.blocks = LSTMBlocks(LSTMBlock(cfg.d_model) for _ in range(cfg.n_layers))
+        self.blocks = nn.ModuleList(LSTMBlock(cfg.d_model) for _ in range(cfg.n_layers))
         self.unembed = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
         self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out))
         self.setup()
@@ -236,16 +215,16 @@ class HookedLSTM(PromptedModel):
     @checked
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
-        """Fresh weights, the same for the same seed.
+        """Draw new weights, the same for the same seed.
 
-        Matrices are uniform within `±1 / sqrt(fan_in)`, as torch's LSTM has them; biases are 0, but the forget gates'
-        are 1, so that states last from the start (Jozefowicz et al. 2015).
+        Matrices are uniform within `±1 / sqrt(fan_in)`, as in torch's LSTM; biases are 0, except the forget gates',
+        which are 1, so that states last from the start (Jozefowicz et al. 2015).
         """
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 fan_in = self.cfg.d_token if name == "embed" else self.cfg.d_model
-                # drawn alike whatever the model's device and dtype
+                # the same numbers for every device and dtype
                 fresh = 2 * torch.rand(weight.shape, generator=generator, dtype=torch.float32, device="cpu") - 1
                 weight.copy_(fresh / math.sqrt(fan_in))
             else:
@@ -255,20 +234,12 @@ class HookedLSTM(PromptedModel):
 
     @in_a_pass
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        """Tokens read in, the input of the first layer.
-
-        Raises:
-            ValueError: tokens of another shape.
-        """
+        """Read tokens in: the input of the first layer."""
         self._check_tokens(tokens)
         return self.hook_embed(tokens @ self.embed)
 
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """The last layer's hidden states as outputs.
-
-        Raises:
-            ValueError: a stream of another width.
-        """
+        """Compute outputs from the last layer's hidden states."""
         self._check_width(residual)
         return residual @ self.unembed + self.unembed_bias
 

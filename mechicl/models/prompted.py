@@ -1,33 +1,29 @@
-"""What all networks on prompts share: prompts in, predictions out, the stream at every layer, hooks."""
+"""`PromptedModel`: the shared code of our networks on prompts, from tokens to predictions, streams and losses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn as nn
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import lm_cross_entropy_loss
 
 from mechicl.base.arguments import checked
-from mechicl.base.checks import is_whole
 from mechicl.models.config_checks import DTYPES, dtype_name
 from mechicl.models.holding import in_a_pass
 from mechicl.models.layered import LayeredModel, has_torch_hooks
 from mechicl.prompts import At, Prompts
 
 ReturnType = Literal["logits", "loss", "both"]
-
-
 _FILLED_LATER: ContextVar[bool] = ContextVar("filled_later", default=False)
 
 
 @contextmanager
 def without_initial_weights() -> Iterator[None]:
-    """While it lasts, models that are made get no initial weights: those of a file are copied into them."""
+    """A context in which new models get no initial weights, for weights from a file to be copied into them."""
     token = _FILLED_LATER.set(True)
     try:
         yield
@@ -36,21 +32,21 @@ def without_initial_weights() -> Iterator[None]:
 
 
 class Output(NamedTuple):
-    """What a model returns for `return_type="both"` (TransformerLens' name)."""
+    """The outputs and the loss, for `return_type="both"` (TransformerLens' name)."""
 
     logits: Float[Tensor, "batch pos d_out"]
     loss: Float[Tensor, ""] | Float[Tensor, "batch row"]
 
 
 def with_batch_axis(tokens: Tensor) -> Tensor:
-    """Token ids `[pos]` as a batch of one `[1 pos]`; other tokens as they are."""
+    """Return token ids `[pos]` as a batch of one `[1 pos]`, other tokens unchanged."""
     return tokens[None] if tokens.ndim == 1 and not tokens.is_floating_point() else tokens
 
 
 class PromptedModel(LayeredModel):
     """A stack of blocks that reads prompts as tokens: the interface of `HookedTransformer` and `HookedLSTM`.
 
-    A kind of model brings its config and blocks, `embed_tokens`, `read_out` and `_run_blocks`, and
+    A subclass defines its config and blocks, `embed_tokens`, `read_out`, `_run_blocks`, `_numbers_per_position`, and
     `_query_streams_by_sharing`, which computes a context once for all its queries.
 
     Attributes:
@@ -60,11 +56,11 @@ class PromptedModel(LayeredModel):
     """
 
     cfg: Any
-    blocks: nn.ModuleList
+    blocks: Any
     vectorizes: ClassVar[bool] = True
 
     def _initialize(self, seed: int) -> None:
-        """Draw the initial weights, but for models that are filled from a file."""
+        """Draw the initial weights, except inside `without_initial_weights`."""
         if not _FILLED_LATER.get():
             self.reset_parameters(seed)
 
@@ -74,7 +70,7 @@ class PromptedModel(LayeredModel):
         raise NotImplementedError
 
     def setup(self) -> None:
-        """Name the hook points and index them; to be repeated when some are added or removed."""
+        """Name and index the hook points; call it again after adding or removing some."""
         super().setup()
         self._watched = tuple(self.modules())
         self._children = [(part, dict(part._modules)) for part in self._watched if part._modules]
@@ -99,23 +95,21 @@ class PromptedModel(LayeredModel):
         stop_at_layer: int | None = None,
         at: At | slice = "positions",
     ) -> Any:
-        """Outputs for tokens, or how wrong they are.
+        """Compute the outputs for tokens, or their loss.
 
         Args:
             input: `[batch pos d_token]` (see `encode`), token ids `[batch pos]` or `[pos]`, prompts, or texts for a
                 model with a tokenizer. With `start_at_layer`, the residual stream `[batch pos d_model]` before that
                 layer.
-            return_type: "logits" for the outputs, "loss" (see `loss_fn`), "both", or None for neither, where only hooks
-                are to see the run.
-            loss_per_token: the loss of each prediction, not their mean.
+            return_type: "logits" for the outputs, "loss" (see `loss_fn`), "both", or None for a run for hooks only.
+            loss_per_token: return the loss of each prediction, not their mean.
             prepend_bos: for texts, see `to_tokens`.
-            padding_side: "right", on which texts of different lengths are padded.
+            padding_side: "right" or None: the side on which shorter texts are padded.
             start_at_layer: begin before this block; negative numbers count from the end.
-            tokens: what the loss is of, where the input is a residual stream.
+            tokens: for the loss, if the input is a residual stream.
             attention_mask: for token ids: 0 at padding on the right, which has no loss.
             stop_at_layer: end before this block and return the residual stream there; negative likewise.
-            at: which outputs to return: at all "positions", at the "points" that are predicted, at the "query", or
-                at a slice of the positions.
+            at: positions of the returned outputs: all "positions", the predicted "points", the "query", or a slice.
 
         Returns:
             `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch row d_model]`. A
@@ -131,13 +125,10 @@ class PromptedModel(LayeredModel):
         start = self._layer("start_at_layer", start_at_layer, default=0)
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
         if padding_side not in (None, "right"):
-            raise ValueError(
-                f"padding_side={padding_side!r}: texts are padded on the right, where nothing attends to it"
-            )
+            raise ValueError(f"padding_side={padding_side!r}: texts can only be padded on the right")
         if attention_mask is not None:
             self._check_mask(attention_mask)
-        read = self.to_tokens(input, prepend_bos=prepend_bos)
-        read = with_batch_axis(read)
+        read = with_batch_axis(self.to_tokens(input, prepend_bos=prepend_bos))
         residual = self.embed_tokens(read) if start_at_layer is None else self._check_residual(read)
         positions = self._positions(at, residual.shape[1])
         outputs = self._run_blocks(residual, range(start, stop), positions, to_outputs=stop_at_layer is None)
@@ -155,13 +146,11 @@ class PromptedModel(LayeredModel):
         return loss if return_type == "loss" else Output(outputs, loss)
 
     def _check_mask(self, attention_mask: Tensor) -> None:
-        """Refuse (ValueError) a mask of what would be attended to: there is none in the attention itself."""
+        """Refuse (ValueError) a mask of positions that would be attended to: the attention itself has no mask."""
         causal = getattr(self.cfg, "keys", "causal") == "causal"
         on_the_right = bool((attention_mask.int().diff(dim=-1) <= 0).all())
         if not attention_mask.all() and not (causal and on_the_right):
-            raise ValueError(
-                "attention_mask hides what is attended to: only padding on the right of causal keys may be"
-            )
+            raise ValueError("attention_mask may only hide padding on the right, and only with causal keys")
 
     def loss_fn(
         self,
@@ -170,20 +159,16 @@ class PromptedModel(LayeredModel):
         attention_mask: Int[Tensor, "batch pos"] | Bool[Tensor, "batch pos"] | None = None,
         per_token: bool = False,
     ) -> Float[Tensor, ""] | Float[Tensor, "batch row"]:
-        """How wrong the outputs at all positions are.
+        """Compute the loss of the outputs at all positions.
 
         For token ids the cross entropy of each next token, in nats; for prompts the squared error of each prediction,
         averaged over the target's dimensions.
 
         Args:
-            logits: what the model returned.
-            tokens: what it read.
+            logits: the model's outputs.
+            tokens: its input.
             attention_mask: 0 for token ids that are padding, which have no loss.
-            per_token: the loss of each prediction, `[batch pos - 1]` or `[prompt point]`, not their mean.
-
-        Raises:
-            ValueError: continuous tokens, which have no targets: give the prompts; or prompts of other sizes.
-            IndexError: an id that the logits have no entry for.
+            per_token: return the loss of each prediction, `[batch pos - 1]` or `[prompt point]`, not their mean.
         """
         if isinstance(tokens, Prompts):
             predictions = self.decode(logits)
@@ -195,7 +180,7 @@ class PromptedModel(LayeredModel):
             errors = (predictions - targets).square().mean(-1)
             return errors if per_token else errors.mean()
         if tokens.is_floating_point():
-            raise ValueError("continuous tokens do not hold the query's target: ask for the loss of the Prompts")
+            raise ValueError("continuous tokens have no target of the query: take the loss of the Prompts")
         try:
             return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
         except (IndexError, RuntimeError) as error:
@@ -207,22 +192,18 @@ class PromptedModel(LayeredModel):
             ) from error
 
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        """Tokens as the residual stream before the first block."""
+        """Embed tokens as the residual stream before the first block."""
         raise NotImplementedError
 
     def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:
-        """The stream after these layers at these positions, as outputs on request."""
+        """Compute the stream after these layers at these positions, or its outputs."""
         raise NotImplementedError
 
     # ---- prompts in, predictions out ----
 
     @checked
     def encode(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
-        """Prompts as tokens of this model, on its device and in its dtype.
-
-        Raises:
-            ValueError: the prompts' dimensions are not the model's, or the model takes token ids.
-        """
+        """Encode prompts as tokens of this model, on its device and in its dtype."""
         cfg, form = self.cfg, self.cfg.format
         if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
             raise ValueError(
@@ -233,29 +214,29 @@ class PromptedModel(LayeredModel):
         return form.encode(prompts.to(cfg.device, cfg.torch_dtype), getattr(self, "initial_weights", None))
 
     def decode(self, outputs: Float[Tensor, "prompt pos d_out"]) -> Float[Tensor, "prompt point y"]:
-        """The predictions in the outputs at all positions: one point (the query) if paired, else every point."""
-        return outputs[:, self.cfg.format.prediction_positions(outputs.shape[1])]
+        """Extract the predictions from outputs at all positions: one point (the query) if paired, else every point."""
+        return outputs[:, self._points(outputs.shape[1])]
 
     @checked
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction, in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
+        """Predict the query in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
         return self._in_parts(lambda part: self.forward(part, at="query")[:, -1], prompts)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """An upper estimate of what a pass without gradients holds at once for each prompt, with hooks or without."""
+        """Estimate from above the bytes that a pass without gradients holds at once for each prompt."""
         n_pos = self.cfg.format.n_tokens(prompts.n_context)
         return self.cfg.torch_dtype.itemsize * n_pos * self._numbers_per_position(n_pos)
 
     def _numbers_per_position(self, n_pos: int) -> int:
-        """An upper estimate of the numbers that a layer holds at once for each of `n_pos` positions of a prompt."""
+        """Estimate from above how many numbers a layer holds at once for each of `n_pos` positions of a prompt."""
         raise NotImplementedError
 
     @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """The prediction of each point t from the points before it; the last one is the query's.
+        """Predict each point t from the points before it; the last one is the query.
 
-        One pass where an earlier output cannot see later points (interleaved and causal), else one a prefix. Memory and
-        graph are as for `predict`.
+        One pass if no output sees later points (interleaved and causal), otherwise one a prefix. Memory and graph are
+        as for `predict`.
         """
         if self.cfg.one_pass:
             return self._in_parts(lambda part: self.forward(part, at="points"), prompts)
@@ -263,8 +244,13 @@ class PromptedModel(LayeredModel):
 
     # ---- the stream, layer by layer ----
 
+    @property
+    def tokens_per_point(self) -> int | None:
+        """Number of positions of a context point; None for a model of token ids."""
+        return {"paired": 1, "interleaved": 2}.get(self.cfg.prompt_format)
+
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """The residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
+        """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
         stream = self.forward(prompts, stop_at_layer=0)
         positions = self._positions(at, stream.shape[1])
         yield stream[:, positions]
@@ -276,13 +262,13 @@ class PromptedModel(LayeredModel):
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
-        """The stream of other queries, each as if it stood at point t in place of that point.
+        """Yield the stream of other queries, each as if it replaced point t, before the first layer and after each.
 
-        The stream before the first layer and then after each, n_layers + 1 tensors. Queries do not see each other.
-        What the model computes of the context is shared by all of them (see `queries.py`), unless hooks are attached.
+        Queries do not see each other. They share the context's activations (see `queries.py`), unless hooks are
+        attached.
 
         Args:
-            prompts: the contexts; their own queries are not read.
+            prompts: the contexts; their own queries are ignored.
             queries: `[prompt point query x]`, for each of the n_context + 1 points, or for the last point only.
             at: "points" for queries at every point, "query" for queries at the last one: `[prompt 1 query x]`.
         """
@@ -292,11 +278,11 @@ class PromptedModel(LayeredModel):
         return self._query_streams_by_sharing(prompts, queries, points)
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        """`query_streams` at the prefixes `points`, where no hook is attached: the context is computed once."""
+        """`query_streams` at the prefixes `points` without hooks: the context is computed once."""
         raise NotImplementedError
 
     def _query_tokens(self, queries: Tensor) -> Float[Tensor, "prompt point query d_token"]:
-        """Each query as the token of a prompt that has nothing else."""
+        """Each query as the only token of a prompt."""
         xs = queries.flatten(0, 2)[:, None]
         tokens = self.encode(Prompts(xs, xs.new_zeros(len(xs), 1, self.cfg.y_dim)))
         return tokens.view(*queries.shape[:3], self.cfg.d_token)
@@ -312,7 +298,7 @@ class PromptedModel(LayeredModel):
             or any("forward" in part.__dict__ for part in self._watched)
         )
 
-    # ---- housekeeping ----
+    # ---- device and dtype, arguments ----
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
@@ -325,22 +311,11 @@ class PromptedModel(LayeredModel):
     def _replace_cfg(self, **changes: Any) -> None:
         self.cfg = self.cfg.replace(**changes)
 
-    def _positions(self, at: At | slice, n_pos: int) -> slice:
-        if isinstance(at, slice):
-            return at
-        if at == "positions":
-            return slice(None)
-        if at == "query":
-            return slice(n_pos - 1, n_pos)
-        if at == "points":
-            return self.cfg.format.prediction_positions(n_pos)
-        raise ValueError(f"at={at!r} is not one of {get_args(At)}")
-
     def _layer(self, name: str, layer: int | None, *, default: int) -> int:
         if layer is None:
             return default
         n = self.cfg.n_layers
-        if not is_whole(layer):
+        if not isinstance(layer, int) or isinstance(layer, bool):
             raise TypeError(f"{name} must be an int or None, got {type(layer).__name__}")
         if not -n <= layer <= n:
             raise ValueError(f"{name}={layer}, but the model has {n} layers")
@@ -367,4 +342,4 @@ class PromptedModel(LayeredModel):
                 f"with start_at_layer the input is a residual stream [batch pos {self.cfg.d_model}], "
                 f"got {tuple(residual.shape)}"
             )
-        return residual.clone()  # the first hook may patch it in place
+        return residual.clone()  # the first hook may change it in place

@@ -6,6 +6,7 @@ Plain loops over positions and heads, numpy, float64, one prompt at a time.
 import cmath
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -202,7 +203,7 @@ def turn(cfg: TransformerConfig, vector: Array, position: int) -> Array:
     return turned
 
 
-def attention_weights(cfg: TransformerConfig, kind: str, scores: list[float], sink: float) -> list[float]:
+def attention_weights(cfg: TransformerConfig, kind: str, scores: list[Any], sink: float) -> list[float]:
     if kind == "softmax":
         total = sum(math.exp(s) for s in scores) + (math.exp(sink) if cfg.sink != "none" else 0)
         return [math.exp(s) / total for s in scores]

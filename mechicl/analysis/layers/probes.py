@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.algorithms import ols
@@ -152,12 +152,12 @@ def probe(
 ) -> ProbeResult:
     """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
 
-    At an x token the quantity is that of the points before it; at a y token that of the points up to its own. Ridge
-    regression in closed form with the penalty from cross-validation for every layer and position. The control task
-    fits the same probes to quantities of another prompt.
+    At each position the quantity is that of the points that it can depend on. Ridge regression in closed form with the
+    penalty from cross-validation for every layer and position. The control task fits the same probes to quantities of
+    another prompt.
 
     Args:
-        model: an interleaved, causal model.
+        model: an interleaved, causal model, or a wrapped one whose `points` see no later points.
         quantities: by name, functions of prompts: `cross_moments`, `second_moments`, `ols_weights`,
             `algorithm_weights(newton, steps=[k])`, or your own.
         fitting: prompts to fit on (required).
@@ -180,18 +180,15 @@ def probe(
         raise ValueError("probe() needs at least one quantity")
     if fitting is None or held_out is None:
         raise ValueError("probe() needs prompts: probe(model, quantities, task.sample(256, seed=0), held_out)")
-    model.encode(fitting[:1])  # completes the config of a wrapped module
-    if not model.cfg.one_pass or model.cfg.prompt_format != "interleaved":
-        raise ValueError("probe() needs an interleaved model with causal keys: elsewhere positions see all points")
     if fitting.n_context != held_out.n_context or len(fitting) == 0 or len(held_out) < 2:
         raise ValueError(f"fitting and held_out need the same number of points, got {fitting} and {held_out}")
-    names = tuple(quantities)
+    names, n_points = tuple(quantities), model.count_points(fitting)
     sums = RidgeSums(folds)
-    for streams, targets, _ in _batches(model, quantities, fitting, memory, progress, folds):
+    for streams, targets, _ in _batches(model, quantities, n_points, fitting, memory, progress, folds):
         sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
     parts, values = [], []
-    for streams, targets, sizes in _batches(model, quantities, held_out, memory, progress):
+    for streams, targets, sizes in _batches(model, quantities, n_points, held_out, memory, progress):
         predicted = streams.double().transpose(1, 2) @ maps.weights + maps.bias[:, :, None]
         squared = (predicted - targets.transpose(0, 1)).square().split(sizes, dim=-1)
         parts.append(torch.stack([group.sum(-1) for group in squared]))
@@ -199,24 +196,28 @@ def probe(
     errors = torch.cat(parts, dim=-1)
     wholes = [torch.cat(batches) for batches in zip(*values, strict=True)]
     deviations = torch.stack([(whole - whole.mean(0)).square().sum(-1).T[None] for whole in wholes])
-    labels = tuple(model.cfg.format.labels(fitting.n_context))
+    form = model.cfg.format  # None for a function as encode
+    labels = tuple(form.labels(fitting.n_context) if form else map(str, range(len(n_points))))
     return ProbeResult(names, labels, errors[: len(names)], deviations, errors[len(names) :])
 
 
-def _at_positions(name: str, quantity: Quantity, prompts: Prompts) -> Float[Tensor, "prompt pos quantity"]:
-    """The quantity at each token position: at position 2t that of t points, at position 2t + 1 that of t + 1."""
+def _at_positions(
+    name: str, quantity: Quantity, n_points: Int[Tensor, "pos"], prompts: Prompts
+) -> Float[Tensor, "prompt pos quantity"]:
+    """The quantity at each token position: that of the points that the position can depend on."""
     values = quantity(prompts.to(torch.float64)).cpu()
     if values.ndim != 3 or values.shape[:2] != prompts.xs.shape[:2]:
         raise ValueError(
             f"quantity {name!r} must give [prompt point quantity] = [{len(prompts)}, {prompts.n_context + 1}, ...], "
             f"got {list(values.shape)}"
         )
-    return values[:, (torch.arange(2 * prompts.n_context + 1) + 1) // 2]
+    return values[:, n_points]
 
 
 def _batches(
     model: LayeredModel,
     quantities: dict[str, Quantity],
+    n_points: Int[Tensor, "pos"],
     prompts: Prompts,
     memory: float,
     progress: bool,
@@ -230,7 +231,7 @@ def _batches(
     groups, sums = torch.arange(len(prompts)).chunk(-(-len(prompts) // GROUP)), 0.0
     for index in progress_bar(groups, unit="batch", progress=progress, desc="probes"):
         group = prompts[index.to(prompts.device)]
-        values = [_at_positions(name, quantity, group) for name, quantity in quantities.items()]
+        values = [_at_positions(name, quantity, n_points, group) for name, quantity in quantities.items()]
         targets = torch.cat([*values, *(each.roll(1, 0) for each in values)], dim=-1)
         sizes = [each.shape[-1] for each in values] * 2
         if folds is not None and not sums:

@@ -1,1 +1,1 @@
-"""Any model with hooks, opened: run, resumed and recorded by one adapter, at named places, by edits that count."""
+"""The engine that runs, resumes, records and edits any model with hooks."""

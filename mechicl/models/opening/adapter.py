@@ -1,12 +1,13 @@
-"""One way to run, resume and record any model with hooks: prompts in, predictions out."""
+"""`ModelAdapter`: run, resume and record any model with hooks."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
 from transformer_lens.utilities import get_act_name
@@ -15,7 +16,6 @@ from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.holding import Direction, adding, holding
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
-from mechicl.models.opening.skipping import same_up_to_rounding, skipping_blocks
 from mechicl.models.wrapping.module_hooks import NO_HOOKS
 from mechicl.prompts import At, Prompts, TokenSequences
 
@@ -24,28 +24,28 @@ N_TRIED = 8  # prompts on which a resumed run is compared with a whole one
 
 
 class ModelAdapter:
-    """A model, and which of its predictions are read.
+    """A model, and the positions of its predictions.
 
     Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
-    resumed too where that gives what a whole run gives, which is tried (`resumes_exactly`), and unembeds only what is
+    resumed if a trial shows that this equals a whole run (`resumes_exactly`), and unembeds only the positions that are
     read. A wrapped module, and any other model of TransformerLens' protocol, is run as a whole.
 
     Args:
         model: in eval mode.
         at: "query" for the last position's prediction `[row y]` (or logits), "points" for those of all points
-            `[row point y]` (ours, and wrapped modules that give them), "positions" for the outputs at all positions
+            `[row point y]` (ours, and wrapped modules that return them), "positions" for the outputs at all positions
             `[row pos d_out]`.
 
     Raises:
-        TypeError: no model of the protocol, or a wrapped module whose layers were not declared.
-        ValueError: a model in training mode, or predictions that it does not have.
+        TypeError: a model without the protocol, or a wrapped module without declared layers.
+        ValueError: a model in training mode, or one without these predictions.
     """
 
     def __init__(self, model: Any, at: At = "query"):
         if not isinstance(model, TransformerLensModel) or not hasattr(model, "hook_dict"):
             raise TypeError(f"{type(model).__name__} has no hooks to open it by (TransformerLens' protocol)")
         if hasattr(model, "_orig_mod"):
-            raise TypeError("a model compiled by torch.compile has no hooks that can be changed: pass the one it is of")
+            raise TypeError("a model compiled by torch.compile cannot be hooked: pass the original")
         self.model: Any = model
         if not self.model.hook_dict:
             raise TypeError(f"{getattr(model, 'name', type(model).__name__)} {NO_HOOKS}")
@@ -54,17 +54,17 @@ class ModelAdapter:
             raise ValueError(f"at={at!r} is not one of {get_args(At)}")
         self.ours = isinstance(model, PromptedModel)
         self.reads_prompts = isinstance(model, LayeredModel)
-        # whether a wrapped module gives all points is known when it has read prompts: it refuses by itself
+        # a wrapped module checks this when it reads prompts
         gives_points = self.model.cfg.one_pass if self.ours else self.reads_prompts
         if at == "points" and not gives_points:
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.at: At = at
-        self._n_skipped: dict[int, int | None] = {}  # by layer, blocks that need not run; None where no run is resumed
+        self._n_skipped: dict[int, int | None] = {}  # by layer, blocks that need not run; None if it cannot be resumed
         self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
     @property
     def is_transformer(self) -> bool:
-        """Whether it is a `HookedTransformer` of this package, where positions meet only in attention."""
+        """True for a `HookedTransformer` of this package, in which positions interact only in attention."""
         return isinstance(self.model, HookedTransformer)
 
     @property
@@ -73,7 +73,7 @@ class ModelAdapter:
         return self.model.cfg.n_layers
 
     def stream_names(self) -> dict[int, str]:
-        """The hooks of the streams that runs are resumed from, by layer; ours have that after the last layer too."""
+        """Return the hooks of the streams from which runs are resumed, by layer; ours include the last layer's end."""
         if not self.resumes:
             return {}
         names = {layer: get_act_name("resid_pre", layer) for layer in range(self.n_layers)}
@@ -83,11 +83,7 @@ class ModelAdapter:
         return names if all(name in known for name in names.values()) else {}
 
     def encode(self, prompts: Prompts | TokenSequences | Tensor) -> Tensor:
-        """The tokens that the model reads, on its device.
-
-        Raises:
-            TypeError: neither prompts, sequences nor a tensor, or prompts of points for a model of another package.
-        """
+        """Encode prompts as the model's tokens, on its device."""
         if isinstance(prompts, TokenSequences):
             prompts = prompts.read
         if isinstance(prompts, Prompts):
@@ -95,22 +91,21 @@ class ModelAdapter:
                 raise TypeError(f"{type(self.model).__name__} reads token ids [prompt pos], got {prompts}")
             return self.model.encode(prompts)
         if not isinstance(prompts, Tensor):
-            raise TypeError(
-                f"a model reads Prompts, TokenSequences or token ids [prompt pos], got {type(prompts).__name__}"
-            )
+            kind = type(prompts).__name__
+            raise TypeError(f"a model reads Prompts, TokenSequences or token ids [prompt pos], got {kind}")
         return prompts.to(self.model.cfg.device)
 
     # ---- runs ----
 
     def run(self, tokens: Tensor, hooks: Sequence[Hook] = ()) -> Tensor:
-        """Predictions of a run from the tokens on."""
+        """Run the model on tokens and return its predictions."""
         if not self.reads_prompts:
             return self._select_read(self._run_other(tokens, hooks))
         with self.model.hooks(fwd_hooks=list(hooks)):
             return self._select_read(self.model(tokens, at=self.at))
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:
-        """Predictions of a run, and all activations by hook name."""
+        """Return the predictions of a run, and all activations by hook name."""
         if self.reads_prompts:
             outputs, cache = self.model.run_with_cache(tokens, at=self.at)
         else:
@@ -119,10 +114,9 @@ class ModelAdapter:
         return self._select_read(outputs), cache
 
     def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
-        """Predictions of a run from the stream `[row pos d_model]` before a layer on, which may be changed in place.
+        """Resume a run from the stream `[row pos d_model]` before a layer, which may be changed in place.
 
-        The hooks are at layers `layer` to `last_hooked`; no later layer has one. Not every bridge can: ask
-        `resumes_exactly` first.
+        The hooks are at layers `layer` to `last_hooked`. For bridges check `resumes_exactly` first.
         """
         if not self.ours:
             return self._resume_skipping(self._n_skipped.get(layer) or 0, streams, layer, hooks)
@@ -131,11 +125,11 @@ class ModelAdapter:
         return self._select_read(self.model(streams, start_at_layer=last_hooked + 1, at=self.at))
 
     def resumes_exactly(self, layer: int, tokens: Tensor, streams: Tensor) -> bool:
-        """Whether a run from the stream before a layer on gives what a run from the tokens on does.
+        """True if a run resumed from the stream before a layer equals a run from the tokens.
 
-        Ours do. A model of another package is tried once for each layer, on the first prompts: `streams` are those
-        before the layer in a run on `tokens`. What is resumed lacks what the tokens decide beside the stream, in BLOOM
-        and Mamba for instance, or a part that an edit before would change.
+        Always true of ours. A model of another package is tried once for each layer, on the first prompts: `streams`
+        are those before the layer in a run on `tokens`. It fails if tokens have an effect other than through the
+        stream, for instance in BLOOM and Mamba.
         """
         if self.ours or not self.resumes:
             return self.ours
@@ -145,18 +139,18 @@ class ModelAdapter:
         return self._n_skipped[layer] is not None
 
     def run_layer(self, streams: Tensor, layer: int, hooks: Sequence[Hook]) -> Tensor:
-        """The stream after one layer of our model."""
+        """Run one layer of our model on a stream."""
         with self.model.hooks(fwd_hooks=list(hooks)):
             return self.model(streams, start_at_layer=layer, stop_at_layer=layer + 1)
 
     def resume_from_row(
         self, base: Mapping[int, Tensor], layer: int, pos: int, prompts: Tensor, changed: Tensor
     ) -> Tensor:
-        """Predictions of our transformer where the stream before a layer differs from the base run at one position.
+        """Resume our transformer with a stream before a layer that differs from the base run at one position.
 
-        `base` has its streams before each layer and after the last, `[prompt pos d_model]`; `prompts` says which of
-        its prompts each row of `changed`, the stream at that position `[row d_model]`, belongs to. Where keys are
-        causal, only the rows from that position on are computed, up to the last layer; those before are the base run's.
+        `base` has the base run's streams before each layer and after the last, `[prompt pos d_model]`; `prompts` are
+        the indices of its prompts for the rows of `changed`, the stream at that position `[row d_model]`. With causal
+        keys, only the rows from that position on are computed.
         """
         model, n_layers = self.model, self.n_layers
         first = pos if model.cfg.keys == "causal" else 0
@@ -168,25 +162,21 @@ class ModelAdapter:
         return self._select_read(model(streams, start_at_layer=max(layer, n_layers - 1), at=self.at))
 
     def resume_from_end(self, streams: Tensor) -> Tensor:
-        """Predictions from the stream after our model's last layer."""
+        """Compute predictions from the stream after our model's last layer."""
         return self._select_read(self.model(streams, start_at_layer=self.n_layers, at=self.at))
 
     @torch.no_grad()
     def predict(self, tokens: Tensor, batch_size: int) -> Tensor:
-        """Predictions of runs on all tokens, so many prompts at a time."""
+        """Run the model on all tokens in batches, and return its predictions."""
         return torch.cat([self.run(part) for part in tokens.split(batch_size)])
 
     @torch.no_grad()
     def record(
         self, tokens: Tensor, names: Iterable[str], batch_size: int, *, before_user_hooks: Collection[str] = ()
     ) -> dict[str, Tensor]:
-        """Activations of runs on all tokens by hook name `[prompt ...]`, so many prompts at a time.
+        """Run the model on all tokens in batches, and return activations by hook name `[prompt ...]`.
 
-        They are what the hooks that the user attached leave, except at `before_user_hooks`: there, what these hooks
-        are given.
-
-        Raises:
-            ValueError: a hook that the model does not have, or that does not fire.
+        Activations are recorded after the user's own hooks, except at `before_user_hooks`.
         """
         names = sorted(set(names))
         for name in names:
@@ -204,24 +194,24 @@ class ModelAdapter:
             first: list[tuple[HookPoint, Callable[..., Any], Direction]] = [
                 (self.model.hook_dict[name], hooks.pop(name), "fwd") for name in before_user_hooks
             ]
-            with holding(self.model), adding(first, prepend=True):  # before those that the user attached
+            with holding(self.model), adding(first, prepend=True):
                 self.run(tokens[batch], list(hooks.items()))
         silent = [name for name in names if name not in recorded]
         if silent and len(tokens):
             raise silent_hook(silent[0])
         return recorded
 
-    # ---- hooks that the user attached ----
+    # ---- the user's hooks ----
 
     def has_user_hooks(self) -> bool:
-        """Whether the user has attached hooks to the model."""
+        """True if the user has attached hooks to the model."""
         if self.ours:
             return self.model.has_hooks()
         with holding(self.model):
             return any(point.has_hooks() for point in self.model.hook_dict.values())
 
     def apply_user_hooks(self, name: str, activation: Tensor) -> Tensor:
-        """What the hooks that the user attached there make of an activation."""
+        """Apply the user's hooks of that name to an activation."""
         with holding(self.model):
             return self.model.hook_dict[name](activation)
 
@@ -229,12 +219,12 @@ class ModelAdapter:
 
     @torch.no_grad()
     def bytes_per_row(self, tokens: Tensor) -> int:
-        """A bound on the memory that a run takes for each prompt."""
+        """Bound the memory of a run for each prompt, in bytes."""
         measure = getattr(self.model, "_bytes_per_row", None)
         if measure is not None:
             return int(measure(tokens))
-        # Everything that the hooks of the largest layer see is counted as if it were alive twice at once, and the
-        # outputs three times. The hooks of a recurrent network do not see its gates: its layer is counted twelve times.
+        # Activations at the hooks of the largest layer are counted twice, as if all were alive at once, and the outputs
+        # three times. A recurrent network has no hooks at its gates: its layer is counted twelve times.
         with holding(self.model):
             outputs, cache = self.model.run_with_cache(tokens[:1])
         blocks = [0] * (self.n_layers + 1)
@@ -249,7 +239,7 @@ class ModelAdapter:
 
     @property
     def bytes_of_products(self) -> int:
-        """A bound on the memory that a run takes whatever the number of prompts, for products of weights."""
+        """A bound in bytes on the memory of a run for products of weights, whatever the number of prompts."""
         # the routes of transformer/fast.py: two products a head as wide as the stream, or q, k and v joined; copied
         if not self.is_transformer:
             return 0
@@ -261,7 +251,7 @@ class ModelAdapter:
 
     @torch.no_grad()
     def _try_to_resume(self, layer: int, tokens: Tensor, streams: Tensor) -> int | None:
-        """How many blocks before a layer need not run for a resumed run to be right; None where it never is."""
+        """The number of blocks before a layer that need not run in a resumed run; None if it cannot be resumed."""
         whole = self.run(tokens)
         for n_skipped in dict.fromkeys((layer, 0)):
             try:
@@ -273,16 +263,19 @@ class ModelAdapter:
         return None
 
     def _resume_skipping(self, n_skipped: int, streams: Tensor, layer: int, hooks: Sequence[Hook]) -> Tensor:
-        with holding(self.model), skipping_blocks(self.model, n_skipped):
+        # A bridge's forward has `start_at_layer`, but runs all its blocks: it replaces the input of the chosen one. So
+        # the first blocks return their input.
+        forwards = [(block, _return_stream) for block in list(self.model.blocks)[:n_skipped]] if n_skipped else []
+        with holding(self.model), replacing_forwards(forwards):
             return self._select_read(self._run_other(streams, hooks, start_at_layer=layer))
 
     def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **where: int) -> Tensor:
-        """A run of another package's model, with its lock held."""
+        """Run another package's model, with its lock."""
         with holding(self.model):
             return self.model.run_with_hooks(inputs, fwd_hooks=[*hooks, *self._unembed_hooks()], **where)
 
     def _unembed_hooks(self) -> list[Hook]:
-        """A hook that leaves only the last position to unembed, where that is all that is read."""
+        """A hook that unembeds only the last position, if no other is read."""
         name = "unembed.hook_in"
         return [(name, _last_position)] if self.at == "query" and name in self.model.hook_dict else []
 
@@ -290,13 +283,42 @@ class ModelAdapter:
         return outputs[:, -1] if self.at == "query" else outputs
 
 
+@contextmanager
+def replacing_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """A context in which modules have other forward methods, as instance attributes; the caller has the lock."""
+    # setattr would reach the module that a bridge wraps
+    before = [(vars(module), vars(module).get("forward")) for module, _ in forwards]
+    try:
+        for module, forward in forwards:
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for attributes, forward in before:
+            if forward is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = forward
+
+
+def same_up_to_rounding(a: Tensor, b: Tensor) -> bool:
+    """True if two tensors agree up to rounding of the largest entry, and are infinite or NaN in the same places."""
+    if a.shape != b.shape:
+        return False
+    largest = max((float(part[part.isfinite()].abs().amax()) for part in (a, b) if part.isfinite().any()), default=0.0)
+    return torch.allclose(a, b, rtol=0, atol=16 * torch.finfo(a.dtype).eps * largest, equal_nan=True)
+
+
 def check_eval_mode(model: Any) -> None:
-    """Refuse (ValueError) a model in training mode, or with a part that is: dropout would make every run another."""
+    """Refuse (ValueError) a model with a part in training mode, whose dropout would change every run."""
     wrapped = getattr(model, "original_model", None)
     for root in (model, wrapped) if isinstance(wrapped, torch.nn.Module) else (model,):
         training = next((name for name, part in root.named_modules() if part.training), None)
         if training is not None:
             raise ValueError(f"the model is in training mode ({training or 'all of it'}): call model.eval() first")
+
+
+def _return_stream(*args: Any, **kwargs: Any) -> Tensor:
+    return args[0] if args else kwargs["hidden_states"]
 
 
 def _last_position(activation: Tensor, hook: HookPoint) -> Tensor:

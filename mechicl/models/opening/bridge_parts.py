@@ -1,4 +1,4 @@
-"""A `TransformerBridge` taken apart: its embedding, heads, MLPs and read-out as functions of the streams they read."""
+"""The nodes of a `TransformerBridge` (embedding, heads, MLPs, read-out) as functions of the streams that they read."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -16,34 +16,33 @@ from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
 from mechicl.models.holding import Direction, adding
-from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
-from mechicl.models.opening.skipping import replacing_forwards
+from mechicl.models.opening.adapter import ModelAdapter, replacing_forwards
+from mechicl.models.opening.edges import is_parallel, list_key_heads
 
 SPLITTING = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in")
 
-# A bridge calls the model's own code with what that code computes once per run: masks, rotations, position biases.
-# So each sub-module is called as it was called in a recorded run, with another stream. Queries, keys and values are
-# patched in at the outputs of the model's projections, each head's from its own stream, and the attention's result is
-# read before its output projection: nothing is assumed about how it computes scores.
+# A bridge calls the model's own code with arguments that are computed once per run: masks, rotations, position biases.
+# So each sub-module is called with the arguments of a recorded run and another stream. Queries, keys and values are
+# patched in at the outputs of the model's projections, each head's from a separate stream, and the attention's result
+# is read before its output projection: nothing is assumed about its scores.
 
 
 @dataclass
 class Call:
-    """How a module was called: with the stream as its first argument, or as `hidden_states`."""
+    """The arguments of a module's call: the stream is the first one, or `hidden_states`."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @property
     def stream(self) -> Tensor:
-        """The stream that the module was called with."""
+        """The stream among the arguments."""
         return self.kwargs["hidden_states"] if "hidden_states" in self.kwargs else self.args[0]
 
 
 @dataclass
 class Recording:
-    """A run: its tokens, outputs, what each block returned, and per part and layer how the modules were called."""
+    """A run: its tokens and outputs, the calls by part and layer, and the blocks' results."""
 
     tokens: Tensor
     outputs: Tensor
@@ -57,25 +56,24 @@ class Recording:
 
 
 class BridgeParts:
-    """A `TransformerBridge` taken apart, for edges to be cut in it.
+    """The nodes of a `TransformerBridge`, differentiable and computed by the model's own modules.
 
-    Queries, keys and values, heads' outputs, MLPs and the read-out are computed by the model's own modules, and all is
-    differentiable. For the first prompts of each length the parts are checked: what a layer's parts write must add up
-    to the stream after it.
+    For the first prompts of each length they are checked: the outputs of a layer's nodes must sum to its update of the
+    stream.
 
-    A norm after the attention (Gemma 2) scales the sum of what heads write: a head's write is its share of the scaled
-    sum. A head's output then depends on other heads of its layer through the scale, as it does where queries or keys of
-    all heads are normed together (OLMo 2).
+    A norm after the attention (Gemma 2) scales the sum of the heads' outputs: a head's output is its share of the
+    scaled sum. It then depends on other heads of its layer through the scale, as it does if queries or keys of all
+    heads are normed together (OLMo 2).
 
     Args:
         adapter: of the bridge.
 
     Attributes:
-        heads_meet: whether heads of a layer depend on each other in this way; known after the first prompts.
+        heads_interact: True if heads of a layer depend on each other in this way; known after the first prompts.
 
     Raises:
         ValueError: layers without attention, or hooks attached to the model; later, a model whose stream is not the
-            sum of what its parts write, such as BERT, which norms the stream itself. The message names the layer.
+            sum of its nodes' outputs, such as BERT, which norms the stream itself. The message names the layer.
     """
 
     def __init__(self, adapter: ModelAdapter):
@@ -89,21 +87,21 @@ class BridgeParts:
             raise ValueError(f"layer {without[0]} of {self.name} has no attention to cut edges in")
         # hooks that a bridge attaches itself (OPT) are permanent
         if any(point.has_hooks(including_permanent=False) for point in self.model.hook_dict.values()):
-            raise ValueError("edges cannot be cut with hooks on the model: take them off, model.reset_hooks()")
-        self.heads_meet = False
+            raise ValueError("edges cannot be cut with hooks on the model: call model.reset_hooks()")
+        self.heads_interact = False
         self._recordings: list[Recording] = []  # of one prompt and of two
         self._bytes: dict[int, float] = {}  # per prompt, by its length
 
     # ---- parts ----
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "prompt pos d_model"]:
-        """The stream before the first layer, positions included."""
+        """Compute the stream before the first layer, positions included."""
         if not self._recordings or self._recordings[0].tokens.shape[1:] != tokens.shape[1:]:
             two = tokens[:2] if len(tokens) > 1 else tokens[:1].repeat(2, 1)
             with torch.no_grad(), _inputs_joined(self.model):
                 self._recordings = [_record(self.adapter, prompts) for prompts in (two[:1], two)]
                 self._check(self._recordings[1])
-                self.heads_meet = self._try_to_meet(self._recordings[1])
+                self.heads_interact = self._do_heads_interact(self._recordings[1])
         inputs: list[Tensor] = []
         with self._skipping_blocks(None), _calling(self.model.blocks[0], lambda call: inputs.append(call.stream)):
             self.adapter.run(tokens)
@@ -116,7 +114,7 @@ class BridgeParts:
         k: Float[Tensor, "key_head row pos d_model"],
         v: Float[Tensor, "key_head row pos d_model"],
     ) -> Float[Tensor, "head row pos d_model"]:
-        """What each head writes, from a stream for each query, and one for each key and value (groups share them)."""
+        """Compute each head's output from a stream for its query, and one for its group's key and value."""
         block = self.model.blocks[layer]
         received = {}
         for by, streams in (("q", q), ("k", k), ("v", v)):
@@ -133,27 +131,27 @@ class BridgeParts:
         return self._scale(layer) * _share(block, "ln1_post", written)
 
     def attention_bias(self, layer: int) -> Tensor | float:
-        """What a layer's attention adds independently of its heads."""
+        """Return the part of a layer's attention output that is independent of its heads."""
         bias = getattr(self.model.blocks[layer].attn.o.original_component, "bias", None)
         return 0.0 if bias is None else self._scale(layer) * bias.detach()
 
     def mlp(self, layer: int, stream: Float[Tensor, "row pos d_model"]) -> Float[Tensor, "row pos d_model"]:
-        """What a layer's MLP writes."""
+        """Compute the output of a layer's MLP."""
         block = self.model.blocks[layer]
-        if block.mlp.name is None:  # its weights lie in the block itself (OPT): run the block without attention
+        if block.mlp.name is None:  # its weights are in the block itself (OPT): run the block without attention
             with adding([(block.attn.hook_out, lambda out, hook: torch.zeros_like(out), "fwd")]):
                 return self._call("block", layer, block, stream) - stream
-        norm = "ln1" if attends_beside_mlp(self.model) and getattr(block, "ln2", None) is None else "ln2"
+        norm = "ln1" if is_parallel(self.model) and getattr(block, "ln2", None) is None else "ln2"
         out = self._call("mlp", layer, block.mlp, _norm(block, norm, stream))
         return self._scale(layer) * _norm(block, "ln2_post", out)
 
     def read_out(self, stream: Float[Tensor, "row pos d_model"]) -> Tensor:
-        """Predictions from the stream after the last layer."""
+        """Compute predictions from the stream after the last layer."""
         with self._skipping_blocks(stream):
             return self.adapter.run(self._recordings[0].tokens.expand(len(stream), -1))
 
     def bytes_per_row(self, tokens: Tensor) -> float:
-        """A bound on the memory of a run per prompt, with a normed stream for each input of a layer's heads."""
+        """Bound the memory of a run per prompt, in bytes, with a normed stream for each input of a layer's heads."""
         n_pos, cfg = tokens.shape[1], self.model.cfg
         if n_pos not in self._bytes:
             stream = n_pos * cfg.d_model * next(self.model.parameters()).element_size()
@@ -163,7 +161,7 @@ class BridgeParts:
     # ---- the model's own modules ----
 
     def _call(self, part: str, layer: int, module: Callable[..., Any], stream: Tensor) -> Tensor:
-        """Call a module as in the recorded runs, with another stream for any number of prompts."""
+        """Call a module with the arguments of the recorded runs and another stream, of any number of prompts."""
         one, two = (recording.calls[part][layer] for recording in self._recordings)
         args = [_resize(*pair, stream) for pair in zip(one.args, two.args, strict=True)]
         kwargs = {name: _resize(value, two.kwargs[name], stream) for name, value in one.kwargs.items()}
@@ -172,7 +170,7 @@ class BridgeParts:
         return _first_tensor(module(stream, *args[1:], **kwargs))
 
     def _attend(self, layer: int, received: Mapping[str, Float[Tensor, "row pos head d_head"]]) -> Tensor:
-        """The attention's result for these queries, keys and values `[row pos d]`, before its output projection."""
+        """The attention's result `[row pos d]` for these queries, keys and values, before its output projection."""
         attn = self.model.blocks[layer].attn
         seen: list[Tensor] = []
 
@@ -193,7 +191,7 @@ class BridgeParts:
 
     @contextmanager
     def _skipping_blocks(self, last: Tensor | None) -> Iterator[None]:
-        """A context in which blocks return the stream that they are given, and the last one this stream."""
+        """A context in which blocks return their input, and the last one this stream."""
         blocks = list(self.model.blocks)
 
         def skip(*args: Any, instead: Tensor | None, wrapped: bool, **kwargs: Any) -> Any:
@@ -214,7 +212,7 @@ class BridgeParts:
     # ---- checks ----
 
     def _check(self, run: Recording) -> None:
-        """Refuse (ValueError) a model in which what the parts write does not add up to its stream."""
+        """Refuse (ValueError) a model whose nodes' outputs do not sum to its stream."""
         for layer, (stream, after) in enumerate(itertools.pairwise(run.streams)):
             try:
                 written = self._write_intact(layer, stream)
@@ -222,14 +220,14 @@ class BridgeParts:
                 raise ValueError(f"layer {layer} of {self.name} cannot be taken apart ({error})") from error
             if not _add_up(written, after - stream, after):
                 raise ValueError(
-                    f"the stream of {self.name} is not the sum of what its parts write: layer {layer} adds something "
-                    f"other than what its heads and its MLP write"
+                    f"the stream of {self.name} is not the sum of its parts' outputs: layer {layer} adds something "
+                    f"other than the outputs of its heads and its MLP"
                 )
         if not _add_up(self.read_out(run.streams[-1]), run.outputs, run.outputs):
             raise ValueError(f"{self.name} reads more than the stream after its last layer")
 
-    def _try_to_meet(self, run: Recording) -> bool:
-        """Whether a head writes something else once another reads another stream."""
+    def _do_heads_interact(self, run: Recording) -> bool:
+        """True if the output of a head changes with the input of another."""
         n_heads, stream = self.model.cfg.n_heads, run.streams[0]
         if n_heads == 1:
             return False
@@ -240,13 +238,13 @@ class BridgeParts:
         return not _add_up(self.attend(0, q, k, v)[1:], before, stream)
 
     def _write_intact(self, layer: int, stream: Tensor) -> Tensor:
-        """What a layer adds to its stream, as the sum of what its parts write."""
+        """A layer's update of the stream, as the sum of its nodes' outputs."""
         n_key_heads = len(list_key_heads(self.model))
         q, k, v = (stream.expand(n, *stream.shape) for n in (self.model.cfg.n_heads, n_key_heads, n_key_heads))
         attended = self.attend(layer, q, k, v).sum(0) + self.attention_bias(layer)
         if getattr(self.model.blocks[layer], "mlp", None) is None:
             return attended
-        return attended + self.mlp(layer, stream if attends_beside_mlp(self.model) else stream + attended)
+        return attended + self.mlp(layer, stream if is_parallel(self.model) else stream + attended)
 
 
 def _record(adapter: ModelAdapter, tokens: Tensor) -> Recording:
@@ -264,12 +262,12 @@ def _record(adapter: ModelAdapter, tokens: Tensor) -> Recording:
 
 @contextmanager
 def _calling(module: nn.Module, listen: Callable[[Call], object]) -> Iterator[None]:
-    """A context in which a function is called with how a module is called."""
+    """A context in which a function receives the calls of a module."""
 
-    def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         listen(Call(args, kwargs))
 
-    handle = module.register_forward_pre_hook(hear, with_kwargs=True)
+    handle = module.register_forward_pre_hook(record_call, with_kwargs=True)
     try:
         yield
     finally:
@@ -290,7 +288,7 @@ def _inputs_joined(model: Any) -> Iterator[None]:
 
 
 def _resize(one: Any, two: Any, stream: Tensor) -> Any:
-    """An argument other than the stream, for the stream's number of prompts, from calls with one prompt and two."""
+    """An argument resized to the stream's number of prompts, from its values in calls with one prompt and two."""
     if isinstance(one, Cache):
         return None
     if isinstance(one, tuple | list):
@@ -307,13 +305,13 @@ def _first_tensor(out: Any) -> Tensor:
 
 
 def _norm(block: Any, name: str, stream: Tensor) -> Tensor:
-    """A stream after one of a block's norms; unchanged where the block has no such norm."""
+    """A stream after one of a block's norms; unchanged if the block has no such norm."""
     norm = getattr(block, name, None)
     return stream if norm is None else norm(stream)
 
 
 def _share(block: Any, name: str, written: Float[Tensor, "head row pos d_model"]) -> Tensor:
-    """Each head's part of the norm of the sum of what heads write."""
+    """Each head's part of the norm of the sum of the heads' outputs."""
     norm = getattr(block, name, None)
     if norm is None:
         return written
@@ -325,7 +323,7 @@ def _share(block: Any, name: str, written: Float[Tensor, "head row pos d_model"]
 
 
 def _weight_of(linear: Any, width: int) -> tuple[Float[Tensor, "d_in d_out"], Tensor]:
-    """A linear module's weight and bias: read directly for torch's and GPT-2's modules, else from a basis' images."""
+    """A linear module's weight and bias: read directly from torch's and GPT-2's modules, else from a basis' images."""
     module = linear.original_component
     bias = getattr(module, "bias", None)
     if isinstance(module, nn.Linear | Conv1D):
@@ -339,7 +337,7 @@ def _weight_of(linear: Any, width: int) -> tuple[Float[Tensor, "d_in d_out"], Te
 
 
 def _add_up(parts: Tensor, whole: Tensor, stream: Tensor) -> bool:
-    """Whether the parts sum to what was added to a stream, up to rounding of either."""
+    """True if the parts sum to the update of a stream, up to rounding of either."""
     eps = max(torch.finfo(whole.dtype).eps, torch.finfo(torch.float32).eps)  # some scores are float32 even in float64
     bound = 1e3 * eps * whole.abs().max() + 16 * eps * stream.abs().max()
     return parts.shape == whole.shape and bool((parts - whole).abs().max() <= bound)

@@ -1,4 +1,4 @@
-"""A transformer as a graph: each head and MLP reads a sum of what earlier nodes wrote, one edge per sender."""
+"""`EdgeGraph`: a transformer as a graph, in which each head and MLP reads the outputs of earlier nodes over edges."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class NoGradient(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """Receivers that read at the same time: the heads of a layer, its MLP, or the output.
+    """Receivers that are computed together: the heads of a layer, its MLP, or the output.
 
     Attributes:
         layer: their layer; the number of layers for the output.
         kind: "heads", "mlp" or "output".
         n_senders: number of nodes that they read: the first ones in order of computation.
-        place: index of the first of the stage's own nodes.
+        place: index of the stage's first node.
         edges: indices of the edges into the stage by "q", "k", "v" or "", one row per receiver.
     """
 
@@ -41,12 +41,12 @@ class Stage:
     edges: Mapping[str, Int[Tensor, "receiver sender"]]
 
     def numbers(self) -> list[int]:
-        """Indices of all edges into the stage."""
+        """List the indices of all edges into the stage."""
         return [int(number) for rows in self.edges.values() for number in rows.flatten()]
 
 
 def list_stages(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Stage]:
-    """The stages of a model in order of computation, the output last."""
+    """List the stages of a model in order of computation, the output last."""
     place = {node: i for i, node in enumerate(nodes)}
     n_layers = 1 + max(node.layer for node in nodes)
     by_stage: dict[tuple[int, bool], dict[str, dict[Node | None, list[int]]]] = {}
@@ -65,16 +65,16 @@ def list_stages(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Stage]:
 
 
 class EdgeGraph:
-    """Runs of a model in which chosen edges are cut: they carry what the sender writes in a reference run.
+    """Runs of a model with some edges cut: these carry the sender's output in a reference run.
 
-    With nothing cut the runs are the model's; with everything cut each part reads the reference's stream.
+    With no edge cut the runs are the model's; with all cut each node reads the reference's stream.
 
     Args:
         adapter: of one of our transformers, or of a `TransformerBridge`.
         tokens: `[prompt pos ...]`.
-        references: what each node writes over its cut edges, `[node prompt pos d_model]`; see `record_writes`.
+        references: each node's output over cut edges, `[node prompt pos d_model]`; see `record_writes`.
         embedded: the stream before the first layer `[prompt pos d_model]`; by default the embedded tokens.
-        memory: bound in bytes on what runs take beyond the model, its tokens, references and the nodes' writes.
+        memory: bound in bytes on runs, beyond the model, its tokens, references and the nodes' outputs.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EdgeGraph:
         memory: float = MEMORY,
     ):
         self.parts = take_apart(adapter)
-        if embedded is not None:  # tokens are only counted
+        if embedded is not None:  # only the number of tokens matters
             tokens = tokens[:1].expand(len(embedded), *tokens.shape[1:])
         with torch.no_grad():
             self.embedded = self.parts.embed(tokens) if embedded is None else embedded
@@ -98,20 +98,20 @@ class EdgeGraph:
         self._remembered: tuple[Tensor, Tensor] | None = None
 
     def run(self, kept: Bool[Tensor, "edge"]) -> Tensor:
-        """Predictions with all but some edges cut."""
+        """Predict with all but some edges cut."""
         return self.run_cuts(kept[None])[0]
 
     def run_cuts(self, kept: Bool[Tensor, "cut edge"]) -> Float[Tensor, "cut prompt ..."]:
-        """Predictions of one run per row; see `iterate_cuts`."""
+        """Predict in one run per row; see `iterate_cuts`."""
         return torch.cat([predictions for _, predictions in self.iterate_cuts(kept)])
 
     def iterate_cuts(
         self, kept: Bool[Tensor, "cut edge"], *, start: int = 0, base: Bool[Tensor, "edge"] | None = None
     ) -> Iterator[tuple[slice, Float[Tensor, "cut prompt ..."]]]:
-        """Runs that keep only the edges of a row; yields some rows at a time with their predictions.
+        """Yield slices of the rows with the predictions of runs that keep only a row's edges.
 
         Args:
-            kept: the edges that are not cut.
+            kept: True for the edges that are not cut.
             start: index of the first stage at which the runs differ; earlier stages are not run again.
             base: the edges that are kept before it, by default all.
         """
@@ -121,24 +121,24 @@ class EdgeGraph:
         for first in range(0, len(kept), step):
             masks = kept[first : first + step].to(self.references.dtype)
             batches = (slice(i, i + rows) for i in range(0, n_prompts, rows))
-            with torch.no_grad():  # inside the loop, so that it does not hold for the caller between two steps
+            with torch.no_grad():  # inside the loop, so that the caller is not affected between two steps
                 predictions = [self._trace(masks, prompts, start, before, None)[1] for prompts in batches]
             yield slice(first, first + len(masks)), torch.cat(predictions, 1)
 
     @property
     def whole(self) -> Float[Tensor, "node prompt pos d_model"]:
-        """What each node writes in a run of the whole model, less what it writes in the reference."""
+        """Each node's output in a run of the whole model, minus that in the reference."""
         return self._changes(torch.ones(len(self.edges), dtype=torch.bool, device=self.references.device))
 
     @cached_property
     def reached(self) -> list[list[Node | None]]:
-        """The nodes whose output each edge can change: its receiver, and heads that share something with it."""
+        """The nodes whose output each edge can change: its receiver, and heads that depend on the receiver's input."""
         model = self.parts.model
-        self.parts.embed(self.tokens[:1])  # a bridge knows after its first run whether heads meet
+        self.parts.embed(self.tokens[:1])  # after which a bridge knows whether heads interact
         reached: list[list[Node | None]] = []
         for edge in self.edges:
             nodes: list[Node | None] = [*list_reached(model, edge)]
-            if edge.by and edge.receiver and self.parts.heads_meet:
+            if edge.by and edge.receiver and self.parts.heads_interact:
                 nodes = [Node(edge.receiver.layer, head) for head in range(model.cfg.n_heads)]
             reached.append(nodes or [None])
         return reached
@@ -155,17 +155,14 @@ class EdgeGraph:
         *,
         changes: Float[Tensor, "node prompt pos d_model"] | None = None,
     ) -> Float[Tensor, "edge prompt"]:
-        """The derivative of an objective with respect to the share of each edge that is kept, `[edge prompt]`.
+        """Differentiate an objective with respect to the kept share of each edge, `[edge prompt]`.
 
         Each receiver reads the reference's stream plus each sender's change, scaled by `kept` in [0, 1].
 
         Args:
-            kept: where to take the derivative.
+            kept: the shares at which to differentiate.
             objective: maps predictions of some prompts, and the slice of these prompts, to one number per prompt.
-            changes: what to multiply the receivers' gradients by instead of the changes in this run.
-
-        Raises:
-            NoGradient: an objective without a gradient.
+            changes: factors of the receivers' gradients; by default the changes in this run.
         """
         per_edge = torch.zeros(len(self.edges), len(self.tokens), dtype=self.references.dtype, device=kept.device)
         rows = self._rows(backward=True)
@@ -197,7 +194,7 @@ class EdgeGraph:
     @cached_property
     @torch.no_grad()
     def _streams(self) -> list[Tensor]:
-        """The reference's stream before each stage; that of one prompt where all are the same."""
+        """The reference's stream before each stage, expanded from one prompt if all are the same."""
         same = self.references.stride(1) == 0
         references = self.references[:, :1] if same else self.references
         place = {stage.layer: stage.place for stage in self.stages if stage.kind == "heads"}
@@ -217,9 +214,9 @@ class EdgeGraph:
         before: Tensor | None,
         probe: Callable[[int, str, Tensor], Tensor] | None,
     ) -> tuple[Float[Tensor, "cut node prompt pos d_model"], Tensor]:
-        """What the nodes from a stage on write, less the reference, and the predictions `[cut prompt ...]`."""
+        """The outputs of the nodes from a stage on, minus the reference, and the predictions `[cut prompt ...]`."""
         references, n_cuts = self.references[:, prompts], len(masks)
-        # nodes before the first stage that is run write the same in all runs
+        # nodes before the first stage have the same output in all runs
         shared = references[:0] if before is None else before[: self.stages[start].place, prompts]
         changes = _Changes(shared, n_cuts, None if torch.is_grad_enabled() else len(self.nodes) - len(shared))
         if not len(shared):
@@ -241,7 +238,7 @@ class EdgeGraph:
 
     @torch.no_grad()
     def _changes(self, kept: Bool[Tensor, "edge"]) -> Float[Tensor, "node prompt pos d_model"]:
-        """What each node writes with only these edges kept, less the reference; the last answer is remembered."""
+        """Each node's output with only these edges kept, minus the reference; the last result is cached."""
         if self._remembered is None or not torch.equal(self._remembered[0], kept):
             rows, mask = self._rows(), kept[None].to(self.references.dtype)
             parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
@@ -250,7 +247,7 @@ class EdgeGraph:
         return self._remembered[1]
 
     def _rows(self, backward: bool = False) -> int:
-        """How many runs of one prompt fit into memory at a time."""
+        """The number of runs of one prompt that fit into memory at a time."""
         one = self.references[0, :1].numel() * self.references.element_size()
         readers = [sum(map(len, stage.edges.values())) for stage in self.stages]
         reads = 3 * sum(readers) if backward else 6 * max(readers)
@@ -261,12 +258,12 @@ class EdgeGraph:
 
 
 class _Changes:
-    """What nodes write less what they write in the reference: the first ones the same in all runs, the rest per run.
+    """Outputs of nodes minus their outputs in the reference: the first ones the same in all runs, the rest per run.
 
     Args:
-        shared: `[node prompt pos d_model]`.
+        shared: of the first nodes, `[node prompt pos d_model]`.
         n_cuts: number of runs.
-        n_more: number of nodes that will follow, which are written in place; None with gradients, which need copies.
+        n_more: number of later nodes, to reserve memory; None with gradients, which forbid writing in place.
     """
 
     def __init__(self, shared: Float[Tensor, "node prompt pos d_model"], n_cuts: int, n_more: int | None):
@@ -276,7 +273,7 @@ class _Changes:
 
     @property
     def written(self) -> Float[Tensor, "cut node prompt pos d_model"]:
-        """The changes of the nodes that were added."""
+        """The changes of the added nodes."""
         return torch.cat(self._parts, 1) if self._kept is None else self._kept[:, : self._n_written]
 
     def add(self, changes: Float[Tensor, "node cut prompt pos d_model"]) -> None:
@@ -288,7 +285,7 @@ class _Changes:
         self._n_written += len(changes)
 
     def read(self, weights: Float[Tensor, "cut receiver sender"]) -> Float[Tensor, "receiver cut prompt pos d_model"]:
-        """The weighted sums that the receivers read."""
+        """Compute the weighted sums that the receivers read."""
         n_shared, shape = min(len(self.shared), weights.shape[2]), self.shared.shape[1:]
         sums = []
         if n_shared:

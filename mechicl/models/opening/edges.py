@@ -1,4 +1,4 @@
-"""Nodes and edges: parts of a model that read and write the residual stream, and what each reads of each."""
+"""Nodes (parts of a model that read and write the residual stream) and edges between them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ class Node:
 
     Attributes:
         layer: its layer; -1 for the embedding.
-        head: which head; None for an MLP, or for the embedding.
+        head: its number; None for an MLP, or for the embedding.
     """
 
     layer: int
@@ -31,14 +31,13 @@ class Node:
 @storable
 @dataclass(frozen=True)
 class Edge:
-    """What one node writes as another reads it.
+    """The output of one node as an input of another.
 
-    Heads that share their keys and values read them together: such an edge by k or v has the first of them as its
-    receiver, and what comes over it reaches all (`list_reached`).
+    Heads that share keys and values have one edge by k or v, to the first of them, which affects all (`list_reached`).
 
     Attributes:
-        sender: who writes.
-        receiver: who reads; None for the read-out.
+        sender: the node that writes.
+        receiver: the node that reads; None for the read-out.
         by: "q", "k" or "v" of a head; "" otherwise.
     """
 
@@ -52,11 +51,11 @@ class Edge:
 
 
 EMBEDDING = Node(-1)
-"""The first node: tokens and their positions as they are written into the stream."""
+"""The first node: tokens and positions."""
 
 
 def list_nodes(model: Any) -> list[Node]:
-    """The embedding, and each layer's heads and MLP, in order of computation."""
+    """List the embedding, and each layer's heads and MLP, in order of computation."""
     nodes = [EMBEDDING]
     for layer in range(model.cfg.n_layers):
         nodes += [Node(layer, head) for head in range(model.cfg.n_heads)]
@@ -65,20 +64,20 @@ def list_nodes(model: Any) -> list[Node]:
 
 
 def has_mlp(model: Any, layer: int) -> bool:
-    """Whether a layer has an MLP; models with `attn_only` may have hooks for MLPs without neurons."""
+    """True if a layer has an MLP; models with `attn_only` may have hooks for MLPs without neurons."""
     return not getattr(model.cfg, "attn_only", False) and get_act_name("mlp_out", layer) in hook_names(model)
 
 
 def list_edges(model: Any) -> list[Edge]:
-    """All edges, by receiver in order of computation.
+    """List all edges, by receiver in order of computation.
 
-    There are none from a layer's heads to its MLP where both read the stream before the layer ("parallel", as in GPT-J)
-    and, by k and v, only those to the first of heads that share their keys and values.
+    There are none from a layer's heads to its MLP if both read the stream before the layer ("parallel", as in GPT-J)
+    and, by k and v, only those to the first of heads that share keys and values.
     """
     nodes, edges, key_heads = list_nodes(model), [], list_key_heads(model)
     for receiver in nodes[1:]:
         senders = [node for node in nodes if node.layer < receiver.layer]
-        if receiver.head is None and not attends_beside_mlp(model):
+        if receiver.head is None and not is_parallel(model):
             senders += [node for node in nodes if node.layer == receiver.layer and node.head is not None]
         ways = [""] if receiver.head is None else ["q", "k", "v"] if receiver.head in key_heads else ["q"]
         edges += [Edge(sender, receiver, by) for by in ways for sender in senders]
@@ -86,14 +85,14 @@ def list_edges(model: Any) -> list[Edge]:
 
 
 def list_key_heads(model: Any) -> list[int]:
-    """The heads that stand for their keys and values: the first of each group that shares them, mostly every head."""
+    """List the first head of each group that shares keys and values; without groups, every head."""
     n_heads = model.cfg.n_heads
     n_groups = getattr(model.cfg, "n_key_value_heads", None) or n_heads
     return list(range(0, n_heads, n_heads // n_groups))
 
 
 def list_reached(model: Any, edge: Edge) -> list[Node]:
-    """The nodes whose output an edge leads to: its receiver, with by k and v all heads that share them."""
+    """List the nodes that read an edge: its receiver, and by k and v all heads that share them."""
     receiver = edge.receiver
     if receiver is None:
         return []
@@ -104,6 +103,6 @@ def list_reached(model: Any, edge: Edge) -> list[Node]:
     return [Node(receiver.layer, head) for head in range(first, first + size)]
 
 
-def attends_beside_mlp(model: Any) -> bool:
-    """Whether the MLP of each layer reads the stream before the layer, as its attention does ("parallel")."""
+def is_parallel(model: Any) -> bool:
+    """True if the MLP of each layer reads the stream before the layer, as its attention does ("parallel")."""
     return bool(getattr(model.cfg, "parallel_attn_mlp", False))

@@ -1,4 +1,4 @@
-"""Whether what a hook puts in place of an activation is what a model goes on with, tried on the model itself."""
+"""Check on the model itself that an edit at a hook has an effect."""
 
 import warnings
 from collections import Counter
@@ -11,13 +11,12 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.holding import holding
-from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.adapter import ModelAdapter, same_up_to_rounding
 from mechicl.models.opening.sites import check_hook, hook_names, instead_of, silent_hook
-from mechicl.models.opening.skipping import same_up_to_rounding
 
 
 def to_write(activation: Tensor, name: str) -> Tensor:
-    """The tensor that an edit at a model's hook is written to: a copy, unless the hook is "resid_mid".
+    """Return the tensor to which an edit at a hook is written: a copy, except at "resid_mid".
 
     Other readers of the activation keep the original: at `hook_mlp_in` of a bridge the stream around the MLP, at
     `hook_q_input` the other heads. But "resid_mid" is the stream itself, which has to be changed in place.
@@ -28,21 +27,17 @@ def to_write(activation: Tensor, name: str) -> Tensor:
 def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> None:
     """Refuse (ValueError) hooks whose edits a model ignores: effects measured there would be 0, or wrong.
 
-    A `TransformerBridge` has hooks on copies of what the model computes elsewhere (attention patterns of OPT, GPT-J,
-    GPT-Neo, XGLM), and a wrapped module may have parts whose results are unused. Three things are checked, on the first
-    prompt and without the user's hooks:
+    A `TransformerBridge` has hooks on copies of activations (attention patterns of OPT, GPT-J, GPT-Neo, XGLM), and a
+    wrapped module may have parts whose results are unused. Checked on the first prompt and without the user's hooks:
 
     - Each hook fires once in a run.
     - The predictions depend on the hook's output: it is in their graph. That separates an ignored edit from one without
-      effect (a head that writes zeros). Without a graph, where the model detaches its activations, large noise has to
-      change the predictions, or NaN to reach them.
-    - A stream between attention and MLP ("resid_mid") that is patched in determines everything that follows: with the
-      stream that an earlier edit led to, the predictions are those of that edit.
+      effect (a head that writes zeros). If the model detaches its activations, large noise has to change the
+      predictions, or NaN to reach them.
+    - A stream between attention and MLP ("resid_mid") determines everything after it: patched in from a run with an
+      earlier edit, it leads to that run's predictions.
 
-    Args:
-        adapter: of the model; of ours only "attn_in" is checked, the rest is tested with the model.
-        tokens: `[prompt pos ...]`.
-        names: of the hooks.
+    Of our models only "attn_in" is checked; the rest is tested with the model.
     """
     for name in names:
         check_hook(adapter.model, name)
@@ -52,7 +47,7 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
         return
     tokens, names = tokens[:1], list(dict.fromkeys(names))
     with without_user_hooks(adapter.model), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some bridges warn of an edit that they drop, and go on
+        warnings.simplefilter("ignore", UserWarning)  # some bridges only warn of a dropped edit
         for name in _not_in_graph(adapter, tokens, names):
             if not any(_changes(adapter, tokens, name, edit) for edit in (_add_noise, _put_nan)):
                 raise ValueError(f"this model ignores edits at {name!r}, so every effect would be 0{instead_of(name)}")
@@ -66,7 +61,7 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
 
 @contextmanager
 def without_user_hooks(model: Any) -> Iterator[None]:
-    """A context in which the hooks attached to a model's hook points do not run, and which holds the model's lock."""
+    """A context with the model's lock, in which the hooks at its hook points do not run."""
     with holding(model):
         points = dict.fromkeys(point for point in model.hook_dict.values() if isinstance(point, HookPoint))
         before = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
@@ -80,7 +75,7 @@ def without_user_hooks(model: Any) -> Iterator[None]:
 
 
 def _not_in_graph(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> list[str]:
-    """The hooks whose output the predictions do not depend on, as far as torch's graph says."""
+    """The hooks whose output is not in the graph of the predictions."""
     fired: Counter[str] = Counter()
     probes: dict[str, Tensor] = {}
 
@@ -99,7 +94,7 @@ def _not_in_graph(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -
             gradients = [None] * len(probes)
             if in_graph:
                 gradients = torch.autograd.grad(predictions.sum(), list(probes.values()), allow_unused=True)
-    except (RuntimeError, NotImplementedError):  # a model that cannot be differentiated: edits will say
+    except (RuntimeError, NotImplementedError):  # it cannot be differentiated: edits are tried instead
         fired.clear()
         for name in names:
             adapter.run(tokens, [(name, lambda activation, hook, name=name: fired.update([name]))])
@@ -115,25 +110,24 @@ def _not_in_graph(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -
 
 @torch.no_grad()
 def _changes(adapter: ModelAdapter, tokens: Tensor, name: str, edit: Callable[..., Tensor]) -> bool:
-    """Whether an edit changes the predictions in any bit."""
-    # both on the route with hooks
+    """True if an edit changes any bit of the predictions; both runs have hooks."""
     plain, edited = (adapter.run(tokens, [(name, hook)]) for hook in (lambda activation, hook: None, edit))
     return not torch.equal(plain.nan_to_num(), edited.nan_to_num()) or not torch.equal(plain.isnan(), edited.isnan())
 
 
 @torch.no_grad()
 def _decides_what_follows(adapter: ModelAdapter, tokens: Tensor, name: str) -> bool:
-    """Whether the stream that an edit before the layer leads to gives that edit's predictions when it is put in."""
+    """True if the stream of a run with an earlier edit, patched in, leads to that run's predictions."""
     before = name.replace("hook_resid_mid", "hook_resid_pre")
     if before not in hook_names(adapter.model):
         return True
-    led_to: list[Tensor] = []
+    edited_stream: list[Tensor] = []
 
     def keep(activation: Tensor, hook: HookPoint) -> None:
-        led_to.append(activation.clone())
+        edited_stream.append(activation.clone())
 
     def put(activation: Tensor, hook: HookPoint) -> Tensor:
-        activation[:] = led_to[0]
+        activation[:] = edited_stream[0]
         return activation
 
     edited = adapter.run(tokens, [(before, _add_noise), (name, keep)])
@@ -142,7 +136,7 @@ def _decides_what_follows(adapter: ModelAdapter, tokens: Tensor, name: str) -> b
 
 
 def _add_noise(activation: Tensor, hook: HookPoint) -> Tensor:
-    """Noise as large as the activation, the same every time."""
+    """Add noise as large as the activation, with a fixed seed."""
     noise = torch.randn(activation.shape, generator=torch.Generator().manual_seed(0)).to(activation)
     scale = activation[activation.isfinite()].square().mean().sqrt().nan_to_num() + 1e-3
     return activation + scale * noise

@@ -1,4 +1,4 @@
-"""A model taken apart: its nodes as functions of the streams that they read."""
+"""The nodes of a model (heads, MLPs, ends) as functions of the streams that they read."""
 
 from typing import cast
 
@@ -9,39 +9,39 @@ from torch import Tensor
 
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts
-from mechicl.models.opening.edges import attends_beside_mlp, has_mlp, list_key_heads
+from mechicl.models.opening.edges import has_mlp, is_parallel, list_key_heads
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP
 
 
 class TransformerParts:
-    """One of our transformers, taken apart.
+    """The nodes of one of our transformers.
 
     Streams are `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes and methods.
 
     Attributes:
         model: the transformer.
-        heads_meet: whether what a head writes depends on what other heads of its layer read.
+        heads_interact: True if a head's output depends on the inputs of other heads of its layer.
     """
 
-    heads_meet = False
+    heads_interact = False
 
     def __init__(self, adapter: ModelAdapter):
         if not adapter.is_transformer:
             raise ValueError(
                 f"edges are cut in a HookedTransformer of this package and in TransformerLens' bridges, not in "
-                f"{type(adapter.model).__name__}: what its parts read is unknown"
+                f"{type(adapter.model).__name__}, whose parts have unknown inputs"
             )
         if adapter.model.cfg.token_clip is not None:
             raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
         self.adapter, self.model = adapter, adapter.model
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The stream before the first block."""
+        """Compute the stream before the first block."""
         return self.model.embed_tokens(tokens)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What each head of a layer writes, `[head prompt pos d_model]`, from a stream per head for q, k and v."""
+        """Compute the output of each head, `[head prompt pos d_model]`, from a stream per head for q, k and v."""
         block = self.model.blocks[layer]
         attn = cast(Attention, block.attn)
         projected = []
@@ -53,26 +53,26 @@ class TransformerParts:
         return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
 
     def attention_bias(self, layer: int) -> Tensor | float:
-        """What a layer's attention adds independently of its heads."""
+        """Return the part of a layer's attention output that is independent of its heads."""
         block = self.model.blocks[layer]
         return block.cfg.damping * cast(Attention, block.attn).b_O if block.cfg.attn_bias else 0.0
 
     def mlp(self, layer: int, stream: Tensor) -> Tensor:
-        """What a layer's MLP writes."""
+        """Compute the output of a layer's MLP."""
         block = self.model.blocks[layer]
         return block.cfg.damping * cast(MLP, block.mlp)(block.ln2(stream))
 
     def read_out(self, stream: Tensor) -> Tensor:
-        """Predictions from the final stream."""
+        """Compute predictions from the final stream."""
         return self.adapter.resume_from_end(stream)
 
     def bytes_per_row(self, tokens: Tensor) -> float:
-        """A bound on the memory of a run per prompt, excluding what nodes read and write."""
+        """Bound the memory of a run per prompt, in bytes, without the inputs and outputs of nodes."""
         return self.adapter.bytes_per_row(tokens)
 
 
 def take_apart(adapter: ModelAdapter) -> TransformerParts | BridgeParts:
-    """The parts of a model; a ValueError for a model whose stream is not the sum of what its parts write."""
+    """Return the nodes of a model; a ValueError if its stream is not the sum of their outputs."""
     return TransformerParts(adapter) if adapter.reads_prompts else BridgeParts(adapter)
 
 
@@ -80,7 +80,7 @@ def take_apart(adapter: ModelAdapter) -> TransformerParts | BridgeParts:
 def record_writes(
     adapter: ModelAdapter, tokens: Tensor, embedded: Float[Tensor, "prompt pos d_model"] | None = None
 ) -> Float[Tensor, "node prompt pos d_model"]:
-    """What each node writes in a run of the model: with the attention's biases, the sum is the final stream.
+    """Run the model and return the output of each node; with the attention's biases, they sum to the final stream.
 
     The run starts from the embedded tokens, or from another stream.
     """
@@ -92,7 +92,7 @@ def record_writes(
         outputs.append(parts.attend(layer, *reads))
         attended = stream + outputs[-1].sum(0) + parts.attention_bias(layer)
         if has_mlp(adapter.model, layer):
-            outputs.append(parts.mlp(layer, stream if attends_beside_mlp(adapter.model) else attended)[None])
+            outputs.append(parts.mlp(layer, stream if is_parallel(adapter.model) else attended)[None])
             attended = attended + outputs[-1][0]
         stream = attended
     return torch.cat(outputs)

@@ -1,4 +1,4 @@
-"""Places in a model: the activation that a component has in a layer, at some position and head."""
+"""`Site`: a place in a model, the activation of a component in a layer, at some position and head."""
 
 import difflib
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ AXES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("attn_scores", "pattern"), BY_KEY),
     **dict.fromkeys(("pre", "post"), BY_NEURON),
 }
-"""The axes of each component's activation after `prompt` and before its features: `pos`, `head`, of a pattern the
-`query` and `key` positions, and of an MLP's hidden layer the `neuron`."""
+"""The axes of each component's activation between `prompt` and its features: `pos`, `head`, of a pattern the `query`
+and `key` positions, and of an MLP's hidden layer the `neuron`."""
 
 ON_REQUEST = {
     "hook_result": "set_use_attn_result",
@@ -28,7 +28,7 @@ ON_REQUEST = {
     "hook_mlp_in": "set_use_hook_mlp_in",
     **dict.fromkeys(("hook_q_input", "hook_k_input", "hook_v_input"), "set_use_split_qkv_input"),
 }
-"""Hooks that a model has only after one of its methods was called with True."""
+"""Hooks that a model has only after a method was called with True."""
 
 
 @storable
@@ -39,17 +39,17 @@ class Site:
     Attributes:
         component: "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "q", "k", "v", "z" (a head's output),
             "attn_scores", "pattern", "pre" or "post" (an MLP's hidden layer before and after its activation function);
-            where the model computes them, "result", and what is read from the stream: "attn_in", "q_input", "k_input",
-            "v_input" (by each head), "mlp_in".
+            if the model computes them, "result", and the inputs from the stream "attn_in", "q_input", "k_input",
+            "v_input" (of each head), "mlp_in".
         layer: number of the layer.
         pos: position; not for scores and patterns.
-        head: head; only for parts of the attention.
+        head: head, for parts of the attention.
         query: query position, for scores and patterns.
-        key: key position, likewise.
+        key: key position, for scores and patterns.
         neuron: neuron, for "pre" and "post".
 
     Raises:
-        ValueError: an unknown component, or a part that it does not have.
+        ValueError: an unknown component, or an axis that it does not have.
 
     Example:
         >>> Site("z", layer=3, pos=40, head=1).hook_name
@@ -82,17 +82,13 @@ class Site:
 
     @property
     def index(self) -> tuple[int | slice, ...]:
-        """Its place in the activation of one prompt: `activation[prompt][index]`."""
+        """Its index in the activation of one prompt: `activation[prompt][index]`."""
         parts = (getattr(self, axis) for axis in axes_of(self.component))
         return tuple(slice(None) if part is None else part for part in parts)
 
 
 def axes_of(component: str) -> tuple[str, ...]:
-    """The axes by which parts of a component are told apart.
-
-    Raises:
-        ValueError: an unknown component; the message names the nearest.
-    """
+    """Return the axes of a component's activation."""
     if component not in AXES:
         raise ValueError(f"component {component!r} is not one of {tuple(AXES)}{nearest(component, AXES)}")
     return AXES[component]
@@ -111,41 +107,34 @@ def check_hook(model: Any, name: str) -> None:
 
 
 def silent_hook(name: str) -> ValueError:
-    """The error for a hook that the model has, but that a run never reaches."""
+    """Make the error for a hook of the model that a run never reaches."""
     return ValueError(f"the hook {name!r} does not fire in this model{how_to_request(name) or instead_of(name)}")
 
 
 def instead_of(name: str) -> str:
-    """What to take where patterns or scores are not what a model computes with, nothing for other hooks."""
+    """For messages: the alternative to patterns or scores that a model does not use; "" for other hooks."""
     for ending, what in (("hook_pattern", "patterns"), ("hook_attn_scores", "scores")):
         if name.endswith(ending):
-            return f": its {what} are computed elsewhere; take 'z', what heads make with them"
+            return f": its {what} are computed elsewhere; take 'z', the heads' outputs"
     return ""
 
 
 def how_to_request(name: str) -> str:
-    """ ": call ... first" for a hook that a model has only on request, nothing for others."""
+    """For messages: ": call ... first" for a hook that a model has only on request; "" for others."""
     method = ON_REQUEST.get(name.rsplit(".", 1)[-1])
     return f": call model.{method}(True) first" if method else ""
 
 
 def hook_names(model: Any) -> list[str]:
-    """Names of all hooks of a model, aliases too where it has them.
-
-    Raises:
-        TypeError: it has none, as TransformerLens names them.
-    """
+    """Return the names of all hooks of a model, and their aliases."""
     if not isinstance(getattr(model, "hook_dict", None), dict):
-        raise TypeError(f"model must have hooks, as those of this package and of TransformerLens, got {_kind(model)}")
+        kind = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model must have hooks, as those of this package and of TransformerLens, got {kind}")
     aliases = getattr(model, "hook_aliases", None)
     return [*model.hook_dict, *(aliases if isinstance(aliases, dict) else ())]
 
 
-def _kind(value: object) -> str:
-    return value.__name__ if isinstance(value, type) else type(value).__name__
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?", or nothing if nothing is near."""
+    """For messages: "; did you mean ...?", or "" if no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

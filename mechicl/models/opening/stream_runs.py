@@ -1,4 +1,4 @@
-"""A model's predictions when its streams are changed after some layer, with gradients where asked."""
+"""Interventions on a model's streams between layers, with gradients if they are recorded with gradients."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +10,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
+from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import hook_names
 
@@ -18,23 +19,28 @@ Place = Literal["query", "context"]
 
 
 class StreamRuns:
-    """A model's streams on the prompts that are intervened in and on those that streams are taken from.
+    """A model's streams on base prompts, in which it intervenes, and on sources.
 
     Each method returns the query's prediction `[prompt y]` of the run after an intervention; methods and arguments are
-    those of `algorithms.stepwise.Runs`. Layers are counted from 0. Predictions have gradients with respect to the
-    streams and, for streams that were recorded with gradients, to the model's weights.
+    those of `algorithms.stepwise.Runs`. Predictions have gradients with respect to the streams and, if these were
+    recorded with gradients, to the model's weights.
 
     Args:
         adapter: of the model.
-        tokens: of the prompts.
-        base: their streams, as `record_streams` returns them.
-        source: those of the sources.
+        tokens: of the base prompts.
+        base: their streams, from `record_streams`.
+        source: the streams of the sources.
     """
 
     def __init__(self, adapter: ModelAdapter, tokens: Tensor, base: Sequence[Tensor], source: Sequence[Tensor]):
         self.adapter, self.tokens, self.tokens_per_point = adapter, tokens, tokens_per_point(adapter.model)
         self.n_layers, self.last = adapter.n_layers, tokens.shape[1] - 1
         self.base, self.source = base, source
+        if self.last % self.tokens_per_point or base[0].shape[1] != tokens.shape[1]:
+            raise ValueError(
+                f"{tokens.shape[1]} tokens and {base[0].shape[1]} positions of the stream do not fit "
+                f"{self.tokens_per_point} for each context point and one for the query"
+            )
 
     def exchange(
         self,
@@ -45,13 +51,13 @@ class StreamRuns:
         *,
         rest: bool = False,
     ) -> Float[Tensor, "prompt y"]:
-        """The streams of the query, or of the context, are replaced by the source's after some layers.
+        """Replace the streams of the query, or of the context, by the source's after some layers.
 
         Args:
             after: number of layers.
             place: "query" or "context".
             basis: replace only the part in the span of these orthonormal columns.
-            point: of the context, only this point's tokens.
+            point: replace only the tokens of this context point.
             rest: replace the part that is orthogonal to the basis instead.
         """
         where = self._positions(place)
@@ -67,11 +73,11 @@ class StreamRuns:
         return self._run_query(streams, after) if place == "query" else self._run(streams, after)
 
     def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """The change that some layers make at the query, or in the context, is undone after them."""
+        """Undo the change that some layers make at the query, or in the context."""
         return self.freeze((layers.start, layers.stop), place)
 
     def repeat(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """The query, or the context, goes through some layers twice, the second time with the other's first streams."""
+        """Run the query, or the context, through some layers twice, next to the other's first streams both times."""
         where = self._positions(place)
         streams = self.base[layers.start].clone()
         streams[:, where] = self.base[layers.stop][:, where]
@@ -81,10 +87,10 @@ class StreamRuns:
         return self._run(after, layers.stop)
 
     def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
-        """The streams of the query, or of the context, stay the same from a layer on.
+        """Keep the streams of the query, or of the context, constant from a layer on.
 
         Args:
-            stops: the number of layers from which on, and then after which, they are restored.
+            stops: the number of layers after which they are recorded, then those after which they are restored.
             place: "query" or "context".
         """
         where, frozen = self._positions(place), self.base[stops[0]]
@@ -93,13 +99,13 @@ class StreamRuns:
         return self._run(frozen, stops[0], hooks)
 
     def stop_reading(self, layers: range) -> Float[Tensor, "prompt y"]:
-        """In these layers attention writes nothing at the query."""
+        """Remove the attention's output at the query in these layers."""
         put = partial(_put, where=slice(self.last, None), values=None)
         hooks = [(get_act_name("attn_out", layer), put) for layer in layers]
         return self._run(self.base[layers.start], layers.start, hooks)
 
     def isolate(self, layers: range) -> Float[Tensor, "prompt y"]:
-        """In these layers each point of the context attends only to its own tokens; the query attends as usual."""
+        """Let each context point attend only to its own tokens in these layers; the query attends as usual."""
         points = torch.arange(self.last + 1, device=self.tokens.device) // self.tokens_per_point
         others = points[:, None] != points
         others[self.last] = False
@@ -115,7 +121,7 @@ class StreamRuns:
         return slice(self.last, None) if place == "query" else slice(0, self.last)
 
     def _run_query(self, streams: Tensor, layer: int) -> Tensor:
-        """`_run` where only the query's stream changes: if no other token reads it, only its own row is computed."""
+        """`_run` after a change of the query's stream: if no other token reads it, only its row is computed."""
         adapter = self.adapter
         if not adapter.is_transformer or adapter.model.cfg.keys != "causal" or adapter.has_user_hooks():
             return self._run(streams, layer)
@@ -124,7 +130,7 @@ class StreamRuns:
             return adapter.resume_from_row(base, layer, self.last, prompts, streams[:, self.last])
 
     def _run(self, streams: Tensor, layer: int, hooks: Sequence[Hook] = (), until: int | None = None) -> Tensor:
-        """Predictions, or the stream after `until` layers, of a run that continues from a stream after some layers."""
+        """Resume a run from a stream after some layers; returns predictions, or the stream after `until` layers."""
         adapter = self.adapter
         with torch.set_grad_enabled(streams.requires_grad):
             if adapter.ours and until is not None:
@@ -144,19 +150,19 @@ class StreamRuns:
 
 
 def stream_names(adapter: ModelAdapter) -> list[str]:
-    """The hooks of the streams before each layer and after the last."""
+    """Return the hooks of the streams before each layer and after the last."""
     names = [get_act_name("resid_pre", layer) for layer in range(adapter.n_layers)]
     return [*names, get_act_name("resid_post", adapter.n_layers - 1)]
 
 
 def record_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
-    """The streams `[prompt pos d_model]` before each layer and after the last."""
+    """Record the streams `[prompt pos d_model]` before each layer and after the last."""
     recorded = adapter.record(tokens, stream_names(adapter), len(tokens))
     return [recorded[name] for name in stream_names(adapter)]
 
 
 def compute_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
-    """`record_streams` of our model, with gradients with respect to its weights."""
+    """Compute the same streams of our model, with gradients with respect to its weights."""
     streams = [adapter.model(tokens, stop_at_layer=0)]
     for layer in range(adapter.n_layers):
         streams.append(adapter.run_layer(streams[-1], layer, ()))
@@ -164,25 +170,23 @@ def compute_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
 
 
 def has_scores(model: Any) -> bool:
-    """Whether a model has the hooks at which pairs of positions are separated from each other."""
+    """True if a model has the hooks at which attention between positions is cut."""
     return f"blocks.0.{SCORES}" in hook_names(model)
 
 
 def has_attention(model: Any) -> bool:
-    """Whether a model has the hooks at which attention's writes are removed."""
+    """True if a model has the hooks at which the attention's output is removed."""
     return get_act_name("attn_out", 0) in hook_names(model)
 
 
 def tokens_per_point(model: Any) -> int:
-    """1 for models that read a point as one token, 2 where its target is a separate token.
-
-    Raises:
-        TypeError: a model that does not read prompts of points.
-    """
-    name = getattr(getattr(model, "cfg", None), "prompt_format", None)
-    if name not in ("paired", "interleaved"):
-        raise TypeError(f"{type(model).__name__} does not read prompts of points (prompt_format={name!r})")
-    return 1 if name == "paired" else 2
+    """Return 1 for models that read a point as one token, 2 if its target is a separate token."""
+    number = getattr(model, "tokens_per_point", None)
+    if number is None:
+        hint = ": give the positions of its points, wrap(..., points=slice(0, None, 2)) for two tokens a point"
+        own = isinstance(model, LayeredModel) and model.cfg.prompt_format == "own"
+        raise TypeError(f"{type(model).__name__} does not read prompts of points{hint if own else ''}")
+    return number
 
 
 def _put(activation: Tensor, hook: HookPoint, where: slice, values: Tensor | None) -> Tensor:

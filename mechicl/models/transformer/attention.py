@@ -1,25 +1,24 @@
-"""Attention, with every activation on a hook point: the readable route, whose quicker forms are in `fast.py`.
+"""Attention with every activation on a hook point: the readable route; `fast.py` has quicker ones.
 
 Shapes are TransformerLens': q, k, v, z `[batch pos head d_head]`; scores and pattern `[batch head query_pos key_pos]`.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn as nn
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.elementwise import ELEMENTWISE
-from mechicl.models.transformer.rotary import rotate
+from mechicl.models.transformer.config_rules import ELEMENTWISE
 
 
 def elementwise_attention(cfg: TransformerConfig, scores: Tensor) -> Tensor:
-    """The weights that linear or elementwise attention gives to scores, before masking and normalisation."""
+    """Compute the weights of linear or elementwise attention from scores, before masking and normalisation."""
     if cfg.attention == "linear":
         return scores
     if cfg.attention == "leaky_relu":
@@ -28,7 +27,7 @@ def elementwise_attention(cfg: TransformerConfig, scores: Tensor) -> Tensor:
 
 
 def key_mask(cfg: TransformerConfig, n_pos: int, rows: slice, device: torch.device) -> Bool[Tensor, "row key_pos"]:
-    """Which keys the positions `rows` attend to."""
+    """True for the keys that the positions `rows` attend to."""
     positions = torch.arange(n_pos, device=device)
     if cfg.keys == "causal":
         return positions[rows, None] >= positions
@@ -36,17 +35,42 @@ def key_mask(cfg: TransformerConfig, n_pos: int, rows: slice, device: torch.devi
     return visible.expand(len(positions[rows]), -1)
 
 
+def rotate(
+    cfg: TransformerConfig, vectors: Float[Tensor, "batch pos head d_head"], positions: Int[Tensor, "pos"]
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Rotate queries or keys by their positions.
+
+    The first `cfg.rotary_dim` dimensions form pairs (i and i + rotary_dim / 2, or neighbours with
+    `rotary_adjacent_pairs`); pair i is rotated by position / rotary_base^(2i / rotary_dim) radians. Scores then depend
+    on the distance of query and key only. Source: Su et al. 2021, section 3.2.2.
+    """
+    width = cfg.rotary_dim
+    # angles of far positions take more digits than half precision has
+    precise = torch.promote_types(vectors.dtype, torch.float32)
+    exponents = torch.arange(0, width, 2, device=vectors.device, dtype=precise) / width
+    angles = positions.to(precise)[:, None] / cfg.rotary_base**exponents
+    cos, sin = (part.to(vectors.dtype)[:, None] for part in (angles.cos(), angles.sin()))  # [pos 1 pair]
+    turned, rest = vectors[..., :width], vectors[..., width:]
+    if cfg.rotary_adjacent_pairs:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, dim=-1)
+    pairs = (first * cos - second * sin, second * cos + first * sin)
+    turned = torch.stack(pairs, dim=-1).flatten(-2) if cfg.rotary_adjacent_pairs else torch.cat(pairs, dim=-1)
+    return torch.cat([turned, rest], dim=-1)
+
+
 def with_momentum(
     cfg: TransformerConfig, z: Float[Tensor, "batch pos head d_head"], v: Float[Tensor, "batch pos head d_head"]
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """Momentum attention's z, from plain attention's z and the values.
+    """Compute momentum attention's z from plain attention's z and the values.
 
     Both kinds are sums over earlier positions with powers of η (`momentum`): over values z_t + Σ_{i<t} η^(t-i) v_i;
-    over outputs Σ_{s<=t} η^(t-s) (1 - η) z_s, in which z_0 has the whole weight η^t, since the average starts as it.
+    over outputs Σ_{s<=t} η^(t-s) (1 - η) z_s, except that z_0, where the average starts, has the weight η^t.
     """
     positions = torch.arange(z.shape[1], device=z.device)
     steps = positions[:, None] - positions
-    # powers of a number near 1 take more digits than half precision has
+    # powers of a number near 1 need more digits than half precision has
     decay = cfg.momentum ** steps.clamp(min=0).to(torch.promote_types(z.dtype, torch.float32))
     summed = "row pos, batch pos head d -> batch row head d"
     if cfg.momentum_over == "values":
@@ -55,35 +79,25 @@ def with_momentum(
     return einsum((decay * (steps >= 0) * shares).to(z), z, summed)
 
 
-class Attention(nn.Module):
+class Part(nn.Module):
+    """A part of a transformer, whose parameters and hooks depend on its config."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class Attention(Part):
     """Multi-head attention with softmax or any elementwise function of the scores.
 
     Weights: W_Q, W_K, W_V `[head d_model d_head]`, W_O `[head d_head d_model]`; biases b_Q, b_K, b_V
-    `[head d_head]`, b_O `[d_model]`, and `sink` `[head]` if learned, where the config asks for them.
+    `[head d_head]`, b_O `[d_model]`, and `sink` `[head]` if learned, by the config.
     """
 
-    W_Q: nn.Parameter
-    W_K: nn.Parameter
-    W_V: nn.Parameter
-    W_O: nn.Parameter
-    b_Q: nn.Parameter
-    b_K: nn.Parameter
-    b_V: nn.Parameter
-    b_O: nn.Parameter
-    sink: nn.Parameter
-    hook_q: HookPoint
-    hook_k: HookPoint
-    hook_v: HookPoint
-    hook_rot_q: HookPoint
-    hook_rot_k: HookPoint
-    hook_attn_scores: HookPoint
-    hook_pattern: HookPoint
-    hook_z: HookPoint
-    hook_result: HookPoint
     fused: bool = False
-    """Whether torch's fused kernel is taken where no hook listens: see `fast.fuse_attention`."""
+    """True to use torch's fused kernel in runs without hooks: see `fast.fuse_attention`."""
     has_matrices: ClassVar[bool] = True
-    """Whether the four matrices are parameters."""
+    """True if the four matrices are parameters."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -98,8 +112,8 @@ class Attention(nn.Module):
             self.sink = nn.Parameter(torch.full((h,), float(cfg.sink_score)))
         # read by TransformerLens' ActivationCache when it splits the output of attention by head
         self._result_contribution_scale = cfg.damping
-        turned = ("rot_q", "rot_k") if cfg.rotates else ()
-        for name in ("q", "k", "v", *turned, "attn_scores", "pattern", "z"):
+        rotated = ("rot_q", "rot_k") if cfg.rotates else ()
+        for name in ("q", "k", "v", *rotated, "attn_scores", "pattern", "z"):
             self.add_module(f"hook_{name}", HookPoint())
         if cfg.use_attn_result:
             self.hook_result = HookPoint()
@@ -110,9 +124,9 @@ class Attention(nn.Module):
         key_input: Float[Tensor, "batch pos *head d_model"] | None = None,
         value_input: Float[Tensor, "batch pos *head d_model"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The layer's output, damping included.
+        """Compute the layer's output, damping included.
 
-        Keys and values read what queries do unless they are given other streams; each head may have one of its own.
+        Keys and values read the same stream as queries by default; each head may have its own stream.
         """
         cfg = self.cfg
         q = self.hook_q(self._project(query_input, "Q"))
@@ -142,7 +156,7 @@ class Attention(nn.Module):
         k: Float[Tensor, "batch pos head d_head"],
         v: Float[Tensor, "batch pos head d_head"],
     ) -> Float[Tensor, "batch pos head d_head"]:
-        """What each head moves: scores, pattern and z of queries, keys and values."""
+        """Compute each head's scores, pattern and z from queries, keys and values."""
         cfg = self.cfg
         if cfg.rotates:
             positions = torch.arange(q.shape[1], device=q.device)
@@ -153,7 +167,7 @@ class Attention(nn.Module):
             scores = self.hook_attn_scores(scores.masked_fill(~mask, -torch.inf))
             pattern = self.softmax(scores)
         else:
-            # masked on both sides: a function like exp neither gives hidden keys weight nor overflows on them
+            # masked on both sides: a function like exp would give hidden keys weight, or overflow on them
             scores = self.hook_attn_scores(scores.masked_fill(~mask, 0))
             pattern = elementwise_attention(cfg, scores) * mask
             if cfg.normalize_by_context:
@@ -163,7 +177,7 @@ class Attention(nn.Module):
         return self.hook_z(with_momentum(cfg, z, v) if cfg.momentum else z)
 
     def softmax(self, scores: Float[Tensor, "batch head row key_pos"]) -> Float[Tensor, "batch head row key_pos"]:
-        """Softmax over the keys and the sink; a position that sees no key attends to nothing."""
+        """Compute the softmax over the keys and the sink; a position without visible keys attends to nothing."""
         if self.cfg.sink != "none":
             if self.cfg.sink == "learned":
                 sink = self.sink[:, None, None].to(scores).expand(*scores.shape[:-1], 1)
@@ -180,13 +194,12 @@ class Attention(nn.Module):
 
 
 class GradientDescentStep(Attention):
-    """Linear attention that is a step of gradient descent on the stream, with a learned step size.
+    """Linear attention that computes a step of gradient descent on the stream, with a learned step size.
 
     The y-dimensions of the stream are targets, the others inputs: the weights are those of von Oswald et al. 2023,
     Proposition 1, and `step_size` `[1]` is the only parameter.
     """
 
-    step_size: nn.Parameter
     has_matrices: ClassVar[bool] = False
 
     def __init__(self, cfg: TransformerConfig):

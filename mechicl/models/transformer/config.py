@@ -1,56 +1,45 @@
-"""`TransformerConfig`: every choice that makes a `HookedTransformer`, and the defaults that depend on other choices."""
+"""`TransformerConfig`: every choice that makes a `HookedTransformer`, with defaults that depend on other choices."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
 
-from mechicl.base.arguments import check_fields
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields, strictly_between
 from mechicl.models.config_checks import DTYPES, dtype_name, read_config
-from mechicl.models.transformer.config_rules import THEIRS, check_combinations, fill_defaults
+from mechicl.models.transformer.config_rules import DESCRIPTIVE, UNCOMPUTED, check_combinations, fill_defaults
 from mechicl.prompts import PromptFormat, prompt_format
 
-AttentionKeys = Literal["causal", "context", "full"]
-PromptFormats = Literal["paired", "interleaved", "token_ids"]
-Positions = Literal["none", "standard", "rotary", "one_hot", "sinusoidal"]
+T = TypeVar("T")
+# `Filled` fields may be left out and are filled in on construction, so that readers of a config never see None.
+if TYPE_CHECKING:
+    Filled = Annotated[T, "filled"]
+    Dtype = Any
+else:
+    Filled = T | None
+    Dtype = str | torch.dtype
+Finite = Annotated[float, strictly_between(-1e300, 1e300)]
 Norm = Literal["LN", "LNPre", "RMS", "RMSPre"]
 SYNONYMS = {"keys": "attention_dir", "score_scale": "attn_scale"}
-# Fields that may be left out and are filled in on construction: never None afterwards, which is what readers of a
-# config should see, while a command line has to know that None is allowed.
-if TYPE_CHECKING:
-    FilledInt, FilledFloat, FilledBool, FilledStr = int, float, bool, str
-    FilledFormat = PromptFormats
-    FilledKeys = AttentionKeys
-    FilledMap = Literal["identity", "linear"]
-    FilledPositions = Positions
-    FilledNorm = Norm | None
-    FilledDtype = Any  # a name is accepted too, and torch's own dtype is read
-else:
-    FilledInt, FilledFloat, FilledBool, FilledStr = int | None, float | None, bool | None, str | None
-    FilledFormat = PromptFormats | None
-    FilledKeys = AttentionKeys | None
-    FilledMap = Literal["identity", "linear"] | None
-    FilledPositions = Positions | None
-    FilledNorm = Norm | Literal["default"] | None  # None is a choice here: no norm
-    FilledDtype = str | torch.dtype
+LEFT_OUT: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """Every choice that makes a `HookedTransformer`. Field names are TransformerLens' where it has the field.
 
-    Fields left at None get a default that depends on the others; after construction they hold that value. Models of
-    token ids get TransformerLens' defaults (softmax, causal, layer norm, biases, an MLP), models of points ours;
-    `HookedTransformerConfig` takes all of TransformerLens' names.
+    Fields left out get a default that depends on the others. Models of token ids get TransformerLens' defaults
+    (softmax, causal, layer norm, biases, an MLP), models of points ours; `HookedTransformerConfig` takes all of
+    TransformerLens' names.
 
     Attributes:
         x_dim: dimension of the inputs (continuous formats).
         y_dim: dimension of the targets.
-        n_context: largest number of context points; fixes n_ctx. Longer prompts fit where no position is learned or
-            concatenated.
+        n_context: largest number of context points; determines n_ctx. Longer prompts fit if positions are neither
+            learned nor concatenated.
         prompt_format: "paired" (one token a point), "interleaved" (x and y in alternate tokens) or "token_ids" (a
             vocabulary: ids `[batch pos]` to logits); by default "token_ids" with a d_vocab and no x_dim, else "paired".
         d_vocab: size of the vocabulary for "token_ids".
@@ -69,16 +58,16 @@ class TransformerConfig:
         act_fn: activation of the MLPs, a name in `ELEMENTWISE`.
         attention: "softmax", "linear", or a name in `ELEMENTWISE`, which is applied to each score; or one for each
             layer, with commas between: "softmax,linear". By default "softmax" for token ids, else "linear".
-        attention_weights: "learned", or "gradient_descent": those of a step of gradient descent that fits the
-            y-dimensions of the stream to its others, of which only each layer's step size is learned (the control of
-            von Oswald et al. 2023, A.7). It takes one linear head, no biases, and an identity read-out.
+        attention_weights: "learned", or "gradient_descent": the weights of a step of gradient descent that fits the
+            y-dimensions of the stream to its others, with one learned step size a layer (the control of von Oswald et
+            al. 2023, A.7). It needs one linear head, no biases, and an identity read-out.
         attention_slope: slope of "leaky_relu" attention for negative scores.
-        score_scale: factor on the scores; by default `1/sqrt(d_head)` where all layers are softmax, else 1.
-        normalize_by_context: divide elementwise attention by the number of keys seen (Nertinger's 1/n, eq. 1).
-        keys: which positions a position attends to: "causal" (itself and those before), "context" (all but the
-            last, which is the query) or "full".
+        score_scale: factor on the scores; by default `1/sqrt(d_head)` if all layers are softmax, else 1.
+        normalize_by_context: divide elementwise attention by the number of visible keys (Nertinger's 1/n, eq. 1).
+        keys: positions that a position attends to: "causal" (itself and those before), "context" (all but the last,
+            which is the query) or "full".
         momentum: η of momentum attention, in [0, 1); 0 for none. Needs causal keys. Scores and pattern are those of
-            plain attention, and z is what the momentum makes of its outputs.
+            plain attention; z has the momentum.
         momentum_over: "outputs" (z'_t = η z'_{t-1} + (1 - η) z_t from z'_0 = z_0 on: an exponential average over
             positions) or "values" (z'_t = z_t + Σ_{i<t} η^(t-i) v_i; Dai et al. 2023, section 5, eq. 11).
         sink: an extra key per head with value zero and a constant score, softmax only: "none", "fixed" (score
@@ -88,42 +77,41 @@ class TransformerConfig:
             (division by the root mean square, with weights) or "RMSPre" (without); by default ("default") "LN" for
             token ids, else None.
         skip_first_norm: no norm before the first attention layer (von Oswald et al. 2023, A.9); with `recurrent`,
-            where every layer is the first one, before none.
-        final_norm: a norm before the read-out; by default where there is normalization and a linear read-out.
+            which repeats the first layer, no norm before any attention.
+        final_norm: a norm before the read-out; by default with normalization and a linear read-out.
         eps: added to the variance (or the mean square) in a norm.
         recurrent: all blocks share the weights of the first ("looped").
         share_mlp: all blocks share the MLP of the first, but not its attention and norms, as in the authors' code of
-            von Oswald et al. 2023, where the paper has an MLP in each layer.
+            von Oswald et al. 2023 (the paper has an MLP in each layer).
         damping: factor on every update of the residual stream by a block (von Oswald et al. 2023, A.6).
         token_clip: bound on the absolute values of the stream after each block (von Oswald et al. 2023, A.12).
-        read_in: "identity" (tokens are placed in the first dimensions of the stream) or "linear".
+        read_in: "identity" (tokens are the first dimensions of the stream) or "linear".
         read_out: "linear", or "identity" (minus the y-dimensions of the stream, `y_slot`; von Oswald et al. 2023,
             section 2).
-        positional_embedding_type: "none", "standard" (learned, added), "rotary" (queries and keys are turned; Su et
+        positional_embedding_type: "none", "standard" (learned, added), "rotary" (queries and keys are rotated; Su et
             al. 2021), "one_hot" or "sinusoidal" (concatenated to the tokens); by default "none" for paired prompts and
             "standard" for the others.
         d_pos: width of concatenated positions: by default n_ctx for one_hot, 20 for sinusoidal.
-        rotary_dim: how many dimensions of a head are turned by rotary positions; by default d_head.
-        rotary_base: of their wavelengths.
-        rotary_adjacent_pairs: turn neighbouring dimensions together, instead of i and i + rotary_dim / 2.
-        attn_bias: biases in q, k, v and the output of attention; by default where there is normalization, and for
-            token ids.
+        rotary_dim: number of dimensions of a head that are rotated; by default d_head.
+        rotary_base: base of the rotary wavelengths.
+        rotary_adjacent_pairs: rotate neighbouring dimensions together, instead of i and i + rotary_dim / 2.
+        attn_bias: biases in q, k, v and the output of attention; by default with normalization, and for token ids.
         read_bias: biases in a linear read-out, and in a linear read-in of points; by default as attn_bias.
         initializer_range: standard deviation of the blocks' initial weights (normal, cut at two deviations); by
             default `0.8 / sqrt(d_model)` for token ids, 0.02 for other softmax models, else
             `sqrt(0.002 / n_layers / d_model)`, the fan-in scaling of von Oswald et al. 2023, A.12. A linear read-in
             and read-out always have `1 / sqrt(fan_in)`.
-        seed: of the initial weights, where `HookedTransformer` is not told another one.
+        seed: of the initial weights, unless `HookedTransformer` is given another one.
         dtype: "float32", "float64", "bfloat16" or "float16", or torch's; read as torch's, as in TransformerLens.
-        device: where the model is made; the model keeps it up to date.
-        use_attn_result: compute each head's output `attn.hook_result`, which costs memory; else there is no such hook.
-        use_attn_in: give each head a copy of the stream to read, `hook_attn_in` `[batch pos head d_model]`.
-        use_split_qkv_input: give each head's queries, keys and values copies of their own, `hook_q_input` ...
-        use_hook_mlp_in: give the MLP a copy of the stream to read, `hook_mlp_in`. Blocks without MLP get one without
-            neurons: `hook_mlp_in` and `hook_mlp_out`, which is 0, for code that asks every block for them.
-        default_prepend_bos: texts get the tokenizer's first token (BOS) in front, unless a call says otherwise.
-        attention_dir: TransformerLens' word for keys: "causal", or "bidirectional" for "full" and "context".
-        attn_scale: TransformerLens' word for 1 / score_scale.
+        device: device of a new model; the model keeps it up to date.
+        use_attn_result: compute each head's output `attn.hook_result`, which costs memory; False: no such hook.
+        use_attn_in: each head reads a copy of the stream, `hook_attn_in` `[batch pos head d_model]`.
+        use_split_qkv_input: each head's queries, keys and values read separate copies, `hook_q_input` ...
+        use_hook_mlp_in: the MLP reads a copy of the stream, `hook_mlp_in`. Blocks without MLP get one without neurons:
+            `hook_mlp_in` and `hook_mlp_out`, which is 0, for code that expects them in every block.
+        default_prepend_bos: put the tokenizer's first token (BOS) before texts, unless a call does otherwise.
+        attention_dir: TransformerLens' name for keys: "causal", or "bidirectional" for "full" and "context".
+        attn_scale: TransformerLens' name for 1 / score_scale.
 
     Raises:
         ValueError: a value is out of range or unknown, or two fields exclude each other; the message names them.
@@ -133,57 +121,57 @@ class TransformerConfig:
         11
     """
 
-    x_dim: int | None = None
-    y_dim: int = 1
-    n_context: int | None = None
-    prompt_format: FilledFormat = None  # type: ignore[assignment]
-    d_vocab: int | None = None
-    d_vocab_out: int | None = None
-    n_ctx: FilledInt = None  # type: ignore[assignment]
+    x_dim: Count | None = None
+    y_dim: Count = 1
+    n_context: Natural | None = None
+    prompt_format: Filled[Literal["paired", "interleaved", "token_ids"]] = LEFT_OUT
+    d_vocab: Count | None = None
+    d_vocab_out: Count | None = None
+    n_ctx: Filled[Count] = LEFT_OUT
 
-    n_layers: int = 1
-    n_heads: FilledInt = None  # type: ignore[assignment]
-    d_model: FilledInt = None  # type: ignore[assignment]
-    d_head: FilledInt = None  # type: ignore[assignment]
-    d_mlp: int | None = None
-    attn_only: FilledBool = None  # type: ignore[assignment]
+    n_layers: Natural = 1
+    n_heads: Filled[Count] = LEFT_OUT
+    d_model: Filled[Count] = LEFT_OUT
+    d_head: Filled[Count] = LEFT_OUT
+    d_mlp: Count | None = None
+    attn_only: Filled[bool] = LEFT_OUT
     gated_mlp: bool = False
     mlp_location: Literal["blocks", "input"] = "blocks"
     act_fn: str = "gelu"
 
-    attention: FilledStr = None  # type: ignore[assignment]
+    attention: Filled[str] = LEFT_OUT
     attention_weights: Literal["learned", "gradient_descent"] = "learned"
-    attention_slope: float = 0.01
-    score_scale: FilledFloat = None  # type: ignore[assignment]
+    attention_slope: Finite = 0.01
+    score_scale: Filled[Finite] = LEFT_OUT
     normalize_by_context: bool = False
-    keys: FilledKeys = None  # type: ignore[assignment]
-    momentum: float = 0.0
+    keys: Filled[Literal["causal", "context", "full"]] = LEFT_OUT
+    momentum: Finite = 0.0
     momentum_over: Literal["outputs", "values"] = "outputs"
     sink: Literal["none", "fixed", "learned"] = "none"
-    sink_score: float = 0.0
+    sink_score: Finite = 0.0
 
-    normalization_type: FilledNorm = "default"  # type: ignore[assignment]
+    normalization_type: Norm | Literal["default"] | None = "default"
     skip_first_norm: bool = False
-    final_norm: FilledBool = None  # type: ignore[assignment]
-    eps: float = 1e-5
+    final_norm: Filled[bool] = LEFT_OUT
+    eps: NonNegative = 1e-5
     recurrent: bool = False
     share_mlp: bool = False
-    damping: float = 1.0
-    token_clip: float | None = None
+    damping: Finite = 1.0
+    token_clip: Positive | None = None
 
-    read_in: FilledMap = None  # type: ignore[assignment]
-    read_out: FilledMap = None  # type: ignore[assignment]
-    positional_embedding_type: FilledPositions = None  # type: ignore[assignment]
-    d_pos: FilledInt = None  # type: ignore[assignment]
-    rotary_dim: FilledInt = None  # type: ignore[assignment]
-    rotary_base: float = 10000.0
+    read_in: Filled[Literal["identity", "linear"]] = LEFT_OUT
+    read_out: Filled[Literal["identity", "linear"]] = LEFT_OUT
+    positional_embedding_type: Filled[Literal["none", "standard", "rotary", "one_hot", "sinusoidal"]] = LEFT_OUT
+    d_pos: Filled[Natural] = LEFT_OUT
+    rotary_dim: Filled[Natural] = LEFT_OUT
+    rotary_base: Positive = 10000.0
     rotary_adjacent_pairs: bool = False
-    attn_bias: FilledBool = None  # type: ignore[assignment]
-    read_bias: FilledBool = None  # type: ignore[assignment]
-    initializer_range: FilledFloat = None  # type: ignore[assignment]
-    seed: int | None = None
+    attn_bias: Filled[bool] = LEFT_OUT
+    read_bias: Filled[bool] = LEFT_OUT
+    initializer_range: Filled[NonNegative] = LEFT_OUT
+    seed: Natural | None = None
 
-    dtype: FilledDtype = "float32"  # type: ignore[assignment]
+    dtype: Dtype = "float32"
     device: str = "cpu"
     use_attn_result: bool = False
     use_attn_in: bool = False
@@ -191,14 +179,16 @@ class TransformerConfig:
     use_hook_mlp_in: bool = False
     default_prepend_bos: bool = True
 
-    # other words for fields above, which readers of TransformerLens' configs know
-    attention_dir: FilledStr = None  # type: ignore[assignment]
-    attn_scale: FilledFloat = None  # type: ignore[assignment]
+    attention_dir: Filled[Literal["causal", "bidirectional"]] = LEFT_OUT
+    attn_scale: Filled[Positive] = LEFT_OUT
+
+    if TYPE_CHECKING:
+        _arguments: dict[str, Any] = dataclasses.field(init=False)
 
     def __post_init__(self):
         check_fields(self)
         self._set(dtype=dtype_name(self.dtype))
-        # what the config was called with: `replace` starts from it, so that defaults follow what they depend on
+        # the arguments: `replace` starts from them, so that defaults follow the fields that they depend on
         self._set(_arguments={field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         fill_defaults(self)
         check_combinations(self)
@@ -206,21 +196,13 @@ class TransformerConfig:
         self._set(attn_scale=1 / self.score_scale if self.score_scale else math.inf)
         self._set(dtype=DTYPES[str(self.dtype)])
 
-    # -- defaults that depend on other fields --
-
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    # -- what follows from the fields --
-
     @property
     def format(self) -> PromptFormat:
-        """The prompt format object.
-
-        Raises:
-            ValueError: the model takes token ids, not prompts.
-        """
+        """The prompt format object."""
         if self.prompt_format == "token_ids":
             raise ValueError("a token-id model takes ids [batch pos], not prompts")
         assert self.x_dim is not None
@@ -228,7 +210,7 @@ class TransformerConfig:
 
     @property
     def one_pass(self) -> bool:
-        """Whether one pass predicts every point from the points before it: no position sees later ones."""
+        """True if one pass predicts every point from the points before it: no position sees later ones."""
         return self.prompt_format == "interleaved" and self.keys == "causal"
 
     @property
@@ -239,22 +221,16 @@ class TransformerConfig:
     @property
     def d_in(self) -> int:
         """Rows of a linear read-in: width of a continuous token, or size of the vocabulary."""
-        if self.prompt_format == "token_ids":
-            assert self.d_vocab is not None
-            return self.d_vocab
-        return self.d_token
+        return self.d_token if self.d_vocab is None else self.d_vocab
 
     @property
     def d_out(self) -> int:
         """Width of the model's outputs."""
-        if self.prompt_format == "token_ids":
-            assert self.d_vocab_out is not None
-            return self.d_vocab_out
-        return self.y_dim
+        return self.y_dim if self.d_vocab_out is None else self.d_vocab_out
 
     @property
     def rotates(self) -> bool:
-        """Whether queries and keys are turned by their positions."""
+        """True if queries and keys are rotated by their positions."""
         return self.positional_embedding_type == "rotary"
 
     @property
@@ -266,10 +242,10 @@ class TransformerConfig:
 
     @property
     def identity_width(self) -> int:
-        """Least width of the stream with an identity read-in: token, concatenated position, and room for y if apart."""
-        # an x token has no y-dimensions of its own, from which an identity read-out could read
-        apart = self.prompt_format == "interleaved" and self.read_out == "identity"
-        return self.d_token + self.d_pos + (self.y_dim if apart else 0)
+        """Least width of the stream with an identity read-in: token, concatenated position, and y if it is separate."""
+        # an x token has no y-dimensions for an identity read-out to read
+        separate = self.prompt_format == "interleaved" and self.read_out == "identity"
+        return self.d_token + self.d_pos + (self.y_dim if separate else 0)
 
     @property
     def y_slot(self) -> slice:
@@ -280,55 +256,56 @@ class TransformerConfig:
         return slice(self.d_model - self.y_dim, self.d_model)
 
     def for_layer(self, layer: int) -> "TransformerConfig":
-        """The config that a layer's block goes by: this one, but with the attention of that layer."""
+        """Return the config of a layer's block: this one with the attention of that layer."""
         kinds = self.attention.split(",")
         if len(kinds) == 1:
             return self
-        # these stay what they are by default for the mixture, and what only the other kinds have goes
+        # the mixture's defaults stay, and fields for the other kinds go
         changes = {name: getattr(self, name) for name in ("d_head", "score_scale", "initializer_range")}
         changes |= {"normalize_by_context": False} if kinds[layer] == "softmax" else {"sink": "none"}
         return self.replace(attention=kinds[layer], **changes)
 
     @property
     def reads_only_y(self) -> bool:
-        """Whether the read-out is minus the y-dimensions of what the last attention leaves in the stream."""
+        """True if the read-out is minus the y-dimensions of the stream after the last attention."""
         return self.read_out == "identity" and not self.final_norm and not self.block_mlp
 
     @property
     def prefers_prompts_last(self) -> bool:
-        """Whether the query's prediction is quicker from tokens whose prompts lie along the last axis in memory.
+        """True if the query's prediction is quicker from tokens with prompts along the last axis in memory.
 
-        So it is for one layer without softmax that reads tokens as they are and writes one dimension (see `fast.py`).
+        That is so for one layer without softmax that reads tokens unchanged and writes one dimension (see `fast.py`).
         """
-        as_they_are = self.read_in == "identity" and self.d_model == self.d_token
+        plain_tokens = self.read_in == "identity" and self.d_model == self.d_token
         extras = self.normalization_type or self.attn_bias or self.momentum or self.mlp_location == "input"
         plain = self.positional_embedding_type == "none" and self.attention != "softmax" and not extras
-        return self.n_layers == self.y_dim == 1 and as_they_are and plain and self.reads_only_y
+        return self.n_layers == self.y_dim == 1 and plain_tokens and plain and self.reads_only_y
 
     @property
     def block_mlp(self) -> bool:
-        """An MLP in each block."""
+        """True if each block has an MLP."""
         return not self.attn_only
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype, which configs of every kind of model give by this name."""
+        """The dtype, by the name that configs of all models have."""
         return self.dtype
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             # readers of TransformerLens' configs find its other fields, too
-            if name in THEIRS:
-                return THEIRS[name]
+            for fields in (UNCOMPUTED, DESCRIPTIVE):
+                if name in fields:
+                    return fields[name]
             raise AttributeError(f"{type(self).__name__} has no field {name!r}")
 
     def replace(self, **changes: Any) -> "TransformerConfig":
-        """A copy with some fields changed; fields that were left to their default follow the change."""
+        """Return a copy with some fields changed; fields that were left out follow the change."""
         arguments = dict(self._arguments)
         if {"n_context", "prompt_format"} & set(changes):
             arguments["n_ctx"] = None
-        for name, synonym in SYNONYMS.items():  # the one that changes counts
+        for name, synonym in SYNONYMS.items():  # the changed one counts
             if name in changes:
                 arguments[synonym] = None
             elif synonym in changes:
@@ -336,28 +313,25 @@ class TransformerConfig:
         return type(self)(**(arguments | changes))
 
     def unfilled(self) -> "TransformerConfig":
-        """The config before its defaults were filled in, for a command line to change fields of. Not for models."""
+        """Return the config before its defaults were filled in, for the command line to change. Not for models."""
         blank = object.__new__(type(self))
         blank._set(**self._arguments)
         return blank
 
-    if TYPE_CHECKING:
-        _arguments: dict[str, Any] = dataclasses.field(init=False)
-
     def to_dict(self) -> dict[str, Any]:
-        """All fields but the device and what other fields say, as plain JSON data."""
+        """Return all fields but the device and synonyms, as plain JSON data."""
         left_out = {"device", *SYNONYMS.values()}
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         return fields | {"dtype": dtype_name(self.dtype)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "TransformerConfig":
-        """The config that `to_dict` wrote.
+        """Make the config that `to_dict` wrote.
 
         Raises:
             ValueError: an unknown field, a value of another type than the field's, or a value that the config refuses.
         """
-        # written when a model of token ids had no MLP by default
+        # files from when a model of token ids had no MLP by default
         if isinstance(data, Mapping) and "d_mlp" in data and "attn_only" not in data:
             data = {**data, "attn_only": data["d_mlp"] is None or data.get("mlp_location") == "input"}
         return read_config(cls, data)

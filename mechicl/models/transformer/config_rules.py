@@ -1,19 +1,63 @@
 """The defaults of a `TransformerConfig` that depend on its other fields, and fields that exclude each other."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from mechicl.base.checks import is_whole
-from mechicl.models.config_checks import check_device, check_ranges, require
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-# Fields of TransformerLens' configs that ours lack, with the values that describe a model which both compute.
-THEIRS: dict[str, Any] = {
-    "model_name": "custom", "original_architecture": None, "tokenizer_name": None, "init_weights": True,
-    "init_mode": "gpt2", "n_devices": 1, "from_checkpoint": False, "use_attn_scale": True, "final_rms": False,
-    "parallel_attn_mlp": False, "use_local_attn": False, "window_size": None, "attn_types": None, "num_experts": None,
-    "experts_per_token": None, "use_normalization_before_and_after": False, "post_embedding_ln": False,
-    "attn_scores_soft_cap": -1.0, "output_logits_soft_cap": -1.0, "use_qk_norm": False, "use_hook_tokens": False,
-    "scale_attn_by_inverse_layer_idx": False, "ungroup_grouped_query_attention": False, "n_key_value_heads": None,
+from mechicl.models.config_checks import check_dtype_and_device, require
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """Compute `max(x, 0)²`."""
+    return F.relu(x).square()
+
+
+ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "abs": torch.abs,
+    "cos": torch.cos,
+    "elu": F.elu,
+    "exp": torch.exp,
+    "gelu": F.gelu,
+    "gelu_fast": partial(F.gelu, approximate="tanh"),  # TransformerLens' names for the same function
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "identity": torch.clone,  # a copy, so that changing mlp.hook_post in place leaves mlp.hook_pre unchanged
+    "leaky_relu": F.leaky_relu,
+    "relu": F.relu,
+    "relu_squared": relu_squared,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "square": torch.square,
+    "tanh": torch.tanh,
+}
+"""Functions that `act_fn` and `attention` may name, none of them a lambda: models pickle. Add your own:
+`ELEMENTWISE["mine"] = function`."""
+
+# Fields of TransformerLens' configs that ours lack. Those that change what is computed, by the value that does not:
+UNCOMPUTED: dict[str, Any] = {
+    "use_local_attn": False, "window_size": None, "attn_types": None, "scale_attn_by_inverse_layer_idx": False,
+    "final_rms": False, "parallel_attn_mlp": False, "num_experts": None, "experts_per_token": None,
+    "use_normalization_before_and_after": False, "post_embedding_ln": False, "attn_scores_soft_cap": -1.0,
+    "output_logits_soft_cap": -1.0, "use_qk_norm": False, "use_attention_sinks": False, "use_logn_attn": False,
+    "use_NTK_by_parts_rope": False, "use_yarn_rope": False, "use_dynamic_ntk_rope": False, "rotary_scaling_factor": 1,
+    "rotary_base_local": None, "rope_scaling": None, "clip_qkv": None, "rmsnorm_uses_offset": False,
+    "qk_norm_after_rope": False, "rotary_interleaved_cos_sin": False, "scale_embedding": None,
+    "per_layer_head_dim": None, "per_layer_num_key_value_heads": None, "relative_attention_num_buckets": None,
+}  # fmt: skip
+# and those that describe a file, a tokenizer or a machine, by the values that ours give:
+DESCRIPTIVE: dict[str, Any] = {
+    "model_name": "custom", "original_architecture": None, "architecture": None, "from_checkpoint": False,
+    "checkpoint_index": None, "checkpoint_label_type": None, "checkpoint_value": None, "tokenizer_name": None,
+    "tokenizer_prepends_bos": None, "n_devices": 1, "trust_remote_code": False, "init_weights": True,
+    "init_mode": "gpt2", "use_hook_tokens": False, "train_seq_length": None, "uses_rms_norm": False,
+    "layer_norm_folding": False, "tie_word_embeddings": False, "load_in_4bit": False, "quantization_method": None,
+    "use_attn_scale": True, "ungroup_grouped_query_attention": False, "n_key_value_heads": None,
 }  # fmt: skip
 
 
@@ -23,7 +67,7 @@ def fill_defaults(cfg: Any) -> None:
     def fill(**defaults: Any) -> None:
         cfg._set(**{name: default for name, default in defaults.items() if getattr(cfg, name) is None})
 
-    # the vocabulary: what token ids have by default in TransformerLens, and points here
+    # the vocabulary: token ids have TransformerLens' defaults, points ours
     fill(prompt_format="paired" if cfg.d_vocab is None or cfg.x_dim is not None else "token_ids")
     tokens, paired = cfg.prompt_format == "token_ids", cfg.prompt_format == "paired"
     if cfg.normalization_type == "default":
@@ -35,15 +79,18 @@ def fill_defaults(cfg: Any) -> None:
     fill(n_heads=1, attention="softmax" if tokens else "linear")
     # an MLP on the input leaves the blocks without one
     fill(attn_only=cfg.mlp_location == "input" or (cfg.d_mlp is None and not tokens))
-    if cfg.d_mlp is None and not cfg.attn_only and is_whole(cfg.d_model):
+    if cfg.d_mlp is None and not cfg.attn_only and cfg.d_model is not None:
         cfg._set(d_mlp=4 * cfg.d_model)
     if tokens:
         fill(d_vocab_out=cfg.d_vocab)
-    check_format(cfg)
-    check_ranges(cfg)
-    check_device(cfg.device)
+    _check_format(cfg)
+    check_dtype_and_device(cfg)
+    require(cfg.act_fn in ELEMENTWISE, f"act_fn={cfg.act_fn!r} is not one of {sorted(ELEMENTWISE)}")
+    kinds, known = cfg.attention.split(","), ["softmax", "linear", *sorted(ELEMENTWISE)]
+    for kind in kinds:
+        require(kind in known, f"attention={kind!r} is not one of {known}")
 
-    # fields that say the same in other words
+    # synonyms
     if cfg.attention_dir is not None:
         allowed = {"causal": ("causal",), "bidirectional": ("full", "context")}[cfg.attention_dir]
         fill(keys=allowed[0])
@@ -54,7 +101,6 @@ def fill_defaults(cfg: Any) -> None:
             math.isclose(cfg.score_scale * cfg.attn_scale, 1),
             f"attn_scale={cfg.attn_scale} is 1 / score_scale, which is {cfg.score_scale}: give one of them",
         )
-    kinds = cfg.attention.split(",")
     if len(kinds) == cfg.n_layers and len(set(kinds)) == 1:  # all layers alike: the same config as by one name
         cfg._set(attention=kinds[0])
 
@@ -83,36 +129,34 @@ def fill_defaults(cfg: Any) -> None:
     follows = cfg.read_in == "identity" and not tokens
     require(follows or cfg.d_model is not None, "d_model is needed with a linear read-in or a vocabulary")
     fill(d_model=cfg.identity_width if follows else None)
-    assert cfg.d_model is not None
-    d_model = cfg.d_model
+    d_model: Any = cfg.d_model
     softmax, normed = cfg.attention == "softmax", cfg.normalization_type is not None
     require(
         not softmax or cfg.d_head is not None or d_model % cfg.n_heads == 0,
         f"d_model={d_model} is not divisible by n_heads={cfg.n_heads}: give d_head",
     )
     fill(d_head=d_model // cfg.n_heads if softmax else d_model)
-    assert cfg.d_head is not None
+    d_head: Any = cfg.d_head
     spread = 0.02 if softmax else math.sqrt(0.002 / max(cfg.n_layers, 1) / d_model)
     fill(
-        score_scale=1 / math.sqrt(cfg.d_head) if softmax else 1.0,
+        score_scale=1 / math.sqrt(d_head) if softmax else 1.0,
         final_norm=normed and cfg.read_out == "linear",
         attn_bias=normed or tokens,
         read_bias=normed or tokens,
         initializer_range=0.8 / math.sqrt(d_model) if tokens else spread,
-        rotary_dim=cfg.d_head if cfg.rotates else 0,
+        rotary_dim=d_head if cfg.rotates else 0,
     )
 
 
-def check_format(cfg: Any) -> None:
-    """Refuse a `TransformerConfig` with fields that its prompt format lacks, or has no use for."""
+def _check_format(cfg: Any) -> None:
     if cfg.prompt_format == "token_ids":
         require(cfg.d_vocab is not None and cfg.n_ctx is not None, "token_ids need d_vocab and n_ctx")
         require(cfg.x_dim is None, f"token_ids have no x_dim, got {cfg.x_dim}")
-    else:
-        require(cfg.x_dim is not None, f"prompt_format {cfg.prompt_format!r} needs x_dim")
-        require(cfg.n_context is not None, f"prompt_format {cfg.prompt_format!r} needs n_context")
-        require(cfg.d_vocab is None, "d_vocab is for prompt_format='token_ids'")
-        require(cfg.d_vocab_out is None, "d_vocab_out is for prompt_format='token_ids'")
+        return
+    for name in ("x_dim", "n_context"):
+        require(getattr(cfg, name) is not None, f"prompt_format {cfg.prompt_format!r} needs {name}")
+    for name in ("d_vocab", "d_vocab_out"):
+        require(getattr(cfg, name) is None, f"{name} is for prompt_format='token_ids'")
 
 
 def check_combinations(cfg: Any) -> None:
@@ -126,7 +170,7 @@ def check_combinations(cfg: Any) -> None:
         (not derived or (plain and cfg.d_head == cfg.d_model),
          "attention_weights='gradient_descent' needs attention='linear', n_heads=1, attn_bias=False, d_head=d_model "
          "and read_out='identity'"),
-        (cfg.momentum < 1, f"momentum must be at least 0 and below 1, got {cfg.momentum}"),
+        (0 <= cfg.momentum < 1, f"momentum must be at least 0 and below 1, got {cfg.momentum}"),
         (cfg.momentum == 0 or cfg.keys == "causal",
          f"momentum={cfg.momentum} is over the positions before and needs keys='causal', got keys={cfg.keys!r}: set "
          f"keys='causal', or momentum=0"),
@@ -154,6 +198,6 @@ def check_combinations(cfg: Any) -> None:
          f"an identity read-out reads y_dim={cfg.y_dim} dimensions of the stream, but d_model={cfg.d_model}"),
         (tokens or cfg.read_in == "linear" or cfg.d_model >= cfg.identity_width,
          f"an identity read-in needs d_model >= {'' if tokens else cfg.identity_width} (token, position, and y where "
-         f"an identity read-out has it apart from the token), got {cfg.d_model}"),
+         f"an identity read-out has it after the token), got {cfg.d_model}"),
     ]:  # fmt: skip
         require(bool(holds), message)

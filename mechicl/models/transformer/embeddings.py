@@ -1,4 +1,4 @@
-"""The two ends of a transformer: tokens into the residual stream, with their positions, and outputs out of it."""
+"""The two ends of a transformer: tokens and positions into the residual stream, and outputs out of it."""
 
 import torch
 import torch.nn as nn
@@ -7,18 +7,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.models.transformer.attention import Part
 from mechicl.models.transformer.config import TransformerConfig
 
 
-class Embed(nn.Module):
-    """The read-in: token ids looked up in `W_E` `[token d_model]`, continuous tokens mapped by it, or placed as is.
+class Embed(Part):
+    """The read-in: token ids looked up in `W_E` `[token d_model]`, continuous tokens mapped by it or padded.
 
-    Weights: `W_E` and, for continuous tokens where the config asks for it, `b_E` `[d_model]`; none where the read-in is
-    the identity, which puts tokens into the first dimensions of the stream.
+    Weights: `W_E` and, for continuous tokens with `read_bias`, `b_E` `[d_model]`; none if the read-in is the identity,
+    which makes tokens the first dimensions of the stream.
     """
-
-    W_E: nn.Parameter
-    b_E: nn.Parameter
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -31,11 +29,7 @@ class Embed(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch pos d_token"] | Int[Tensor, "batch pos"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The tokens in the stream, without positions.
-
-        Raises:
-            IndexError: a token id outside the vocabulary.
-        """
+        """Embed tokens in the stream, without positions."""
         cfg = self.cfg
         if cfg.prompt_format == "token_ids":
             try:
@@ -49,14 +43,12 @@ class Embed(nn.Module):
         return embedded + self.b_E if cfg.read_bias else embedded
 
 
-class PosEmbed(nn.Module):
-    """What positions add to the stream: rows of `W_pos`, or a table of fixed positions that it maps.
+class PosEmbed(Part):
+    """The update of the stream by positions: rows of `W_pos`, or a table of fixed positions that it maps.
 
     Weights: `W_pos` `[pos d_model]` for "standard" positions; `[d_pos d_model]` for one-hot and sinusoidal ones with a
-    linear read-in; none where these are placed next to the token as they are.
+    linear read-in; none if these are concatenated to the token.
     """
-
-    W_pos: nn.Parameter
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -69,21 +61,13 @@ class PosEmbed(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch pos d"] | Int[Tensor, "batch pos"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """What the positions of these tokens (or rows of a stream) add, a copy for each prompt.
-
-        Raises:
-            ValueError: more positions than the model has.
-        """
+        """Return the update by the positions of these tokens (or rows of a stream), a copy for each prompt."""
         rows = self.rows(range(tokens.shape[1]))
         rows = rows.to(tokens) if tokens.is_floating_point() else rows
         return rows.repeat(tokens.shape[0], 1, 1)
 
     def rows(self, positions: range) -> Float[Tensor, "pos d_model"]:
-        """What each of these positions adds; where it is a fixed table, in float64 on the CPU.
-
-        Raises:
-            ValueError: more positions than the model has.
-        """
+        """Return the update by each of these positions; from a fixed table, in float64 on the CPU."""
         cfg, kind = self.cfg, self.cfg.positional_embedding_type
         n_pos, rows = max(positions, default=-1) + 1, slice(positions.start, positions.stop, positions.step)
         if kind != "sinusoidal" and n_pos > cfg.n_ctx:
@@ -96,15 +80,12 @@ class PosEmbed(nn.Module):
         return F.pad(table[rows].double(), (cfg.d_token, cfg.d_model - cfg.d_token - cfg.d_pos))
 
 
-class Unembed(nn.Module):
+class Unembed(Part):
     """The read-out: a linear map `W_U` `[d_model d_out]`, or minus the y-dimensions of the stream.
 
-    Weights: `W_U` and, where the config asks for it, `b_U` `[d_out]`; none where the read-out is the identity. Hooks:
-    `hook_in` `[batch pos d_model]`, after the final norm, and `hook_out` `[batch pos d_out]`.
+    Weights: `W_U` and, with `read_bias`, `b_U` `[d_out]`; none if the read-out is the identity. Hooks: `hook_in`
+    `[batch pos d_model]`, after the final norm, and `hook_out` `[batch pos d_out]`.
     """
-
-    W_U: nn.Parameter
-    b_U: nn.Parameter
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -117,7 +98,7 @@ class Unembed(nn.Module):
         self.hook_out = HookPoint()
 
     def forward(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """Outputs (predictions before they are decoded, or logits) of a normalized stream."""
+        """Compute outputs (predictions before they are decoded, or logits) from a normalized stream."""
         residual = self.hook_in(residual)
         if self.cfg.read_out == "identity":
             return self.hook_out(-residual[..., self.cfg.y_slot])
@@ -126,7 +107,7 @@ class Unembed(nn.Module):
 
 
 def sinusoidal_positions(n_pos: int, d_pos: int) -> Float[Tensor, "pos d_pos"]:
-    """Sines and cosines of geometrically spaced wavelengths, float64 (Vaswani et al. 2017, section 3.5)."""
+    """Compute sines and cosines of geometrically spaced wavelengths, float64 (Vaswani et al. 2017, section 3.5)."""
     index = torch.arange(d_pos)
     wavelengths = 10000.0 ** (2 * (index // 2).double() / d_pos)
     angles = torch.arange(n_pos).double()[:, None] / wavelengths

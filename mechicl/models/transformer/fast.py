@@ -1,23 +1,23 @@
-"""Quicker routes through a block, for when no hook looks at what happens inside.
+"""Quicker routes through a block, for runs without hooks.
 
 Outputs agree with the hooked route of `layers.py` to float precision; only the positions (`rows`) that are needed are
-computed, and of the last block only the dimensions (`columns`) that are read. Scores and patterns are
+computed, and in the last block only the dimensions (`columns`) that are read. Scores and patterns are
 `[batch head row key_pos]`.
 
 With A_h = W_Q W_Kᵀ and B_h = W_V W_O of head h, attention adds Σ_h pattern(X A_h Xᵀ) X B_h to the stream X
-`[pos d_model]`. The routes put the brackets in different places:
+`[pos d_model]`. The routes differ in the order of the products:
 
-- *plain*: queries, keys and values of all positions, as everywhere: (X W_Q)(X W_K)ᵀ, then its pattern times X W_V;
+- *plain*: queries, keys and values of all positions, as usual: (X W_Q)(X W_K)ᵀ, then its pattern times X W_V;
 - *folded*: X A_h is compared with the stream itself, and the weighted sum of the stream is projected once, so that keys
-  and values are never formed for every position: good where few rows are asked for;
+  and values are never formed for every position: good for few rows;
 - *merged*: folded for all rows of linear attention, X [A_1 B_1 A_2 B_2 ...] as one product;
 - *associative*: linear attention without a score: X A_h (XᵀX) B_h, whose cost is linear in the number of positions.
 
-One more route takes no matrix products of single prompts at all:
+One more route has no matrix products of single prompts:
 
-- *across prompts*: the last row in one dimension, by products of numbers that run over all prompts at once, where
-  prompts lie along the last axis in memory (`put_prompts_last`). Training takes half as long as by the folded route,
-  which multiplies one matrix of some ten rows after another.
+- *across prompts*: the last row in one dimension, by elementwise products over all prompts at once, if prompts lie
+  along the last axis in memory (`put_prompts_last`). Training takes half as long as by the folded route, which
+  multiplies one small matrix after another.
 """
 
 from collections.abc import Sequence
@@ -28,34 +28,32 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
-from mechicl.models.transformer.attention import Attention, elementwise_attention, key_mask, with_momentum
-from mechicl.models.transformer.layers import MLP, Block
-from mechicl.models.transformer.norms import LayerNorm
-from mechicl.models.transformer.rotary import rotate
+from mechicl.models.transformer.attention import Attention, elementwise_attention, key_mask, rotate, with_momentum
+from mechicl.models.transformer.layers import MLP, Block, LayerNorm
 from mechicl.prompts import lies_prompts_last
 
 ALL = slice(None)
 
-# What an operation of a route costs, where one of the plain or the folded route costs 1. Counts of operations alone
-# mislead where they are close: at a prompt's size (tens of positions, tens of dimensions) a batched product takes about
-# as long to start as to run. The associative route has four batched products in place of three: for 10 points in 10
-# dimensions, where the counts are equal, it took 1.4 times as long on a CPU, so it has to save that much. The merged
-# route does the folded one's operations in three products in place of five: it is always preferred to that one, and to
-# the plain route unless that one saves more than a tenth.
+# Cost of an operation, relative to the plain and folded routes. Counts of operations alone mislead if they are close:
+# at a prompt's size (tens of positions, tens of dimensions) a batched product takes about as long to start as to run.
+# The associative route has four batched products instead of three: for 10 points in 10 dimensions, with equal counts,
+# it took 1.4 times as long on a CPU, so it has to save that much. The merged route does the folded one's operations in
+# three products instead of five: it is always preferred to that one, and to the plain route unless that one saves more
+# than a tenth.
 ASSOCIATIVE_COST, MERGED_COST = 1.4, 0.9
 
-# On a CPU, products of small matrices take up to three times as long where the rows of what they give are no multiple
-# of `ROUND` numbers: 0.49 ms for 2048 matrices of 11 x 11, 0.27 ms for 12 x 12. Larger ones do not differ.
+# On a CPU, products of small matrices take up to three times as long if the rows of the result are not a multiple of
+# `ROUND` numbers: 0.49 ms for 2048 matrices of 11 x 11, 0.27 ms for 12 x 12. Larger ones do not differ.
 ROUND, LARGEST_FILLED = 4, 16
 
 
 def fast_blocks(
     blocks: Sequence[Block], residual: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """The stream after some blocks at all positions.
+    """Compute the stream after some blocks at all positions.
 
-    Where all of them are merged, the stream is filled up with zeros on the way, to a round number of dimensions and of
-    keys (see `ROUND`). They stay zeros: what asks nothing, and has no value.
+    If all of them are merged, the stream is padded to a round number of dimensions and of keys (see `ROUND`). Padding
+    stays zero: zero queries and zero values contribute nothing.
     """
     n_pos, d = residual.shape[1:]
     dims = positions = 0
@@ -75,7 +73,7 @@ def fast_blocks(
 
 
 def _merges(block: Block, residual: Tensor) -> bool:
-    """Whether the block is merged linear attention and nothing else."""
+    """True if the block is merged linear attention and nothing else."""
     costs = _costs(block.attn, residual, ALL) if residual.shape[1] else {}
     cheapest = min(costs, key=costs.__getitem__, default="")
     return cheapest == "merged" and isinstance(block.ln1, nn.Identity) and not block.cfg.block_mlp
@@ -84,9 +82,9 @@ def _merges(block: Block, residual: Tensor) -> bool:
 def fast_block(
     block: Block, residual: Float[Tensor, "batch pos d_model"], rows: slice, columns: slice = ALL
 ) -> Float[Tensor, "batch row column"]:
-    """The stream after the block at the positions `rows`, from the stream before it at all positions.
+    """Compute the stream after the block at the positions `rows`, from the stream before it at all positions.
 
-    `columns` are the dimensions of the stream to return; a block with an MLP, which reads all of them, takes no others.
+    `columns` are the dimensions of the stream to return; a block with an MLP needs all of them.
     """
     cfg = block.cfg
     update = fast_attention(block.attn, fast_norm(block.ln1, residual), rows, columns)
@@ -94,7 +92,7 @@ def fast_block(
 
 
 def after_attention(block: Block, residual: Float[Tensor, "batch row column"]) -> Float[Tensor, "batch row column"]:
-    """The stream after the block, from the stream after its attention."""
+    """Compute the stream after the block from the stream after its attention."""
     cfg = block.cfg
     if cfg.block_mlp:
         residual = add_update(residual, fast_mlp(block.mlp, fast_norm(block.ln2, residual)), cfg.damping)
@@ -104,10 +102,10 @@ def after_attention(block: Block, residual: Float[Tensor, "batch row column"]) -
 
 
 def fast_norm(norm: LayerNorm | nn.Identity, residual: Float[Tensor, "batch pos d_model"]) -> Tensor:
-    """A norm in torch's one kernel, or step by step where it is differentiated forwards."""
+    """Compute a norm in torch's one kernel, or step by step if it is differentiated forwards."""
     if not isinstance(norm, LayerNorm):
         return residual
-    if unpack_dual(residual).tangent is not None:  # the kernel has no such derivative: torch takes it apart, slowly
+    if unpack_dual(residual).tangent is not None:  # the kernel has no such derivative
         return norm(residual)
     weight = norm.w if norm.has_weights else None
     if not norm.centres:
@@ -116,7 +114,7 @@ def fast_norm(norm: LayerNorm | nn.Identity, residual: Float[Tensor, "batch pos 
 
 
 def fast_mlp(mlp: MLP, x: Tensor) -> Tensor:
-    """The MLP with its biases added inside the products."""
+    """Compute the MLP with its biases added inside the products."""
     if mlp.gated:
         hidden = mlp.act_fn(x @ mlp.W_gate) * (x @ mlp.W_in) + mlp.b_in
         return F.linear(hidden, mlp.W_out.mT, mlp.b_out)
@@ -124,20 +122,20 @@ def fast_mlp(mlp: MLP, x: Tensor) -> Tensor:
 
 
 def add_update(residual: Tensor, update: Tensor, damping: float) -> Tensor:
-    """The damped residual update."""
+    """Add a damped update to the stream."""
     return residual + update if damping == 1 else residual + damping * update
 
 
 def fast_attention(
     attn: Attention, x: Float[Tensor, "batch pos d_model"], rows: slice, columns: slice = ALL
 ) -> Float[Tensor, "batch row column"]:
-    """The attention layer's output at the positions `rows`, by the cheapest route."""
+    """Compute the attention layer's output at the positions `rows`, by the cheapest route."""
     cfg, n_pos = attn.cfg, x.shape[1]
-    if cfg.momentum:  # each row is made of those before it, so all are needed
+    if cfg.momentum:  # each row depends on those before it
         positions = torch.arange(n_pos, device=x.device) if cfg.rotates else None
         return _plain(attn, x, x, key_mask(cfg, n_pos, ALL, x.device), positions)[:, rows, columns]
     costs = _costs(attn, x, rows)
-    # rotary positions turn queries and keys, which the other routes never form, and the fused kernel takes them
+    # rotary positions and the fused kernel need queries and keys, which the other routes never form
     route = "plain" if cfg.rotates or attn.fused else min(costs, key=costs.__getitem__)
     if route == "folded" and _can_go_across(attn, x, rows, columns):
         return _across_prompts(attn, x, columns)
@@ -145,7 +143,7 @@ def fast_attention(
         return _associative(attn, x, rows)[..., columns]
     if route == "merged":
         return _merged(attn, x)[..., columns]
-    # only a causal mask differs between rows: otherwise keys that nobody sees are left out instead of masked
+    # only a causal mask differs between rows: otherwise hidden keys are left out instead of masked
     mask = key_mask(cfg, n_pos, rows, x.device) if cfg.keys == "causal" else None
     x_rows = x if len(range(*rows.indices(n_pos))) == n_pos else x[:, rows]
     x_keys = x[:, :-1] if cfg.keys == "context" else x
@@ -156,29 +154,26 @@ def fast_attention(
 
 
 def fuse_attention(model: nn.Module) -> None:
-    """Let a model's passes without hooks take torch's fused attention, whose scores are never held in memory.
+    """Use torch's fused attention, which never stores scores, in a model's passes without hooks.
 
     For training one model on a GPU: it has no second derivative, which sensitivities need, and no batching rule for
     several models at once.
-
-    Raises:
-        ValueError: a model without softmax attention in all layers, or with a sink.
     """
     layers = [part for part in model.modules() if isinstance(part, Attention)]
     kinds = sorted({part.cfg.attention for part in layers} - {"softmax"})
     if not layers or kinds or any(part.cfg.sink != "none" for part in layers):
         has = f"{', '.join(kinds)} attention" if kinds else "an attention sink" if layers else "no attention of ours"
-        raise ValueError(f"fused attention is softmax without a sink, and this model has {has}: leave it out")
+        raise ValueError(f"fused attention is softmax without a sink, and this model has {has}: do without it")
     for part in layers:
         part.fused = True
 
 
 def _costs(attn: Attention, x: Tensor, rows: slice) -> dict[str, float]:
-    """Multiplications of each route that gives these rows, for one prompt, weighed by how quick its products are."""
+    """The number of multiplications of each route for these rows of one prompt, weighted by their cost."""
     cfg, (batch, n_pos, d) = attn.cfg, x.shape
     n_rows, h, heads = len(range(*rows.indices(n_pos))), cfg.d_head, cfg.n_heads
     products = 2 * d * d * h / max(batch, 1)  # W_Q W_Kᵀ and W_V W_O, once for all prompts
-    scores_and_sums = 2 * n_rows * n_pos  # times the width in which keys are compared and summed
+    scores_and_sums = 2 * n_rows * n_pos  # times the width of keys and values
     costs = {
         "folded": heads * (scores_and_sums * d + min(4 * n_rows * d * h, 2 * n_rows * d * d + products)),
         "plain": heads * (scores_and_sums * h + 2 * n_pos * d * h + 2 * n_rows * d * h),
@@ -192,7 +187,7 @@ def _costs(attn: Attention, x: Tensor, rows: slice) -> dict[str, float]:
 
 
 def _query_key_and_value_out(attn: Attention, n_keys: int) -> tuple[Tensor, Tensor]:
-    """A_h = W_Q W_Kᵀ with all factors of the scores, and B_h = W_V W_O: all that linear attention depends on."""
+    """A_h = W_Q W_Kᵀ with all factors of the scores, and B_h = W_V W_O: linear attention depends on nothing else."""
     cfg = attn.cfg
     scale = cfg.score_scale / max(n_keys, 1) if cfg.normalize_by_context else cfg.score_scale
     return scale * attn.W_Q @ attn.W_K.mT, attn.W_V @ attn.W_O
@@ -209,7 +204,7 @@ def _associative(attn: Attention, x: Tensor, rows: slice) -> Tensor:
 def _merged(attn: Attention, x: Tensor, n_empty: int = 0) -> Tensor:
     """Linear attention of all positions in three products: `X [A_h B_h]`, scores, sum over keys and heads.
 
-    The first `n_empty` positions are zeros, and do not count; so are dimensions beyond the model's.
+    The first `n_empty` positions and the dimensions beyond the model's are padding.
     """
     heads, n_pos = attn.cfg.n_heads, x.shape[1]
     keys = x[:, :-1] if attn.cfg.keys == "context" else x
@@ -237,7 +232,7 @@ def _folded(
     Keys are the first `n_keys` positions of `x`.
     """
     cfg, x_keys = attn.cfg, x[:, :n_keys]
-    narrow = 2 * cfg.d_head < cfg.d_model  # then two thin products are less work than one with the square A_h
+    narrow = 2 * cfg.d_head < cfg.d_model  # then two thin products are quicker than one with the square A_h
     if narrow:
         q = torch.einsum("bhrd,hmd->bhrm", project_heads(x_rows, attn.W_Q), attn.W_K)
     else:
@@ -250,8 +245,8 @@ def _folded(
         scores = scores + (attn.b_Q * attn.b_K).sum(-1)[:, None, None]
     pattern = attention_pattern(attn, scores if cfg.score_scale == 1 else cfg.score_scale * scores, mask)
     W_O = attn.W_O[..., columns]
-    if W_O.shape[-1] * x_rows.shape[1] <= 2:  # few dimensions to write: what each key writes there comes first
-        written = project_heads(x, attn.W_V @ W_O)[:, :, :n_keys]  # a product with a part of x would copy it first
+    if W_O.shape[-1] * x_rows.shape[1] <= 2:  # few dimensions to write: project each key first
+        written = project_heads(x, attn.W_V @ W_O)[:, :, :n_keys]  # all of x: a part of it would be copied
         out = (pattern[..., None] * written[:, :, None]).sum((1, 3))
     else:
         gathered = (pattern.flatten(1, 2) @ x_keys).unflatten(1, (cfg.n_heads, -1))
@@ -266,12 +261,12 @@ def _folded(
 
 
 def put_prompts_last(tokens: Float[Tensor, "*seed prompt pos d"]) -> Float[Tensor, "*seed prompt pos d"]:
-    """The same tokens, with the prompts along the last axis in memory."""
+    """Copy tokens, with the prompts along the last axis in memory."""
     return tokens.movedim(-3, -1).contiguous().movedim(-1, -3)
 
 
 def _can_go_across(attn: Attention, x: Tensor, rows: slice, columns: slice) -> bool:
-    """Whether this is the last row in one dimension, of attention that looks at each score by itself."""
+    """True for the last row in one dimension, of elementwise attention."""
     elementwise = attn.cfg.attention != "softmax" and not attn.cfg.attn_bias
     last = rows.indices(x.shape[1]) == (x.shape[1] - 1, x.shape[1], 1)
     one_column = len(range(*columns.indices(x.shape[2]))) == 1
@@ -298,10 +293,8 @@ def _plain(
 ) -> Tensor:
     """Keys and values for all positions, queries for the rows; with momentum the rows are all positions too.
 
-    Queries and keys are turned by their positions, where those of the queries are given.
-
-    torch's fused attention is no quicker on a CPU at a prompt's length, and has no second derivative and no batching
-    rule: it is taken where `fuse_attention` asked for it.
+    Queries and keys are rotated if `query_positions` are given. Torch's fused attention is not quicker on a CPU at a
+    prompt's length, and has no second derivative and no batching rule: see `fuse_attention`.
     """
     if x_rows is x_keys:
         q, k, v = queries_keys_values(attn, x_keys, "QKV")
@@ -322,7 +315,7 @@ def _plain(
 
 
 def queries_keys_values(attn: Attention, x: Tensor, which: str) -> tuple[Tensor, ...]:
-    """Those of q, k and v that are named, `[batch head pos d_head]` each, in one matrix product."""
+    """Compute some of q, k and v, `[batch head pos d_head]` each, in one matrix product."""
     weights = torch.cat([getattr(attn, f"W_{name}").transpose(0, 1).flatten(1) for name in which], dim=1)
     bias = torch.cat([getattr(attn, f"b_{name}").flatten() for name in which]) if attn.cfg.attn_bias else None
     projected = F.linear(x, weights.mT, bias)
@@ -332,19 +325,19 @@ def queries_keys_values(attn: Attention, x: Tensor, which: str) -> tuple[Tensor,
 def rotate_heads(
     attn: Attention, vectors: Float[Tensor, "batch head pos d_head"], positions: Int[Tensor, "pos"]
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Queries or keys, turned by their positions."""
+    """Rotate queries or keys by their positions."""
     return rotate(attn.cfg, vectors.transpose(1, 2), positions).transpose(1, 2)
 
 
 def project_heads(x: Float[Tensor, "batch pos d_in"], weights: Float[Tensor, "head d_in d_out"]) -> Tensor:
-    """`x W_h` for every head as one matrix product: `[batch head pos d_out]`."""
+    """Compute `x W_h` for every head as one matrix product: `[batch head pos d_out]`."""
     heads, _, d_out = weights.shape
     flat = weights.transpose(0, 1).reshape(-1, heads * d_out)
     return (x @ flat).unflatten(-1, (heads, d_out)).transpose(1, 2)
 
 
 def join_heads(z: Float[Tensor, "batch head pos d_in"], weights: Float[Tensor, "head d_in d_out"]) -> Tensor:
-    """`Σ_h z_h W_h` as one matrix product: `[batch pos d_out]`."""
+    """Compute `Σ_h z_h W_h` as one matrix product: `[batch pos d_out]`."""
     return z.transpose(1, 2).flatten(2) @ weights.flatten(0, 1)
 
 
@@ -354,10 +347,10 @@ def masked_softmax(
     mask: Bool[Tensor, "row key_pos"],
     scale: float,
 ) -> Float[Tensor, "batch head row key_pos"]:
-    """Softmax attention's pattern over the keys of the mask.
+    """Compute softmax attention's pattern over the keys of the mask.
 
-    Scale and mask are part of the product of queries and keys: as passes of their own over the scores, there and back,
-    they took a quarter of the attention of a small model's training step.
+    Scale and mask are part of the product of queries and keys: as separate passes over the scores they took a quarter
+    of the attention's time in a small model's training step.
     """
     hidden = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
     scores = torch.baddbmm(hidden, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)
@@ -367,11 +360,11 @@ def masked_softmax(
 def attention_pattern(
     attn: Attention, scores: Float[Tensor, "batch head row key_pos"], mask: Bool[Tensor, "row key_pos"] | None
 ) -> Float[Tensor, "batch head row key_pos"]:
-    """The weight that each row gives to each key, from scaled scores; rows see the keys of the mask, or all without."""
+    """Compute the weight that each row gives to each key, from scaled scores; without a mask all keys are visible."""
     cfg = attn.cfg
     if cfg.attention == "softmax":
         scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-        # without a sink: keys that nobody sees are cut off, not masked, so that every row sees a key
+        # without a sink, hidden keys are left out, not masked, so every row sees a key
         return attn.softmax(scores) if cfg.sink != "none" else scores.softmax(-1)
     if mask is None:
         pattern, n_keys = elementwise_attention(cfg, scores), max(scores.shape[-1], 1)

@@ -13,36 +13,33 @@ from transformer_lens.hook_points import HookPoint
 from transformers import PreTrainedTokenizerBase
 
 from mechicl.models.holding import in_a_pass
-from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.embeddings import Embed, PosEmbed, Unembed
 from mechicl.models.transformer.fast import fast_block, fast_blocks, fast_norm
-from mechicl.models.transformer.layers import MLP, Block, Blocks
-from mechicl.models.transformer.lens_config import read_lens_config
+from mechicl.models.transformer.layers import MLP, Block, LayerNorm
+from mechicl.models.transformer.lens_config import current_names, read_lens_config
 from mechicl.models.transformer.lens_names import LensNames
-from mechicl.models.transformer.norms import LayerNorm
 from mechicl.models.transformer.queries import query_streams
-from mechicl.models.transformer.state_names import current_names
 from mechicl.prompts import Prompts
 
 
 class StateDictError(ValueError, RuntimeError):
-    """Weights that are not those of a model, by their names or shapes."""
+    """Weights whose names or shapes do not fit a model."""
 
 
-class HookedTransformer(LensNames, PromptedModel):
+class HookedTransformer(LensNames):
     """A transformer on prompts whose activations can be read and replaced.
 
     It has the hook names, shapes and methods of TransformerLens (`run_with_cache`, `run_with_hooks`, `hooks`,
     `cfg`, `W_Q` ...) and satisfies its `TransformerLensModel` protocol. One trap: tools that read the number of
     positions off the last axis of the tokens see the token width instead.
 
-    With no hook attached, the forward pass takes quicker routes that agree to float precision, and computes only the
-    positions that are read. Every name in `hook_dict` fires in every full pass.
+    Without hooks, the forward pass takes quicker routes that agree to float precision, and computes only the positions
+    that are read. Every name in `hook_dict` fires in every full pass.
 
     Args:
-        cfg: the configuration; or what `HookedTransformerConfig` takes, as a mapping or an object.
+        cfg: the configuration; or one in TransformerLens' names, see `HookedTransformerConfig`.
         tokenizer: of `transformers`, for models of token ids (`set_tokenizer`).
         move_to_device: ignored: a model is made on its config's device.
         default_padding_side: see `set_tokenizer`.
@@ -50,7 +47,7 @@ class HookedTransformer(LensNames, PromptedModel):
         initial_weights: W_0 `[x y]` of paired prompts, whose query token is `(x, -x W_0)`; 0 by default.
 
     Raises:
-        ValueError: initial_weights of another shape, or for a format that has no place for them.
+        ValueError: initial_weights of another shape, or for another format.
 
     Example:
         >>> model = HookedTransformer(TransformerConfig(x_dim=10, n_context=10))
@@ -60,12 +57,7 @@ class HookedTransformer(LensNames, PromptedModel):
         torch.Size([4, 1, 11, 11])
     """
 
-    cfg: TransformerConfig
-    embed: Embed
-    pos_embed: PosEmbed
-    unembed: Unembed
-    stream_labels: tuple[str, ...] | None = None  # names of the stream's dimensions, where they have names
-    blocks: Blocks
+    stream_labels: tuple[str, ...] | None = None  # names of the stream's dimensions, if any
     initial_weights: Tensor
 
     def __init__(
@@ -90,7 +82,7 @@ class HookedTransformer(LensNames, PromptedModel):
         if cfg.mlp_location == "input":
             self.input_mlp = MLP(cfg)
             self.hook_input_mlp_out = HookPoint()
-        self.blocks = Blocks(Block(cfg, layer) for layer in range(cfg.n_layers))
+        self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.n_layers))
         self._tie_blocks()
         self.ln_final = LayerNorm(cfg) if cfg.final_norm else nn.Identity()
         self.unembed = Unembed(cfg)
@@ -101,11 +93,11 @@ class HookedTransformer(LensNames, PromptedModel):
             self.set_tokenizer(tokenizer, default_padding_side)
         if initial_weights is not None:
             self._set_initial_weights(initial_weights)
-        self.eval()  # which is all the same to it, but TransformerLens' tools ask for it since version 4
+        self.eval()  # it has no modes, but TransformerLens' tools require eval mode since version 4
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
-        """Fresh weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
+        """Draw new weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
         cfg, generator = self.cfg, torch.Generator().manual_seed(seed)
         matrices = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_gate", "W_pos")
         deviations: dict[str, float] = dict.fromkeys(matrices, cfg.initializer_range)
@@ -117,7 +109,7 @@ class HookedTransformer(LensNames, PromptedModel):
         for name, weight in sorted(self.named_parameters(), key=lambda named: not named[0].startswith(ends)):
             leaf = name.rsplit(".", 1)[-1]
             if leaf in deviations:
-                # drawn alike whatever the model's device and dtype
+                # the same numbers for every device and dtype
                 fresh = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
                 nn.init.trunc_normal_(fresh, a=-2, b=2, generator=generator)
                 weight.copy_(deviations[leaf] * fresh)
@@ -133,7 +125,7 @@ class HookedTransformer(LensNames, PromptedModel):
             # hooks see all positions, those of the final norm too
             return (self.read_out(residual) if to_outputs else residual)[:, positions]
         residual = fast_blocks([self.blocks[layer] for layer in layers[:-1]], residual)
-        # of the last block only these positions are computed, and only the y-dimensions where nothing else is read
+        # the last block computes these positions only, and the y-dimensions only if nothing else is read
         last = self.blocks[layers[-1]]
         if to_outputs and self.cfg.reads_only_y:
             return -fast_block(last, residual, positions, self.cfg.y_slot)
@@ -141,20 +133,20 @@ class HookedTransformer(LensNames, PromptedModel):
         return self.read_out(residual) if to_outputs else residual
 
     def _numbers_per_position(self, n_pos: int) -> int:
-        # The tensors that are alive at once in the worst moment of a block, a count that tests hold against a measured
-        # peak: the stream, normalized and updated; q, k, v and z, or two products of the stream's width where they are
-        # folded; the MLP before and after its activation; scores before and after masking, sink and softmax.
+        # The tensors alive at once at the peak of a block, which tests compare with a measured peak: the stream,
+        # normalized and updated; q, k, v and z, or two products of the stream's width if they are folded; the MLP
+        # before and after its activation; scores before and after masking, sink and softmax.
         cfg = self.cfg
         heads = cfg.n_heads * (4 * cfg.d_head + 2 * cfg.d_model + 4 * n_pos)
         return 4 * cfg.d_model + heads + 2 * (cfg.d_mlp or 0)
 
     @in_a_pass
     def embed_tokens(self, tokens: Tensor, positions: range | None = None) -> Float[Tensor, "batch pos d_model"]:
-        """Tokens as the residual stream before the first block: read-in, positions, input MLP.
+        """Compute the residual stream before the first block: read-in, positions, input MLP.
 
         Args:
             tokens: as for `forward`.
-            positions: where they stand; by default one after the other from 0.
+            positions: of the tokens; by default 0, 1, ...
 
         Raises:
             ValueError: tokens of another shape or kind, or more positions than the model has.
@@ -163,11 +155,11 @@ class HookedTransformer(LensNames, PromptedModel):
         cfg = self.cfg
         self._check_tokens(tokens)
         embedded = self.embed(tokens)
-        if embedded is tokens and self._is_hooked():  # hooks may patch it in place
+        if embedded is tokens and self._is_hooked():  # hooks may change it in place
             embedded = embedded.clone()
         residual = self.hook_embed(embedded)
         if hasattr(self, "pos_embed"):
-            # a copy for each prompt, so that a hook may patch some of them in place
+            # a copy for each prompt, so that a hook may change some of them in place
             rows = self.pos_embed.rows(range(residual.shape[1]) if positions is None else positions)
             residual = residual + self.hook_pos_embed(rows.to(residual).repeat(residual.shape[0], 1, 1))
         if cfg.mlp_location == "input":
@@ -176,11 +168,7 @@ class HookedTransformer(LensNames, PromptedModel):
 
     @in_a_pass
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """The final residual stream as outputs: final norm, then minus the y-dimensions or a linear map.
-
-        Raises:
-            ValueError: a stream of another width.
-        """
+        """Compute outputs from the final residual stream: final norm, then minus the y-dimensions or a linear map."""
         self._check_width(residual)
         return self.unembed(self.ln_final(residual) if self._is_hooked() else fast_norm(self.ln_final, residual))
 
@@ -198,11 +186,9 @@ class HookedTransformer(LensNames, PromptedModel):
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         cfg = self.cfg
-        if cfg.keys == "full" or cfg.momentum:  # the context sees the query, or a row is made of others
+        if cfg.keys == "full" or cfg.momentum:  # the context sees the query, or a row depends on others
             return self._query_streams_one_by_one(prompts, queries, points)
-        if (
-            cfg.keys == "context" and len(points) > 1
-        ):  # the context sees the points after it: each prefix is another one
+        if cfg.keys == "context" and len(points) > 1:  # points see later ones, so each prefix is a separate context
             prefixes = [
                 self._query_streams_by_sharing(prompts.prefix(t), queries[:, t : t + 1], range(t, t + 1))
                 for t in points
@@ -222,21 +208,21 @@ class HookedTransformer(LensNames, PromptedModel):
         self._request_hooks(use_attn_result=use_attn_result)
 
     def set_use_attn_in(self, use_attn_in: bool) -> None:
-        """Turn `hook_attn_in` (what each head reads, before the norm) on or off, in the block and in its attention."""
+        """Turn `hook_attn_in` (each head's input, before the norm) on or off, in the block and in its attention."""
         self._request_hooks(use_attn_in=use_attn_in)
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
-        """Turn `hook_q_input`, `hook_k_input`, `hook_v_input` (what each head's queries ... read) on or off.
+        """Turn `hook_q_input`, `hook_k_input`, `hook_v_input` (the inputs of each head's queries ...) on or off.
 
-        Each is there twice, one after the other: in the block, as in TransformerLens 3, and in its attention, as in 4.
+        Each exists twice, one after the other: in the block, as in TransformerLens 3, and in its attention, as in 4.
         """
         self._request_hooks(use_split_qkv_input=use_split_qkv_input)
 
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
-        """Turn `hook_mlp_in` (what the MLP reads, before the norm) on or off.
+        """Turn `hook_mlp_in` (the MLP's input, before the norm) on or off.
 
-        Blocks without an MLP get it, too, and `hook_mlp_out`: an MLP without neurons, which reads and adds 0.
-        TransformerLens' `attribution_patch` asks every block for them.
+        Blocks without an MLP get it too, and `hook_mlp_out`: an MLP without neurons, which adds 0. TransformerLens'
+        `attribution_patch` needs them in every block.
         """
         self._request_hooks(use_hook_mlp_in=use_hook_mlp_in)
 
@@ -247,12 +233,12 @@ class HookedTransformer(LensNames, PromptedModel):
                 part.add_requested_hooks()
         self.setup()
 
-    # ---- housekeeping ----
+    # ---- weights and config ----
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As torch's; it also takes state dicts of TransformerLens and those with the names of earlier versions.
+        """Load weights as torch does, also with the names of TransformerLens and of earlier versions.
 
-        Blocks of a looped model stay one block also with `assign=True`.
+        Blocks of a looped model stay one block, also with `assign=True`.
 
         Raises:
             StateDictError: a RuntimeError, as torch's, and a ValueError: names or shapes are not the model's.
@@ -265,13 +251,13 @@ class HookedTransformer(LensNames, PromptedModel):
         return result
 
     def _tie_blocks(self) -> None:
-        """Make every block hold those of the first one's parameters that are shared: torch unties them now and then."""
+        """Give every block the shared parameters of the first one, which torch sometimes separates."""
         cfg = self.cfg
         for block in list(self.blocks)[1:] if cfg.recurrent or cfg.share_mlp else ():
             tied, source = (block, self.blocks[0]) if cfg.recurrent else (block.mlp, self.blocks[0].mlp)
             firsts = dict(source.named_modules())
             for name, module in tied.named_modules():
-                if name in firsts and type(module) is type(firsts[name]):  # not what a user has put in its place
+                if name in firsts and type(module) is type(firsts[name]):  # not a user's replacement
                     module._parameters.update(firsts[name]._parameters)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -291,12 +277,10 @@ class HookedTransformer(LensNames, PromptedModel):
 
     def _set_initial_weights(self, initial_weights: Tensor) -> None:
         if self.cfg.prompt_format != "paired":
-            raise ValueError("initial_weights belong to the paired format: an x token has no place for -x W_0")
+            raise ValueError("initial_weights need the paired format: an x token has no place for -x W_0")
         if self.cfg.attention_weights == "gradient_descent":
             raise ValueError("attention_weights='gradient_descent' starts from W_0 = 0: no initial_weights")
         if initial_weights.shape != self.initial_weights.shape:
-            raise ValueError(
-                f"initial_weights must be [x y] = {tuple(self.initial_weights.shape)}, "
-                f"got {tuple(initial_weights.shape)}"
-            )
+            expected = tuple(self.initial_weights.shape)
+            raise ValueError(f"initial_weights must be [x y] = {expected}, got {tuple(initial_weights.shape)}")
         self.initial_weights.copy_(initial_weights)

@@ -1,12 +1,9 @@
 """A block of attention and MLP, with every activation on a hook point.
 
-These are the readable, hooked routes; `fast.py` has the quicker ones that the model takes when nobody looks.
+These are the readable routes with hooks; `fast.py` has the quicker ones that the model takes without hooks.
 Batched shapes are TransformerLens': q, k, v, z `[batch pos head d_head]`; scores and pattern
 `[batch head query_pos key_pos]`.
 """
-
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn as nn
@@ -15,27 +12,51 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.models.transformer.attention import Attention, GradientDescentStep
+from mechicl.models.transformer.attention import Attention, GradientDescentStep, Part
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.elementwise import ELEMENTWISE
-from mechicl.models.transformer.norms import LayerNorm
+from mechicl.models.transformer.config_rules import ELEMENTWISE
 
 SPLIT_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
 
 
-class MLP(nn.Module):
+class LayerNorm(Part):
+    """Layer norm or root-mean-square norm, with weights or without.
+
+    The kind is the config's `normalization_type`: "LN" and "LNPre" subtract the mean, "RMS" and "RMSPre" do not; "LN"
+    has weights `w` and `b` `[d_model]`, "RMS" has `w`.
+
+    Hooks: `hook_scale` `[batch pos 1]` is the divisor of the stream, `hook_normalized` the quotient, before the weights
+    (as in TransformerLens from 3.0 on).
+    """
+
+    def __init__(self, cfg: TransformerConfig):
+        super().__init__()
+        self.eps = cfg.eps
+        self.centres = cfg.normalization_type in ("LN", "LNPre")
+        self.has_weights = cfg.normalization_type in ("LN", "RMS")
+        if self.has_weights:
+            self.w = nn.Parameter(torch.ones(cfg.d_model))
+            if self.centres:
+                self.b = nn.Parameter(torch.zeros(cfg.d_model))
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, residual: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_model"]:
+        """Centre if the kind does, divide by the scale, apply weights if there are any."""
+        centred = residual - residual.mean(-1, keepdim=True) if self.centres else residual
+        scale = self.hook_scale((centred.square().mean(-1, keepdim=True) + self.eps).sqrt())
+        normalized = self.hook_normalized(centred / scale)
+        if not self.has_weights:
+            return normalized
+        return normalized * self.w + self.b if self.centres else normalized * self.w
+
+
+class MLP(Part):
     """One hidden layer: `hook_pre` and `hook_post` `[batch pos d_mlp]` around the activation.
 
     A gated one multiplies its activation by a second projection, `hook_pre_linear` (Shazeer 2020); there, as in
     TransformerLens, `b_in` is added after the product.
     """
-
-    W_in: nn.Parameter
-    b_in: nn.Parameter
-    W_out: nn.Parameter
-    b_out: nn.Parameter
-    W_gate: nn.Parameter
-    hook_pre_linear: HookPoint
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -54,7 +75,7 @@ class MLP(nn.Module):
         self.hook_post = HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """`act(x W_in + b_in) W_out + b_out`, or `(act(x W_gate) * x W_in + b_in) W_out + b_out`."""
+        """Compute `act(x W_in + b_in) W_out + b_out`, or `(act(x W_gate) * x W_in + b_in) W_out + b_out`."""
         if self.gated:
             gate = self.act_fn(self.hook_pre(x @ self.W_gate))
             return self.hook_post(gate * self.hook_pre_linear(x @ self.W_in) + self.b_in) @ self.W_out + self.b_out
@@ -62,22 +83,8 @@ class MLP(nn.Module):
         return self.hook_post(self.act_fn(pre)) @ self.W_out + self.b_out
 
 
-class Block(nn.Module):
+class Block(Part):
     """Attention and MLP, each with its norm and its residual update, then clipping."""
-
-    ln1: LayerNorm | nn.Identity
-    ln2: LayerNorm | nn.Identity
-    mlp: MLP
-    hook_resid_pre: HookPoint
-    hook_attn_out: HookPoint
-    hook_resid_mid: HookPoint
-    hook_mlp_out: HookPoint
-    hook_resid_post: HookPoint
-    hook_attn_in: HookPoint
-    hook_q_input: HookPoint
-    hook_k_input: HookPoint
-    hook_v_input: HookPoint
-    hook_mlp_in: HookPoint
 
     def __init__(self, cfg: TransformerConfig, layer: int):
         super().__init__()
@@ -90,23 +97,22 @@ class Block(nn.Module):
         if cfg.block_mlp:
             self.ln2 = self._norm()
             self.mlp = MLP(cfg)
-        # read by TransformerLens' ActivationCache when it splits the output of the MLP by neuron
+        # read by TransformerLens' ActivationCache, to split the output of the MLP by neuron, and by its logit lens
         self.residual_contribution_scale = cfg.damping
-        # read by its logit lens
         self.hook_out_is_single_residual_stream = True
         for name in ("resid_pre", "attn_out", "resid_post", *(("resid_mid", "mlp_out") if cfg.block_mlp else ())):
             self.add_module(f"hook_{name}", HookPoint())
         self.add_requested_hooks()
 
     def add_requested_hooks(self) -> None:
-        """Make the hook points that the config asks for (`use_...`), and remove those that it does not."""
+        """Make the hook points that the config requires (`use_...`), and remove the others."""
         cfg = self.cfg
         requested = {"hook_attn_in": cfg.use_attn_in, "hook_mlp_in": cfg.use_hook_mlp_in}
         requested |= dict.fromkeys(SPLIT_INPUTS, cfg.use_split_qkv_input)
         if not cfg.block_mlp:
             requested["hook_mlp_out"] = cfg.use_hook_mlp_in
         places = [(self, name, wanted) for name, wanted in requested.items()]
-        # TransformerLens 4 has what heads read in the attention, TransformerLens 3 in the block: here both, one by one
+        # TransformerLens 4 has the heads' inputs in the attention, TransformerLens 3 in the block: here both
         places += [(self.attn, name, requested[name]) for name in ("hook_attn_in", *SPLIT_INPUTS)]
         for module, name, wanted in (*places, (self.attn, "hook_result", cfg.use_attn_result)):
             if wanted and not hasattr(module, name):
@@ -115,7 +121,7 @@ class Block(nn.Module):
                 delattr(module, name)
 
     def forward(self, residual: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """The stream after this block; every hook fires."""
+        """Compute the stream after this block; every hook fires."""
         cfg = self.cfg
         residual = self.hook_resid_pre(residual)
         residual = residual + self.hook_attn_out(self.attn(*self._attention_inputs(residual)))
@@ -123,7 +129,7 @@ class Block(nn.Module):
             residual = self.hook_resid_mid(residual)
             read = self.hook_mlp_in(residual.clone()) if cfg.use_hook_mlp_in else residual
             residual = residual + self.hook_mlp_out(cfg.damping * self.mlp(self.ln2(read)))
-        elif cfg.use_hook_mlp_in:  # for code that asks every layer for its MLP: one without neurons
+        elif cfg.use_hook_mlp_in:  # an MLP without neurons, for code that expects one in every layer
             neurons = self.hook_mlp_in(residual.clone())[..., :0]
             residual = residual + self.hook_mlp_out(neurons @ neurons.new_zeros(0, cfg.d_model))
         if cfg.token_clip is not None:
@@ -131,14 +137,14 @@ class Block(nn.Module):
         return self.hook_resid_post(residual)
 
     def _attention_inputs(self, residual: Tensor) -> tuple[Tensor, ...]:
-        """What the attention reads, normalized: one stream, or one for each head's queries, keys and values."""
+        """The attention's normalized inputs: one stream, or one for each head's queries, keys and values."""
         cfg = self.cfg
 
-        def a_copy_for_each_head() -> Float[Tensor, "batch pos head d_model"]:
+        def copies_for_heads() -> Float[Tensor, "batch pos head d_model"]:
             return repeat(residual, "batch pos model -> batch pos head model", head=cfg.n_heads).clone()
 
         def read(name: str) -> Float[Tensor, "batch pos head d_model"]:
-            return getattr(self.attn, name)(getattr(self, name)(a_copy_for_each_head()))
+            return getattr(self.attn, name)(getattr(self, name)(copies_for_heads()))
 
         together = read("hook_attn_in") if cfg.use_attn_in else residual
         if not cfg.use_split_qkv_input:
@@ -147,12 +153,3 @@ class Block(nn.Module):
 
     def _norm(self) -> LayerNorm | nn.Identity:
         return LayerNorm(self.cfg) if self.cfg.normalization_type else nn.Identity()
-
-
-class Blocks(nn.ModuleList):
-    """The blocks of a model, in order; type checkers know what they are."""
-
-    if TYPE_CHECKING:
-
-        def __getitem__(self, idx: int) -> Block: ...  # type: ignore[override]
-        def __iter__(self) -> Iterator[Block]: ...  # type: ignore[override]

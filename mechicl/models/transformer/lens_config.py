@@ -1,68 +1,41 @@
-"""Configs in TransformerLens' words: all of its names, with its defaults, as a `TransformerConfig`."""
+"""Configs in TransformerLens' names, and state dicts in the names of TransformerLens and of earlier versions."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from mechicl.models.transformer.config import TransformerConfig
+from mechicl.models.transformer.config_rules import DESCRIPTIVE, UNCOMPUTED
 
 FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
-# What says something about a file, a tokenizer or a machine, and nothing about what the network computes.
-IGNORED = {
-    "model_name", "original_architecture", "architecture", "from_checkpoint", "checkpoint_index",
-    "checkpoint_label_type", "checkpoint_value", "tokenizer_name", "tokenizer_prepends_bos",
-    "n_devices", "trust_remote_code", "init_weights", "init_mode", "n_params", "use_hook_tokens", "train_seq_length",
-    "uses_rms_norm", "layer_norm_folding", "tie_word_embeddings", "load_in_4bit", "quantization_method",
-}  # fmt: skip
-# What TransformerLens can compute and a `HookedTransformer` cannot, by the values that leave it out.
-LEFT_OUT: dict[str, tuple[Any, ...]] = {
-    "use_local_attn": (False,),
-    "window_size": (None,),
-    "attn_types": (None,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "final_rms": (False,),
-    "parallel_attn_mlp": (False,),
-    "num_experts": (None,),
-    "use_normalization_before_and_after": (False,),
-    "post_embedding_ln": (False,),
-    "attn_scores_soft_cap": (-1, None),
-    "output_logits_soft_cap": (-1, None),
-    "use_qk_norm": (False,),
-    "use_attention_sinks": (False,),
-    "use_logn_attn": (False,),
-    "use_NTK_by_parts_rope": (False,),
-    "use_yarn_rope": (False,),
-    "use_dynamic_ntk_rope": (False,),
-    "rotary_scaling_factor": (1,),
-    "rotary_base_local": (None,),
-    "rope_scaling": (None,),
-    "clip_qkv": (None,),
-    "rmsnorm_uses_offset": (False,),
-    "qk_norm_after_rope": (False,),
-    "rotary_interleaved_cos_sin": (False,),
-    "scale_embedding": (None, False),
-    "per_layer_head_dim": (None,),
-    "per_layer_num_key_value_heads": (None,),
-    "relative_attention_num_buckets": (None,),
-}
 INSTEAD = (
     "a bridge computes it (TransformerLens' TransformerBridge.boot_native or boot_transformers), and mechicl's "
     "analyses open bridges"
 )
+# mechicl's names of the two ends of a model before they were modules of TransformerLens' names
+RENAMED = {
+    "embed": "embed.W_E",
+    "embed_bias": "embed.b_E",
+    "pos_embed": "pos_embed.W_pos",
+    "unembed": "unembed.W_U",
+    "unembed_bias": "unembed.b_U",
+}
+# buffers of TransformerLens' attention, which follow from the config
+DERIVED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 
 
 class HookedTransformerConfig:
     """A `TransformerConfig` of token ids from TransformerLens' names, with TransformerLens' defaults.
 
-    So that code which was written for `transformer_lens.HookedTransformerConfig` runs as it is.
-
-    It takes n_layers, d_model, n_ctx, d_head, d_vocab and whatever else TransformerLens has as keywords; any field of
-    `TransformerConfig` too. What only names a file, a tokenizer or a machine is left aside.
+    Code that was written for `transformer_lens.HookedTransformerConfig` runs unchanged. It takes n_layers, d_model,
+    n_ctx, d_head, d_vocab and TransformerLens' other keywords, and any field of `TransformerConfig`. Keywords that only
+    describe a file, a tokenizer or a machine are ignored.
 
     Returns:
         A config with softmax attention, scores over `sqrt(d_head)`, causal keys, layer norm, biases and an MLP of
-        4 d_model (none with attn_only), unless the fields say otherwise. The device is the CPU if none is named.
+        4 d_model (none with attn_only), unless the fields differ. The device is the CPU if none is named.
 
     Raises:
         TypeError: a name that neither TransformerLens nor `TransformerConfig` has.
@@ -76,17 +49,16 @@ class HookedTransformerConfig:
     """
 
     def __new__(cls, **fields: Any) -> TransformerConfig:  # type: ignore[misc]
-        """A `TransformerConfig`, see the class."""
+        """Make a `TransformerConfig`, see the class."""
         fields = {"prompt_format": "token_ids", **fields}
-        scaled = fields.pop("use_attn_scale", True)
-        if not scaled:
+        if not fields.get("use_attn_scale", True):
             fields["attn_scale"] = 1.0
         for name in ("n_heads", "d_vocab_out", "attn_scale", "initializer_range"):
             if fields.get(name) is not None and fields[name] == -1:
                 del fields[name]
-        _refuse_left_out(fields)
-        aside = {*IGNORED, *LEFT_OUT, "n_key_value_heads"}
-        fields = {name: value for name, value in fields.items() if name not in aside}
+        _refuse_uncomputed(fields)
+        fields = {name: value for name, value in fields.items() if name not in UNCOMPUTED and name not in DESCRIPTIVE}
+        fields.pop("n_params", None)
         unknown = sorted(set(fields) - FIELDS)
         if unknown:
             raise TypeError(f"neither TransformerLens nor TransformerConfig has a field {unknown}")
@@ -94,36 +66,28 @@ class HookedTransformerConfig:
             fields["d_mlp"] = None
         if fields.get("positional_embedding_type") != "rotary":
             fields.pop("rotary_dim", None)
-        for name in ("attn_scale", "initializer_range"):  # numpy's numbers are no floats to what is saved as JSON
-            if fields.get(name) is not None:
-                fields[name] = float(fields[name])
         fields["device"] = str(fields.get("device") or "cpu")
         return TransformerConfig(**fields)
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any]) -> TransformerConfig:
-        """The config of a mapping of these names."""
+        """Make the config of a mapping of these names."""
         return cls(**config_dict)  # type: ignore[return-value]
 
     @classmethod
     def unwrap(cls, config: Any) -> TransformerConfig:
-        """The config of a mapping of these names, of a config of TransformerLens, or of ours, which stays as it is."""
+        """Make the config of a mapping of these names or a config of TransformerLens; ours is returned unchanged."""
         return read_lens_config(config)
 
 
 def read_lens_config(cfg: Any) -> TransformerConfig:
-    """A `TransformerConfig` as it is; a mapping or a config of TransformerLens as `HookedTransformerConfig` reads it.
-
-    Raises:
-        TypeError: anything else.
-        ValueError: as for `HookedTransformerConfig`.
-    """
+    """Return a `TransformerConfig` unchanged; read a mapping or TransformerLens config as `HookedTransformerConfig`."""
     if isinstance(cfg, TransformerConfig):
         return cfg
     if isinstance(cfg, Mapping):
         return HookedTransformerConfig(**cfg)
     if not isinstance(cfg, type) and hasattr(cfg, "n_layers") and hasattr(cfg, "d_model") and hasattr(cfg, "__dict__"):
-        known = FIELDS | IGNORED | set(LEFT_OUT) | {"use_attn_scale", "n_key_value_heads"}
+        known = FIELDS | set(UNCOMPUTED) | set(DESCRIPTIVE)
         return HookedTransformerConfig(**{name: value for name, value in vars(cfg).items() if name in known})
     raise TypeError(
         f"a HookedTransformer is made from a TransformerConfig, or a mapping or config of TransformerLens' names, got "
@@ -131,18 +95,29 @@ def read_lens_config(cfg: Any) -> TransformerConfig:
     )
 
 
-def _refuse_left_out(fields: Mapping[str, Any]) -> None:
-    for name, values in LEFT_OUT.items():
-        if name in fields and fields[name] not in values:
-            raise ValueError(f"{name}={fields[name]!r} is nothing that a HookedTransformer computes: {INSTEAD}")
+def _refuse_uncomputed(fields: Mapping[str, Any]) -> None:
+    refused = [name for name, neutral in UNCOMPUTED.items() if fields.get(name) not in (neutral, None, False)]
+    if fields.get("positional_embedding_type") in ("alibi", "shortformer", "relative_positional_bias"):
+        refused.append("positional_embedding_type")
+    for name in refused:
+        raise ValueError(f"{name}={fields[name]!r} is not computed by a HookedTransformer: {INSTEAD}")
     groups, heads = fields.get("n_key_value_heads"), fields.get("n_heads")
     if groups is not None and groups != heads:
         raise ValueError(f"n_key_value_heads={groups} for n_heads={heads}: here every head has its own keys; {INSTEAD}")
-    if fields.get("positional_embedding_type") in ("alibi", "shortformer", "relative_positional_bias"):
-        kind = fields["positional_embedding_type"]
-        raise ValueError(f"positional_embedding_type={kind!r} is nothing that a HookedTransformer computes: {INSTEAD}")
     if fields.get("act_fn") == "solu_ln":
-        raise ValueError(f"act_fn='solu_ln' has a norm inside the MLP, which a HookedTransformer has not: {INSTEAD}")
-    scale = fields.get("attn_scale")
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"attn_scale must be a finite number, got {scale}")
+        raise ValueError(f"act_fn='solu_ln' has a norm inside the MLP, which a HookedTransformer lacks: {INSTEAD}")
+
+
+def current_names(cfg: TransformerConfig, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a state dict's entries to today's names, and drop those that follow from the config.
+
+    A bias on the embeddings of token ids, which models had once, is added to each of them.
+    """
+    state = {RENAMED.get(name, name): weight for name, weight in state_dict.items() if not name.endswith(DERIVED)}
+    if cfg.prompt_format == "token_ids" and "embed.b_E" in state:
+        bias = state.pop("embed.b_E")
+        weights = state.get("embed.W_E")
+        if weights is None or weights.ndim < 2 or bias.shape != (*weights.shape[:-2], weights.shape[-1]):
+            raise ValueError("embed.b_E does not fit embed.W_E, to whose rows it is to be added")
+        state["embed.W_E"] = state["embed.W_E"] + bias[..., None, :]  # [seed token d_model] in a stack of models
+    return state

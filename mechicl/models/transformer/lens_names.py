@@ -1,11 +1,10 @@
 """A transformer's weights and methods under the names that TransformerLens' users and tools know."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.utilities import USE_DEFAULT_VALUE, composition_scores
 
@@ -13,17 +12,16 @@ from mechicl.models.holding import holds_models
 from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer import weight_processing
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.embeddings import Embed, PosEmbed, Unembed
-from mechicl.models.transformer.generation import Generating
-from mechicl.models.transformer.layers import Block, Blocks
+from mechicl.models.transformer.layers import Block
+from mechicl.models.transformer.texts import TextModel
 from mechicl.prompts import Prompts
 
 
 class HeadLabels(list[str]):
-    """Names of heads: a list, which may also be called for itself, as in TransformerLens before 4."""
+    """Names of heads: a list, which TransformerLens 3 calls."""
 
     def __call__(self) -> list[str]:
-        """The names."""
+        """Return the names."""
         return list(self)
 
 
@@ -37,19 +35,14 @@ def _stacked(part: str, name: str, doc: str) -> property:
     return property(stack, doc=doc)
 
 
-class LensNames(Generating):
-    """The weights of all layers stacked, and the rest of the protocol `TransformerLensModelWithWeights`."""
+class LensNames(TextModel):
+    """The stacked weights of all layers, and the rest of the protocol `TransformerLensModelWithWeights`."""
 
     cfg: TransformerConfig
-    blocks: Blocks
-    embed: Embed
-    unembed: Unembed
-    pos_embed: PosEmbed
+    embed: Any
+    pos_embed: Any
+    unembed: Any
     ln_final: Any
-    parameters: Callable[..., Iterator[nn.Parameter]]
-    setup: Callable[[], None]
-    has_hooks: Callable[[], bool]
-    embed_tokens: Callable[..., Tensor]
 
     W_Q = _stacked("attn", "W_Q", "Query weights of all layers `[layer head d_model d_head]`.")
     W_K = _stacked("attn", "W_K", "Key weights of all layers `[layer head d_model d_head]`.")
@@ -71,12 +64,12 @@ class LensNames(Generating):
 
     @property
     def QK(self) -> FactoredMatrix:
-        """`W_Q W_Kᵀ` `[layer head d_model d_model]`, the product W_KQ that scores are made of."""
+        """`W_Q W_Kᵀ` `[layer head d_model d_model]`, the bilinear form of the scores."""
         return FactoredMatrix(self.W_Q, self.W_K.mT)
 
     @property
     def OV(self) -> FactoredMatrix:
-        """`W_V W_O` `[layer head d_model d_model]`, the product W_PV that a head writes by."""
+        """`W_V W_O` `[layer head d_model d_model]`, the map from a head's input to its output."""
         return FactoredMatrix(self.W_V, self.W_O)
 
     @property
@@ -88,7 +81,7 @@ class LensNames(Generating):
 
     @property
     def W_pos(self) -> Float[Tensor, "pos d_model"]:
-        """What each position adds to the stream.
+        """The update of the stream by each position.
 
         Raises:
             AttributeError: positions are not added to the stream.
@@ -114,7 +107,7 @@ class LensNames(Generating):
         return -eye[:, self.cfg.y_slot]
 
     def blocks_with(self, part: str) -> list[tuple[int, Block]]:
-        """The blocks that have a part ("attn", "mlp"), with their numbers, as TransformerLens 4 asks for them."""
+        """Return the blocks with a part ("attn", "mlp") and their numbers, as TransformerLens 4 does."""
         return [(layer, block) for layer, block in enumerate(self.blocks) if hasattr(block, part)]
 
     @property
@@ -124,22 +117,16 @@ class LensNames(Generating):
 
     @property
     def n_params_total(self) -> int:
-        """Number of all parameters, where `cfg.n_params` counts the matrices of the blocks."""
+        """Number of all parameters; `cfg.n_params` counts the matrices of the blocks."""
         return sum(weight.numel() for weight in self.parameters())
 
     def all_composition_scores(
         self, mode: Literal["Q", "K", "V"]
     ) -> Float[Tensor, "layer head layer_after head_after"]:
-        """How much each head's output is read by the queries, keys or values of the heads of later layers.
+        """Measure how much of each head's output is read by the queries, keys or values of later heads.
 
-        `|W_OV W| / (|W_OV| |W|)` in Frobenius norms, where W is the later head's `W_QK`, `W_QKᵀ` or `W_OV`; 0 for
-        heads that are not later.
-
-        Args:
-            mode: "Q", "K" or "V".
-
-        Raises:
-            ValueError: another mode.
+        `|W_OV W| / (|W_OV| |W|)` in Frobenius norms for the later head's W: `W_QK` (mode "Q"), `W_QKᵀ` ("K") or `W_OV`
+        ("V"); 0 for heads that are not in a later layer.
 
         Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
         """
@@ -153,15 +140,12 @@ class LensNames(Generating):
     def tokens_to_residual_directions(
         self, tokens: str | int | Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch_out d_model"]:
-        """The direction of the scaled stream that raises each output (a token's logit, or a dimension of y).
+        """Return the direction of the scaled stream that raises each output (a token's logit, or a dimension of y).
 
-        A column of `W_U`, times the final norm's weights where these are not folded: so the products with the parts of
-        a stream, as `ActivationCache.logit_attrs` takes them, sum to the logit less its bias (`output_biases`) whether
-        `process_weights` was called or not. TransformerLens gives the column of `W_U`, and says that the weights
-        should be folded first; then the two agree. One token, a tensor of one too, gives one direction `[d_model]`.
-
-        Raises:
-            ValueError: a text that is not one token.
+        A column of `W_U`, times the final norm's weights if these are not folded: the products with the parts of a
+        stream, as in `ActivationCache.logit_attrs`, then sum to the logit less its bias (`output_biases`) whether
+        `process_weights` was called or not. TransformerLens returns the column of `W_U`, which is the same with folded
+        weights. One token, or a tensor of one, gives one direction `[d_model]`.
         """
         if isinstance(tokens, str):
             tokens = self.to_single_token(tokens)
@@ -172,13 +156,13 @@ class LensNames(Generating):
 
     @property
     def output_biases(self) -> Float[Tensor, "d_out"]:
-        """What outputs have without any stream: `b_U`, and what the final norm's bias adds where it is not folded."""
+        """The outputs of a zero stream: `b_U`, and the read-out of the final norm's bias if it is not folded."""
         return self.b_U + self.ln_final.b @ self.W_U if hasattr(self.ln_final, "b") else self.b_U
 
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Float[Tensor, "d_model"]:
-        """Sum of the output biases of the blocks before `layer` (and its attention's, with `mlp_input`)."""
+        """Sum the output biases of the blocks before `layer` (and of its attention, with `mlp_input`)."""
         bias = torch.zeros(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
         for index in range(min(layer + mlp_input, self.cfg.n_layers)):
             block = self.blocks[index]
@@ -191,17 +175,17 @@ class LensNames(Generating):
     def input_to_embed(
         self, input: str | list[str] | Tensor, prepend_bos: bool | None = USE_DEFAULT_VALUE, **_: Any
     ) -> tuple[Float[Tensor, "batch pos d_model"], Tensor, None, None]:
-        """The stream before the first block, the tokens, and two Nones (TransformerLens' shortformer and mask)."""
+        """Return the stream before the first block, the tokens, and None for TransformerLens' shortformer and mask."""
         tokens = with_batch_axis(self.to_tokens(input, prepend_bos))
         return self.embed_tokens(tokens), tokens, None, None
 
     def run_with_cache(self, input: Tensor | Prompts | str | list[str], *args: Any, **kwargs: Any) -> Any:
-        """Outputs and an `ActivationCache` of every hook: see `LayeredModel.run_with_cache`.
+        """Return outputs and an `ActivationCache` of every hook: see `LayeredModel.run_with_cache`.
 
-        Token ids without a batch axis, and texts with `prepend_bos`, are taken as `forward` takes them.
+        Token ids without a batch axis, and texts with `prepend_bos`, are accepted as by `forward`.
         """
         read = with_batch_axis(self.to_tokens(input, kwargs.get("prepend_bos")))
-        return cast(Any, super()).run_with_cache(read, *args, **kwargs)
+        return super().run_with_cache(read, *args, **kwargs)
 
     # ---- processed weights ----
 
@@ -218,14 +202,14 @@ class LensNames(Generating):
     ) -> None:
         """Process this model's weights in place, as TransformerLens 3 and 4 do; see `process_weights` for the steps.
 
-        Parameters are new ones: an optimizer made before knows the old ones. `models.process_weights(model)` gives
-        another model instead, and leaves this one as it is. `verbose` is ignored.
+        The parameters are new: an optimizer made before has the old ones. `models.process_weights(model)` makes another
+        model instead. `verbose` is ignored.
 
         Raises:
-            ValueError: hooks are attached, which would get lost; or a step that is asked for would change the outputs.
+            ValueError: hooks are attached, which would get lost; or a step set to True would change the outputs.
         """
         if self.has_hooks():
-            raise ValueError("the hooks that are attached would get lost: call reset_hooks(including_permanent=True)")
+            raise ValueError("the attached hooks would get lost: call reset_hooks(including_permanent=True)")
         processed = weight_processing.process_weights(
             self,
             fold_ln=fold_ln,

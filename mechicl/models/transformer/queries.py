@@ -1,11 +1,10 @@
-"""Many queries to one context, without computing the context again for each.
+"""Run many queries on one context, which is computed once.
 
-Why a query's row may be computed apart from its context: with causal keys no position sees a later one, and with keys
-"context" none sees the query. So the context's stream is, at every layer, what it is in one pass whatever stands after
-it; and a query's row is made of three things only: itself, the keys and values of the context before it, and (if
-causal) its own key and value. One plain pass gives the contexts' streams; then every layer takes its keys and values
-from them once, and computes one row for each query. Nobody attends to these rows, so queries do not see each other.
-Momentum and keys "full" break the premise: there rows are made of other rows, or the context sees the query.
+With causal keys no position sees a later one, and with keys "context" none sees the query. So the context's stream
+does not depend on the tokens after it, and a query's row depends only on itself, on the keys and values of the context
+before it, and (if causal) on its own key and value. One plain pass gives the contexts' streams; then every layer
+computes keys and values from them once, and one row for each query. No position attends to these rows, so queries do
+not see each other. This fails for momentum, where rows depend on other rows, and for keys "full".
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,32 +32,31 @@ def query_streams(
     queries: Float[Tensor, "prompt point query d_model"],
     positions: range,
 ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
-    """The stream of the queries before the first block and then after each.
+    """Yield the stream of the queries before the first block and then after each.
 
     Args:
         blocks: with keys "causal" or "context", a context that does not see its query, and without momentum.
-        contexts: the stream before each block at all positions of a plain pass, the plain pass' own query last.
+        contexts: the stream before each block at all positions of a plain pass, whose own query is last.
         queries: the stream of the queries before the first block.
-        positions: where the queries of each point stand; they see the keys before (and, if causal, themselves).
+        positions: of the queries of each point; they see the keys before (and, if causal, themselves).
     """
     rows, n_keys = queries.flatten(1, 2), positions[-1]
     position_of_row = torch.tensor(positions, device=rows.device).repeat_interleave(queries.shape[2])
     visible = torch.arange(n_keys, device=rows.device) < position_of_row[:, None]
     yield queries
     for block, context in zip(blocks, contexts, strict=False):
-        rows = query_block(block, rows, context[:, :n_keys], visible, position_of_row)
+        rows = _query_block(block, rows, context[:, :n_keys], visible, position_of_row)
         yield rows.unflatten(1, queries.shape[1:3])
 
 
-def query_block(
+def _query_block(
     block: Block,
     rows: Float[Tensor, "prompt row d_model"],
     context: Float[Tensor, "prompt key_pos d_model"],
     visible: Bool[Tensor, "row key_pos"],
     positions: Int[Tensor, "row"],
 ) -> Float[Tensor, "prompt row d_model"]:
-    """The stream of the rows after the block; each stands at its position, and attends to its visible keys, and to
-    itself if causal."""
+    """The stream of the rows after the block; each attends to its visible keys, and to itself if causal."""
     cfg, attn, n_keys = block.cfg, block.attn, context.shape[1]
     q, k_of_row, v_of_row = queries_keys_values(attn, fast_norm(block.ln1, rows), "QKV")
     k, v = queries_keys_values(attn, fast_norm(block.ln1, context), "KV")
@@ -66,7 +64,7 @@ def query_block(
         q, k_of_row = (rotate_heads(attn, vectors, positions) for vectors in (q, k_of_row))
         k = rotate_heads(attn, k, torch.arange(n_keys, device=k.device))
     scores = q @ k.mT
-    if cfg.keys == "causal":  # one more key: the row itself
+    if cfg.keys == "causal":  # one more key: of the row itself
         with_itself = einsum(q, k_of_row, "prompt head row d, prompt head row d -> prompt head row")
         scores = torch.cat([scores, with_itself[..., None]], dim=-1)
         visible = torch.cat([visible, visible.new_ones(len(visible), 1)], dim=-1)

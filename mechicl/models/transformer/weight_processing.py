@@ -1,16 +1,14 @@
-"""The same function by plainer weights: norms folded into what reads them, means taken out, value biases moved.
+"""Simplify a transformer's weights without changing its outputs: fold norms, centre weights, move value biases.
 
-The steps are those of TransformerLens (`process_weights`), which its users take before they attribute logits to
-components: afterwards the stream is a sum of parts whose products with the columns of `W_U` are their parts of the
-logits. They are written out here, since TransformerLens' own tell a matrix from its transpose by its shape, and since a
-model of points may lack what they count on: biases, norms, an embedding. Each step says why it would change a model's
-outputs, where it would.
+TransformerLens' users take these steps (`process_weights`) before they attribute logits to components: afterwards the
+stream is a sum of parts whose products with the columns of `W_U` are their parts of the logits. They are written out
+here, since TransformerLens' own tell a matrix from its transpose by its shape, and since a model of points may lack the
+biases, norms, or embedding that they need. A step that would change a model's outputs is refused, with the reason.
 
 A step works on a state dict `{name: tensor}` with all biases present.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +20,7 @@ from mechicl.models.transformer.config import TransformerConfig
 State = dict[str, Tensor]
 Model = TypeVar("Model", bound=Any)
 CENTRING = ("LN", "LNPre")
-WEIGHTED = ("LN", "RMS")
+WEIGHTED = {"LN": "LNPre", "RMS": "RMSPre"}  # norms with weights: the same without
 
 
 # ---- the steps, on state dicts ----
@@ -32,11 +30,11 @@ def fold_layer_norm(state: State, cfg: TransformerConfig) -> State:
     """Move the norms' weights and biases into the weights that read them, which are centred after layer norm."""
     state, centres = dict(state), cfg.normalization_type in CENTRING
 
-    def fold(norm: str, weights: tuple[str, ...], biases: tuple[str | None, ...]) -> None:
+    def fold(norm: str, *readers: tuple[str, str | None]) -> None:
         if f"{norm}.w" not in state:
             return
         w, b = state[f"{norm}.w"], state.get(f"{norm}.b")
-        for weight, bias in zip(weights, biases, strict=True):
+        for weight, bias in readers:
             matrix = state[weight]  # [... d_model out]
             if b is not None and bias is not None:
                 state[bias] = state[bias] + (b[:, None] * matrix).sum(-2)
@@ -48,17 +46,17 @@ def fold_layer_norm(state: State, cfg: TransformerConfig) -> State:
 
     for layer in range(cfg.n_layers):
         attn, mlp = f"blocks.{layer}.attn", f"blocks.{layer}.mlp"
-        fold(f"blocks.{layer}.ln1", *_pairs(attn, "QKV"))
+        fold(f"blocks.{layer}.ln1", *((f"{attn}.W_{letter}", f"{attn}.b_{letter}") for letter in "QKV"))
         if cfg.gated_mlp:  # b_in is added after the product, so neither factor has a bias
-            fold(f"blocks.{layer}.ln2", (f"{mlp}.W_in", f"{mlp}.W_gate"), (None, None))
+            fold(f"blocks.{layer}.ln2", (f"{mlp}.W_in", None), (f"{mlp}.W_gate", None))
         else:
-            fold(f"blocks.{layer}.ln2", (f"{mlp}.W_in",), (f"{mlp}.b_in",))
-    fold("ln_final", ("unembed.W_U",), ("unembed.b_U",))
+            fold(f"blocks.{layer}.ln2", (f"{mlp}.W_in", f"{mlp}.b_in"))
+    fold("ln_final", ("unembed.W_U", "unembed.b_U"))
     return state
 
 
 def center_writing_weights(state: State, cfg: TransformerConfig) -> State:
-    """Take the mean over the stream's dimensions out of all that is written to the stream."""
+    """Subtract the mean over the stream's dimensions from everything that is written to the stream."""
     writers = {"embed.W_E", "embed.b_E", "pos_embed.W_pos"}
     for layer in range(cfg.n_layers):
         writers |= {f"blocks.{layer}.{name}" for name in ("attn.W_O", "attn.b_O", "mlp.W_out", "mlp.b_out")}
@@ -66,7 +64,7 @@ def center_writing_weights(state: State, cfg: TransformerConfig) -> State:
 
 
 def center_unembed(state: State, cfg: TransformerConfig) -> State:
-    """Take the mean over the vocabulary out of the read-out: the logits change, their softmax does not."""
+    """Subtract the mean over the vocabulary from the read-out: the logits change, their softmax does not."""
     ends = ("unembed.W_U", "unembed.b_U")
     return {n: weight - weight.mean(-1, keepdim=True) if n in ends else weight for n, weight in state.items()}
 
@@ -83,92 +81,65 @@ def fold_value_biases(state: State, cfg: TransformerConfig) -> State:
 
 
 def refactor_factored_attn_matrices(state: State, cfg: TransformerConfig) -> State:
-    """Factors of `W_Q W_Kᵀ` and `W_V W_O` with orthogonal columns, and value biases in the output bias."""
+    """Replace the factors of `W_Q W_Kᵀ` and `W_V W_O` by orthogonal ones; value biases move to the output bias."""
     from transformer_lens.weight_processing import ProcessWeights  # loads every architecture of transformers: seconds
 
     return ProcessWeights.refactor_factored_attn_matrices(dict(state), cfg)
 
 
-def _pairs(attn: str, letters: str) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
-    return tuple(f"{attn}.W_{letter}" for letter in letters), tuple(f"{attn}.b_{letter}" for letter in letters)
-
-
-# ---- where they change the outputs ----
-
-
-def _derived_weights(model: Any) -> str | None:
-    if model.cfg.attention_weights != "learned":
-        return f"attention_weights={model.cfg.attention_weights!r}: the weights are not free to change"
-    return None
-
-
-def _cannot_fold_norms(model: Any) -> str | None:
-    cfg = model.cfg
-    gated = cfg.gated_mlp and cfg.block_mlp and cfg.normalization_type == "LN"
-    if gated and any(block.ln2.b.any() for block in model.blocks):
-        return "gated_mlp=True: a gated MLP has no biases that could take up those of its layer norm"
-    return _derived_weights(model)
-
-
-def _cannot_center_writing(model: Any) -> str | None:
-    cfg = model.cfg
-    reasons = {
-        "final_norm=False: the read-out sees the stream's mean": not cfg.final_norm,
-        "skip_first_norm=True: the first attention sees the stream's mean": cfg.skip_first_norm,
-        "token_clip: what is clipped depends on the stream's mean": cfg.token_clip is not None,
-        "mlp_location='input': this MLP sees the stream's mean": cfg.mlp_location == "input",
-        "read_in='identity': it writes the tokens as they are": cfg.read_in == "identity",
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _cannot_center_unembed(model: Any) -> str | None:
-    if model.cfg.prompt_format != "token_ids":
-        return "outputs are predictions: only a softmax forgets what is added to all of them"
-    return None
-
-
-def _cannot_fold_values(model: Any) -> str | None:
-    cfg = model.cfg
-    if set(cfg.attention.split(",")) != {"softmax"}:
-        return f"attention={cfg.attention!r}: its weights do not sum to 1, so value biases are not a constant"
-    if cfg.sink != "none":
-        return f"sink={cfg.sink!r}: weights do not sum to 1, so value biases are not a constant"
-    if cfg.keys == "context":
-        return "keys='context': a query without context attends to nothing, and has no value bias"
-    if cfg.momentum and cfg.momentum_over == "values":
-        return "momentum_over='values': value biases pile up over positions"
-    return _derived_weights(model)
-
-
-def _cannot_refactor(model: Any) -> str | None:
-    cfg = model.cfg
-    if cfg.positional_embedding_type == "rotary":
-        return "positional_embedding_type='rotary': the product of queries and keys depends on their positions"
-    if cfg.d_head > cfg.d_model:
-        return f"d_head={cfg.d_head} is larger than d_model={cfg.d_model}: the factors would be narrower"
-    return _cannot_fold_values(model)  # it does that too
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step: what it does to a state dict, why it would change a model's outputs (or None), and its usual setting."""
-
-    apply: Callable[[State, TransformerConfig], State]
-    why_not: Callable[[Any], str | None]
-    default: bool | None  # None: where outputs stay what they are
-
-
-STEPS = {  # in this order
-    "fold_ln": Step(fold_layer_norm, _cannot_fold_norms, None),
-    "center_writing_weights": Step(center_writing_weights, _cannot_center_writing, None),
-    "center_unembed": Step(center_unembed, _cannot_center_unembed, None),
-    "fold_value_biases": Step(fold_value_biases, _cannot_fold_values, None),
-    "refactor_factored_attn_matrices": Step(refactor_factored_attn_matrices, _cannot_refactor, False),
+STEPS: dict[str, Callable[[State, TransformerConfig], State]] = {  # in this order
+    "fold_ln": fold_layer_norm,
+    "center_writing_weights": center_writing_weights,
+    "center_unembed": center_unembed,
+    "fold_value_biases": fold_value_biases,
+    "refactor_factored_attn_matrices": refactor_factored_attn_matrices,
 }
 
 
-# ---- models ----
+# ---- reasons for which they would change the outputs ----
+
+
+def why_not(model: Any, step: str) -> str | None:
+    """Return the reason why a step would change a model's outputs; None if it would not."""
+    cfg: TransformerConfig = model.cfg
+    gated = cfg.gated_mlp and cfg.block_mlp and cfg.normalization_type == "LN"
+    fixed = [
+        (cfg.attention_weights != "learned", f"attention_weights={cfg.attention_weights!r}: the weights are fixed")
+    ]
+    values = [
+        (set(cfg.attention.split(",")) != {"softmax"},
+         f"attention={cfg.attention!r}: its weights do not sum to 1, so value biases are not a constant"),
+        (cfg.sink != "none", f"sink={cfg.sink!r}: weights do not sum to 1, so value biases are not a constant"),
+        (cfg.keys == "context", "keys='context': a query without context attends to nothing, and has no value bias"),
+        (bool(cfg.momentum) and cfg.momentum_over == "values",
+         "momentum_over='values': value biases pile up over positions"),
+        *fixed,
+    ]  # fmt: skip
+    reasons: dict[str, list[tuple[bool, str]]] = {
+        "fold_ln": [
+            (gated and any(bool(block.ln2.b.any()) for block in model.blocks),
+             "gated_mlp=True: a gated MLP has no biases that could take up those of its layer norm"),
+            *fixed,
+        ],
+        "center_writing_weights": [
+            (not cfg.final_norm, "final_norm=False: the read-out sees the stream's mean"),
+            (cfg.skip_first_norm, "skip_first_norm=True: the first attention sees the stream's mean"),
+            (cfg.token_clip is not None, "token_clip: the clipped values depend on the stream's mean"),
+            (cfg.mlp_location == "input", "mlp_location='input': this MLP sees the stream's mean"),
+            (cfg.read_in == "identity", "read_in='identity': it writes the tokens unchanged"),
+        ],
+        "center_unembed": [
+            (cfg.prompt_format != "token_ids",
+             "outputs are predictions: only a softmax is unchanged by a constant added to all"),
+        ],
+        "fold_value_biases": values,
+        "refactor_factored_attn_matrices": [
+            (cfg.rotates, "positional_embedding_type='rotary': the product of queries and keys depends on positions"),
+            (cfg.d_head > cfg.d_model, f"d_head={cfg.d_head} exceeds d_model={cfg.d_model}: factors would be narrower"),
+            *values,  # it does that too
+        ],
+    }  # fmt: skip
+    return next((reason for holds, reason in reasons[step] if holds), None)
 
 
 @checked
@@ -182,18 +153,18 @@ def process_weights(
     fold_value_biases: bool | None = None,
     refactor_factored_attn_matrices: bool = False,
 ) -> Model:
-    """A model that computes the same by plainer weights, as TransformerLens' users know them.
+    """Make a model with the same outputs and simpler weights, as TransformerLens' users know them.
 
-    A step that is left at None is taken where it leaves the outputs what they are. As in TransformerLens, steps
-    that have nothing to do are passed over: folding without a norm or with one without weights, and centring what is
-    written to the stream where the norm is not layer norm. Computed in float64.
+    A step left at None is taken if it does not change the outputs. As in TransformerLens, steps without an effect are
+    skipped: folding without a norm or with one without weights, and centring if the norm is not layer norm. Computed
+    in float64.
 
     Args:
-        model: a `HookedTransformer`, which is left as it is.
+        model: a `HookedTransformer`, which is not changed.
         fold_ln: move the norms' weights and biases into the weights that read them: "LN" becomes "LNPre", "RMS"
             becomes "RMSPre". An identity read-out after a final norm becomes a linear one.
-        center_writing_weights: take the mean over d_model out of all that writes to the stream.
-        center_unembed: take the mean over the vocabulary out of `W_U` and `b_U`. Logits change by one number for each
+        center_writing_weights: subtract the mean over d_model from everything that is written to the stream.
+        center_unembed: subtract the mean over the vocabulary from `W_U` and `b_U`. Logits change by one number for each
             position, their softmax does not.
         fold_value_biases: move `b_V` into `b_O`.
         refactor_factored_attn_matrices: make the factors of `W_Q W_Kᵀ` and of `W_V W_O` orthogonal.
@@ -202,7 +173,7 @@ def process_weights(
         A model in the same mode, on the same device, with the same tokenizer.
 
     Raises:
-        ValueError: a step that is asked for would change the outputs; the message says why.
+        ValueError: a step set to True would change the outputs; the message gives the reason.
 
     Example:
         >>> cfg = TransformerConfig(prompt_format="token_ids", d_vocab=7, n_ctx=6, d_model=8, normalization_type="LN")
@@ -216,59 +187,52 @@ def process_weights(
         "fold_value_biases": fold_value_biases, "refactor_factored_attn_matrices": refactor_factored_attn_matrices,
     }  # fmt: skip
     cfg, steps = model.cfg, []
-    has_nothing_to_do = {
+    makes_biases = fold_ln is not False and cfg.normalization_type == "LN"
+    without_effect = {
         "fold_ln": cfg.normalization_type not in WEIGHTED,
         "center_writing_weights": cfg.normalization_type not in CENTRING,
-        "fold_value_biases": not cfg.attn_bias and not _makes_biases(cfg, wanted["fold_ln"]),
+        "fold_value_biases": not cfg.attn_bias and not makes_biases,
     }
-    for name, step in STEPS.items():
-        if wanted[name] is False or has_nothing_to_do.get(name):
+    for name in STEPS:
+        if wanted[name] is False or without_effect.get(name):
             continue
-        reason = step.why_not(model)
+        reason = why_not(model, name)
         if reason is not None and wanted[name]:
             raise ValueError(f"{name} would change the outputs of this model ({reason}): leave it at None or False")
         if reason is None:
             steps.append(name)
-
-    folded = "fold_ln" in steps
-    biased = bool({"fold_value_biases", "refactor_factored_attn_matrices"} & {*steps})
-    new_cfg = _config_after(cfg, folded, biased)
     state = _with_all_weights(model)
     for name in steps:
-        state = STEPS[name].apply(state, cfg)
-    if {"center_writing_weights", "fold_value_biases"} <= set(steps):  # what came into b_O
-        state = STEPS["center_writing_weights"].apply(state, cfg)
-    new = type(model)(new_cfg)
-    kept = {name: state[name] for name in new.state_dict()}
-    new.load_state_dict(kept)
+        state = STEPS[name](state, cfg)
+    if {"center_writing_weights", "fold_value_biases"} <= set(steps):  # b_O has new parts
+        state = STEPS["center_writing_weights"](state, cfg)
+    biased = bool({"fold_value_biases", "refactor_factored_attn_matrices"} & {*steps})
+    new = type(model)(_config_after(cfg, "fold_ln" in steps, biased))
+    new.load_state_dict({name: state[name] for name in new.state_dict()})
     for name in ("stream_labels", "tokenizer", "_tokenizer_prepends_bos"):
         setattr(new, name, getattr(model, name))
     return new.train(model.training)
 
 
-def _makes_biases(cfg: TransformerConfig, fold_ln: bool | None) -> bool:
-    return fold_ln is not False and cfg.normalization_type == "LN"
-
-
 def _config_after(cfg: TransformerConfig, folded: bool, biased: bool) -> TransformerConfig:
-    """The config of the processed model: norms without weights, and biases where a step made them."""
+    """The config of the processed model: norms without weights, and new biases."""
     changes: dict[str, Any] = {}
     if folded:
-        changes["normalization_type"] = {"LN": "LNPre", "RMS": "RMSPre"}[str(cfg.normalization_type)]
-        made_biases = cfg.normalization_type == "LN"
+        makes_biases = cfg.normalization_type == "LN"
+        # without a shared MLP: each layer's MLP has taken up its own norm
+        changes |= {"normalization_type": WEIGHTED[str(cfg.normalization_type)], "share_mlp": False}
+        changes["attn_bias"] = cfg.attn_bias or makes_biases
         if cfg.final_norm:
-            changes |= {"read_out": "linear", "read_bias": cfg.read_bias or made_biases}
-        changes["attn_bias"] = cfg.attn_bias or made_biases
-        changes["share_mlp"] = False  # each layer's MLP has taken up a norm of its own
+            changes |= {"read_out": "linear", "read_bias": cfg.read_bias or makes_biases}
     if biased:
         changes["attn_bias"] = True
-    # what was filled in from these fields stays what it is
+    # fields that were filled in from the changed ones keep their values
     filled = ("n_heads", "d_mlp", "attn_only", "final_norm", "attn_bias", "read_bias", "read_in", "read_out")
     return cfg.replace(**({name: getattr(cfg, name) for name in filled} | changes))
 
 
 def _with_all_weights(model: Any) -> State:
-    """The state dict in float64, with biases 0 where the model has none, and an identity read-out as a matrix."""
+    """The state dict in float64, with zeros for missing biases, and an identity read-out as a matrix."""
     cfg, state = model.cfg, {name: weight.detach().double() for name, weight in model.state_dict().items()}
     zeros: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,), "embed.b_E": (cfg.d_model,)}
     for layer in range(cfg.n_layers):

@@ -1,10 +1,9 @@
 """TransformerLens' hook points at the sub-modules of any module, by torch's own forward hooks."""
 
 import inspect
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -15,14 +14,13 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
-from mechicl.models.holding import listening
 from mechicl.models.layered import has_torch_hooks
 from mechicl.models.opening.sites import AXES, BY_POS
+from mechicl.models.wrapping.fused_attention import StepwiseAttention
 
-Names = str | Sequence[str]
 Split = Callable[[Tensor], Sequence[Tensor]]
-Side = Literal["input", "output"]
-KEYWORDS = {  # which argument of `wrap` declares each hook
+Side = Literal["input", "output", "inside"]
+KEYWORDS = {  # the argument of `wrap` that declares each hook
     "hook_resid_pre": "layers='blocks.{}'",
     "hook_resid_mid": "resid_mid='blocks.{}.ln2'",
     "hook_resid_post": "layers='blocks.{}'",
@@ -34,20 +32,23 @@ KEYWORDS = {  # which argument of `wrap` declares each hook
         for part in "qkv"
     },
     "hook_z": "attention={'z': 'blocks.{}.attn.proj', 'n_heads': ...}",
-    "hook_attn_scores": "attention={'scores': 'blocks.{}.attn.softmax'}",
-    "hook_pattern": "attention={'pattern': 'blocks.{}.attn.softmax'}",
+    **{
+        f"hook_{part}": f"attention={{{key!r}: 'blocks.{{}}.attn.softmax'}}, or 'fused' for an attention that calls "
+        f"torch's scaled_dot_product_attention"
+        for part, key in (("attn_scores", "scores"), ("pattern", "pattern"))
+    },
 }
 NO_HOOKS = "has no hooks: wrap it with layers=, the names of its layers"
 
 
 @dataclass(frozen=True)
-class Fused:
-    """One of q, k and v in a projection that returns them in one tensor.
+class JointProjection:
+    """One of q, k and v in the output of a projection that returns them in one tensor.
 
     Attributes:
-        part: its number among what `split` returns.
-        split: what makes q, k and v `[prompt pos head d_head]` of the projection's output `[prompt pos width]`. It may
-            only move numbers about (split, reshape, transpose), so that a changed q can be put back.
+        part: its index among the results of `split`.
+        split: maps the projection's output `[prompt pos width]` to q, k and v `[prompt pos head d_head]`. It may only
+            rearrange numbers (split, reshape, transpose), so that a changed q can be written back.
     """
 
     part: int
@@ -58,48 +59,52 @@ class Fused:
         try:
             return _columns(self.split, width)[self.part]
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"what {name!r} returns, of the width {width}, is not q, k and v: {error}") from error
+            raise ValueError(f"the output of {name!r}, of width {width}, is not q, k and v: {error}") from error
 
 
 @lru_cache(maxsize=256)
 def _columns(split: Split, width: int) -> list[Tensor]:
-    """Where q, k and v stand, `[head d_head]` each: what `split` does to the numbers of the places."""
+    """The columns of q, k and v, `[head d_head]` each: `split` applied to the column numbers."""
     parts = [part.long() for part in split(torch.arange(width, dtype=torch.float64)[None, None])]
     shapes = [tuple(part.shape) for part in parts]
     if len(parts) != 3 or any(len(shape) != 4 or shape[:2] != (1, 1) for shape in shapes):
-        raise ValueError(f"'split' must return three tensors [prompt pos head d_head], and returns {shapes}")
+        raise ValueError(f"'split' must return three tensors [prompt pos head d_head], got {shapes}")
     for part in parts:
-        places = part.flatten().tolist()
-        if len(set(places)) < len(places) or not set(places) <= set(range(width)):
-            raise ValueError("'split' must only move numbers about, so that a changed q, k or v can be put back")
+        columns = part.flatten().tolist()
+        if len(set(columns)) < len(columns) or not set(columns) <= set(range(width)):
+            raise ValueError("'split' must only rearrange numbers, so that a changed q, k or v can be written back")
     return [part[0, 0] for part in parts]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a component is seen: what goes into a sub-module, or what comes out of it.
+    """Where a component is read: the input of a sub-module, its output, or inside its fused attention.
 
     Attributes:
         component: as in `Site`.
         layer: number of the layer.
-        side: "input" or "output" of the sub-module; of several, the first.
-        n_heads: into how many heads the last axis is split, for q, k, v and z.
-        fused: for q, k and v in one tensor.
-        batch_first: False where the sub-module has `[pos prompt ...]`.
+        side: "input", "output" (of several values, the first) or "inside".
+        n_heads: number of heads in the last axis, for q, k, v and z.
+        joint: for q, k and v in one tensor.
+        batch_first: False for a sub-module of `[pos prompt ...]`.
     """
 
     component: str
     layer: int
     side: Side
     n_heads: int | None = None
-    fused: Fused | None = None
+    joint: JointProjection | None = None
     batch_first: bool = True
 
     def split(self, activation: Any, name: str) -> Tensor:
         """The activation in TransformerLens' shape."""
         where, axes = f"the {self.side} of {name!r}", AXES[self.component]
         if not isinstance(activation, Tensor):
-            raise TypeError(f"{where} is no tensor but {type(activation).__name__}: it cannot be {self.component!r}")
+            raise TypeError(f"{where} is {type(activation).__name__}, not a tensor: it cannot be {self.component!r}")
+        if self.side == "inside":
+            if "head" in axes[1:] and activation.shape[2] != self.n_heads:
+                raise ValueError(f"{name!r} has {activation.shape[2]} heads of {self.component}, not {self.n_heads}")
+            return activation
         if "key" in axes:
             if activation.ndim == 3 and self.n_heads == 1:
                 return activation[:, None]
@@ -108,56 +113,54 @@ class Place:
             expected = ["prompt", "pos", "d_model" if axes == BY_POS else "n_heads * d_head"]
         if not self.batch_first and "key" not in axes:
             expected[:2] = expected[1::-1]
-        if activation.ndim != len(expected):
+        per_head = self.n_heads if axes != BY_POS and "key" not in axes and self.joint is None else None
+        if activation.ndim != len(expected) or (per_head and activation.shape[-1] % per_head):
             raise ValueError(
                 f"{where} has the shape {tuple(activation.shape)}: {self.component!r} must be [{' '.join(expected)}]"
+                + (f" with n_heads={per_head}" if per_head else "")
             )
         if "key" in axes:
             return activation
-        if not self.batch_first:
-            activation = activation.transpose(0, 1)
-        if self.fused is not None:
-            return activation[..., self.fused.columns(activation.shape[-1], name).to(activation.device)]
-        if self.n_heads is None or axes == BY_POS:
-            return activation
-        if activation.shape[-1] % self.n_heads:
-            raise ValueError(
-                f"{where} has the shape {tuple(activation.shape)}: {self.component!r} is "
-                f"[prompt pos n_heads * d_head] with n_heads={self.n_heads}"
-            )
-        return activation.unflatten(-1, (self.n_heads, -1))
+        activation = activation if self.batch_first else activation.transpose(0, 1)
+        if self.joint is not None:
+            return activation[..., self.joint.columns(activation.shape[-1], name).to(activation.device)]
+        return activation.unflatten(-1, (per_head, -1)) if per_head else activation
 
     def join(self, seen: Tensor, activation: Tensor, name: str) -> Tensor:
-        """The inverse of `split`: what the sub-module's activation is where that was seen."""
+        """The inverse of `split`: the sub-module's activation with a changed component."""
         axes = AXES[self.component]
+        if self.side == "inside":
+            return seen
         if "key" in axes:
             return seen[:, 0] if activation.ndim == 3 else seen
-        if self.fused is not None:
-            columns = self.fused.columns(activation.shape[-1], name).flatten().to(activation.device)
-            turned = activation if self.batch_first else activation.transpose(0, 1)
-            seen = turned.index_copy(-1, columns, seen.flatten(-2).to(activation.dtype))
+        if self.joint is not None:
+            columns = self.joint.columns(activation.shape[-1], name).flatten().to(activation.device)
+            whole = activation if self.batch_first else activation.transpose(0, 1)
+            seen = whole.index_copy(-1, columns, seen.flatten(-2).to(activation.dtype))
         elif axes != BY_POS:
             seen = seen.flatten(-2)
         return seen if self.batch_first else seen.transpose(0, 1)
 
 
 class HookedParts:
-    """Sub-modules of a module, and the hook points that see what goes into them or comes out.
+    """Sub-modules of a module, and the hook points that read their inputs or outputs.
 
-    torch's hooks are attached for as long as a run takes and only where a hook point has hooks, so that the module
-    runs as ever in between. A sub-module that runs several times in a pass (a looped block) is named as often: its
-    calls are the layers, in order.
+    Torch's hooks are attached during a run only, and only where a hook point has hooks: in between, the module runs as
+    ever. A sub-module that runs several times in a pass (a looped block) is named that often; its calls are the layers,
+    in order.
 
     Args:
-        module: whose sub-modules they are.
-        parts: names of sub-modules, and what is seen there.
+        module: the module.
+        parts: names of sub-modules, and what is read there.
         blocks: gets the hook points, by TransformerLens' names.
     """
 
     def __init__(self, module: nn.Module, parts: Sequence[tuple[str, Place]], blocks: nn.ModuleList):
         self.module = module
+        self.opens_attention = any(place.side == "inside" for _, place in parts)
         self._points: dict[tuple[str, int], HookPoint] = {}
         self._places: dict[str, list[Place]] = {}
+        self._compared: set[Any] = set()
         for name, place in parts:
             self._places.setdefault(name, []).append(place)
             *path, last = get_act_name(place.component, place.layer).split(".")[2:]
@@ -169,8 +172,8 @@ class HookedParts:
             point = self._points[place.component, place.layer] = HookPoint()
             holder.add_module(last, point)
 
-    def listens(self) -> bool:
-        """Whether a hook point has hooks."""
+    def has_hooks(self) -> bool:
+        """True if a hook point has hooks."""
         return any(map(has_torch_hooks, self._points.values()))
 
     @contextmanager
@@ -179,37 +182,41 @@ class HookedParts:
 
         `calls` counts how often each sub-module with hooks runs.
         """
-        before, after = [], []
-        for name, places in self._places.items():
-            if any(has_torch_hooks(self._point(place)) for place in places):
-                part = self.module.get_submodule(name)
-                # what comes in is seen last, and what comes out first: nearest to what the part itself does
-                before.append((part, self._before(name, calls)))
-                after.append((part, self._after(name, calls)))
-        compiled = bool(before) and any(map(_is_compiled, self.module.modules()))
-        # compiled code runs no new hooks
-        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-        with listening(before, after), eager:
+        with ExitStack() as stack:
+            attention = StepwiseAttention(self._compared)
+            hooked = {name: list(filter(self._hooked, places)) for name, places in self._places.items()}
+            for name, places in hooked.items():
+                if places:
+                    part = self.module.get_submodule(name)
+                    # inputs are read after the user's own hooks, outputs before them: next to the part's own code
+                    before, after = self._before(name, calls, attention), self._after(name, calls, attention)
+                    stack.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
+                    stack.callback(part.register_forward_hook(after, prepend=True).remove)
+            if any(place.side == "inside" for places in hooked.values() for place in places):
+                stack.enter_context(attention)
+            if any(hooked.values()) and any(map(_is_compiled, self.module.modules())):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no new hooks
             yield
 
     def check(self, calls: Counter[str]) -> None:
         """Refuse (ValueError) sub-modules with hooks that ran another number of times than they were named."""
         for name, places in self._places.items():
+            if not any(map(self._hooked, places)):
+                continue
             named = Counter(place.component for place in places).most_common(1)[0][1]
-            listens = any(has_torch_hooks(self._point(place)) for place in places)
-            if listens and not calls[name]:
+            if not calls[name]:
                 raise ValueError(
-                    f"{name!r}, named as {places[0].component!r}, does not run in a pass: its weights may be read by "
-                    f"another part, as torch's MultiheadAttention reads those of its out_proj. Name a part that runs"
+                    f"{name!r}, named as {places[0].component!r}, does not run in a pass: another part may read its "
+                    f"weights, as torch's MultiheadAttention reads those of its out_proj. Name a part that runs"
                 )
-            if listens and calls[name] != named:
+            if calls[name] != named:
                 raise ValueError(
-                    f"{name!r} runs {calls[name]} times in a pass, and is named {named} times: name a part that runs "
-                    f"several times once for each, layers={[name] * min(calls[name], 3)}..., in the order of its runs"
+                    f"{name!r} runs {calls[name]} times in a pass, and is named {named} times: name it once for each "
+                    f"run, layers={[name] * min(calls[name], 3)}..., in the order of its runs"
                 )
 
-    def _point(self, place: Place) -> HookPoint:
-        return self._points[place.component, place.layer]
+    def _hooked(self, place: Place) -> bool:
+        return has_torch_hooks(self._points[place.component, place.layer])
 
     def _at_call(self, name: str, side: str, number: int) -> list[Place]:
         """The places on one side of a part in its call of that number: each component's layer of that number."""
@@ -217,9 +224,10 @@ class HookedParts:
         for place in self._places[name]:
             if place.side == side:
                 by_component.setdefault(place.component, []).append(place)
-        return [places[number] for places in by_component.values() if number < len(places)]
+        places = [places[number] for places in by_component.values() if number < len(places)]
+        return [place for place in places if self._hooked(place)]
 
-    def _before(self, name: str, calls: Counter[str]) -> Callable[..., Any]:
+    def _before(self, name: str, calls: Counter[str], attention: StepwiseAttention) -> Callable[..., Any]:
         def see_input(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             number = calls[name]
             calls[name] += 1
@@ -229,12 +237,25 @@ class HookedParts:
                 elif kwargs:
                     first = _first_parameter(part, kwargs)
                     kwargs = {**kwargs, first: self._see(place, name, kwargs[first])}
+            inside = {place.component: place for place in self._at_call(name, "inside", number)}
+            if inside:
+                attention.n_calls = 0
+                attention.see = lambda component, activation: (
+                    self._see(inside[component], name, activation) if component in inside else activation
+                )
             return args, kwargs
 
         return see_input
 
-    def _after(self, name: str, calls: Counter[str]) -> Callable[..., Any]:
+    def _after(self, name: str, calls: Counter[str], attention: StepwiseAttention) -> Callable[..., Any]:
         def see_output(part: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            if self._at_call(name, "inside", calls[name] - 1):
+                attention.see = None
+                if attention.n_calls != 1:
+                    raise ValueError(
+                        f"{name!r}, named as 'fused', calls torch's fused attention {attention.n_calls} times in a "
+                        f"run, not once: name its softmax as 'scores' and 'pattern' instead"
+                    )
             for place in self._at_call(name, "output", calls[name] - 1):
                 if isinstance(output, tuple) and output:
                     whole: Any = output
@@ -248,70 +269,12 @@ class HookedParts:
         return see_output
 
     def _see(self, place: Place, name: str, activation: Any) -> Any:
-        point = self._point(place)
-        if not has_torch_hooks(point):
-            return activation
-        # a hook may write into what it is given, and the module may need its own tensor again
+        point = self._points[place.component, place.layer]
+        # a hook may write into its activation, and the module may need its own tensor again
         changed = place.join(point(place.split(activation, name).clone()), activation, name)
-        if place.component == "resid_mid":  # the stream around the MLP is the tensor that this part is given
+        if place.component == "resid_mid":  # the stream around the MLP is the tensor that this part receives
             return activation.copy_(changed)
         return changed
-
-
-def expand(module: nn.Module, names: Names, keyword: str, *, n_layers: int | None = None) -> list[str]:
-    """The names of sub-modules that a pattern with `{}` stands for, or a list of names, checked against the module.
-
-    A sub-module that stands under several names has the first of them each time.
-
-    Args:
-        module: that has them.
-        names: "blocks.{}" for blocks.0, blocks.1, ..., or the names themselves, in order.
-        keyword: under which they were given, for messages.
-        n_layers: how many there must be.
-
-    Raises:
-        ValueError: no such sub-module (the message names the module's own lists), or another number than of layers.
-    """
-    every, known, first_names = dict(module.named_modules(remove_duplicate=False)), {}, {}
-    for name, part in every.items():
-        known.setdefault(name.replace("._orig_mod", ""), part)  # which torch.compile puts in between
-        first_names.setdefault(id(part), name)
-    known = {**every, **known} if isinstance(names, str) and "_orig_mod" in names else known
-    if isinstance(names, str) and names.count("{}") == 1:
-        expanded, layer = [], 0
-        while names.format(layer) in known:
-            expanded.append(names.format(layer))
-            layer += 1
-        if not expanded:
-            raise ValueError(f"{keyword}={names!r} names no sub-module: there is no {names.format(0)!r}{_hint(known)}")
-    else:
-        expanded = [names] if isinstance(names, str) else list(names)
-        missing = [name for name in expanded if name not in known or not name]
-        if missing or not expanded:
-            what = f"no sub-module {missing[0]!r}" if missing else "no name at all"
-            raise ValueError(f"{keyword}={names!r}: {what}{_hint(known)}")
-    if n_layers is not None and len(expanded) != n_layers:
-        raise ValueError(f"{keyword}={names!r} names {len(expanded)} sub-modules, and there are {n_layers} layers")
-    return [first_names[id(known[name])] for name in expanded]  # one part under two names runs twice
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """What `torch.compile`, `DataParallel` and the like are put around: in a copy or in traced code no hook runs."""
-    while True:
-        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            module = module.module
-        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):
-            module = module._orig_mod  # type: ignore[assignment]
-        else:
-            return module
-
-
-def _hint(known: Mapping[str, nn.Module]) -> str:
-    """The module's own numbered sub-modules, as patterns; without any, its parts."""
-    numbered = {re.sub(r"\b0$", "{}", name): name for name in known if re.search(r"(^|\.)0$", name)}
-    if numbered:
-        return f"; it has {sorted(numbered, key=lambda name: (name.count('.'), name))[:6]}"
-    return f"; it has {[name for name in known if name][:12]}"
 
 
 def _is_compiled(part: nn.Module) -> bool:
@@ -319,5 +282,5 @@ def _is_compiled(part: nn.Module) -> bool:
 
 
 def _first_parameter(part: nn.Module, kwargs: Mapping[str, Any]) -> str:
-    """The name of a part's first input among those that it was given by name."""
+    """The name of a part's first input among those given by name."""
     return next((name for name in inspect.signature(part.forward).parameters if name in kwargs), next(iter(kwargs)))

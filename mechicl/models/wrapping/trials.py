@@ -1,4 +1,4 @@
-"""What is found out of a module by running it: which predictions see what follows them, and how much a run computes."""
+"""Trial runs of a module: do predictions depend on later points, and how many bytes does a run compute?"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ MOST_CUTS = 16
 
 
 def change_futures(prompts: Prompts) -> tuple[Prompts, list[int]]:
-    """The first prompt several times, and then as often with another future each time.
+    """Repeat the first prompt n times, then n times more with a changed future.
 
     Returns:
-        The prompts, and for each of the changed ones the point whose future is another: the targets from that point on,
-        and the inputs after it.
+        The prompts, and for each changed one the point at which its future begins: the targets from that point on and
+        the inputs after it are changed.
     """
     n = prompts.n_context
     cuts = sorted({round(i * n / (MOST_CUTS - 1)) for i in range(MOST_CUTS)})
@@ -31,7 +31,7 @@ def change_futures(prompts: Prompts) -> tuple[Prompts, list[int]]:
 
 
 def sees_no_future(read: Tensor, cuts: Sequence[int], n_context: int) -> bool:
-    """Whether rows of points `[before and after, point ...]` stay the same where only what follows them changes."""
+    """True if no row of the points `[2n, point ...]`, from `change_futures`, depends on its point's future."""
     if read.shape[1] != n_context + 1:
         return False
     before, after = (part[range(len(cuts)), list(cuts)] for part in read.chunk(2))
@@ -39,14 +39,14 @@ def sees_no_future(read: Tensor, cuts: Sequence[int], n_context: int) -> bool:
 
 
 def differ(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors differ by more than rounding."""
+    """True if two tensors differ by more than rounding."""
     tolerance = min(1000 * torch.finfo(a.dtype).eps, 0.05) * max(a.abs().max().item(), b.abs().max().item())
     return bool(((a - b).abs() > tolerance).any())
 
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """A context in which no part of a module is in training mode: no dropout, and no running mean moves."""
+    """A context in which no part of a module is in training mode: no dropout, no update of running means."""
     training = [part for part in module.modules() if part.training]
     try:
         module.eval()
@@ -58,7 +58,7 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def bytes_of_run(module: nn.Module, run: Callable[[], Any]) -> float:
-    """The bytes of everything that a run in eval mode computes, views and the module's own tensors not counted."""
+    """Count the bytes of all tensors that a run in eval mode computes, except views and the module's own tensors."""
     with _CountedBytes(module) as counted, in_eval_mode(module):
         run()
     return counted.bytes
@@ -76,7 +76,7 @@ class _CountedBytes(TorchDispatchMode):
         for each in result if isinstance(result, tuple | list) else (result,):
             if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self._seen:
                 storage = each.untyped_storage()
-                self._kept.append(storage)  # kept, so that no later tensor takes its place
+                self._kept.append(storage)  # kept, so that no later tensor gets its address
                 self._seen.add(storage.data_ptr())
                 self.bytes += storage.nbytes()
         return result

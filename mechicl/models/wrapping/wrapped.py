@@ -1,10 +1,10 @@
-"""Any module as a learner with hooks, as `wrap` makes it: prompts in, predictions out, the stream layer by layer."""
+"""`WrappedModel`: any module as a learner with hooks, made by `wrap`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
@@ -27,30 +27,31 @@ Call = Callable[[nn.Module, Tensor], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class WrappedConfig:
-    """What is known of a wrapped module at the moment."""
+    """The facts known about a wrapped module; those that a trial shows are None or False before it has read prompts."""
 
     n_layers: int  # as declared
     n_heads: int  # as declared, else 1
-    d_model: int | None  # width of the stream; None until the module has read prompts
+    d_model: int | None  # width of the stream, from a trial
     prompt_format: str  # "own" for a function
-    one_pass: bool  # whether one pass predicts every point from those before it; False until a run has shown it
+    one_pass: bool  # one pass predicts every point from those before it, from a trial
+    causal: bool  # the stream at each point's position depends on no later point, from a trial
     device: str
     torch_dtype: torch.dtype
     format: PromptFormat | None
 
 
 class ModuleError(ValueError, RuntimeError):
-    """A wrapped module failed on what it was given to read."""
+    """A wrapped module failed on its input."""
 
 
 class WrappedModel(LayeredModel):
     """A module with hook points at its sub-modules, made by `wrap`.
 
     Attributes:
-        module: what is wrapped. Its weights, its `state_dict` and what it computes stay as they are; `train`, `eval`
-            and `to` act on it.
+        module: the module. Its weights, its `state_dict` and its outputs are unchanged; `train`, `eval` and `to` act on
+            it.
         blocks: the hook points, by TransformerLens' names.
-        points: where the predictions of the points stand among the positions; the last is the query's.
+        points: positions of the points' predictions; the last one is the query's.
         name: for tables and pictures.
     """
 
@@ -60,7 +61,7 @@ class WrappedModel(LayeredModel):
         parts: Sequence[tuple[str, Place]],
         encode: Encode | str,
         decode: Decode | None,
-        points: slice,
+        points: slice | None,
         n_layers: int,
         n_heads: int,
         unembed: Sequence[str],
@@ -72,13 +73,15 @@ class WrappedModel(LayeredModel):
         share_lock(self, module)
         self.module = module
         self.blocks = nn.ModuleList(nn.Module() for _ in range(n_layers))
-        self.points = points
+        default = slice(0, None, 2) if encode == "interleaved" else slice(-1, None)
+        self.points, self._points_given = (default, False) if points is None else (points, True)
         self.name = name
         self._encode, self._decode, self._call, self._batch_first = encode, decode, call, batch_first
         self._n_heads, self._unembed = n_heads, tuple(unembed)
         self._format: PromptFormat | None = None
         self._d_model: int | None = None
-        self._one_pass, self._looked_at = False, None
+        self._one_pass = self._causal = False
+        self._tried: object = None  # the version of the weights that was tried
         self._bytes: dict[tuple[Any, ...], float] = {}
         self._parts = HookedParts(module, parts, self.blocks)
         self.setup()
@@ -94,14 +97,16 @@ class WrappedModel(LayeredModel):
 
     @property
     def cfg(self) -> WrappedConfig:  # type: ignore[override]
-        """What is known of the module."""
+        """The facts known about the module."""
         weight = next((t for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()), torch.empty(0))
+        is_current = self._tried == self._version()
         return WrappedConfig(
             n_layers=len(self.blocks),
             n_heads=self._n_heads,
             d_model=self._d_model,
             prompt_format=self._encode if isinstance(self._encode, str) else "own",
-            one_pass=self._one_pass and self._looked_at == self._version(),
+            one_pass=self._one_pass and is_current,
+            causal=self._causal and is_current,
             device=str(weight.device),
             torch_dtype=weight.dtype,
             format=self._format,
@@ -109,15 +114,15 @@ class WrappedModel(LayeredModel):
 
     @property
     def training(self) -> bool:
-        """Whether the module is in training mode."""
+        """True if the module is in training mode."""
         return self.module.training if "module" in self.__dict__.get("_modules", {}) else False
 
     @training.setter
     def training(self, mode: bool) -> None:
-        """Nothing: the module knows it."""
+        """Ignored: the module has the mode."""
 
     def train(self, mode: bool = True) -> "WrappedModel":
-        """Put the module into training mode, or out of it."""
+        """Set the module's training mode."""
         self.module.train(mode)
         return self
 
@@ -125,71 +130,70 @@ class WrappedModel(LayeredModel):
 
     @in_a_pass
     def forward(self, tokens: Tensor | Prompts, *, at: At = "positions") -> Any:
-        """The module's output for tokens or prompts (at="positions"), or predictions `[prompt point y]`.
+        """Return the module's output for tokens or prompts (at="positions"), or predictions `[prompt point y]`.
 
         `at="query"` gives the query's only, "points" those of all points, from a module that predicts each from those
         before it.
         """
-        if at not in get_args(At):
-            raise ValueError(f"at={at!r} is not one of {get_args(At)}")
-        if isinstance(tokens, Prompts):
-            tokens = self.encode(tokens)
-        if self._parts.listens():
-            outputs = self._run_hooked(tokens)
+        self._positions(at, 1)  # refuses other values
+        tokens = self.encode(tokens) if isinstance(tokens, Prompts) else tokens
+        if self._parts.has_hooks():
+            calls: Counter[str] = Counter()
+            with self._parts.attached(calls):
+                outputs = self._run(tokens)
+            self._parts.check(calls)
         else:
-            with self._reading(tokens):
+            with self._naming_errors(tokens):
                 outputs = self._run(tokens)
         if at == "positions":
             return outputs
         if at == "points" and not self.cfg.one_pass:
             raise ValueError(
-                f"{self.name} does not give every point's prediction, made from the points before it, in one pass: "
-                f"take at='query' (for all points, decode must return [prompt point y] and points= be their positions)"
+                f"{self.name} does not predict every point from the points before it in one pass: take at='query' (for "
+                f"all points, decode must return [prompt point y] and points= be their positions)"
             )
         predictions = self.decode(outputs)
         return predictions[:, -1:] if at == "query" else predictions
 
     @checked
     def encode(self, prompts: Prompts) -> Tensor:
-        """Prompts as what the module reads, on its device and in its dtype.
+        """Return the module's input for prompts, on its device and in its dtype.
 
         Raises:
             ValueError: the module sees the query's target, or predictions change with the other prompts of a batch.
         """
         tokens = self._read(prompts)
-        self._look(prompts)
+        if len(prompts) and prompts.n_context:
+            with holding(self), torch.no_grad():
+                if self._tried != self._version():
+                    self._try(prompts)
         return tokens
 
     def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
-        """The predictions in the module's output: of all points, or of one, the query."""
-        if self._decode is not None:
-            predictions, source = self._decode(outputs), "decode returned"
-        else:
-            predictions, source = outputs, "the module returned"
+        """Extract the predictions from the module's output: of all points, or of one, the query."""
+        predictions = outputs if self._decode is None else self._decode(outputs)
+        source = "the module returned" if self._decode is None else "decode returned"
         if not isinstance(predictions, Tensor):
-            raise TypeError(
-                f"{source} {type(predictions).__name__}, not predictions [prompt y] or [prompt point y]: give "
-                f"decode=, a function of what the module returns"
-            )
+            raise TypeError(f"{source} {type(predictions).__name__}, not predictions [prompt y] or [prompt point y]: "
+                            f"give decode=, a function of the module's output")  # fmt: skip
         if predictions.ndim not in (2, 3):
-            raise ValueError(
-                f"{source} the shape {tuple(predictions.shape)}, not [prompt y] or [prompt point y]: give decode="
-            )
+            raise ValueError(f"{source} the shape {tuple(predictions.shape)}, not [prompt y] or [prompt point y]: give "
+                             f"decode=")  # fmt: skip
         if predictions.ndim == 2:
             return predictions[:, None]
-        return predictions if self._decode is not None else predictions[:, self._positions_of(predictions, "points")]
+        return predictions if self._decode is not None else predictions[:, self.points]
 
     @checked
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction, in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
+        """Predict the query in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
         return self._in_parts(self._predictions, prompts)[:, -1]
 
     @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """The prediction of each point t from the points before it; the last one is the query's.
+        """Predict each point t from the points before it; the last one is the query.
 
-        One pass where the module gives all points and none depends on later ones, which is tried out on changed
-        prompts whenever the weights have changed; else one pass a prefix.
+        One pass if the module predicts all points and none depends on later ones, which is tried on changed prompts
+        whenever the weights have changed; otherwise one pass a prefix.
 
         Raises:
             ValueError: the module cannot read shorter prompts.
@@ -209,56 +213,59 @@ class WrappedModel(LayeredModel):
         return torch.stack([*parts, predictions[:, -1]], dim=1)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """Bytes of everything that a pass over one prompt computes: an upper estimate of what it holds at once."""
+        """An upper estimate, in bytes, of everything that a pass over one prompt computes."""
         return self._bytes_per_row(self._read(prompts[:1])) if len(prompts) else 0.0
 
     def _bytes_per_row(self, tokens: Tensor) -> float:
         shape = (*tokens.shape[1:], tokens.dtype)
         if shape not in self._bytes:
-            with holding(self):
-                self._bytes[shape] = 2 * bytes_of_run(self.module, lambda: self._run(tokens[:1]))
+            # an attention that is opened has scores and a pattern, which torch's fused one never holds
+            hooks = [(lambda name: True, lambda activation, hook: None)] if self._parts.opens_attention else []
+            with holding(self), self.hooks(fwd_hooks=hooks):
+                self._bytes[shape] = 2 * bytes_of_run(self.module, lambda: self.forward(tokens[:1]))
         return self._bytes[shape]
 
     # ---- the stream, layer by layer ----
 
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """The stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
-
-        Raises:
-            ValueError: no layers were declared, or they have different widths.
-        """
+        """Yield the stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
         if not len(self.blocks):
             raise ValueError(f"{self.name} {NO_HOOKS}")
         tokens, streams = self.encode(prompts), {}
-
-        def keep(activation: Tensor, hook: HookPoint) -> None:
-            streams[hook.name] = activation
-
         names = [get_act_name("resid_pre", 0), *(get_act_name("resid_post", i) for i in range(len(self.blocks)))]
-        with self.hooks(fwd_hooks=[(name, keep) for name in names]):
+        hooks = [(name, lambda activation, hook: streams.update({hook.name: activation})) for name in names]
+        with self.hooks(fwd_hooks=hooks):
             self.forward(tokens)
         widths = [streams[name].shape[-1] for name in names]
         if len(set(widths)) > 1:
             raise ValueError(
-                f"the stream of {self.name} has the widths {widths} before the first layer and after each: what reads "
-                f"every layer alike needs one width (leave out of layers= what changes it)"
+                f"the stream of {self.name} has the widths {widths} before the first layer and after each, and this "
+                f"analysis needs one width: leave out of layers= what changes it"
             )
         for name in names:
-            yield streams[name][:, self._positions_of(streams[name], at)]
+            yield streams[name][:, self._positions(at, streams[name].shape[1])]
 
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
-        """The stream of other queries, each in a prompt of its own; as `PromptedModel.query_streams`."""
+        """Yield the stream of other queries, each in a separate prompt; as `PromptedModel.query_streams`."""
         return self._query_streams_one_by_one(*self._checked_queries(prompts, queries, at))
 
     @property
+    def tokens_per_point(self) -> int | None:
+        """1 or 2 by the format; for a function as `encode` the step of `points`, None if `points` was not given."""
+        if isinstance(self._encode, str):
+            return 2 if self._encode == "interleaved" else 1
+        begins = self._points_given and self.points.start in (None, 0) and self.points.stop is None
+        return (self.points.step or 1) if begins else None
+
+    @property
     def reads_out(self) -> bool:
-        """Whether `unembed` was declared."""
+        """True if `unembed` was declared."""
         return bool(self._unembed)
 
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """The final stream as outputs, by the declared `unembed`."""
+        """Map the final stream to outputs, by the declared `unembed`."""
         if not self._unembed:
             raise ValueError(
                 f"{self.name} has no declared way from its stream to its output: wrap it with unembed=, the names of "
@@ -269,11 +276,20 @@ class WrappedModel(LayeredModel):
         return residual
 
     def how_to_declare(self, hook_name: str) -> str:
-        """For messages: which argument of `wrap` makes a hook."""
+        """For error messages: the argument of `wrap` that declares a hook."""
         keyword = KEYWORDS.get(hook_name.rpartition(".")[2])
         return f": declare it with wrap(..., {keyword})" if keyword else ": a wrapped module does not have it"
 
     # ---- details ----
+
+    def _points(self, n_pos: int) -> slice:
+        return self.points
+
+    def _positions(self, at: At | slice, n_pos: int) -> slice:
+        if at != "query":
+            return super()._positions(at, n_pos)
+        last = range(n_pos)[self.points][-1]
+        return slice(last, last + 1)
 
     def _read(self, prompts: Prompts) -> Tensor:
         cfg = self.cfg
@@ -284,37 +300,27 @@ class WrappedModel(LayeredModel):
         tokens = self._encode(prompts)
         if not isinstance(tokens, Tensor):
             raise TypeError(
-                f"encode returned {type(tokens).__name__}, not one tensor [prompt ...]: return all that the module "
-                f"reads in one, and take it apart in call=, say lambda module, tokens: module(x=tokens[..., :-1])"
+                f"encode returned {type(tokens).__name__}, not one tensor [prompt ...]: return all inputs in one, and "
+                f"take it apart in call=, say lambda module, tokens: module(x=tokens[..., :-1])"
             )
         if tokens.ndim == 0 or len(tokens) != len(prompts):
             raise ValueError(f"encode returned the shape {tuple(tokens.shape)} for {len(prompts)} prompts")
         return tokens
 
-    def _run_hooked(self, tokens: Tensor) -> Any:
-        calls: Counter[str] = Counter()
-        with self._parts.attached(calls):
-            outputs = self._run(tokens)
-        self._parts.check(calls)
-        return outputs
-
     @contextmanager
-    def _reading(self, tokens: Tensor) -> Iterator[None]:
-        """Turn torch's errors into one that names the module and what it was given."""
+    def _naming_errors(self, tokens: Tensor) -> Iterator[None]:
+        """Turn torch's errors into one that names the module and its input."""
         try:
             yield
         except RuntimeError as error:
-            if type(error) is not RuntimeError:  # out of memory, or said already
+            if type(error) is not RuntimeError:  # out of memory, or named already
                 raise
-            raise ModuleError(
-                f"{self.name} cannot read these prompts, as tokens of {str(tokens.dtype).removeprefix('torch.')} "
-                f"{list(tokens.shape)}: {error}"
-            ) from error
+            shape = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
+            raise ModuleError(f"{self.name} cannot read these prompts, as tokens of {shape}: {error}") from error
 
     def _run(self, tokens: Tensor) -> Any:
-        """What the module returns, prompts first."""
-        if not self._batch_first:
-            tokens = tokens.transpose(0, 1)
+        """Run the module; prompts come first in its input and output."""
+        tokens = tokens if self._batch_first else tokens.transpose(0, 1)
         outputs = self.module(tokens) if self._call is None else self._call(self.module, tokens)
         if self._batch_first:
             return outputs
@@ -332,46 +338,27 @@ class WrappedModel(LayeredModel):
             )
         return predictions
 
-    def _positions_of(self, activation: Tensor, at: At) -> slice:
-        places = range(activation.shape[1])[self.points]
-        if at == "positions":
-            return slice(None)
-        if at == "query":
-            return slice(places[-1], places[-1] + 1)
-        if at == "points":
-            return self.points
-        raise ValueError(f"at={at!r} is not one of {get_args(At)}")
-
     def _version(self) -> tuple[tuple[int, int, int], ...]:
         """A value that changes when a weight is written to, or replaced by another tensor."""
         return tuple((id(t), t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
 
-    def _look(self, prompts: Prompts) -> None:
-        """Find out by trying whether predictions depend on what comes after them, once for the weights as they are."""
-        if not len(prompts) or not prompts.n_context:
-            return
-        with holding(self), torch.no_grad():
-            if self._looked_at != self._version():
-                self._try_futures(prompts)
-
-    def _try_futures(self, prompts: Prompts) -> None:
+    def _try(self, prompts: Prompts) -> None:
+        """Find out whether predictions and streams depend on later points, once for each version of the weights."""
         both, cuts = change_futures(prompts)
         streams: list[Tensor] = []
-        hooks: list[Any] = []
-        if len(self.blocks):
-            name = get_act_name("resid_post", len(self.blocks) - 1)
-            hooks.append((name, lambda activation, hook: streams.append(activation)))
-        with in_eval_mode(self.module), self.hooks(fwd_hooks=hooks):
-            tokens = self._read(both)
-            with self._reading(tokens):
-                predicted = self.decode(self.forward(tokens))
+        last = get_act_name("resid_post", len(self.blocks) - 1)
+        hooks = [(last, lambda activation, hook: streams.append(activation))] if len(self.blocks) else []
+        with in_eval_mode(self.module):
+            with self.hooks(fwd_hooks=hooks):
+                tokens = self._read(both)
+                with self._naming_errors(tokens):
+                    predicted = self.decode(self.forward(tokens))
+            alone = self.decode(self.forward(self._read(both[-1:])))
         if streams:
             self._d_model = streams[0].shape[-1]
-        with in_eval_mode(self.module):
-            alone = self.decode(self.forward(self._read(both[-1:])))
         if alone.shape != predicted[-1:].shape or differ(alone, predicted[-1:]):
             raise ValueError(
-                f"what {self.name} predicts for a prompt changes with the other prompts of its batch: if it reads "
+                f"the prediction of {self.name} for a prompt changes with the other prompts of its batch: if it reads "
                 f"[pos prompt ...], wrap it with batch_first=False; if encode= mixes prompts, change that"
             )
         if differ(*(part[-1:, -1] for part in predicted.chunk(2))):
@@ -380,28 +367,27 @@ class WrappedModel(LayeredModel):
                 f"prompts.ys[:, -1]"
             )
         if not differ(*(part[:1, -1] for part in predicted.chunk(2))):
-            return  # it predicts the same whatever it reads: nothing can be told
-        self._one_pass = all(
-            sees_no_future(read, cuts, prompts.n_context)
-            for read in (predicted, *(stream[:, self.points] for stream in streams))
-        )
+            return  # it predicts the same for every input, which shows nothing
+        at_points = [stream[:, self.points] for stream in streams]
+        self._causal = bool(streams) and all(sees_no_future(each, cuts, prompts.n_context) for each in at_points)
+        self._one_pass = sees_no_future(predicted, cuts, prompts.n_context) and (self._causal or not streams)
         if self._unembed and streams:
-            read = self.read_out(streams[0][:, self._positions_of(streams[0], "query")])
+            read = self.read_out(streams[0][:, self._positions("query", streams[0].shape[1])])
             if read.shape != predicted[:, -1:].shape or differ(read[:, -1], predicted[:, -1]):
                 raise ValueError(
                     f"unembed={list(self._unembed)} does not make the predictions of {self.name} from the stream after "
                     f"its last layer: name all sub-modules in between, norms too"
                 )
-        self._looked_at = self._version()
+        self._tried = self._version()
 
 
 def refuse_wrapped(models: Any, what: str) -> None:
-    """Refuse (TypeError) a wrapped module, or a list with one, where the package's own parts are needed."""
+    """Refuse (TypeError) a wrapped module, or a list with one, for an analysis of `HookedTransformer` weights."""
     for model in models if isinstance(models, list | tuple) else [models]:
         if isinstance(model, WrappedModel):
             raise TypeError(
-                f"{what} of a HookedTransformer of this package, and {model.name} is a wrapped module: its parts are "
-                f"read by hooks (run_with_cache) and intervened on (patch, ablate)"
+                f"{what} of a HookedTransformer of this package, and {model.name} is a wrapped module: its parts can "
+                f"be read by hooks (run_with_cache) and intervened on (patch, ablate)"
             )
 
 

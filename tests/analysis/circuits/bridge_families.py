@@ -6,7 +6,7 @@ import torch
 
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
-from mechicl.models.opening.edges import attends_beside_mlp, list_key_heads
+from mechicl.models.opening.edges import is_parallel, list_key_heads
 from mechicl.models.opening.parts import record_writes
 from tests.families import FAMILIES, open_family, token_ids
 
@@ -30,8 +30,8 @@ def describe(name: str) -> tuple[str, str, str]:
     for kept, expected in ((True, bridge(tokens)), (False, bridge(others))):
         out = graph.run(torch.full((len(graph.edges),), kept))
         assert (out - expected).abs().max() < 1e-5 * expected.abs().max()
-    meeting = "a norm over all heads" if graph.parts.heads_meet else "-"
-    mlp = "the stream before its layer" if attends_beside_mlp(bridge) else "the heads of its layer, too"
+    meeting = "a norm over all heads" if graph.parts.heads_interact else "-"
+    mlp = "the stream before its layer" if is_parallel(bridge) else "the heads of its layer, too"
     return mlp, "shared" if len(list_key_heads(bridge)) < bridge.cfg.n_heads else "own", meeting
 
 

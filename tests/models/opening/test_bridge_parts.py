@@ -16,7 +16,7 @@ from mechicl.models.opening.edges import (
     EMBEDDING,
     Edge,
     Node,
-    attends_beside_mlp,
+    is_parallel,
     list_edges,
     list_key_heads,
     list_nodes,
@@ -52,7 +52,7 @@ def run(
     for layer in range(bridge.cfg.n_layers):
         heads = [Node(layer, head) for head in range(bridge.cfg.n_heads)]
         shared = [heads[head] for head in list_key_heads(bridge)]
-        mlp_reads = read(Node(layer), "") if attends_beside_mlp(bridge) else None
+        mlp_reads = read(Node(layer), "") if is_parallel(bridge) else None
         reads = {by: torch.stack([read(node, by) for node in nodes]) for by, nodes in
                  (("q", heads), ("k", shared), ("v", shared))}  # fmt: skip
         writes |= dict(zip(heads, parts.attend(layer, **reads), strict=True))
@@ -97,7 +97,7 @@ def test_families_that_cannot_be_taken_apart(name):
     bridge, _ = open_family(name)
     with pytest.raises(
         ValueError,
-        match=r"not the sum of what its parts write: layer 0|layer 0 of .* has no attention|single stack",
+        match=r"not the sum of its parts.*: layer 0|layer 0 of .* has no attention|single stack",
     ):
         BridgeParts(ModelAdapter(bridge)).embed(token_ids(0))
 
@@ -189,7 +189,7 @@ def test_an_edge_from_an_mlp_is_a_plain_hook_in_other_families(name, by):
 
 
 def output_of(plain, name: str, tokens: Tensor) -> Tensor:
-    """What a sub-module gives out in a run."""
+    """The output of a sub-module in a run."""
     seen: list[Tensor] = []
     with putting(plain, (name, "out"), lambda out: seen.append(out.clone())):
         plain(tokens)
@@ -197,7 +197,7 @@ def output_of(plain, name: str, tokens: Tensor) -> Tensor:
 
 
 def input_of(plain, name: str, tokens: Tensor) -> Tensor:
-    """What a sub-module is given in a run."""
+    """The input of a sub-module in a run."""
     seen: list[Tensor] = []
     with putting(plain, (name, "in"), lambda read: seen.append(read.clone())):
         plain(tokens)
@@ -259,7 +259,7 @@ def test_split_inputs_stay_on():
 def test_hooks_have_to_be_taken_off():
     bridge, _ = open_family("GPT-2")
     bridge.add_hook("blocks.0.hook_resid_pre", lambda stream, hook: 2 * stream)
-    with pytest.raises(ValueError, match="take them off"):
+    with pytest.raises(ValueError, match="reset_hooks"):
         BridgeParts(ModelAdapter(bridge))
 
 
@@ -289,7 +289,7 @@ def middle(plain, tokens: Tensor, layer: int) -> Tensor:
 
 
 def plain_writes(plain, tokens: Tensor) -> dict[Node, Tensor]:
-    """What each node writes."""
+    """The output of each node."""
     writes, handles = {EMBEDDING: plain_streams(plain, tokens)[0]}, []
 
     def keep_heads(layer: int, z: Tensor) -> None:

@@ -1,36 +1,52 @@
-"""What TransformerLens' users call on a model: the notebook as it was written, and the rest of the names."""
+"""TransformerLens' names on a model: a notebook written for it, weights, losses, and hooks on request."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mechicl.models import HookedTransformer, HookedTransformerConfig, TransformerConfig
-from tests.strategies import random_model
+from mechicl.models.opening.edges import list_nodes
+from tests.strategies import random_model, random_prompts, random_tokens
 
 NOTEBOOK = Path(__file__).parent / "induction_notebook.py"
 IMPORT = "from transformer_lens import HookedTransformer, HookedTransformerConfig\n"
 SMALL: dict[str, Any] = {"n_layers": 3, "d_model": 8, "n_ctx": 6, "d_head": 4, "d_vocab": 11, "dtype": "float64"}
+IDS = TransformerConfig(**SMALL).replace(n_layers=2, act_fn="relu")
+POINTS = TransformerConfig(x_dim=3, y_dim=2, n_context=4, prompt_format="interleaved", d_model=8, dtype="float64")
+REQUESTS = {
+    "use_attn_in": ("hook_attn_in",),
+    "use_split_qkv_input": ("hook_q_input", "hook_k_input", "hook_v_input"),
+    "use_hook_mlp_in": ("hook_mlp_in",),
+}
+close = torch.testing.assert_close
+
+
+def small(**fields: Any) -> HookedTransformer:
+    return random_model(HookedTransformerConfig(**(SMALL | fields)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_notebook_for_transformer_lens_runs_but_for_the_import_line(capsys: pytest.CaptureFixture[str]):
+def test_a_notebook_for_transformer_lens_runs_with_another_import_line(capsys: pytest.CaptureFixture[str]):
     code = NOTEBOOK.read_text()
     assert code.count(IMPORT) == 1
     code = code.replace(IMPORT, IMPORT.replace("transformer_lens", "mechicl.models"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         exec(compile(code, NOTEBOOK.name, "exec"), {})
-    said = capsys.readouterr().out
-    assert "LNPre tensor(True)" in said  # processed weights: the same log-probabilities
-    assert said.splitlines()[-1] == "True True True"
-    assert "False" not in said.replace(" causal 50 21682 False", "")  # attn_only; all else that it checks holds
+    printed = capsys.readouterr().out
+    assert "LNPre tensor(True)" in printed  # processed weights: the same log-probabilities
+    assert printed.splitlines()[-1] == "True True True"
+    assert "False" not in printed.replace(" causal 50 21682 False", "")  # attn_only; all its checks are True
+
+
+# ---- weights ----
 
 
 def test_weights_of_all_layers():
-    model = random_model(HookedTransformerConfig(**SMALL))
+    model = small()
     for layer, block in enumerate(model.blocks):
         for name in ("b_Q", "b_K", "b_V", "b_O"):
             assert torch.equal(getattr(model, name)[layer], getattr(block.attn, name))
@@ -39,117 +55,148 @@ def test_weights_of_all_layers():
     assert model.W_gate is None
     assert torch.equal(model.W_pos, model.pos_embed.W_pos)
     assert torch.equal(model.W_E_pos, torch.cat([model.W_E, model.W_pos]))
-    gated = random_model(HookedTransformerConfig(**SMALL, gated_mlp=True))
+    close(model.blocks[1].attn.OV.AB, model.OV[1].AB)
+    close(model.blocks[1].attn.QK.AB, model.QK[1].AB)
+    gated = small(gated_mlp=True)
     assert gated.W_gate is not None
     assert torch.equal(gated.W_gate[1], gated.blocks[1].mlp.W_gate)
-    bare = random_model(HookedTransformerConfig(**SMALL, attn_bias=False, positional_embedding_type="rotary"))
+    bare = small(attn_bias=False, positional_embedding_type="rotary")
     assert bare.b_Q.shape == (3, 2, 4)
     assert bare.b_O.shape == (3, 8)
     assert not bare.b_K.any()
-    with pytest.raises(AttributeError, match="W_pos"):
-        _ = bare.W_pos
     points = HookedTransformer(TransformerConfig(x_dim=2, n_context=3, positional_embedding_type="sinusoidal"))
-    tokens = torch.zeros(1, 4, 3)
-    assert torch.allclose(points.run_with_cache(tokens)[1]["hook_pos_embed"][0], points.W_pos)
-
-
-def test_labels_and_counts():
-    model = HookedTransformer(HookedTransformerConfig(**SMALL))
+    assert torch.allclose(points.run_with_cache(torch.zeros(1, 4, 3))[1]["hook_pos_embed"][0], points.W_pos)
     labels = ["L0H0", "L0H1", "L1H0", "L1H1", "L2H0", "L2H1"]
-    assert model.all_head_labels == labels  # TransformerLens 4
-    assert model.all_head_labels() == labels  # and 3
+    assert model.all_head_labels == model.all_head_labels() == labels  # TransformerLens 4 and 3
     assert model.n_params_total == sum(weight.numel() for weight in model.parameters())
 
 
 @pytest.mark.parametrize("mode", ["Q", "K", "V"])
-@pytest.mark.usefixtures("unchecked_types")
 def test_composition_scores(mode: Any):
-    model = random_model(HookedTransformerConfig(**SMALL))
+    model = small()
     scores = model.all_composition_scores(mode)
-    for layer in range(3):
-        for head in range(2):
-            writes = model.W_V[layer, head] @ model.W_O[layer, head]
-            for after in range(3):
-                for reader in range(2):
-                    attn = model.blocks[after].attn
-                    if mode == "V":
-                        reads = attn.W_V[reader] @ attn.W_O[reader]
-                    else:
-                        reads = attn.W_Q[reader] @ attn.W_K[reader].T
-                        reads = reads if mode == "Q" else reads.T
-                    expected = (writes @ reads).norm() / writes.norm() / reads.norm() * (layer < after)
-                    torch.testing.assert_close(scores[layer, head, after, reader], expected)
-    with pytest.raises(ValueError, match="mode='O' is not one of"):
-        model.all_composition_scores("O")  # type: ignore[arg-type]
+    qk: Any = model.QK.AB
+    reads: Any = {"Q": qk, "K": qk.mT, "V": model.OV.AB}[mode]
+    for layer, head, after, reader in torch.cartesian_prod(*map(torch.arange, scores.shape)).tolist():
+        writes, read = model.W_V[layer, head] @ model.W_O[layer, head], reads[after, reader]
+        expected = (writes @ read).norm() / writes.norm() / read.norm() * (layer < after)
+        close(scores[layer, head, after, reader], expected)
 
 
 def test_directions_of_outputs():
-    model = random_model(HookedTransformerConfig(**SMALL))
+    model = small()
     scaled = model.ln_final.w[:, None] * model.W_U
     tokens = torch.tensor([[1, 2], [3, 4]])
     assert torch.equal(model.tokens_to_residual_directions(tokens), scaled.T[tokens])
     for one in (4, torch.tensor(4), torch.tensor([4])):
         assert torch.equal(model.tokens_to_residual_directions(one), scaled[:, 4])
-    plain = random_model(HookedTransformerConfig(**SMALL, normalization_type="LNPre"))
+    plain = small(normalization_type="LNPre")
     assert torch.equal(plain.tokens_to_residual_directions(tokens), plain.W_U.T[tokens])
     assert torch.equal(plain.output_biases, plain.b_U)
 
 
-def test_losses_of_resumed_runs():
-    model = random_model(HookedTransformerConfig(**SMALL))
-    tokens = torch.tensor([[1, 2, 3, 4]])
+# ---- losses ----
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_losses_of_token_ids():
+    model, tokens = random_model(IDS), random_tokens(IDS)
+    logits = model(tokens).detach()
+    losses = [[-logits[i, t].log_softmax(0)[tokens[i, t + 1]].item() for t in range(5)] for i in range(2)]
+    expected = torch.tensor(losses, dtype=torch.float64)
+    close(model(tokens, return_type="loss").detach(), expected.mean())
+    close(model(tokens, "loss", loss_per_token=True).detach(), expected)
+    both = model(tokens, return_type="both")
+    assert torch.equal(both.logits, logits)
+    close(both.loss.detach(), expected.mean())
+    assert model(tokens, return_type=None) is None
+    close(model(tokens[0], return_type="loss").detach(), expected[0].mean())
+    assert model(tokens[0]).shape == (1, 6, 11)
     residual = model(tokens, stop_at_layer=1)
-    resumed = model(residual, start_at_layer=1, tokens=tokens, return_type="loss")
-    torch.testing.assert_close(resumed, model(tokens, return_type="loss"))
-    with pytest.raises(ValueError, match="tokens= with start_at_layer"):
-        model(residual, start_at_layer=1, return_type="loss")
-    mask = torch.tensor([[1, 1, 1, 0]])
-    masked = model.loss_fn(model(tokens), tokens, mask)
-    torch.testing.assert_close(masked, model.loss_fn(model(tokens), tokens, per_token=True)[0, :2].mean())
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize("bad", [-1, 7])
-def test_losses_of_ids_that_logits_do_not_have_are_refused(bad):
-    with pytest.raises(IndexError, match=r"tokens have ids from .* the logits are of 0 to 6"):
-        random_model(HookedTransformerConfig(**SMALL)).loss_fn(torch.zeros(1, 3, 7), torch.tensor([[1, bad, 2]]))
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_masks_of_padding():
-    model = random_model(HookedTransformerConfig(**SMALL))
-    tokens, mask = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 1, 1, 0]])
+    close(model(residual, start_at_layer=1, tokens=tokens, return_type="loss").detach(), expected.mean())
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]] * 2)
     for same in (mask, mask.bool()):
-        loss = model(tokens, return_type="loss", attention_mask=same)
-        torch.testing.assert_close(loss, model(tokens[:, :3], return_type="loss"))
+        close(model(tokens, return_type="loss", attention_mask=same).detach(), expected[:, :3].mean())
     assert torch.equal(model(tokens, attention_mask=mask, padding_side="right"), model(tokens))
-    with pytest.raises(ValueError, match="only padding on the right"):
-        model(tokens, attention_mask=mask.flip(1))
-    with pytest.raises(ValueError, match="padding_side='left'"):
-        model(tokens, padding_side="left")
-    both = random_model(HookedTransformerConfig(**SMALL, attention_dir="bidirectional"))
-    with pytest.raises(ValueError, match="only padding on the right of causal keys"):
-        both(tokens, attention_mask=mask)
-    assert torch.equal(both(tokens, attention_mask=torch.ones_like(mask)), both(tokens))
+    both_ways = small(attention_dir="bidirectional")
+    assert torch.equal(both_ways(tokens, attention_mask=torch.ones_like(mask)), both_ways(tokens))
 
 
-def test_products_by_their_names():
-    model = random_model(HookedTransformerConfig(**SMALL))
-    torch.testing.assert_close(model.blocks[1].attn.OV.AB, model.OV[1].AB)
-    torch.testing.assert_close(model.blocks[1].attn.QK.AB, model.QK[1].AB)
+def test_losses_of_prompts():
+    for cfg in (POINTS, POINTS.replace(prompt_format="paired", d_model=None)):
+        model, prompts = random_model(cfg), random_prompts(cfg)
+        if cfg.one_pass:
+            predictions, targets = model.predict_prefixes(prompts), prompts.ys
+        else:
+            predictions, targets = model.predict(prompts)[:, None], prompts.query.ys[:, None]
+        expected = (predictions - targets).square().sum(-1) / 2
+        assert torch.allclose(model(prompts, return_type="loss"), expected.mean())
+        assert torch.allclose(model(prompts, return_type="loss", loss_per_token=True), expected)
+        assert torch.equal(model(prompts, return_type="both").logits, model(prompts))
 
 
-def test_other_fields_of_their_configs():
-    cfg: Any = HookedTransformerConfig(**SMALL, model_name="mine")
-    assert (cfg.model_name, cfg.final_rms, cfg.use_attn_scale, cfg.n_devices) == ("custom", False, True, 1)
-    with pytest.raises(AttributeError, match="no field 'no_such'"):
-        _ = cfg.no_such
-    assert copy.deepcopy(cfg) == cfg
+# ---- hooks on request ----
 
 
-def test_configs_in_other_forms():
-    cfg = HookedTransformerConfig(**SMALL)
-    assert cfg.dtype == cfg.torch_dtype == torch.float64
-    assert HookedTransformerConfig.from_dict(cfg.to_dict()) == cfg
-    assert HookedTransformerConfig.unwrap(cfg) is cfg
-    assert HookedTransformerConfig.unwrap(SMALL) == HookedTransformerConfig(**(SMALL | {"dtype": torch.float64})) == cfg
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize("normalization_type", ["LN", "RMSPre", None])
+def test_copies_of_the_stream_are_read(request_name: str, normalization_type: Any):
+    model = random_model(IDS.replace(normalization_type=normalization_type))
+    tokens = random_tokens(model.cfg)
+    plain, cache = model.run_with_cache(tokens)
+    getattr(model, f"set_{request_name}")(True)
+    outputs, copies = model.run_with_cache(tokens)
+    close(outputs, plain)
+    for point in REQUESTS[request_name]:
+        read = cache["resid_mid", 1] if point == "hook_mlp_in" else cache["resid_pre", 1][:, :, None].expand(2, 6, 2, 8)
+        names = [f"blocks.1.{place}{point}" for place in ("", "attn.") if f"blocks.1.{place}{point}" in model.hook_dict]
+        assert len(names) == 1 + (point != "hook_mlp_in")  # in the block and the attention, as TransformerLens 3 and 4
+        for name in names:
+            close(copies[name], read, rtol=1e-12, atol=1e-12)
+        if len(names) > 1:  # the later one sees the edit of the earlier one
+            edits: list[Any] = [
+                (name, lambda x, hook, by=by: x + by) for name, by in zip(names, (1.0, 2.0), strict=True)
+            ]
+            once = model.run_with_hooks(tokens, fwd_hooks=[(names[0], lambda x, hook: x + 3.0)])
+            close(model.run_with_hooks(tokens, fwd_hooks=edits), once)
+    close(model(tokens), plain)  # the quick route
+    assert set(HookedTransformer(model.cfg).hook_dict) == set(model.hook_dict)
+    getattr(model, f"set_{request_name}")(False)
+    assert not any(name.endswith(REQUESTS[request_name]) for name in model.hook_dict)
+
+
+def test_one_heads_queries_read_another_stream():
+    model = random_model(IDS)
+    model.set_use_split_qkv_input(True)
+    tokens, other = random_tokens(IDS), torch.randn(2, 6, 8, dtype=torch.float64)
+
+    def replace(stream: Tensor, hook: Any) -> Tensor:
+        stream[:, :, 1] = other
+        return stream
+
+    with model.hooks(fwd_hooks=[("blocks.0.hook_q_input", replace)]):
+        _, cache = model.run_with_cache(tokens)
+    _, plain = model.run_with_cache(tokens)
+    block = model.blocks[0]
+    close(cache["q", 0][:, :, 1], (block.ln1(other) @ block.attn.W_Q[1] + block.attn.b_Q[1]).detach())
+    close(cache["q", 0][:, :, 0], plain["q", 0][:, :, 0], rtol=1e-12, atol=1e-12)
+    close(cache["k", 0], plain["k", 0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_missing_mlp_has_no_neurons():
+    model = random_model(IDS.replace(attn_only=True))
+    tokens = random_tokens(model.cfg)
+    plain, nodes = model(tokens), list_nodes(model)
+    model.set_use_hook_mlp_in(True)
+    outputs, cache = model.run_with_cache(tokens)
+    close(outputs, plain)
+    assert torch.equal(cache["blocks.1.hook_mlp_in"], cache["resid_pre", 1] + cache["attn_out", 1])
+    assert not cache["blocks.1.hook_mlp_out"].any()
+    assert list_nodes(model) == nodes
+    read = torch.zeros_like(cache["blocks.0.hook_mlp_in"], requires_grad=True)
+    moved = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_mlp_in", lambda stream, hook: stream + read)])
+    assert not torch.autograd.grad(moved.sum(), read)[0].any()
+    added = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_mlp_out", lambda out, hook: out + 1)])
+    close(added, model(cache["resid_post", 0] + 1, start_at_layer=1))
+    model.set_use_hook_mlp_in(False)
+    assert not any(name.endswith(("hook_mlp_in", "hook_mlp_out")) for name in model.hook_dict)

@@ -1,4 +1,4 @@
-"""`wrap`: anybody's module as a learner with hooks, against torch's own hooks written by hand."""
+"""`wrap`: any PyTorch module as a learner with hooks, against torch's own hooks written by hand."""
 
 import copy
 from collections import namedtuple
@@ -13,27 +13,27 @@ from torch.testing import assert_close
 from transformer_lens.model_protocol import TransformerLensModel
 
 import mechicl
+from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis import InterventionSweep, ablate, align, attribute, fit_readouts, identify, match, patch
-from mechicl.analysis.heads import measure_token_sensitivity, read_dual_form, score_heads
-from mechicl.analysis.interventions import PatchingSession, corrupt, patch_paths
+from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
+from mechicl.analysis.heads import measure_token_sensitivity, read_dual_form
+from mechicl.analysis.interventions import PatchingSession, corrupt
 from mechicl.analysis.layers import Lens, ols_weights, probe
 from mechicl.analysis.weights import fit_construction, read_weight_products
 from mechicl.checkpoints import save
 from mechicl.learners import IterativeLearner, Learner
 from mechicl.models import WrappedModel
-from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
-from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.prompts import Interleaved, Paired, Prompts
 from mechicl.tasks import LinearRegression
 from tests.models.modules import (
     Checkpointed,
+    Encoder,
     GroupedAttention,
     KeywordsOnly,
     Looped,
     NanoGPT,
     RecurrentSecond,
-    SharedBlocks,
     StackedLSTM,
     mlp,
     seeded,
@@ -45,13 +45,17 @@ PARTS = {
     "attention": {"out": "blocks.{}.attn", "qkv": "blocks.{}.attn.qkv", "pattern": "blocks.{}.attn.dropout",
                   "scores": "blocks.{}.attn.softmax", "z": "blocks.{}.attn.proj", "n_heads": 4},
 }  # fmt: skip
-PLACES = {  # component: its sub-module, and whether it is what goes in or what comes out
+PLACES = {  # component: its sub-module, and the side on which it is read
     "resid_pre": ("blocks.{}", "in"), "resid_post": ("blocks.{}", "out"), "attn_out": ("blocks.{}.attn", "out"),
     "mlp_out": ("blocks.{}.mlp", "out"), "z": ("blocks.{}.attn.proj", "in"),
     "pattern": ("blocks.{}.attn.dropout", "out"), "attn_scores": ("blocks.{}.attn.softmax", "in"),
     "q": ("blocks.{}.attn.qkv", "out"), "k": ("blocks.{}.attn.qkv", "out"), "v": ("blocks.{}.attn.qkv", "out"),
     "resid_mid": ("blocks.{}.ln2", "in"),
 }  # fmt: skip
+AXES = {
+    **dict.fromkeys("qkvz", ("layer", "pos", "head")),
+    **dict.fromkeys(["attn_scores", "pattern"], ("layer", "head", "query")),
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +69,11 @@ def model(net: NanoGPT) -> WrappedModel:
 
 
 @pytest.fixture(scope="module")
-def lstm() -> StackedLSTM:
-    return seeded(StackedLSTM)
-
-
-@pytest.fixture(scope="module")
-def wrapped_lstm(lstm: StackedLSTM) -> WrappedModel:
+def wrapped_lstm() -> WrappedModel:
     return mechicl.wrap(
-        lstm, encode="paired", decode=lambda outputs: outputs["answer"], layers=["first", "second"], unembed="read"
-    )
+        seeded(StackedLSTM), encode="paired", decode=lambda outputs: outputs["answer"], layers=["first", "second"],
+        unembed="read",
+    )  # fmt: skip
 
 
 def pair(n: int = 5) -> tuple[Prompts, Prompts]:
@@ -86,7 +86,7 @@ def interleaved(prompts: Prompts) -> torch.Tensor:
 
 
 def predictions(swept: InterventionSweep, which: str = "predictions") -> torch.Tensor:
-    """The predictions of a sweep, or those before anything was patched."""
+    """The predictions of a sweep, or those before any patch."""
     kept = getattr(swept, which)
     assert kept is not None
     return kept
@@ -96,7 +96,7 @@ def predictions(swept: InterventionSweep, which: str = "predictions") -> torch.T
 
 
 def replaced(module: nn.Module, tokens: torch.Tensor, name: str, side: str, replace) -> Any:
-    """The module's output where what goes into a sub-module, or comes out of it, is replaced."""
+    """The module's output after a change of a sub-module's input or output."""
     part = module.get_submodule(name)
     if side == "in":
         handle = part.register_forward_pre_hook(lambda part, args: (replace(args[0]), *args[1:]))
@@ -112,23 +112,14 @@ def replaced(module: nn.Module, tokens: torch.Tensor, name: str, side: str, repl
 
 def seen(module: nn.Module, tokens: torch.Tensor, name: str, side: str) -> torch.Tensor:
     kept = []
-
-    def keep(activation):
-        kept.append(activation.clone())
-        return activation
-
-    replaced(module, tokens, name, side, keep)
+    replaced(module, tokens, name, side, lambda activation: kept.append(activation.clone()) or activation)
     return kept[0]
 
 
 @pytest.mark.parametrize("component", PLACES)
 def test_patching_equals_torchs_own_hooks(net, model, component):
     clean, corrupted = pair()
-    axes = ("layer", "pos")
-    if component in ("q", "k", "v", "z"):
-        axes = ("layer", "pos", "head")
-    elif component in ("attn_scores", "pattern"):
-        axes = ("layer", "head", "query")
+    axes = AXES.get(component, ("layer", "pos"))
     swept = patch(model, clean, corrupted, component, axes, progress=False)
     cells = torch.cartesian_prod(*(torch.arange(size) for size in predictions(swept).shape[: len(axes)]))
     assert len(cells) >= 2 * 9
@@ -139,7 +130,7 @@ def test_patching_equals_torchs_own_hooks(net, model, component):
 
         def replace(activation, cell=cell, source=source):
             source = source.clone()
-            if component != "resid_mid":  # which the stream around the MLP goes on with
+            if component != "resid_mid":  # the stream around the MLP continues with the changed tensor
                 activation = activation.clone()
             if component in ("q", "k", "v", "z"):
                 first = 4 * cell[2] + 16 * "qkv".find(component) * (component != "z")
@@ -165,7 +156,7 @@ def test_ablation_equals_torchs_own_hooks(net, model, component):
         assert_close(predictions(swept)[layer], expected[:, -1], rtol=0, atol=1e-6)
 
 
-def test_attribution_is_exact_where_the_metric_is_linear_in_the_activation():
+def test_attribution_is_exact_for_a_metric_that_is_linear_in_the_activation():
     linear = seeded(nn.Sequential, nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 1))
     model = mechicl.wrap(linear, encode="paired", layers=["1"])
     clean, corrupted = (TASK.sample(5, seed=seed) for seed in (1, 2))
@@ -176,12 +167,11 @@ def test_attribution_is_exact_where_the_metric_is_linear_in_the_activation():
     assert estimate.effect("sum")[0, -1].abs().min() > 0
 
 
-def test_an_lstm_of_torch(lstm, wrapped_lstm):
+def test_an_lstm_of_torch(wrapped_lstm):
+    lstm, encode = wrapped_lstm.module, Paired(3, 1).encode
     clean, corrupted = pair()
-    encode = Paired(3, 1).encode
     assert_close(wrapped_lstm.predict(clean), lstm(encode(clean))["answer"], rtol=0, atol=0)
-    assert wrapped_lstm.cfg.n_layers == 2
-    assert wrapped_lstm.cfg.d_model == 12
+    assert (wrapped_lstm.cfg.n_layers, wrapped_lstm.cfg.d_model) == (2, 12)
     swept = patch(wrapped_lstm, clean, corrupted, "resid_post", progress=False)
     for layer, name in enumerate(["first", "second"]):
         source = seen(lstm, encode(clean), name, "out")
@@ -192,7 +182,7 @@ def test_an_lstm_of_torch(lstm, wrapped_lstm):
 
             expected = replaced(lstm, encode(corrupted), name, "out", replace)["answer"]
             assert_close(predictions(swept)[layer, pos], expected, rtol=0, atol=1e-6)
-    # the second is given its input by keyword
+    # the second gets its input by keyword
     pre = patch(wrapped_lstm, clean, corrupted, "resid_pre", only={"layer": 1}, progress=False)
     post = patch(wrapped_lstm, clean, corrupted, "resid_post", only={"layer": 0}, progress=False)
     assert_close(pre.predictions, post.predictions)
@@ -203,7 +193,7 @@ def test_readouts_are_least_squares_on_the_stream(net, model):
     readouts = fit_readouts(model, fitting, penalties=[1e-9], progress=False)
     trajectory = readouts.trajectory(prompts)
     assert trajectory.predictions.shape == (3, 7, 5, 1)
-    for layer, name in enumerate(["blocks.0", "blocks.1"], start=1):  # before them the stream has as few ranks as x
+    for layer, name in enumerate(["blocks.0", "blocks.1"], start=1):  # before them the stream has only the rank of x
         stream, held_out = (seen(net, interleaved(part), name, "out").double() for part in (fitting, prompts))
         for point in (3, 4):
             design, row = (torch.cat([part[:, 2 * point], torch.ones(len(part), 1)], 1) for part in (stream, held_out))
@@ -211,22 +201,18 @@ def test_readouts_are_least_squares_on_the_stream(net, model):
             assert_close(trajectory.predictions[layer, :, point].double(), row @ weights, rtol=1e-3, atol=1e-3)
 
 
-def test_the_lens_ends_at_the_prediction(model, wrapped_lstm):
+def test_the_lens_ends_at_the_prediction_and_its_weights_are_derivatives(model, wrapped_lstm):
     prompts = TASK.sample(6, seed=5)
-    assert_close(Lens(model).trajectory(prompts).predictions[-1], model.predict_prefixes(prompts).detach())
+    trajectory = Lens(model).trajectory(prompts, with_weights=True)
+    assert_close(trajectory.predictions[-1], model.predict_prefixes(prompts).detach())
     assert_close(Lens(wrapped_lstm).trajectory(prompts).predictions[-1, :, -1], wrapped_lstm.predict(prompts).detach())
-
-
-def test_weights_of_a_layer_are_derivatives(model):
-    prompts = TASK.sample(3, seed=6)
-    weights = Lens(model).trajectory(prompts, with_weights=True).weights
     query = prompts.query.xs.clone().requires_grad_()
     (slope,) = torch.autograd.grad(model.predict(prompts.with_query(query)).sum(), query)
-    assert weights is not None
-    assert_close(weights[-1, :, -1, :, 0], slope)
+    assert trajectory.weights is not None
+    assert_close(trajectory.weights[-1, :, -1, :, 0], slope)
 
 
-def test_what_else_opens_a_model(model):
+def test_other_analyses(model):
     clean, corrupted = pair(8)
     session = PatchingSession(model, clean, corrupted)
     session.toggle(Site("z", 1, pos=7, head=2))
@@ -241,10 +227,7 @@ def test_what_else_opens_a_model(model):
     everything = patch(model, clean, corrupted, "z", at="points", progress=False)
     assert predictions(everything).shape == (2, 4, 8, 5, 1)
     assert_close(predictions(everything)[..., -1, :], predictions(patch(model, clean, corrupted, "z", progress=False)))
-    probed = probe(model, {"OLS weights": ols_weights}, TASK.sample(64, seed=7), clean, progress=False)
-    assert len(probed.best("OLS weights")) == 3
-    best = identify(model, TASK, n_prompts=64, progress=False).best
-    assert best.squared_distances.isfinite().all()
+    assert identify(model, TASK, n_prompts=64, progress=False).best.squared_distances.isfinite().all()
     assert align(model, mechicl.wrap(seeded(mlp, 20), encode="paired"), clean).prediction_distance.shape == (8,)
     assert match(Lens(model), model, clean).similarities.shape == (3, 1, 8)
 
@@ -255,13 +238,9 @@ def test_it_is_a_model_of_transformerlens(net, model):
     assert not isinstance(model, IterativeLearner)
     outputs, cache = model.run_with_cache(prompts)
     assert_close(outputs, net(interleaved(prompts)), rtol=0, atol=0)
-    assert set(cache) == {
-        f"blocks.{layer}.{name}"
-        for layer in range(2)
-        for name in ("hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_out",
-                     "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z", "attn.hook_attn_scores",
-                     "attn.hook_pattern")
-    }  # fmt: skip
+    names = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_out")
+    names += tuple(f"attn.hook_{name}" for name in (*"qkvz", "attn_scores", "pattern"))
+    assert set(cache) == {f"blocks.{layer}.{name}" for layer in range(2) for name in names}
     assert cache["z", 1].shape == (2, 9, 4, 4)
     assert cache["pattern", 0].shape == (2, 4, 9, 9)
     assert_close(cache["resid_pre", 1], cache["resid_post", 0])
@@ -274,14 +253,12 @@ def test_it_is_a_model_of_transformerlens(net, model):
     net.zero_grad()
 
 
-def test_the_module_stays_as_it_is(net):
+def test_the_module_is_unchanged(net):
     before, names = copy.deepcopy(net.state_dict()), dict(net.named_modules())
     tokens = interleaved(TASK.sample(3, seed=0))
     plain = net(tokens)
     model = mechicl.wrap(net, encode="interleaved", **PARTS)
-    assert torch.equal(model(tokens), plain)
-    clean, corrupted = pair()
-    patch(model, clean, corrupted, "z", progress=False)
+    patch(model, *pair(), "z", progress=False)
     with pytest.raises(ZeroDivisionError):
         model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", lambda activation, hook: 1 / 0)])
     assert torch.equal(net(tokens), plain)
@@ -290,15 +267,11 @@ def test_the_module_stays_as_it_is(net):
     assert net.name == "mine"
     assert not hasattr(net.blocks[0], "name")
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
-    assert list(net.state_dict()) == list(before)
     assert {name.removeprefix("module.") for name in model.state_dict()} == set(before)
-    for part in net.modules():
-        assert not part._forward_hooks
-        assert not part._forward_pre_hooks
-        assert not part._backward_hooks
+    assert not any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in net.modules())
 
 
-def test_a_hook_may_write_into_what_it_is_given():
+def test_a_hook_may_write_into_its_activation():
     class Skip(nn.Module):
         def __init__(self):
             super().__init__()
@@ -309,8 +282,8 @@ def test_a_hook_may_write_into_what_it_is_given():
 
     model = mechicl.wrap(Skip().eval(), encode="paired", layers=["part"])
     tokens = torch.ones(2, 3, 4)
-    doubled = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x.mul_(5))])
-    assert torch.equal(doubled, torch.full((2, 3, 4), 6.0))
+    changed = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x.mul_(5))])
+    assert torch.equal(changed, torch.full((2, 3, 4), 6.0))
     assert torch.equal(tokens, torch.ones(2, 3, 4))
 
 
@@ -320,7 +293,7 @@ def test_modes_device_and_dtype_follow_the_module(net):
     net.train()
     assert model.training
     state = torch.get_rng_state()
-    model.encode(TASK.sample(2, seed=0))  # looks at the module, which has dropout, without drawing from it
+    model.encode(TASK.sample(2, seed=0))  # runs the module, which has dropout, without drawing from it
     assert torch.equal(torch.get_rng_state(), state)
     assert net.blocks[0].attn.dropout.training
     with pytest.raises(ValueError, match=r"in training mode .*model.eval\(\)"):
@@ -337,23 +310,123 @@ def test_modes_device_and_dtype_follow_the_module(net):
     assert next(net.parameters()).is_meta
 
 
-def test_a_part_that_runs_several_times_is_as_many_layers():
-    looped = seeded(Looped)
-    model = mechicl.wrap(looped, encode="paired", layers=["block"] * 3, mlp=["block.mlp"] * 3)
+# ---- torch's own attentions ----
+
+
+@pytest.mark.parametrize("component", ["q", "k", "v", "attn_scores", "pattern", "z"])
+def test_fused_attention_is_opened_like_a_softmax_module(model, component):
+    fused = seeded(NanoGPT, fused=True)
+    heads = {"out": "blocks.{}.attn", "fused": "blocks.{}.attn", "n_heads": 4}
+    opened = mechicl.wrap(fused, encode="interleaved", layers="blocks.{}", attention=heads)
+    clean, corrupted = pair()
+    assert_close(opened.run_with_cache(clean)[1][component, 1], model.run_with_cache(clean)[1][component, 1])
+    swept, expected = (
+        patch(each, clean, corrupted, component, AXES[component], progress=False) for each in (opened, model)
+    )
+    assert_close(predictions(swept), predictions(expected), rtol=0, atol=1e-6)
+    assert_close(opened(interleaved(clean)), fused(interleaved(clean)), rtol=0, atol=0)
+    assert_close(attribute(opened, clean, corrupted, "z").effect(), attribute(model, clean, corrupted, "z").effect())
+
+
+def test_multi_head_attention_of_torch_is_opened():
+    net = seeded(Encoder)
+    model = mechicl.wrap(net, encode="interleaved", layers="blocks.{}", attention="blocks.{}.self_attn")
+    clean, corrupted = pair()
+    outputs, cache = model.run_with_cache(clean)
+    assert_close(outputs, net(interleaved(clean)))
+    assert model.cfg.n_heads == 4
+    mask = nn.Transformer.generate_square_subsequent_mask(9)
+    for layer, block in enumerate(net.blocks):
+        read = block.norm1(cache["resid_pre", layer])
+        theirs, pattern = block.self_attn(read, read, read, attn_mask=mask, average_attn_weights=False)
+        assert_close(cache["pattern", layer], pattern)
+        assert_close(cache["attn_out", layer], theirs)
+        assert_close(block.self_attn.out_proj(cache["z", layer].flatten(2)), theirs)
+        q, k, v = block.self_attn.in_proj_weight.chunk(3)
+        for name, weight, bias in zip("qkv", (q, k, v), block.self_attn.in_proj_bias.chunk(3), strict=True):
+            assert_close(cache[name, layer].flatten(2), read @ weight.T + bias)
+    # a head is silent without its columns of the output projection
+    silent = copy.deepcopy(net)
+    with torch.no_grad():
+        silent.blocks[1].self_attn.out_proj.weight[:, 8:12] = 0
+    zeroed = model.run_with_hooks(
+        clean, fwd_hooks=[("blocks.1.attn.hook_z", lambda z, hook: z.index_fill(2, torch.tensor(2), 0))]
+    )
+    assert_close(zeroed, silent(interleaved(clean)))
+    assert patch(model, clean, corrupted, "pattern", ("layer", "head"), progress=False).effect().abs().max() > 0
+
+
+def test_masks_and_groups_of_fused_attentions():
+    class Masked(nn.Module):
+        """A padding mask and a bias on the scores; then grouped heads with a boolean mask."""
+
+        def __init__(self):
+            super().__init__()
+            self.first = nn.MultiheadAttention(4, 2, batch_first=True, kdim=4, vdim=4)
+            self.second, self.out = nn.Linear(4, 16), nn.Linear(8, 1)
+
+        def inner(self, x):
+            k, v, q = self.second(x).unflatten(-1, (8, 2)).transpose(1, 2).split([2, 2, 4], 1)
+            mask = torch.ones(x.shape[1], x.shape[1]).tril(1).bool()
+            return nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)
+
+        def forward(self, x):
+            hidden = torch.zeros(x.shape[:2]).index_fill(1, torch.tensor(1), -torch.inf)
+            bias = torch.randn(2 * len(x), x.shape[1], x.shape[1], generator=torch.Generator().manual_seed(0))
+            x = x + self.first(x, x, x, key_padding_mask=hidden, attn_mask=bias)[0]
+            return self.out(self.inner(x).transpose(1, 2).flatten(2))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Masked()
+
+        def forward(self, x):
+            return self.block(x)
+
+    net = seeded(Net)
+    model = mechicl.wrap(net, encode="paired", layers=["block"], attention=["block.first"])
+    tokens = Paired(3, 1).encode(TASK.sample(3, seed=0))
+    outputs, cache = model.run_with_cache(tokens)
+    assert_close(outputs, net(tokens))
+    assert not cache["pattern", 0][..., 1].any()
+    heads: dict[str, Any] = {"fused": ["block"], "n_heads": 4, "n_key_value_heads": 2}
+    net.block.first = Same()
+    model = mechicl.wrap(net, encode="paired", layers=["block"], attention=heads)
+    outputs, cache = model.run_with_cache(tokens)
+    assert_close(outputs, net(tokens))
+    assert cache["k", 0].shape == (3, 5, 2, 2)
+
+
+class Same(nn.Module):
+    def forward(self, x, *rest, **masks):
+        return 0 * x, None
+
+
+# ---- modules of every kind ----
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_part_that_runs_several_times_is_several_layers(listed):
+    net = seeded(Looped, listed=listed)
+    block = net.blocks[0] if listed else net.block
+    names = [f"blocks.{i}" for i in range(3)] if listed else ["block"] * 3
+    model = mechicl.wrap(
+        net, encode="paired", layers="blocks.{}" if listed else names, mlp=[f"{name}.mlp" for name in names]
+    )
     prompts = TASK.sample(3, seed=0)
     _, cache = model.run_with_cache(prompts)
-    stream = looped.read_in(Paired(3, 1).encode(prompts))
+    stream = net.read_in(Paired(3, 1).encode(prompts))
     for layer in range(3):
         assert_close(cache["resid_pre", layer], stream)
-        stream = looped.block(stream)
+        stream = block(stream)
         assert_close(cache["resid_post", layer], stream)
     zeroed = model.run_with_hooks(prompts, fwd_hooks=[("blocks.1.hook_mlp_out", lambda x, hook: x * 0)])
-    stream = looped.block(looped.read_in(Paired(3, 1).encode(prompts)))
-    stream = stream + looped.block.attn(looped.block.ln1(stream))
-    assert_close(zeroed, looped.head(looped.block(stream)))
-    once = mechicl.wrap(looped, encode="paired", layers=["block"])
-    with pytest.raises(ValueError, match=r"'block' runs 3 times in a pass, and is named 1 times"):
-        once.predict(prompts)
+    stream = block(net.read_in(Paired(3, 1).encode(prompts)))
+    stream = stream + block.attn(block.ln1(stream))
+    assert_close(zeroed, net.head(block(stream)))
+    with pytest.raises(ValueError, match=r"runs 3 times in a pass, and is named 1 times"):
+        mechicl.wrap(net, encode="paired", layers=names[:1]).predict(prompts)
 
 
 def test_tuples_keep_their_kind():
@@ -376,23 +449,6 @@ def test_tuples_keep_their_kind():
     tokens = torch.ones(1, 2, 3)
     zeroed = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", lambda x, hook: x * 0)])
     assert torch.equal(zeroed, tokens)
-
-
-# ---- modules of every kind ----
-
-
-def test_a_block_under_several_names_is_as_many_layers():
-    net = seeded(SharedBlocks)
-    heads = {"z": "blocks.{}.attn.proj", "n_heads": 2}
-    model = mechicl.wrap(net, encode="paired", layers="blocks.{}", attention=heads)
-    prompts = TASK.sample(3, seed=0)
-    _, cache = model.run_with_cache(prompts)
-    stream = net.read_in(Paired(3, 1).encode(prompts))
-    for layer in range(3):
-        assert_close(cache["resid_pre", layer], stream)
-        assert cache["z", layer].shape == (3, 5, 2, 4)
-        stream = net.blocks[0](stream)
-    assert_close(cache["resid_post", 2], stream)
 
 
 def test_positions_first():
@@ -425,38 +481,28 @@ def test_a_module_that_takes_its_input_by_keyword_and_returns_a_tuple():
     assert_close(model.predict_prefixes(clean), 2 * net.net(interleaved(clean))[:, ::2])
     assert model.cfg.one_pass
     assert patch(model, clean, corrupted, "resid_pre", progress=False).effect().abs().max() > 0
-    with pytest.raises(ValueError, match=r"KeywordsOnly.forward\(\*, inputs, scale=1.0\) does not take one tensor"):
-        mechicl.wrap(net, encode="interleaved")
 
 
-def test_fused_projections_in_any_order():
-    def split(fused):
-        k, v, q = fused.unflatten(-1, (2, 4, 2)).split([1, 1, 2], -2)
+def test_joint_projections_in_any_order():
+    def split(joint):
+        k, v, q = joint.unflatten(-1, (2, 4, 2)).split([1, 1, 2], -2)
         return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
 
     attention = seeded(GroupedAttention)
     net = seeded(nn.Sequential, nn.Linear(4, 8), attention, nn.Linear(8, 1))
-    model = mechicl.wrap(net, encode="paired", layers=["1"], attention={"qkv": ["1.fused"], "split": split})
+    model = mechicl.wrap(net, encode="paired", layers=["1"], attention={"qkv": ["1.joint"], "split": split})
     tokens = Paired(3, 1).encode(TASK.sample(3, seed=0))
     _, cache = model.run_with_cache(tokens)
-    fused = attention.fused(net[0](tokens))
-    assert_close(cache["q", 0][:, :, 3], fused[..., 14:16])
-    assert_close(cache["v", 0][:, :, 1], fused[..., 10:12])
+    joint = attention.joint(net[0](tokens))
+    assert_close(cache["q", 0][:, :, 3], joint[..., 14:16])
+    assert_close(cache["v", 0][:, :, 1], joint[..., 10:12])
     assert cache["k", 0].shape == (3, 5, 2, 2)
-
-    def silence(values, hook):
-        values[:, :, 1] = 0
-        return values
-
-    handle = attention.fused.register_forward_hook(
-        lambda part, args, out: torch.where((torch.arange(16) // 2) == 5, 0, out)
-    )
-    expected = net(tokens)
-    handle.remove()
-    assert_close(model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_v", silence)]), expected)
-    for wrong in (lambda fused: fused.chunk(3, -1), lambda fused: [2 * part for part in split(fused)]):
-        model = mechicl.wrap(net, encode="paired", layers=["1"], attention={"qkv": ["1.fused"], "split": wrong})
-        with pytest.raises(ValueError, match=r"'1.fused' returns, of the width 16, is not q, k and v: 'split' must"):
+    expected = replaced(net, tokens, "1.joint", "out", lambda out: torch.where((torch.arange(16) // 2) == 5, 0, out))
+    silence: list[Any] = [("blocks.0.attn.hook_v", lambda v, hook: v.index_fill(2, torch.tensor(1), 0))]
+    assert_close(model.run_with_hooks(tokens, fwd_hooks=silence), expected)
+    for wrong in (lambda joint: joint.chunk(3, -1), lambda joint: [2 * part for part in split(joint)]):
+        model = mechicl.wrap(net, encode="paired", layers=["1"], attention={"qkv": ["1.joint"], "split": wrong})
+        with pytest.raises(ValueError, match=r"'1.joint', of width 16, is not q, k and v: 'split' must"):
             model.run_with_cache(tokens)
 
 
@@ -465,14 +511,14 @@ def test_grouped_heads_side_by_side():
     net = seeded(nn.Sequential, nn.Linear(4, 8), nn.Sequential(projection, nn.Linear(16, 8)), nn.Linear(8, 1))
     heads = {"qkv": ["1.0"], "n_heads": 4, "n_key_value_heads": 2}
     _, cache = mechicl.wrap(net, encode="paired", layers=["1"], attention=heads).run_with_cache(torch.ones(1, 2, 4))
-    fused = projection(net[0](torch.ones(1, 2, 4)))
-    assert_close(cache["q", 0].flatten(2), fused[..., :8])
-    assert_close(cache["k", 0], fused[..., 8:12].unflatten(-1, (2, 2)))
-    assert_close(cache["v", 0], fused[..., 12:].unflatten(-1, (2, 2)))
+    joint = projection(net[0](torch.ones(1, 2, 4)))
+    assert_close(cache["q", 0].flatten(2), joint[..., :8])
+    assert_close(cache["k", 0], joint[..., 8:12].unflatten(-1, (2, 2)))
+    assert_close(cache["v", 0], joint[..., 12:].unflatten(-1, (2, 2)))
 
 
 @pytest.mark.parametrize("how", ["whole", "in place", "blocks", "parallel"])
-def test_around_a_module(net, model, how):
+def test_inside_compile_and_data_parallel(net, model, how):
     other = copy.deepcopy(net)
     if how == "whole":
         other = torch.compile(other, backend="eager")
@@ -497,7 +543,7 @@ def test_gradients_of_a_module_that_runs_twice_for_them(model):
     assert_close(attribute(twice, clean, corrupted, "z").effect(), attribute(model, clean, corrupted, "z").effect())
 
 
-def test_hooks_of_ones_own_stay():
+def test_the_users_own_hooks_stay():
     net = seeded(NanoGPT)
     net.blocks[0].register_forward_hook(lambda part, args, out: 2 * out)
     model = mechicl.wrap(net, encode="interleaved", layers="blocks.{}")
@@ -508,60 +554,67 @@ def test_hooks_of_ones_own_stay():
 
 
 def test_parts_that_do_not_run():
-    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    net = seeded(nn.Sequential, nn.Linear(4, 8), encoder, nn.Linear(8, 1))
-    heads = {"z": ["1.self_attn.out_proj"], "n_heads": 2}
-    model = mechicl.wrap(net, encode="paired", layers=["1"], attention=heads)
+    heads = {"z": "blocks.{}.self_attn.out_proj", "n_heads": 4}
+    model = mechicl.wrap(seeded(Encoder), encode="interleaved", layers="blocks.{}", attention=heads)
     for analyse in (patch, attribute):
-        with pytest.raises(ValueError, match=r"'1.self_attn.out_proj', named as 'z', does not run in a pass"):
+        with pytest.raises(ValueError, match=r"'blocks.0.self_attn.out_proj', named as 'z', does not run in a pass"):
             analyse(model, *pair(), "z")
-    scripted = torch.jit.ScriptModule()
-    with pytest.raises(TypeError, match=r"compiled by torch.jit"):
-        mechicl.wrap(scripted, encode="paired", layers=["0"])
 
 
-# ---- which predictions there are ----
+# ---- predictions of all points ----
 
 
-def test_all_points_in_one_pass_only_where_none_sees_what_follows(model):
+def test_all_points_in_one_pass_only_if_none_sees_later_ones(model):
     prompts = TASK.sample(4, seed=8)
-    one_by_one = torch.stack([model.predict(prompts.prefix(t)) for t in range(5)], dim=1)
-    assert model.cfg.one_pass
-    assert_close(model.predict_prefixes(prompts), one_by_one, rtol=1e-5, atol=1e-6)
     both_ways = mechicl.wrap(seeded(NanoGPT, causal=False), encode="interleaved", layers="blocks.{}")
-    one_by_one = torch.stack([both_ways.predict(prompts.prefix(t)) for t in range(5)], dim=1)
-    assert_close(both_ways.predict_prefixes(prompts), one_by_one, rtol=1e-5, atol=1e-6)
-    assert not both_ways.cfg.one_pass
+    for each in (model, both_ways):
+        one_by_one = torch.stack([each.predict(prompts.prefix(t)) for t in range(5)], dim=1)
+        assert_close(each.predict_prefixes(prompts), one_by_one, rtol=1e-5, atol=1e-6)
+        assert each.cfg.one_pass == each.cfg.causal == (each is model)
     with pytest.raises(ValueError, match="take at='query'"):
         patch(both_ways, prompts, corrupt(prompts, "labels"), "resid_pre", at="points", progress=False)
-    assert fit_readouts(both_ways, TASK.sample(32, seed=0), progress=False).trajectory(prompts).predictions.shape == (
-        3, 4, 1, 1,
-    )  # fmt: skip
+    readouts = fit_readouts(both_ways, TASK.sample(32, seed=0), progress=False)
+    assert readouts.trajectory(prompts).predictions.shape == (3, 4, 1, 1)
 
 
-def test_what_one_pass_gives_is_looked_at_again_when_weights_change():
+@pytest.mark.parametrize("change", ["written", "replaced", "whole module"])
+def test_the_trial_is_repeated_after_a_change_of_the_weights(change):
     net = seeded(NanoGPT, causal=False)
     with torch.no_grad():
         net.head.weight.zero_()
-    model = mechicl.wrap(net, encode="interleaved")
-    prompts = TASK.sample(4, seed=8)
+    model, prompts = mechicl.wrap(net, encode="interleaved"), TASK.sample(4, seed=8)
     model.predict_prefixes(prompts)
-    assert not model.cfg.one_pass  # it predicts one number: nothing shows what it sees
-    with torch.no_grad():
-        net.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    assert not model.cfg.one_pass  # it predicts one number, which shows nothing
+    weight = torch.randn(1, 16, generator=torch.Generator().manual_seed(0))
+    if change == "written":
+        with torch.no_grad():
+            net.head.weight.copy_(weight)
+    else:  # a new parameter has the version that the old one had
+        net.head.weight = nn.Parameter(weight)
     assert_close(model.predict_prefixes(prompts)[:, 2], model.predict(prompts.prefix(2)))
     for block in net.blocks:
         block.attn.causal = True
-    net.load_state_dict(net.state_dict())
+    if change == "whole module":
+        net.load_state_dict(net.state_dict())
+    elif change == "written":
+        with torch.no_grad():
+            net.head.bias.add_(0.5)
+    else:
+        net.head.bias = nn.Parameter(net.head.bias.detach().clone())
+    assert not model.cfg.one_pass  # not known of these weights
     model.encode(prompts)
     assert model.cfg.one_pass
+    net.head.weight = nn.Parameter(weight.clone())
+    assert not model.cfg.one_pass
 
 
-def test_points_of_ones_own_layout():
-    def shifted(prompts: Prompts) -> torch.Tensor:
-        before = torch.cat([torch.zeros_like(prompts.ys[:, :1]), prompts.ys[:, :-1]], 1)
-        return torch.cat([prompts.xs, before], -1)
+def shifted(prompts: Prompts) -> torch.Tensor:
+    """One token a point: its x, with the y of the point before."""
+    before = torch.cat([torch.zeros_like(prompts.ys[:, :1]), prompts.ys[:, :-1]], 1)
+    return torch.cat([prompts.xs, before], -1)
 
+
+def test_the_users_own_layout():
     net = seeded(NanoGPT, d_in=4)
     model = mechicl.wrap(net, encode=shifted, points=slice(None), layers="blocks.{}")
     prompts = TASK.sample(4, seed=8)
@@ -570,6 +623,32 @@ def test_points_of_ones_own_layout():
     assert model.cfg.prompt_format == "own"
     assert next(iter(model.layer_streams(prompts))).shape == (4, 5, 16)
     assert PatchingSession(model, *pair()).labels == ["0", "1", "2", "3", "4"]
+    assert model.count_points(prompts).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_function_as_encode_is_probed_and_tested_like_its_format(net, model):
+    """With points= it is interleaved in all but name, also if only the query's prediction is returned."""
+    own = mechicl.wrap(
+        net, encode=interleaved, decode=lambda outputs: outputs[:, -1], points=slice(0, None, 2), **PARTS
+    )
+    quantities, fitting, held_out = {"OLS weights": ols_weights}, TASK.sample(64, seed=7), TASK.sample(8, seed=1)
+    probed, expected = (probe(each, quantities, fitting, held_out, progress=False) for each in (own, model))
+    assert_close(probed.squared_errors, expected.squared_errors)
+    assert len(expected.best("OLS weights")) == 3
+    known = {"descent": ResidualDescent(2, step_size=0.1)}
+    tests = [
+        rank_hypotheses(each, TASK, known, n_prompts=16, with_likeness=False, progress=False) for each in (own, model)
+    ]
+    assert_close(tests[0].best.predictions, tests[1].best.predictions)
+    unknown = mechicl.wrap(net, encode=interleaved, layers="blocks.{}")
+    with pytest.raises(TypeError, match=r"points=slice\(0, None, 2\)"):
+        rank_hypotheses(unknown, TASK, known, progress=False)
+    both_ways = mechicl.wrap(
+        seeded(NanoGPT, causal=False), encode=interleaved, points=slice(0, None, 2), layers="blocks.{}"
+    )
+    for each in (unknown, both_ways):
+        with pytest.raises(ValueError, match="points= at which no later point is seen"):
+            probe(each, quantities, fitting, held_out, progress=False)
 
 
 def test_a_module_that_reads_the_flattened_prompt_is_a_learner_only():
@@ -580,11 +659,6 @@ def test_a_module_that_reads_the_flattened_prompt_is_a_learner_only():
     assert identify(model, TASK, n_prompts=64, progress=False).best.name
     with pytest.raises(ValueError, match="reads no prompts of 0 context points"):
         model.predict_prefixes(prompts)
-    for analyse in (lambda: patch(model, *pair(), "z"), lambda: ModelAdapter(model)):
-        with pytest.raises(TypeError, match="Sequential has no hooks: wrap it with layers="):
-            analyse()
-    with pytest.raises(ValueError, match="Sequential has no hooks: wrap it with layers="):
-        fit_readouts(model, prompts, progress=False)
 
 
 @settings(max_examples=15)
@@ -604,75 +678,7 @@ def test_any_shape_of_prompts(x_dim, y_dim, n_context, n, layout):
         assert 0 < model.bytes_per_prompt(prompts) < 1e5
 
 
-# ---- what is refused ----
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"layers": "block.{}"}, r"layers='block.{}' names no sub-module: there is no 'block.0'; it has \['blocks.{}'"),
-        ({"layers": ["blocks.0", "blocks.7"]}, "no sub-module 'blocks.7'"),
-        ({"layers": []}, "no name at all"),
-        ({"layers": "blocks.{}", "attention": ["blocks.0.attn"]}, "names 1 sub-modules, and there are 2 layers"),
-        ({"attention": "blocks.{}.attn"}, "attention= names parts of layers: name the layers too"),
-        ({"mlp": "blocks.{}.mlp"}, "mlp= names parts of layers: name the layers too"),
-        ({"layers": "blocks.{}", "attention": {"z": "blocks.{}.attn.proj"}}, "'z': ...} needs 'n_heads' beside it"),
-        ({"layers": "blocks.{}", "attention": {"qkv": "blocks.{}.attn.qkv"}}, "'qkv': ...} needs 'n_heads' beside it"),
-        (
-            {"layers": "blocks.{}", "attention": {"heads": "blocks.{}.attn"}},
-            r"'heads': ...} is not one of \['out', 'q',",
-        ),
-        ({"layers": "blocks.{}", "attention": {"n_heads": 4}}, "names no sub-module: give at least one of"),
-        ({"layers": "blocks.{}", "attention": {"q": "a", "qkv": "b", "n_heads": 4}}, "names 'q' and 'qkv'"),
-        (
-            {"layers": "blocks.{}", "attention": {"out": "blocks.{}.attn", "split": len}},
-            "'split': ...} is a function of",
-        ),
-        ({"layers": "blocks.{}", "attention": {"z": "blocks.{}.attn.proj", "n_heads": 0}}, "n_heads must be an int of"),
-        ({"encode": "pairs"}, r"'pairs' is not one of \['paired', 'interleaved'\], nor a function"),
-    ],
-)
-def test_wrong_names(net, kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        mechicl.wrap(net, **{"encode": "interleaved", **kwargs})
-
-
-def test_no_module(model):
-    with pytest.raises(TypeError, match="a function of prompts take AlgorithmLearner"):
-        mechicl.wrap(lambda tokens: tokens, encode="paired")
-    with pytest.raises(TypeError, match="has TransformerLens' hooks already"):
-        mechicl.wrap(model, encode="paired")
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"encode": lambda prompts: prompts.xs[0]}, "encode returned the shape"),
-        ({"encode": lambda prompts: torch.cat([prompts.xs, prompts.ys], -1)[..., 1:]}, "sees the query's target"),
-        ({"encode": lambda prompts: (prompts.xs, prompts.ys)}, "encode returned tuple, not one tensor"),
-        ({"decode": lambda outputs: None}, "decode returned NoneType"),
-        ({"decode": lambda outputs: outputs[:, -1, 0]}, r"decode returned the shape \(\d+,\)"),
-        ({"decode": lambda outputs: outputs[:, :2]}, r"decode= must return \[prompt y\] or \[prompt point y\]"),
-        ({"layers": "blocks.{}", "unembed": "head"}, "does not make the predictions of NanoGPT"),
-        ({"layers": "blocks.{}", "attention": {"z": "blocks.{}.attn.proj", "n_heads": 5}}, "n_heads=5"),
-        ({"layers": "blocks.{}", "attention": {"qkv": "blocks.{}.attn.qkv", "n_heads": 5}}, "no multiple of 15"),
-        ({"layers": "blocks.{}", "attention": {"pattern": "blocks.{}.mlp"}}, r"must be \[prompt head query key\]"),
-        ({"layers": "blocks.{}", "batch_first": False}, "changes with the other prompts of its batch"),
-    ],
-)
-def test_what_shows_when_prompts_are_read(net, kwargs, message):
-    model = mechicl.wrap(net, **{"encode": "interleaved", **kwargs})
-    prompts = TASK.sample(3, seed=0)
-
-    def use():
-        model.predict(prompts)
-        model.run_with_cache(prompts)
-
-    with pytest.raises((ValueError, TypeError), match=message):
-        use()
-
-
-def test_what_only_a_transformer_of_the_package_has_is_refused(model, tmp_path):
+def test_analyses_of_weights_refuse_a_wrapped_module(model, tmp_path):
     prompts = TASK.sample(2, seed=0)
     for use in (
         lambda: read_weight_products(model),
@@ -681,26 +687,5 @@ def test_what_only_a_transformer_of_the_package_has_is_refused(model, tmp_path):
         lambda: measure_token_sensitivity(model, prompts),
         lambda: save(tmp_path / "model", model, {}),
     ):
-        with pytest.raises(TypeError):  # the run-time check of types says it first in tests
+        with pytest.raises(TypeError):
             use()
-    with pytest.raises(TypeError, match=r"W_O of a HookedTransformer of this package, and NanoGPT is a wrapped module"):
-        refuse_wrapped([model], "the dual form is made of W_O")
-
-
-def test_messages_say_what_to_declare(net):
-    model = mechicl.wrap(net, encode="interleaved", layers="blocks.{}")
-    with pytest.raises(ValueError, match=r"no hook 'blocks.0.attn.hook_z': declare it with wrap\(..., attention={'z'"):
-        patch(model, *pair(), "z")
-    with pytest.raises(ValueError, match=r"attention={'q': .*, or 'qkv' for one projection to all three"):
-        patch(model, *pair(), "q")
-    with pytest.raises(ValueError, match="a wrapped module does not have it"):
-        patch(model, *pair(), "result")
-    with pytest.raises(ValueError, match="wrap it with unembed="):
-        Lens(model).trajectory(TASK.sample(2, seed=0))
-    with pytest.raises(ValueError, match="no attention layers that can be resumed from"):
-        patch_paths(model, *pair())
-    with pytest.raises(ValueError, match=r"no hook blocks.0.attn.hook_pattern: declare it with wrap\(..., atten"):
-        score_heads(model)
-    widens = mechicl.wrap(seeded(nn.Sequential, nn.Linear(4, 6), nn.Linear(6, 1)), encode="paired", layers=["0", "1"])
-    with pytest.raises(ValueError, match=r"has the widths \[4, 6, 1\]"):
-        fit_readouts(widens, TASK.sample(8, seed=0), progress=False)

@@ -1,0 +1,293 @@
+"""`TextModel`: TransformerLens' methods for texts, on a tokenizer of `transformers`."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformer_lens.utilities import (
+    USE_DEFAULT_VALUE,
+    get_input_with_manually_prepended_bos,
+    get_tokenizer_with_bos,
+    get_tokens_with_bos_removed,
+    sample_logits,
+)
+from transformers import PreTrainedTokenizerBase
+
+from mechicl.base.progress import progress_bar
+from mechicl.models.prompted import PromptedModel, with_batch_axis
+from mechicl.prompts import Prompts
+
+Text = str | Sequence[str]
+Side = Literal["right"] | None
+Occurrence = Literal["first", "last"]
+MISSING = "this model has no tokenizer: give one of transformers to model.set_tokenizer(tokenizer)"
+
+
+class TextModel(PromptedModel):
+    """The methods of TransformerLens that convert text to token ids and back, and generate tokens.
+
+    `prepend_bos` puts the tokenizer's beginning-of-sequence token first, by default and for None if the config's
+    `default_prepend_bos` is True. Texts of different lengths are padded on the right, where causal attention does not
+    see the padding; there is no attention mask, so padding on the left is refused.
+
+    Attributes:
+        tokenizer: of `transformers`, or None.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    _tokenizer_prepends_bos: bool = False
+
+    def set_tokenizer(self, tokenizer: PreTrainedTokenizerBase, default_padding_side: Side = None) -> None:
+        """Give the model a copy of a tokenizer of `transformers`, with which it reads and writes text.
+
+        Missing special tokens get TransformerLens' names: `<|endoftext|>` for the end of text, and the end of text for
+        padding and beginning.
+
+        Raises:
+            TypeError: not a tokenizer of transformers.
+            ValueError: padding on the left, or a model of points.
+        """
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TypeError(
+                f"{type(tokenizer).__name__} is not a tokenizer of transformers: wrap it as "
+                f"transformers.PreTrainedTokenizerFast(tokenizer_object=...)"
+            )
+        if self.cfg.prompt_format != "token_ids":
+            raise ValueError(f"a model with prompt_format={self.cfg.prompt_format!r} reads points, not text")
+        _check_side(default_padding_side=default_padding_side)
+        tokenizer = copy.deepcopy(tokenizer)
+        # loaded again with `add_bos_token=True`, as TransformerLens does, since some split texts otherwise; that fails
+        # for one made in memory, or without a network
+        with contextlib.suppress(KeyError, OSError, ValueError):
+            tokenizer = get_tokenizer_with_bos(tokenizer)
+        tokenizer.padding_side = "right"
+        tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
+        self.tokenizer = tokenizer
+        self._tokenizer_prepends_bos = len(tokenizer.encode("")) > 0
+
+    def to_tokens(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        input: Text | Prompts | Tensor,
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side = USE_DEFAULT_VALUE,
+        move_to_device: bool = True,
+        truncate: bool = True,
+    ) -> Tensor:
+        """Convert text to token ids `[batch pos]`, padded on the right; prompts are encoded, tokens stay unchanged.
+
+        Args:
+            input: a text, several, prompts (models of points), or tokens.
+            prepend_bos: put the beginning-of-sequence token before a text, see the class.
+            padding_side: "right" or None.
+            move_to_device: to the model's device.
+            truncate: cut texts at n_ctx tokens.
+        """
+        if isinstance(input, Prompts | Tensor):
+            return super().to_tokens(input)
+        _check_side(padding_side=padding_side)
+        tokenizer = self._tokenizer()
+        texts = input if isinstance(input, str) else list(input)
+        is_default = prepend_bos is None or prepend_bos == USE_DEFAULT_VALUE
+        prepends = getattr(self.cfg, "default_prepend_bos", True) if is_default else prepend_bos
+        if prepends and not self._tokenizer_prepends_bos:
+            texts = get_input_with_manually_prepended_bos(cast(str, tokenizer.bos_token), texts)
+        limit: dict[str, Any] = {"truncation": True, "max_length": self.cfg.n_ctx} if truncate else {}
+        tokens = cast(Tensor, tokenizer(texts, return_tensors="pt", padding=True, **limit)["input_ids"])
+        tokens = tokens.long()  # a text without a word would be a float
+        if not prepends and self._tokenizer_prepends_bos:
+            tokens = get_tokens_with_bos_removed(tokenizer, tokens)
+        return tokens.to(self.cfg.device) if move_to_device else tokens
+
+    def to_string(self, tokens: Int[Tensor, "*shape"] | Sequence[Any] | np.ndarray | int) -> str | list[str]:
+        """Convert token ids `[pos]` (or one id) to text, `[batch pos]` to several texts."""
+        tokenizer = self._tokenizer()
+        ids = tokens if isinstance(tokens, Tensor) else torch.as_tensor(np.array(tokens))
+        if ids.ndim > 2:
+            raise ValueError(f"tokens must be [batch pos] or [pos], got {tuple(ids.shape)}")
+        if ids.ndim == 2:
+            return tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
+        return cast(str, tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def to_str_tokens(
+        self,
+        input: Text | Int[Tensor, "*one pos"] | np.ndarray | Sequence[Any],
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side = USE_DEFAULT_VALUE,
+    ) -> Any:
+        """Convert each token of a text, or of ids `[pos]` or `[1 pos]`, to a string; texts in a list to lists."""
+        if isinstance(input, list | tuple):
+            return [self.to_str_tokens(one, prepend_bos, padding_side) for one in input]
+        if isinstance(input, str):
+            input = self.to_tokens(input, prepend_bos, padding_side)
+        ids = _one_prompt(torch.as_tensor(cast(Any, input)))
+        return self._tokenizer().batch_decode([[int(one)] for one in ids], clean_up_tokenization_spaces=False)
+
+    def to_single_token(self, string: str | int) -> int:
+        """Convert a text of one token to its id; ids stay unchanged."""
+        if self.cfg.prompt_format != "token_ids":
+            raise ValueError(f"{string!r} is not a token id: this model has prompt_format={self.cfg.prompt_format!r}")
+        if isinstance(string, int):
+            if not 0 <= string < self.cfg.d_vocab:
+                raise ValueError(f"{string} is not a token id: the model has d_vocab={self.cfg.d_vocab}")
+            return string
+        if self.tokenizer is None:
+            raise ValueError(f"{string!r} is not a token id, and {MISSING}")
+        ids = self.to_tokens(string, prepend_bos=False)[0]
+        if len(ids) != 1:
+            raise ValueError(f"{string!r} is {len(ids)} tokens, not one: {self.to_str_tokens(ids)}")
+        return int(ids)
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """Convert one token id to text."""
+        return self.to_str_tokens(torch.tensor([int_token]))[0]
+
+    def get_token_position(
+        self,
+        single_token: str | int,
+        input: str | Int[Tensor, "*one pos"],
+        mode: Occurrence = "first",
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side = USE_DEFAULT_VALUE,
+    ) -> int:
+        """Find the first or last position of a token in a text, or in ids `[pos]` or `[1 pos]`."""
+        if mode not in get_args(Occurrence):
+            raise ValueError(f"mode={mode!r} is not one of {get_args(Occurrence)}")
+        tokens = _one_prompt(self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input)
+        token = self.to_single_token(int(single_token) if isinstance(single_token, Tensor) else single_token)
+        positions = (tokens == token).nonzero()
+        if len(positions) == 0:
+            raise ValueError(f"the token {single_token!r} does not occur in the prompt")
+        return int(positions[0 if mode == "first" else -1])
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input: str | list[str] | Int[Tensor, "batch pos"] = "",
+        max_new_tokens: int = 10,
+        stop_at_eos: bool = True,
+        eos_token_id: int | Sequence[int] | None = None,
+        do_sample: bool = True,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        freq_penalty: float = 0.0,
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        return_type: Literal["input", "str", "tokens"] | None = "input",
+        verbose: bool = True,
+        *,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        use_past_kv_cache: bool = True,
+        padding_side: str | None = USE_DEFAULT_VALUE,
+    ) -> Any:
+        """Generate tokens after a prompt.
+
+        Several texts are continued separately. A row of tokens that has ended is filled up with the end-of-sequence
+        token until all have ended.
+
+        Args:
+            input: a text, several, or token ids.
+            max_new_tokens: largest number of new tokens; prompt and answer must fit into n_ctx.
+            stop_at_eos: end a row at an end-of-sequence token.
+            eos_token_id: this token, or several; by default the tokenizer's.
+            do_sample: draw tokens; False for the likeliest.
+            top_k: draw from the k likeliest tokens only.
+            top_p: draw from the fewest tokens whose probabilities sum to this.
+            temperature: divisor of the logits; 0 for the likeliest token.
+            freq_penalty: subtracted from a token's logit for each earlier occurrence.
+            repetition_penalty: divides positive logits of earlier tokens, and multiplies negative ones.
+            prepend_bos: as for `to_tokens`.
+            return_type: "str", "tokens", or the kind of the input. Texts come without special tokens.
+            verbose: show a progress bar.
+            seed: of the draws; by default torch's global generator continues.
+            use_past_kv_cache: ignored, as there is none; for code written for TransformerLens.
+            padding_side: ignored likewise.
+
+        Returns:
+            The prompt and the new tokens: a text, a list of texts, or token ids `[batch pos_and_new]`.
+
+        Example:
+            >>> cfg = TransformerConfig(prompt_format="token_ids", d_vocab=7, n_ctx=6, d_model=8, n_heads=2)
+            >>> tokens = HookedTransformer(cfg).generate(torch.tensor([[1, 2]]), 3, stop_at_eos=False, seed=0)
+            >>> tokens.shape
+            torch.Size([1, 5])
+        """
+        if return_type not in ("input", "str", "tokens"):
+            raise ValueError(f"return_type={return_type!r} is not one of ('input', 'str', 'tokens')")
+        stops = self._stop_tokens(eos_token_id) if stop_at_eos else torch.empty(0, dtype=torch.long)
+        if isinstance(input, Tensor):
+            prompts = [with_batch_axis(input)]
+        else:
+            prompts = [self.to_tokens(text, prepend_bos) for text in ([input] if isinstance(input, str) else input)]
+        options: dict[str, Any] = {
+            "top_k": top_k, "top_p": top_p, "temperature": temperature, "freq_penalty": freq_penalty,
+            "repetition_penalty": repetition_penalty,
+        }  # fmt: skip
+        results = []
+        with _seeded(seed), progress_bar(total=max_new_tokens * len(prompts), unit="token", progress=verbose) as bar:
+            for tokens in prompts:
+                stops, length = stops.to(tokens), tokens.shape[1]
+                for _ in range(max_new_tokens):
+                    logits = self(tokens, at="query")[:, -1]
+                    new = sample_logits(logits, tokens=tokens, **options) if do_sample else logits.argmax(-1)
+                    ended = torch.isin(tokens[:, length:], stops).any(1)
+                    if ended.any():
+                        new = torch.where(ended, stops[0], new)
+                    tokens = torch.cat([tokens, new[:, None].to(tokens)], dim=1)
+                    bar.update()
+                    if len(stops) and torch.isin(tokens[:, length:], stops).any(1).all():
+                        break
+                results.append(tokens)
+        if return_type == "str" or (return_type == "input" and not isinstance(input, Tensor)):
+            rows = [row for tokens in results for row in tokens]
+            decoded = [cast(str, self._tokenizer().decode(row, skip_special_tokens=True)) for row in rows]
+            return decoded[0] if len(decoded) == 1 else decoded
+        longest = max(row.shape[1] for row in results)
+        if all(row.shape[1] == longest for row in results):
+            return torch.cat(results)
+        pad = cast(int, self._tokenizer().pad_token_id)  # on the left, as TransformerLens does
+        return torch.cat([torch.nn.functional.pad(row, (longest - row.shape[1], 0), value=pad) for row in results])
+
+    def _stop_tokens(self, eos_token_id: int | Sequence[int] | None) -> Int[Tensor, "token"]:
+        if eos_token_id is None:
+            if self.tokenizer is None or self.tokenizer.eos_token_id is None:
+                raise ValueError("stop_at_eos needs an end-of-sequence token: give eos_token_id=, or stop_at_eos=False")
+            eos_token_id = cast(int, self.tokenizer.eos_token_id)
+        return torch.tensor([eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id))
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise ValueError(MISSING)
+        return self.tokenizer
+
+
+@contextlib.contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """A context in which torch's global generators start from a seed; their states are restored at its end."""
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def _one_prompt(tokens: Tensor) -> Int[Tensor, "pos"]:
+    tokens = tokens[0] if tokens.ndim == 2 and len(tokens) == 1 else tokens
+    if tokens.ndim > 1:
+        raise ValueError(f"tokens must be those of one prompt, [pos] or [1 pos], got {tuple(tokens.shape)}")
+    return tokens.reshape(-1)
+
+
+def _check_side(**sides: Any) -> None:
+    for name, side in sides.items():
+        if side not in (USE_DEFAULT_VALUE, None, "right"):
+            raise ValueError(
+                f"{name}={side!r}: this model has no attention mask, and would attend to padding on the left. Pad on "
+                f"the right, or use transformer_lens.TransformerBridge"
+            )
