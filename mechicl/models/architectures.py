@@ -6,7 +6,6 @@ import torch
 
 from mechicl.base.arguments import checked
 from mechicl.models.lstm import HookedLSTM, LSTMConfig
-from mechicl.models.prompted import without_initial_weights
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.hooked_transformer import HookedTransformer
 
@@ -27,15 +26,14 @@ def build(cfg: ModelConfig, seed: int = 0) -> Model:
 
 
 def build_unfilled(cfg: ModelConfig) -> Model:
-    """Make a model without drawing weights, for others to be copied into it."""
-    with without_initial_weights():
-        return build(cfg)
+    """Make a model with undefined weights, for others to be copied into it."""
+    return outline(cfg).to_empty(device=cfg.device)
 
 
 def outline(cfg: ModelConfig) -> Model:
     """Make a model on torch's "meta" device: its weights have names, shapes and dtypes, and take no memory."""
     with torch.device("meta"):
-        return build_unfilled(cfg.replace(device="meta"))
+        return build(cfg.replace(device="meta"))
 
 
 @checked

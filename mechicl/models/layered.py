@@ -4,7 +4,7 @@ import copy
 import copyreg
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -40,6 +40,11 @@ class LayeredModel(HookedRootModule):
     """
 
     cfg: Any
+    blocks: Any
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def encode(self, prompts: Prompts) -> Tensor:
         """Encode prompts as the network's input, on its device and in its dtype."""

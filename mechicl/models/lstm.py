@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn as nn
@@ -51,24 +51,13 @@ class LSTMConfig:
     dtype: str = "float32"
     device: str = "cpu"
 
+    prompt_format = "interleaved"
+    keys = "causal"  # in the transformers' terms
+    one_pass = True
+
     def __post_init__(self):
         check_fields(self)
         check_dtype_and_device(self)
-
-    @property
-    def prompt_format(self) -> Literal["interleaved"]:
-        """x and y in alternate tokens."""
-        return "interleaved"
-
-    @property
-    def keys(self) -> Literal["causal"]:
-        """The positions that a position depends on, in the transformers' terms: itself and those before."""
-        return "causal"
-
-    @property
-    def one_pass(self) -> bool:
-        """True: one pass predicts every point from the points before it."""
-        return True
 
     @property
     def format(self) -> Interleaved:
@@ -210,7 +199,7 @@ class HookedLSTM(PromptedModel):
         self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out))
         self.setup()
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
-        self._initialize(seed)
+        self.reset_parameters(seed)
 
     @checked
     @torch.no_grad()
@@ -222,6 +211,8 @@ class HookedLSTM(PromptedModel):
         """
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
+            if weight.is_meta:
+                continue
             if weight.ndim == 2:
                 fan_in = self.cfg.d_token if name == "embed" else self.cfg.d_model
                 # the same numbers for every device and dtype
@@ -262,18 +253,3 @@ class HookedLSTM(PromptedModel):
             stream, states = block.scan(stream, stops)
             hidden = block.step(hidden, states)
             yield hidden
-
-    @property
-    def W_E(self) -> Float[Tensor, "token d_model"]:
-        """The read-in."""
-        return self.embed
-
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_out"]:
-        """The read-out."""
-        return self.unembed
-
-    @property
-    def b_U(self) -> Float[Tensor, "d_out"]:
-        """The bias of the read-out."""
-        return self.unembed_bias

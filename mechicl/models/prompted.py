@@ -1,8 +1,6 @@
 """`PromptedModel`: the shared code of our networks on prompts, from tokens to predictions, streams and losses."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,17 +16,6 @@ from mechicl.models.layered import LayeredModel, has_torch_hooks
 from mechicl.prompts import At, Prompts
 
 ReturnType = Literal["logits", "loss", "both"]
-_FILLED_LATER: ContextVar[bool] = ContextVar("filled_later", default=False)
-
-
-@contextmanager
-def without_initial_weights() -> Iterator[None]:
-    """A context in which new models get no initial weights, for weights from a file to be copied into them."""
-    token = _FILLED_LATER.set(True)
-    try:
-        yield
-    finally:
-        _FILLED_LATER.reset(token)
 
 
 class Output(NamedTuple):
@@ -46,8 +33,10 @@ def with_batch_axis(tokens: Tensor) -> Tensor:
 class PromptedModel(LayeredModel):
     """A stack of blocks that reads prompts as tokens: the interface of `HookedTransformer` and `HookedLSTM`.
 
-    A subclass defines its config and blocks, `embed_tokens`, `read_out`, `_run_blocks`, `_numbers_per_position`, and
-    `_query_streams_by_sharing`, which computes a context once for all its queries.
+    A subclass defines its config and blocks, `reset_parameters`, `embed_tokens` (the stream before the first block),
+    `read_out`, `_run_blocks` (the stream after some layers, or its outputs), `_numbers_per_position` (an upper estimate
+    of the numbers that a layer holds at once for each position of a prompt), and `_query_streams_by_sharing`
+    (`query_streams` without hooks, with the context computed once).
 
     Attributes:
         cfg: the model's config; `device` and `dtype` follow the weights.
@@ -55,19 +44,7 @@ class PromptedModel(LayeredModel):
         vectorizes: whether `torch.func.vmap` can run several of these at once.
     """
 
-    cfg: Any
-    blocks: Any
     vectorizes: ClassVar[bool] = True
-
-    def _initialize(self, seed: int) -> None:
-        """Draw the initial weights, except inside `without_initial_weights`."""
-        if not _FILLED_LATER.get():
-            self.reset_parameters(seed)
-
-    @checked
-    def reset_parameters(self, seed: int) -> None:
-        """Draw new weights, the same for the same seed."""
-        raise NotImplementedError
 
     def setup(self) -> None:
         """Name and index the hook points; call it again after adding or removing some."""
@@ -191,14 +168,6 @@ class PromptedModel(LayeredModel):
                 f"{logits.shape[-1] - 1}"
             ) from error
 
-    def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        """Embed tokens as the residual stream before the first block."""
-        raise NotImplementedError
-
-    def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:
-        """Compute the stream after these layers at these positions, or its outputs."""
-        raise NotImplementedError
-
     # ---- prompts in, predictions out ----
 
     @checked
@@ -226,10 +195,6 @@ class PromptedModel(LayeredModel):
         """Estimate from above the bytes that a pass without gradients holds at once for each prompt."""
         n_pos = self.cfg.format.n_tokens(prompts.n_context)
         return self.cfg.torch_dtype.itemsize * n_pos * self._numbers_per_position(n_pos)
-
-    def _numbers_per_position(self, n_pos: int) -> int:
-        """Estimate from above how many numbers a layer holds at once for each of `n_pos` positions of a prompt."""
-        raise NotImplementedError
 
     @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
@@ -276,10 +241,6 @@ class PromptedModel(LayeredModel):
         if self._is_hooked():
             return self._query_streams_one_by_one(prompts, queries, points)
         return self._query_streams_by_sharing(prompts, queries, points)
-
-    def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        """`query_streams` at the prefixes `points` without hooks: the context is computed once."""
-        raise NotImplementedError
 
     def _query_tokens(self, queries: Tensor) -> Float[Tensor, "prompt point query d_token"]:
         """Each query as the only token of a prompt."""

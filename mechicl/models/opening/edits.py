@@ -1,8 +1,7 @@
 """Check on the model itself that an edit at a hook has an effect."""
 
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,9 +30,8 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
     wrapped module may have parts whose results are unused. Checked on the first prompt and without the user's hooks:
 
     - Each hook fires once in a run.
-    - The predictions depend on the hook's output: it is in their graph. That separates an ignored edit from one without
-      effect (a head that writes zeros). If the model detaches its activations, large noise has to change the
-      predictions, or NaN to reach them.
+    - NaN there reaches the predictions, or noise changes them. NaN separates an ignored edit from one without effect (a
+      head that writes zeros).
     - A stream between attention and MLP ("resid_mid") determines everything after it: patched in from a run with an
       earlier edit, it leads to that run's predictions.
 
@@ -48,8 +46,8 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
     tokens, names = tokens[:1], list(dict.fromkeys(names))
     with without_user_hooks(adapter.model), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some bridges only warn of a dropped edit
-        for name in _not_in_graph(adapter, tokens, names):
-            if not any(_changes(adapter, tokens, name, edit) for edit in (_add_noise, _put_nan)):
+        for name in names:
+            if not _has_effect(adapter, tokens, name):
                 raise ValueError(f"this model ignores edits at {name!r}, so every effect would be 0{instead_of(name)}")
         for name in names:
             if name.endswith("hook_resid_mid") and not _decides_what_follows(adapter, tokens, name):
@@ -74,45 +72,20 @@ def without_user_hooks(model: Any) -> Iterator[None]:
                 point._forward_hooks.update(hooks)
 
 
-def _not_in_graph(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> list[str]:
-    """The hooks whose output is not in the graph of the predictions."""
-    fired: Counter[str] = Counter()
-    probes: dict[str, Tensor] = {}
-
-    def probe(name: str) -> Callable[..., Tensor]:
-        def add_probe(activation: Tensor, hook: HookPoint) -> Tensor:
-            fired[name] += 1
-            probes[name] = torch.zeros_like(activation, requires_grad=True)
-            return activation + probes[name]
-
-        return add_probe
-
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            predictions = adapter.run(tokens, [(name, probe(name)) for name in names])
-            in_graph = predictions.requires_grad and bool(probes)
-            gradients = [None] * len(probes)
-            if in_graph:
-                gradients = torch.autograd.grad(predictions.sum(), list(probes.values()), allow_unused=True)
-    except (RuntimeError, NotImplementedError):  # it cannot be differentiated: edits are tried instead
-        fired.clear()
-        for name in names:
-            adapter.run(tokens, [(name, lambda activation, hook, name=name: fired.update([name]))])
-        gradients = [None] * len(names)
-        probes = dict.fromkeys(names, tokens)
-    for name in names:
-        if not fired[name]:
-            raise silent_hook(name)
-        if fired[name] > 1:
-            raise ValueError(f"the hook {name!r} fires {fired[name]} times in a run, so an edit there is ambiguous")
-    return [name for name, gradient in zip(probes, gradients, strict=True) if gradient is None]
-
-
 @torch.no_grad()
-def _changes(adapter: ModelAdapter, tokens: Tensor, name: str, edit: Callable[..., Tensor]) -> bool:
-    """True if an edit changes any bit of the predictions; both runs have hooks."""
-    plain, edited = (adapter.run(tokens, [(name, hook)]) for hook in (lambda activation, hook: None, edit))
-    return not torch.equal(plain.nan_to_num(), edited.nan_to_num()) or not torch.equal(plain.isnan(), edited.isnan())
+def _has_effect(adapter: ModelAdapter, tokens: Tensor, name: str) -> bool:
+    """True if an edit at a hook changes any bit of the predictions."""
+    fired: list[Any] = []
+    plain = adapter.run(tokens, [(name, lambda activation, hook: fired.append(hook))])
+    if not fired:
+        raise silent_hook(name)
+    if len(fired) > 1:
+        raise ValueError(f"the hook {name!r} fires {len(fired)} times in a run, so an edit there is ambiguous")
+    runs = (adapter.run(tokens, [(name, edit)]) for edit in (_put_nan, _add_noise))
+    return any(
+        not torch.equal(plain.nan_to_num(), run.nan_to_num()) or bool((plain.isnan() != run.isnan()).any())
+        for run in runs
+    )
 
 
 @torch.no_grad()

@@ -44,12 +44,8 @@ class TransformerParts:
         """Compute the output of each head, `[head prompt pos d_model]`, from a stream per head for q, k and v."""
         block = self.model.blocks[layer]
         attn = cast(Attention, block.attn)
-        projected = []
-        for by, streams in (("Q", q), ("K", k), ("V", v)):
-            weights = getattr(attn, f"W_{by}")
-            out = einsum(block.ln1(streams), weights, "head prompt pos model, head model d -> prompt pos head d")
-            projected.append(out + getattr(attn, f"b_{by}") if block.cfg.attn_bias else out)
-        z = attn.attend(*projected)
+        reads = (block.ln1(streams).permute(1, 2, 0, 3) for streams in (q, k, v))
+        z = attn.attend(*(attn.project(read, by) for read, by in zip(reads, "QKV", strict=True)))
         return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
 
     def attention_bias(self, layer: int) -> Tensor | float:

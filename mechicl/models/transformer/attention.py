@@ -129,9 +129,9 @@ class Attention(Part):
         Keys and values read the same stream as queries by default; each head may have its own stream.
         """
         cfg = self.cfg
-        q = self.hook_q(self._project(query_input, "Q"))
-        k = self.hook_k(self._project(query_input if key_input is None else key_input, "K"))
-        v = self.hook_v(self._project(query_input if value_input is None else value_input, "V"))
+        q = self.hook_q(self.project(query_input, "Q"))
+        k = self.hook_k(self.project(query_input if key_input is None else key_input, "K"))
+        v = self.hook_v(self.project(query_input if value_input is None else value_input, "V"))
         z = self.attend(q, k, v)
         if cfg.use_attn_result:
             result = einsum(z, self.W_O, "batch pos head d, head d model -> batch pos head model")
@@ -187,7 +187,8 @@ class Attention(Part):
         no_key = (scores == -torch.inf).all(-1, keepdim=True)
         return scores.masked_fill(no_key, 0).softmax(-1).masked_fill(no_key, 0)
 
-    def _project(self, x: Tensor, which: str) -> Float[Tensor, "batch pos head d_head"]:
+    def project(self, x: Tensor, which: str) -> Float[Tensor, "batch pos head d_head"]:
+        """Compute queries ("Q"), keys ("K") or values ("V") of a stream, or of one stream per head."""
         reads = "batch pos model" if x.ndim == 3 else "batch pos head model"
         out = einsum(x, getattr(self, f"W_{which}"), f"{reads}, head model d -> batch pos head d")
         return out + getattr(self, f"b_{which}") if self.cfg.attn_bias else out

@@ -88,7 +88,7 @@ class HookedTransformer(LensNames):
         self.unembed = Unembed(cfg)
         self.setup()
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
-        self._initialize(cfg.seed or 0 if seed is None else seed)
+        self.reset_parameters(cfg.seed or 0 if seed is None else seed)
         if tokenizer is not None:
             self.set_tokenizer(tokenizer, default_padding_side)
         if initial_weights is not None:
@@ -108,6 +108,8 @@ class HookedTransformer(LensNames):
         ends = ("embed.", "pos_embed.", "unembed.")
         for name, weight in sorted(self.named_parameters(), key=lambda named: not named[0].startswith(ends)):
             leaf = name.rsplit(".", 1)[-1]
+            if weight.is_meta:
+                continue
             if leaf in deviations:
                 # the same numbers for every device and dtype
                 fresh = torch.empty(weight.shape, dtype=torch.float32, device="cpu")

@@ -39,10 +39,6 @@ class LensNames(TextModel):
     """The stacked weights of all layers, and the rest of the protocol `TransformerLensModelWithWeights`."""
 
     cfg: TransformerConfig
-    embed: Any
-    pos_embed: Any
-    unembed: Any
-    ln_final: Any
 
     W_Q = _stacked("attn", "W_Q", "Query weights of all layers `[layer head d_model d_head]`.")
     W_K = _stacked("attn", "W_K", "Key weights of all layers `[layer head d_model d_head]`.")
