@@ -58,7 +58,7 @@ def test_to_text(model: HookedTransformer):
         assert model.to_str_tokens(ids) == ["the", "cat"]
     assert model.to_single_str_token(7) == "mat"
     assert model.to_single_token("cat") == model.to_single_token(4) == 4
-    column = model.ln_final.w * model.W_U[:, 4]
+    column = model.get_parameter("ln_final.w") * model.W_U[:, 4]
     torch.testing.assert_close(model.tokens_to_residual_directions("cat"), column)
     assert model.get_token_position("the", "the cat the mat") == 1
     assert model.get_token_position("the", "the cat the mat", mode="last") == 3
