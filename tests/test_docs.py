@@ -1,4 +1,4 @@
-"""The documentation: its code prints what it says, its numbers are measured ones, and its pages stand alone."""
+"""The documentation: its code prints the shown output, its numbers are measured, its pages work offline."""
 
 import html
 import importlib
@@ -46,19 +46,19 @@ CODE = [
 
 
 @pytest.mark.parametrize("path", CODE)
-def test_the_code_of_a_page_runs_and_prints_what_the_page_says(path: Path, tmp_path: Path, monkeypatch):
+def test_the_code_of_a_page_runs_and_prints_the_shown_output(path: Path, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "TASK_TYPES", dict(registry.TASK_TYPES))  # what a page registers is gone after it
+    monkeypatch.setattr(registry, "TASK_TYPES", dict(registry.TASK_TYPES))  # undo registrations of a page
     monkeypatch.setattr(card, "CARDS", dict(card.CARDS))
     run(blocks(path), name(path))
 
 
-def test_every_block_is_of_a_kind_that_is_tested():
+def test_every_block_is_of_a_tested_kind():
     assert {fence.language for path in PAGES for fence in fences(path)} <= {"python", "text", "sh"}
 
 
-def test_a_model_of_ones_own_takes_25_lines():
-    _, *opening, _ = blocks(DOCS / "how-to" / "own-module.md")  # the reader's model; a baseline of their own
+def test_a_users_model_takes_25_lines():
+    _, *opening, _ = blocks(DOCS / "how-to" / "own-module.md")
     lines = [line for block in opening for line in block.code.splitlines() if line.strip()]
     assert len(lines) <= 25
     code = "\n".join(lines)
@@ -113,7 +113,7 @@ def test_every_checkpoint_has_a_row():
 
 @cache
 def printed(command: str) -> str:
-    """What a script printed when it saved its results, found by the command that is in the file."""
+    """The text of a script's saved results, found by its command."""
     script, *options = command.split()
     for path in RESULTS.glob(f"{script.removesuffix('.py')}*.json"):
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def printed(command: str) -> str:
 def measured_cells() -> list[tuple[str, str, str]]:
     """Page, command and cell of every measured value in the tables of findings.
 
-    A table's last column names the command; where there is no such column, the command stands above the table.
+    The command is in the column "script", or above the table.
     """
     cells = []
     for path in FINDINGS:
@@ -162,7 +162,7 @@ def test_measured_numbers_are_those_in_the_results_files():
             plain = value.rstrip(",").replace(",", "")
             if " ± " in plain:
                 same = plain in text
-            else:  # a number alone may be printed with more digits than the page has
+            else:  # a number without an interval may have more digits in the file
                 digits = len(plain.partition(".")[2])
                 same = any(f"{number:.{digits}f}" == plain for number in every)
             if not same:
@@ -170,7 +170,7 @@ def test_measured_numbers_are_those_in_the_results_files():
     assert wrong == []
 
 
-def test_the_table_of_verdicts_is_what_the_script_prints():
+def test_the_table_of_verdicts_is_the_scripts():
     script = import_script("does_it_run_table")
     results = script.read_results()
     assert list(results) == list(script.MODELS)
@@ -211,13 +211,13 @@ def test_every_public_name_is_in_the_reference(site: Path):
 
 
 @pytest.mark.slow
-def test_shapes_are_as_they_are_written(site: Path):
+def test_shapes_are_shown_as_written(site: Path):
     text = (site / "reference" / "analysis.behaviour.html").read_text(encoding="utf-8")
     assert 'Float[Tensor, "prompt"]' in html.unescape(re.sub(r"<[^>]+>", "", text))
 
 
 @pytest.mark.slow
-def test_pages_ask_for_nothing_elsewhere_and_show_their_pictures(site: Path, browser: Browser):
+def test_pages_need_no_network_and_show_their_pictures(site: Path, browser: Browser):
     context = browser.new_context(viewport={"width": 400, "height": 900}, offline=True)
     page = context.new_page()
     asked, errors = [], []

@@ -1,4 +1,4 @@
-"""Examples in docstrings outside of `mechicl.analysis`, whose own test runs them with a model."""
+"""Examples in docstrings; those of `mechicl.analysis` are tested in test_architecture.py."""
 
 import doctest
 import importlib
@@ -11,29 +11,15 @@ from mechicl.checkpoints import load
 from mechicl.prompts import TokenSequences
 
 NAMES = {
-    "torch": torch,
-    "algorithms": algorithms,
-    "constructions": constructions,
-    "load": load,
-    "TokenSequences": TokenSequences,
-}
-NAMES |= {name: getattr(tasks, name) for name in tasks.__all__}
+    "torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load,
+    "TokenSequences": TokenSequences, **{name: getattr(tasks, name) for name in tasks.__all__},
+}  # fmt: skip
 MODULES = (
-    "algorithms.boolean",
-    "algorithms.markov",
-    "algorithms.stepwise.copying",
-    "algorithms.stepwise.inverses",
-    "analysis.behaviour.token_identification",
-    "base.threads",
-    "constructions.compression",
-    "constructions.supports",
-    "interop.tracr",
-    "learners.token_learners",
-    "tasks.boolean_functions",
-    "tasks.gaussian_clusters",
-    "tasks.token_sequences",
-    "tasks.sampling",
-)
+    "algorithms.boolean", "algorithms.markov", "algorithms.stepwise.copying", "algorithms.stepwise.inverses",
+    "analysis.behaviour.token_identification", "base.threads", "constructions.compression", "constructions.supports",
+    "interop.tracr", "learners.token_learners", "tasks.boolean_functions", "tasks.gaussian_clusters",
+    "tasks.sampling", "tasks.token_sequences",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODULES)

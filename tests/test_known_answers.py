@@ -1,4 +1,4 @@
-"""Scripts on models with known algorithms: what they count as right, and their controls."""
+"""Scripts on models with known algorithms: right answers, and controls."""
 
 import math
 
@@ -11,8 +11,6 @@ from mechicl.tasks import LinearRegression
 from tests.scripts import import_script
 
 TASK = LinearRegression(x_dim=3, n_context=6)
-
-
 answers, families = import_script("known_answers"), import_script("known_families")
 
 
@@ -23,7 +21,7 @@ def test_every_known_model_has_a_right_family():
 
 
 @pytest.mark.parametrize("i", range(11))
-def test_variations_run_what_they_are_said_to_run_and_come_again(i):
+def test_variations_are_reproducible(i):
     varied, again = families.varied_model(i), families.varied_model(i)
     assert varied.name.startswith(families.KINDS[i])
     prompts = varied.task.sample(4, seed=0, dtype=torch.float64)
@@ -56,7 +54,7 @@ def test_slopes_of_a_trajectory_are_the_weights_of_descent():
     torch.testing.assert_close(steps.predictions[2, :, 0], ResidualDescent(2, step_size=0.1).predict(prompts))
 
 
-def test_an_algorithm_is_put_on_prompts_of_the_other_kind():
+def test_an_algorithm_is_adapted_to_prompts_of_the_other_kind():
     inner = ResidualDescent(1, step_size=0.1)
     assert answers._for_prompts_of(AfterCopying(inner), inner) is inner
     assert isinstance(answers._for_prompts_of(inner, AfterCopying(inner)), AfterCopying)

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, show their pictures as committed, and work in a real JupyterLab."""
+"""The notebooks run, are committed with pictures, and work in JupyterLab."""
 
 import base64
 import io
@@ -19,15 +19,12 @@ from tests.scripts import ANALYSES, import_script
 
 PATHS = sorted(ANALYSES.glob("*.ipynb"))
 
-
 notebooks = import_script("notebooks")
-
-
 RICH = (notebooks.PLOTLY, notebooks.WIDGET)
 
 
 def kinds(cell: nbformat.NotebookNode) -> list[str]:
-    """What a cell has put out: streams by name, pictures by what they are made from, words and tables."""
+    """The kinds of a cell's outputs: streams by name, figures, widgets, attention pictures, texts and tables."""
     return [
         next((kind for kind in RICH if kind in output.get("data", {})), None)
         or ("attention" if set(output.get("data", {})) & {notebooks.STILL, notebooks.PNG} else None)
@@ -41,23 +38,23 @@ def outputs_of(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def pictures_in(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    """The outputs that hold a PNG or an SVG."""
+    """The outputs with a PNG or an SVG."""
     return [output for output in outputs_of(notebook) if {notebooks.PNG, notebooks.SVG} & set(output.get("data", {}))]
 
 
 def shades(png: bytes) -> int:
-    """How many colours a picture has that are seen: those of at least one pixel in 5,000."""
+    """Count the colours of a picture that at least one pixel in 5,000 has."""
     with Image.open(io.BytesIO(png)) as image:
         colors = image.convert("RGB").getcolors(maxcolors=2**24) or []
         return sum(n > image.width * image.height / 5000 for n, _ in colors)
 
 
-def test_the_notebooks_are_those_that_the_readme_names():
+def test_the_notebooks_are_those_of_the_tutorials():
     names = ["attention_circuits", "does_it_run_newton", "first_tour", "icl_against_finetuning", "induction_heads",
              "interactive_patching"]  # fmt: skip
     assert [path.stem for path in PATHS] == names
-    readme = (ANALYSES.parent / "README.md").read_text()
-    assert [name for name in names if f"analyses/{name}.ipynb" not in readme] == []
+    page = (ANALYSES.parent / "docs" / "tutorials" / "index.md").read_text()
+    assert [name for name in names if name not in page] == []
 
 
 @pytest.mark.slow
@@ -109,7 +106,7 @@ def test_every_figure_of_a_committed_notebook_has_a_picture_that_is_not_blank(pa
 @pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
 def test_a_page_that_runs_no_scripts_shows_every_picture(path, browser):
     notebook = nbformat.read(path, as_version=4)
-    # of what a page may show, all that needs no script
+    # everything that a page shows without scripts
     kinds = [kind for kind in HTMLExporter().config.NbConvertBase.display_data_priority if kind != notebooks.WIDGET]
     exporter = HTMLExporter(config=Config({"NbConvertBase": {"display_data_priority": kinds}}))
     html, _ = exporter.from_notebook_node(notebook)
@@ -148,12 +145,12 @@ def test_jupyterlab_shows_every_picture_of_a_notebook_as_opened(path, jupyter_la
         area = areas.nth(i).bounding_box()
         assert area is not None
         assert min(box["width"], box["height"]) >= 200
-        assert box["width"] <= area["width"] + 1  # all of it is seen
+        assert box["width"] <= area["width"] + 1  # all of it is visible
         assert shades(picture.screenshot()) >= 4
     page.close()
 
 
-def test_what_differs_from_run_to_run_and_libraries_are_not_saved():
+def test_libraries_and_whatever_differs_between_runs_are_not_saved():
     cell, other = new_code_cell("picture"), new_code_cell("viz.init_notebook()")
     name = "0123456789abcdef0123456789abcdef"
     words = {
@@ -177,7 +174,7 @@ def test_what_differs_from_run_to_run_and_libraries_are_not_saved():
     assert "execution" not in saved.cells[0].metadata
 
 
-def test_a_picture_is_drawn_again_only_where_what_it_shows_changed(browser):
+def test_a_picture_is_drawn_again_only_if_its_data_changed(browser):
     def notebook(y: float) -> nbformat.NotebookNode:
         fig = json.loads(str(go.Figure(go.Scatter(y=[0, y])).to_json()))
         still = {"text/html": "<script>draw()</script>", notebooks.STILL: {"figure": fig}}
@@ -208,7 +205,7 @@ def test_interactive_patching_works_in_jupyterlab(jupyter_lab: JupyterLab):
     assert box is not None
     assert min(box["width"], box["height"]) > 50
     assert page.locator(".js-plotly-plot").count() == 1
-    widget = page.locator(".mechicl-explorer:not(.mechicl-explorer-still *)")  # not the picture of it below
+    widget = page.locator(".mechicl-explorer:not(.mechicl-explorer-still *)")  # not its static picture
     shown, patches = widget.locator("tr[data-run=patched] .prediction"), widget.locator(".patches button")
     widget.get_by_role("button", name="clear").click()
     expect(patches).to_have_count(0)

@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: what it says there, and everything else in a dry run."""
+"""`make gpu` without a GPU: its message, and a dry run."""
 
 import json
 from typing import Any
@@ -34,14 +34,14 @@ def test_a_dry_run_times_steps_and_trains(script, tmp_path, monkeypatch, capsys)
     assert load_checkpoint(tmp_path / "runs" / "gpt2-12l-gpu" / "checkpoint").record["steps_done"] == 4
 
 
-def test_a_training_stops_in_time_and_goes_on(script, tmp_path, capsys):
+def test_a_training_stops_in_time_and_resumes(script, tmp_path, capsys):
     config, folder = script.config_of("gpt2-12l-1h", True), tmp_path / "gpt2-12l-1h-gpu"
     script.go_on(config, {"fused_attention": True}, folder, deadline=0.0)
     assert "saved at step 2 of 4" in capsys.readouterr().out
-    script.go_on(config, {}, folder, deadline=float("inf"))  # as it was begun, whatever is quickest now
+    script.go_on(config, {}, folder, deadline=float("inf"))  # with its first settings, whatever is fastest now
     assert RunState.load(folder, config.replace(fused_attention=True)).step == 4
 
 
-def test_what_does_not_run_is_words(script, tmp_path):
+def test_a_setting_that_does_not_run_gives_the_reason(script, tmp_path):
     config = script.config_of("gpt2-12l", True).replace(tf32=True)
     assert script.steps_per_second(config, 4, tmp_path / "speed").startswith("does not run: tf32=True needs")

@@ -1,4 +1,4 @@
-"""Figures that only the scripts on von Oswald et al. 2023 have draw the numbers that they are given."""
+"""Figures of the scripts on von Oswald et al. 2023 show the given numbers."""
 
 from typing import Any
 

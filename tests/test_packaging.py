@@ -1,4 +1,4 @@
-"""The wheel stands alone: it holds the checkpoints, and works without the repository."""
+"""The wheel contains the checkpoints and works without the repository."""
 
 import email
 import os
@@ -27,12 +27,8 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of a folder that are meant to be there."""
+    """The files of a folder, without bytecode."""
     return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-
-
-def checkpoint_names() -> list[str]:
-    return sorted(path.name for path in CHECKPOINTS.iterdir() if path.is_dir())
 
 
 @pytest.fixture(scope="module")
@@ -50,37 +46,33 @@ def wheel(built: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_wheel_holds_the_library_its_checkpoints_and_the_licence(wheel: Path):
+def test_the_wheel_contains_the_library_its_checkpoints_and_the_licence(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
-        held = {name: archive.getinfo(name).file_size for name in archive.namelist()}
+        contents = {name: archive.getinfo(name).file_size for name in archive.namelist()}
 
     shipped = {path: f"mechicl/_checkpoints/{path.relative_to(CHECKPOINTS).as_posix()}" for path in files(CHECKPOINTS)}
     library = {path: path.relative_to(REPOSITORY).as_posix() for path in files(REPOSITORY / "mechicl")}
     assert len(shipped) > 2
     assert {"mechicl/py.typed", "mechicl/sources.bib", "mechicl/viz/explorer.js"} <= set(library.values())
     for path, name in (shipped | library).items():
-        assert held.pop(name, None) == path.stat().st_size, name
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
-    assert all(name.split("/")[0].endswith(".dist-info") for name in held), "more than was meant"
+        assert contents.pop(name, None) == path.stat().st_size, name
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in contents)
+    assert all(name.split("/")[0].endswith(".dist-info") for name in contents), "unexpected files"
 
 
 @pytest.mark.slow
-def test_the_source_distribution_holds_what_a_reader_looks_for(built: Path):
+def test_the_source_distribution_is_complete(built: Path):
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"README.md", "LICENSE", "CITATION.cff", "pyproject.toml", "mechicl/py.typed"} <= held
-    assert not any(name.startswith(("tests/", "analyses/", ".venv")) for name in held)
+        contents = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "LICENSE", "CITATION.cff", "pyproject.toml", "mechicl/py.typed"} <= contents
+    assert not any(name.startswith(("tests/", "analyses/", ".venv")) for name in contents)
 
 
 @pytest.mark.slow
-def test_an_index_would_take_both_and_can_draw_the_readme(built: Path):
-    said = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built, NO_COLOR="1")
-    assert said.count("PASSED") == 2
-
-
-@pytest.mark.slow
-def test_metadata_says_who_where_and_that_types_are_there(wheel: Path):
+def test_metadata_passes_the_checks_of_an_index(built: Path, wheel: Path):
+    checked = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built, NO_COLOR="1")
+    assert checked.count("PASSED") == 2
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
@@ -122,10 +114,8 @@ def test_installed_wheel_lists_its_checkpoints_without_the_repository(wheel: Pat
     assert Path(package).is_relative_to(target)
     assert os.path.realpath(REPOSITORY) not in search_path
 
-    names = checkpoint_names()
     listed = python("-m", "mechicl.cli", "list")
-    assert names
-    assert [name for name in names if name not in listed] == []
+    assert [path.name for path in CHECKPOINTS.iterdir() if path.is_dir() and path.name not in listed] == []
 
 
 def test_a_report_needs_no_extra_and_every_other_set_up_is_one_of_them():

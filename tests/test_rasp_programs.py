@@ -1,4 +1,4 @@
-"""The RASP programs: what they compute, what they cover, and their circuits by the labels of tracr's blocks."""
+"""The RASP programs: their outputs, and their circuits by the labels of tracr's blocks."""
 
 import copy
 
@@ -45,7 +45,7 @@ def test_the_circuit_is_that_of_the_blocks(name):
 
 
 @pytest.mark.parametrize("name", ["one_answer", "sum_of_tokens"])
-def test_what_provably_changes_nothing_is_left_out_of_the_blocks_circuit(name):
+def test_parts_without_effect_are_left_out_of_the_circuit(name):
     """An MLP that makes the same of all counts, and a sum in which one count has the factor 0."""
     program, model = library.PROGRAMS[name], programs.compile_program(name)
     _, edges = circuit_by_labels(program.build(), set(program.words), program.length)

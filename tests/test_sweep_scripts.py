@@ -1,4 +1,4 @@
-"""Scripts of sweeps say of their kept tables what the results files hold."""
+"""Scripts of sweeps reproduce their results files from the saved tables."""
 
 import pytest
 

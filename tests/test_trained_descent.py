@@ -1,4 +1,4 @@
-"""Descent whose numbers are trained, against a plain loop of the same training and against the best there is."""
+"""Trained descent, against a plain loop of the same training and against a search."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_it_is_adam_on_the_step_size():
     assert learner.name == "gradient descent, 1 step, trained"
 
 
-def test_with_time_it_comes_to_what_a_search_finds():
+def test_long_training_reaches_the_result_of_a_search():
     pool = TASK.sample(400, seed=1, dtype=torch.float64)
     training = TRAINING.replace(steps=600, batch_size=400, gradient_clip=None, learning_rate=0.1)
     best = squared_errors(tuned_descent(pool, 2, gamma=True), pool).mean()
@@ -57,6 +57,6 @@ def test_parameters_for_each_step_are_named_and_the_last_gamma_is_0():
 
 
 @pytest.mark.parametrize(("n", "steps", "gamma"), [(39, 2, False), (40, 0, False), (40, 1, True)])
-def test_what_cannot_be_trained_is_refused(n, steps, gamma):
+def test_invalid_settings_are_refused(n, steps, gamma):
     with pytest.raises(ValueError, match=r"batch|step"):
         trained_descent(TASK.sample(n, seed=0), steps, TRAINING, gamma=gamma)
