@@ -1,4 +1,4 @@
-"""What does it need? Activations replaced, ablated, and followed along paths.
+"""Interventions, which show what a model needs: activations replaced, ablated, and followed along paths.
 
 >>> patch(model, prompts, corrupt(prompts, "labels"), "z").recovered()    # which heads carry the labels
 >>> ablate(model, prompts, "z", ("layer", "head")).strongest(3)           # which heads it cannot do without

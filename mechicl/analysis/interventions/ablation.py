@@ -1,4 +1,4 @@
-"""Ablation: what a model predicts without a head, a layer's output, a position, a direction of the stream."""
+"""Ablation: predictions without a head, a layer's output, a position, a direction of the stream."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from mechicl.analysis.interventions.patching import make_experiment, make_sweep,
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, Budget, count_bytes
+from mechicl.base.memory import MEMORY, count_bytes
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -44,33 +44,29 @@ def ablate(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
-    """What the model predicts when part of its activations is taken away; one call sweeps all heads, or all pairs.
+    """Ablate parts of a model's activations, one cell of a sweep at a time: all heads in one call, or all pairs.
 
-    `metrics`, `only`, `at`, `keep_predictions`, `memory` and `progress` are as for `patch`.
+    Arguments that are not described here are those of `patch`.
 
     Args:
-        model: as for `patch`.
-        prompts: what it runs on.
-        component: as for `patch`: "z" is a head's output, "attn_out" and "mlp_out" a layer's, "resid_pre" the stream.
         axes: what to sweep, as for `patch`; axes that are not named are ablated as a whole.
-        method: what replaces the activation: its "mean" over prompts at the same position, "zero", or that of another
-            prompt ("resample").
-        reference: the prompts that means are taken over; by default those ablated. Means of few prompts are noisy,
-            which adds to every effect and is not in the intervals: with fewer than some 200, give a reference. For
-            "resample" the prompts that take the place of each of those ablated; by default they are shuffled.
-        directions: ablate only the activation's coordinate along each of these, one at a time: the sweep gets a last
-            axis "direction". Only for components with the width of the stream; directions need no unit length.
-        pairs: ablate every two cells together: the sweep gets its axes twice, the second with "_2", and on the
-            diagonal cells alone.
-        seed: of the other prompts of "resample".
+        method: the replacement: the activation's "mean" over prompts at the same position, "zero", or the activation
+            of another prompt ("resample").
+        reference: for "mean" the prompts to average over, by default those ablated. Means of few prompts are noisy,
+            which the intervals do not include: with fewer than about 200 prompts, give a reference. For "resample" the
+            prompts to take activations from, by default the same ones shuffled.
+        directions: ablate only the activation's coordinate along each of these (of any length), one at a time: the
+            sweep gets a last axis "direction". Only for components as wide as the stream.
+        pairs: ablate every two cells together: the sweep has its axes twice, the second time with the suffix "_2";
+            its diagonal has the single cells.
+        seed: of the shuffling of "resample".
 
     Returns:
         Predictions and metrics of every cell; `effect()` is the change that an ablation makes.
 
     Raises:
-        ValueError: as for `patch`; one prompt to resample from, a reference of another length, equal to the prompts
-            ("resample") or for "zero", scores set to zero (which would unmask keys), directions of another width or
-            zero, or directions in pairs.
+        ValueError: as for `patch`; a reference that the method cannot use, scores set to zero (which would unmask
+            keys), directions of another width or of length 0, or directions in pairs.
 
     Example:
         >>> swept = ablate(model, prompts, "z", ("layer", "head"))
@@ -80,14 +76,14 @@ def ablate(
     Source: Olsson et al. 2022 (heads); Wang et al. 2023, section 2 (mean); Chan et al. 2022 (resample).
     """
     if pairs and directions is not None:
-        raise ValueError("pairs of directions are not swept: give their sums, or ablate one after the other")
+        raise ValueError("directions cannot be ablated in pairs: leave out pairs= or directions=")
     adapter = ModelAdapter(model, at)
     tokens = adapter.encode(prompts)
     if not len(tokens):
         raise ValueError("there are no prompts to ablate on")
     grid = make_grid(adapter, tokens, component, axes, only)
     experiment = make_experiment(adapter, tokens, prompts, metrics, keep_predictions, memory)
-    values = record_replacements(adapter, tokens, grid.hook_names, method, reference, seed, experiment.budget)
+    values = _record_replacements(experiment, grid.hook_names, method, reference, seed)
     what = f"{method} ablation of {component}"
     if directions is not None:
         return _sweep_directions(experiment, grid, values, directions, what, progress)
@@ -96,22 +92,17 @@ def ablate(
     return sweep_grid(experiment, grid, values, what, progress=progress)
 
 
-def record_replacements(
-    adapter: ModelAdapter,
-    tokens: Tensor,
-    names: Sequence[str],
-    method: Method,
-    reference: Inputs | None,
-    seed: int,
-    budget: Budget,
+def _record_replacements(
+    experiment: Experiment, names: Sequence[str], method: Method, reference: Inputs | None, seed: int
 ) -> dict[str, Tensor]:
-    """What an ablation puts in place of each activation, by hook name `[prompt ...]`; raises what `ablate` raises."""
+    """The replacement of each activation, by hook name `[prompt ...]`."""
+    adapter, tokens, budget = experiment.adapter, experiment.tokens, experiment.budget
     others = None if reference is None else adapter.encode(reference)
     check_reference(tokens, method, others)
     n = len(tokens)
     if method == "zero":
         if any(name.endswith("hook_attn_scores") for name in names):
-            raise ValueError("scores set to zero would unmask the keys that a position does not see: ablate 'pattern'")
+            raise ValueError("scores of zero would unmask hidden keys: ablate 'pattern'")
         examples = adapter.record(tokens[:1], names, 1)
         return {name: torch.zeros_like(example).expand(n, *example.shape[1:]) for name, example in examples.items()}
     if method == "resample":
@@ -121,22 +112,20 @@ def record_replacements(
     return {name: values.mean(0, keepdim=True).expand(n, *values.shape[1:]) for name, values in recorded.items()}
 
 
-def check_reference(tokens: Tensor, method: Method, others: Tensor | None) -> None:
-    """Refuse (ValueError) tokens of a reference, or none, that a method cannot take its replacements from."""
+def check_reference(tokens: Tensor, method: str, others: Tensor | None) -> None:
+    """Raise ValueError if a method cannot take its replacements from the tokens of a reference, or from none."""
+    n, uses_prompts = len(tokens), method in ("mean", "resample")
     if others is None:
-        if method != "zero" and len(tokens) < 2:
-            raise ValueError(f"method={method!r} needs another prompt, got {len(tokens)}: give more, or reference=")
-        return
-    if method == "zero":
-        raise ValueError("method='zero' takes no reference: it is for 'mean' and 'resample'")
-    if others.shape[1:] != tokens.shape[1:] or not len(others):
-        raise ValueError(
-            f"reference must be prompts of the same length: {tuple(others.shape)} for {tuple(tokens.shape)}"
-        )
-    if method == "resample" and len(others) != len(tokens):
-        raise ValueError(f"method='resample' needs one reference for each of {len(tokens)} prompts, got {len(others)}")
-    if method == "resample" and torch.equal(others, tokens):
-        raise ValueError("the reference is equal to the prompts, so nothing would change: give other prompts")
+        if uses_prompts and n < 2:
+            raise ValueError(f"method={method!r} needs another prompt, got {n}: give more, or reference=")
+    elif not uses_prompts:
+        raise ValueError(f"method={method!r} takes no reference: it is for 'mean' and 'resample'")
+    elif others.shape[1:] != tokens.shape[1:] or not len(others):
+        raise ValueError(f"reference must have the prompts' length: {tuple(others.shape)} for {tuple(tokens.shape)}")
+    elif method == "resample" and len(others) != n:
+        raise ValueError(f"method='resample' needs a reference for each of {n} prompts, got {len(others)}")
+    elif method == "resample" and torch.equal(others, tokens):
+        raise ValueError("reference is equal to the prompts, so nothing would change: give other prompts")
 
 
 def _sweep_directions(
@@ -147,7 +136,7 @@ def _sweep_directions(
     what: str,
     progress: bool,
 ) -> InterventionSweep:
-    """Each cell once for each direction, with only the activation's coordinate along it replaced."""
+    """Run each cell once per direction, with only the activation's coordinate along it replaced."""
     activations = record_within(
         experiment.adapter, experiment.tokens, grid.hook_names, experiment.budget.holding(values)
     )
@@ -157,7 +146,7 @@ def _sweep_directions(
     def replace_along(unit: Tensor) -> dict[str, Tensor]:
         return {name: x + ((values[name] - x) @ unit)[..., None] * unit for name, x in activations.items()}
 
-    # beside the activations, what replaces them, with two of one layer as it is made; results once more as one tensor
+    # memory: the activations, their replacements, and two of one layer while these are computed; results twice
     replacing = count_bytes(activations) + 2 * example.nbytes
     baseline = experiment.run_baseline(2 * len(units) * len(cells), values, activations, replacing)
     with progress_bar(total=len(units) * len(cells), unit="run", progress=progress) as bar:
@@ -173,23 +162,19 @@ def _sweep_directions(
 
 def _unit_directions(directions: Tensor, activation: Tensor) -> Tensor:
     if directions.ndim != 2 or activation.ndim != 3 or directions.shape[1] != activation.shape[2]:
-        raise ValueError(
-            f"directions must be [direction d_model] for a component as wide as the stream, got "
-            f"{tuple(directions.shape)} for activations {tuple(activation.shape)}"
-        )
-    if not len(directions):
-        raise ValueError("there is no direction to ablate")
+        shapes = f"{tuple(directions.shape)} for activations {tuple(activation.shape)}"
+        raise ValueError(f"directions must be [direction d_model], for a component as wide as the stream, got {shapes}")
     directions = directions.detach().to(activation)
     norms = directions.norm(dim=1, keepdim=True)
-    if not (norms > 0).all() or not directions.isfinite().all():
-        raise ValueError("a direction of length zero, or one that is not finite, has no coordinate to ablate")
+    if not len(norms) or not (norms > 0).all():
+        raise ValueError("directions must be one or more, of lengths above 0")
     return directions / norms
 
 
 def _sweep_pairs(
     experiment: Experiment, grid: CellGrid, values: Mapping[str, Tensor], what: str, progress: bool
 ) -> InterventionSweep:
-    """Every two cells together; each pair is run once and stands in the sweep in both orders."""
+    """Run every two cells together; each pair runs once and is in the sweep in both orders."""
     cells = grid.cells()
     n = len(cells)
     pairs = list(itertools.combinations_with_replacement(range(n), 2))

@@ -1,4 +1,4 @@
-"""Attribution patching: what patching would do, estimated for all cells at once from one gradient."""
+"""Attribution patching: the effects of patching, estimated for all cells at once from one gradient."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,19 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
-from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metrics, name_metrics
+from mechicl.analysis.interventions.metrics import (
+    Inputs,
+    Metric,
+    Metrics,
+    evaluate_metrics,
+    evaluate_part,
+    name_metrics,
+)
 from mechicl.analysis.interventions.patching import Direction, encode_pair
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
+from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import axes_of
@@ -33,14 +42,16 @@ def attribute(
     metrics: Metrics = None,
     only: Only | None = None,
     at: At = "query",
+    memory: float = MEMORY,
+    progress: bool = True,
 ) -> InterventionSweep:
-    """The first-order estimate of `patch`: the metric's gradient times the change of the activation.
+    """Estimate `patch` to first order: the metric's gradient times the change of the activation.
 
-    `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation`, the sum over what a cell replaces. Exact where the metric
-    is an affine function of the activation; two forward passes and one backward pass a metric, whatever the number of
-    cells. All prompts are in memory at once. `correlate_effects` says how well it does.
+    `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation`, the sum over the entries that a cell replaces. Exact where
+    the metric is an affine function of the activation. It takes three forward passes and one backward pass per metric,
+    whatever the number of cells. `correlate_effects` measures how well the estimates agree with patching.
 
-    Args and errors as for `patch`. For token ids, and outputs at all positions, a metric has to be given.
+    Arguments and errors are those of `patch`. For token ids, and outputs at all positions, a metric has to be given.
 
     Returns:
         A sweep without predictions, whose `values` are the estimates.
@@ -57,39 +68,41 @@ def attribute(
     if not named:
         raise ValueError("attribution is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
     grid = make_grid(adapter, into, component, axes, only)
-    names = grid.hook_names
-    with torch.no_grad():
-        values = adapter.record(source, names, len(source))
-        source_predictions = adapter.run(source)
-    predictions, unpatched, changes = linearize_metrics(adapter, into, values, named)
-    estimates = {}
-    for metric, by_hook in changes.items():
-        summed = torch.stack([_sum_within_cells(by_hook[name], grid) for name in names])
-        estimates[metric] = unpatched[metric] + _select_cells(summed, grid)
+    # a pass with gradients keeps the activations of all layers, and those at the hooks in three versions
+    at_hooks = sum(activation.nbytes for activation in adapter.record(into[:1], grid.hook_names, 1).values())
+    batch_size = Budget(memory).rows((adapter.n_layers + 1) * adapter.bytes_per_row(into) + 3 * at_hooks)
+    unpatched, from_source = (adapter.predict(tokens, batch_size) for tokens in (into, source))
+    estimates: dict[str, list[Tensor]] = {name: [] for name in named}
+    batches = [slice(start, start + batch_size) for start in range(0, len(into), batch_size)]
+    for batch in progress_bar(batches, unit="gradient", progress=progress):
+        values = adapter.record(source[batch], grid.hook_names, batch_size)
+        for metric, changes in _linearize(adapter, into[batch], values, named, batch, unpatched).items():
+            estimates[metric].append(_sum_cells(changes, grid))
+    unpatched_values = evaluate_metrics(named, unpatched)
     return InterventionSweep(
         what=f"{direction} {component}, attributed",
         axes=grid.axes,
         indices=grid.indices,
         predictions=None,
-        unpatched=predictions,
-        source=source_predictions,
-        values=estimates,
-        unpatched_values=unpatched,
-        source_values=evaluate_metrics(named, source_predictions),
+        unpatched=unpatched,
+        source=from_source,
+        values={name: unpatched_values[name] + torch.cat(parts, -1) for name, parts in estimates.items()},
+        unpatched_values=unpatched_values,
+        source_values=evaluate_metrics(named, from_source),
     )
 
 
-def linearize_metrics(
-    adapter: ModelAdapter, tokens: Tensor, values: Mapping[str, Tensor], metrics: Mapping[str, Metric]
-) -> tuple[Tensor, dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """The change of each metric, to first order, as each entry of the activations goes to these values (by hook name).
+def _linearize(
+    adapter: ModelAdapter,
+    tokens: Tensor,
+    values: Mapping[str, Tensor],
+    metrics: Mapping[str, Metric],
+    batch: slice,
+    unpatched: Tensor,
+) -> dict[str, list[Tensor]]:
+    """The first-order change of each metric as each entry of the activations moves to `values`, hook by hook.
 
-    Returns:
-        The predictions, the metrics `[prompt]`, and by metric and hook name the change that each entry makes, in the
-        activation's shape.
-
-    Raises:
-        ValueError: a metric without a gradient.
+    `tokens` and `values` are those of a batch of prompts, and `unpatched` the predictions of all prompts.
     """
     probes: dict[str, Tensor] = {}  # zeros added to the activations, so that gradients can be taken there
     distances: dict[str, Tensor] = {}
@@ -106,28 +119,39 @@ def linearize_metrics(
 
         return add_probe
 
+    changes = {}
     with torch.enable_grad():
         predictions = adapter.run(tokens, [(name, probe(name)) for name in values])
-        measured = evaluate_metrics(metrics, predictions)
-        flat = next((name for name, metric in measured.items() if not metric.requires_grad), None)
-        if flat is not None:
-            raise ValueError(f"the metric {flat!r} has no gradient in the predictions: patch with it instead")
-        changes = {}
-        for metric, per_prompt in measured.items():
-            gradients = torch.autograd.grad(per_prompt.sum(), [probes[name] for name in values], retain_graph=True)
-            changes[metric] = {name: grad * distances[name] for name, grad in zip(values, gradients, strict=True)}
-    return predictions.detach(), {name: metric.detach() for name, metric in measured.items()}, changes
+        for name, metric in metrics.items():
+            measured = evaluate_part(name, metric, predictions, batch, unpatched)
+            if not measured.requires_grad:
+                raise ValueError(f"the metric {name!r} has no gradient in the predictions: patch with it instead")
+            gradients = torch.autograd.grad(measured.sum(), [probes[hook] for hook in values], retain_graph=True)
+            changes[name] = [grad * distances[hook] for hook, grad in zip(values, gradients, strict=True)]
+    return changes
+
+
+def _sum_cells(changes: Sequence[Tensor], grid: CellGrid) -> Tensor:
+    """Sums of changes, given layer by layer, over what each cell of a grid replaces: `[*axes prompt]`."""
+    known = axes_of(grid.component)
+    summed = [i for i in range(1, changes[0].ndim) if i > len(known) or known[i - 1] not in grid.axes]
+    by_layer = torch.stack([change.sum(summed) if summed else change for change in changes])
+    present = ["layer", "prompt", *(axis for axis in known if axis in grid.axes)]
+    cells = by_layer.permute(*(present.index(axis) for axis in (*grid.axes, "prompt")))
+    for place, (axis, indices) in enumerate(zip(grid.axes, grid.indices, strict=True)):
+        if axis != "layer":  # those were selected by their hooks
+            cells = cells.index_select(place, torch.tensor(indices, device=cells.device))
+    return cells
 
 
 @checked
 def correlate_effects(
     estimate: InterventionSweep, real: InterventionSweep, metric: str | None = None, level: float = 0.95
 ) -> Interval:
-    """Pearson correlation of estimated and real effects over the cells: mean over prompts, with its interval.
+    """Correlate estimated and real effects over the cells (Pearson): mean over prompts, with its interval.
 
-    The ends of the interval are cut at -1 and 1. Prompts on which all effects are the same have no correlation and are
-    left out; effects that are not finite make it NaN. A correlation says nothing of scale: the estimates may still be
-    too large or too small all over.
+    Prompts on which all effects are the same have no correlation and are left out; effects that are not finite make it
+    NaN. A correlation ignores scale: all estimates may still be too large or too small by one factor.
 
     Raises:
         ValueError: sweeps of different cells or prompts, or no prompt left.
@@ -138,31 +162,10 @@ def correlate_effects(
     """
     a, b = (sweep.effect(metric).double().flatten(0, len(sweep.axes) - 1) for sweep in (estimate, real))
     if a.shape != b.shape or (estimate.axes, estimate.indices) != (real.axes, real.indices):
-        raise ValueError(
-            f"sweeps over {estimate.axes} {tuple(a.shape)} and {real.axes} {tuple(b.shape)} do not compare"
-        )
+        raise ValueError(f"sweeps must have the same cells: {estimate.axes} {a.shape} and {real.axes} {b.shape}")
     a, b = a - a.mean(0), b - b.mean(0)
     scale = a.norm(dim=0) * b.norm(dim=0)
     if (scale == 0).all():
         raise ValueError("no prompt has effects that differ between cells")
     mean = interval(((a * b).sum(0) / scale)[scale != 0], level)
     return dataclasses.replace(mean, low=max(mean.low, -1.0), high=min(mean.high, 1.0))
-
-
-def _sum_within_cells(changes: Tensor, grid: CellGrid) -> Tensor:
-    """Sums over features and over the axes that are not swept, `[prompt, *axes that are]`."""
-    known = axes_of(grid.component)
-    features = range(1 + len(known), changes.ndim)
-    unswept = [1 + i for i, axis in enumerate(known) if axis not in grid.axes]
-    summed = [*features, *unswept]
-    return changes.sum(summed) if summed else changes
-
-
-def _select_cells(changes: Tensor, grid: CellGrid) -> Tensor:
-    """`[layer prompt *axes]` of the swept layers as `[*axes prompt]` in the grid's order, at its indices."""
-    present = ["layer", "prompt", *(axis for axis in axes_of(grid.component) if axis in grid.axes)]
-    ordered = changes.permute(*(present.index(axis) for axis in (*grid.axes, "prompt")))
-    for place, (axis, indices) in enumerate(zip(grid.axes, grid.indices, strict=True)):
-        if axis != "layer":
-            ordered = ordered.index_select(place, torch.tensor(indices, device=ordered.device))
-    return ordered

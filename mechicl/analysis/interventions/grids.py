@@ -1,4 +1,4 @@
-"""Which cells a sweep has: a component at every combination of layers, positions, heads, ..."""
+"""The cells of a sweep: a component at every combination of layers, positions, heads, ..."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ class CellGrid:
     """The cells of a sweep.
 
     Attributes:
-        component: what is replaced.
-        axes: what is swept, "layer" among them; along the component's other axes it is replaced as a whole.
+        component: the part of the model that is replaced.
+        axes: the swept axes, "layer" among them; along its other axes the component is replaced as a whole.
         indices: the layers, positions, ... for each of the axes.
     """
 
@@ -49,47 +49,34 @@ class CellGrid:
 def make_grid(
     adapter: ModelAdapter, tokens: Tensor, component: str, axes: Sequence[str] | None, only: Only | None
 ) -> CellGrid:
-    """The cells of a sweep, checked against the model (ValueError) by runs on the first of the tokens.
+    """Make the cells of a sweep; a ValueError if the model lacks one of them, or ignores edits there.
 
-    A model that ignores edits of the component, or part of them, is refused too.
+    The model is tried by runs on the first of the tokens.
     """
-    axes, only = _checked_axes(component, axes), only or {}
-    layers = _indices(only, "layer", range(adapter.n_layers))
-    if not layers:
-        raise ValueError("there is no layer to sweep")
+    known, only = ("layer", *axes_of(component)), only or {}
+    if axes is None:
+        axes = ("layer", "head") if "head" in known else ("layer", "pos")
+    axes = (axes,) if isinstance(axes, str) else tuple(axes)
+    if wrong := [axis for axis in axes if axis not in known]:
+        raise ValueError(f"{component!r} has the axes {known}, not {wrong[0]!r}{nearest(wrong[0], known)}")
+    if len(set(axes)) < len(axes) or "layer" not in axes:
+        raise ValueError(f"axes must contain 'layer', and each axis once; got {axes}")
+    if extra := [axis for axis in only if axis not in axes]:
+        raise ValueError(f"only={extra[0]!r} is not an axis of this sweep over {axes}")
+
+    def indices_along(axis: str, size: int) -> tuple[int, ...]:
+        places = tuple(int(i) for i in np.atleast_1d(only.get(axis, range(size))))
+        outside = [i for i in places if not 0 <= i < size]
+        if outside or not places:
+            raise ValueError(f"{axis} must be 0 to {size - 1}, got {outside or 'none'}")
+        return places
+
+    layers = indices_along("layer", adapter.n_layers)
     for layer in layers:
-        if not 0 <= layer < adapter.n_layers:
-            raise ValueError(f"layer {layer}: the model has layers 0 to {adapter.n_layers - 1}")
         check_hook(adapter.model, get_act_name(component, layer))
     name = get_act_name(component, layers[0])
     shape = adapter.record(tokens[:1], [name], 1)[name].shape[1:]
     sizes = {"layer": adapter.n_layers, **dict(zip(axes_of(component), shape, strict=False))}  # features come last
-    extra = [axis for axis in only if axis not in axes]
-    if extra:
-        raise ValueError(f"only={extra[0]!r} is no axis of this sweep over {axes}")
-    indices = tuple(_indices(only, axis, range(sizes[axis])) for axis in axes)
-    for axis, places in zip(axes, indices, strict=True):
-        outside = [i for i in places if not 0 <= i < sizes[axis]]
-        if outside or not places:
-            raise ValueError(f"{axis} must be 0 to {sizes[axis] - 1}, got {outside or 'none'}")
-    grid = CellGrid(component, axes, indices)
+    grid = CellGrid(component, axes, tuple(indices_along(axis, sizes[axis]) for axis in axes))
     check_edits(adapter, tokens, grid.hook_names)
     return grid
-
-
-def _checked_axes(component: str, axes: Sequence[str] | None) -> tuple[str, ...]:
-    known = ("layer", *axes_of(component))
-    axes = (axes,) if isinstance(axes, str) else axes
-    if axes is None:
-        return ("layer", "head") if "head" in known else ("layer", "pos")
-    wrong = [axis for axis in axes if axis not in known]
-    if wrong:
-        raise ValueError(f"{component!r} has the axes {known}, not {wrong[0]!r}{nearest(wrong[0], known)}")
-    if len(set(axes)) < len(axes) or "layer" not in axes:
-        raise ValueError(f"a sweep needs 'layer' among its axes, and each once; got {tuple(axes)}")
-    return tuple(axes)
-
-
-def _indices(only: Only, axis: str, every: range) -> tuple[int, ...]:
-    """The indices along an axis: all, or the one or several of `only`."""
-    return tuple(int(i) for i in np.atleast_1d(only.get(axis, every)))

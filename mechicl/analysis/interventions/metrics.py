@@ -1,4 +1,4 @@
-"""Metrics of interventions: functions of the predictions of a batch of prompts that return a number for each."""
+"""Metrics of interventions: functions that map predictions to one number per prompt."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ from mechicl.learners import Learner
 from mechicl.prompts import At, Prompts, TokenSequences
 
 Inputs = Prompts | TokenSequences | Tensor
-"""What a model reads: prompts of points, sequences of tokens, or token ids `[prompt pos]`."""
+"""Inputs of a model: prompts of points, sequences of tokens, or token ids `[prompt pos]`."""
 
 Metric = Callable[[Tensor], Tensor]
 """Predictions `[prompt ...]` (the query's `[prompt y]`, or logits `[prompt d_vocab]`) to `[prompt]`."""
@@ -20,7 +20,7 @@ Metric = Callable[[Tensor], Tensor]
 
 @checked
 def squared_error(prompts: Prompts) -> Metric:
-    """Squared error of the predictions to these prompts' targets, averaged over the target's dimensions.
+    """Make a metric: the squared error to these prompts' targets, averaged over the target's dimensions.
 
     Predictions of the query alone `[prompt y]` are compared with its target, those of all points `[prompt point y]`
     with all of them. The metric raises a ValueError for predictions of another shape.
@@ -43,7 +43,7 @@ def squared_error(prompts: Prompts) -> Metric:
 
 @checked
 def distance_to(learner: Learner, prompts: Prompts) -> Metric:
-    """Euclidean distance of the query's prediction to that of another learner on these prompts.
+    """Make a metric: the Euclidean distance of the query's prediction from another learner's on these prompts.
 
     The metric raises a ValueError for predictions of another shape, such as those of other prompts.
 
@@ -56,8 +56,8 @@ def distance_to(learner: Learner, prompts: Prompts) -> Metric:
     def distance(predictions: Tensor) -> Tensor:
         if predictions.shape != reference.shape:
             raise ValueError(
-                f"predictions must be [prompt y] = {tuple(reference.shape)}, as the reference learner's on its "
-                f"prompts, got {tuple(predictions.shape)}"
+                f"predictions must have the shape of the reference learner's, {tuple(reference.shape)}, got "
+                f"{tuple(predictions.shape)}"
             )
         return (predictions - reference.to(predictions)).norm(dim=-1)
 
@@ -66,7 +66,7 @@ def distance_to(learner: Learner, prompts: Prompts) -> Metric:
 
 @checked
 def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
-    """Logit of the correct token minus that of the wrong one, at the last position (`at="query"`).
+    """Make a metric: the logit of the correct token minus that of the wrong one, at the last position (`at="query"`).
 
     The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`, or ids beyond their vocabulary.
 
@@ -84,8 +84,8 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
     def difference(logits: Tensor) -> Tensor:
         if logits.ndim != 2 or not len(logits) == len(correct) == len(wrong):
             raise ValueError(
-                f"logits {tuple(logits.shape)} for {len(correct)} correct and {len(wrong)} wrong tokens: a difference "
-                f"is of the last position, at='query'"
+                f"logits must be [prompt d_vocab] (at='query') with {len(correct)} correct and {len(wrong)} wrong "
+                f"tokens, got {tuple(logits.shape)}"
             )
         _check_vocabulary(correct, logits, "correct")
         _check_vocabulary(wrong, logits, "wrong")
@@ -97,10 +97,10 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
 
 @checked
 def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) -> Metric:
-    """Cross entropy of the target tokens, in nats: at the last position, or averaged over all that are not -100.
+    """Make a metric: the cross entropy of target tokens in nats, at the last position or at all (`at="positions"`).
 
-    The second is for logits at all positions `[prompt pos d_vocab]` (`at="positions"`). The metric raises a
-    ValueError for logits of another shape, and for targets beyond their vocabulary.
+    With targets at all positions it is averaged over those that are not -100. The metric raises a ValueError for logits
+    of another shape, and for targets beyond their vocabulary.
 
     Raises:
         ValueError: a prompt without a target, or negative ids other than -100.
@@ -134,11 +134,11 @@ def _check_vocabulary(ids: Tensor, logits: Tensor, name: str) -> None:
 
 
 Metrics = Metric | Mapping[str, Metric] | None
-"""Metrics as they are asked for: one, several by name, or None for the loss."""
+"""The argument `metrics`: one, several by name, or None for the loss."""
 
 
 def name_metrics(metrics: Metrics, prompts: Inputs, at: At) -> dict[str, Metric]:
-    """Metrics by name; for None the loss against the prompts' targets, if there are any for what is read."""
+    """Name the metrics of an argument; None is the loss against the prompts' targets, if these predictions have any."""
     if metrics is not None:
         return dict(metrics) if isinstance(metrics, Mapping) else {"metric": metrics}
     if isinstance(prompts, Prompts) and at != "positions":
@@ -152,22 +152,32 @@ def name_metrics(metrics: Metrics, prompts: Inputs, at: At) -> dict[str, Metric]
 
 
 def evaluate_metrics(metrics: Mapping[str, Metric], predictions: Float[Tensor, "prompt ..."]) -> dict[str, Tensor]:
-    """Every metric's value for each prompt, by name; raises what `evaluate_metric` raises."""
+    """Evaluate metrics for each prompt, by name; errors are those of `evaluate_metric`."""
     return {name: evaluate_metric(name, metric, predictions) for name, metric in metrics.items()}
 
 
 def evaluate_metric(name: str, metric: Metric, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:
-    """A metric's value for each prompt; refuses (ValueError) one that returns another shape, or no tensor.
-
-    What is no function is a TypeError.
-    """
+    """Evaluate a metric for each prompt; a ValueError if it does not return one number per prompt."""
     if not callable(metric) or isinstance(metric, type):
         raise TypeError(f"the metric {name!r} must be a function of predictions, got {metric!r}")
     values = metric(predictions)
     if not isinstance(values, Tensor) or values.shape != predictions.shape[:1]:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
-            f"the metric {name!r} must return a number a prompt, [{len(predictions)}], for predictions "
-            f"{tuple(predictions.shape)}; got {got}. Do not average over prompts: the sweep keeps them apart"
+            f"the metric {name!r} must return one number per prompt, [{len(predictions)}], without averaging over "
+            f"prompts; got {got} for predictions {tuple(predictions.shape)}"
         )
     return values if values.is_floating_point() else values.to(predictions.dtype)
+
+
+def evaluate_part(
+    name: str,
+    metric: Metric,
+    predictions: Float[Tensor, "row ..."],
+    prompts: slice,
+    others: Float[Tensor, "prompt ..."],
+) -> Float[Tensor, "row"]:
+    """Evaluate a metric, which is of all prompts, for the predictions of some; `others` has predictions of all."""
+    stop = prompts.start + len(predictions)
+    joined = torch.cat([others[: prompts.start], predictions, others[stop:]])
+    return evaluate_metric(name, metric, joined)[prompts.start : stop]

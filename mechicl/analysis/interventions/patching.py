@@ -1,4 +1,4 @@
-"""Activation patching: activations of one run put into another, cell by cell (Meng et al. 2022; Wang et al. 2023)."""
+"""Activation patching: activations of one run replace those of another (Meng et al. 2022; Wang et al. 2023)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -36,44 +36,46 @@ def patch(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
-    """What the model predicts when part of its activations comes from another run.
+    """Patch activations of one run into another, one cell of a sweep at a time, and measure the predictions.
 
-    Each cell of the sweep is one run on the corrupted prompts in which the component, at one layer and at the cell's
-    position, head, ..., is replaced by that of the clean run. Axes that are not swept are replaced as a whole:
-    `("layer", "head")` replaces a head's output at all positions. Cells are run in batches, each from the stream
-    before the patched layer on; the results do not depend on how they are batched.
+    Each cell is a run on the corrupted prompts in which the component, at one layer and at the cell's position, head,
+    ..., is replaced by that of the clean run. Along axes that are not swept it is replaced as a whole: `("layer",
+    "head")` replaces a head's output at all positions. Cells run in batches, from the patched layer on; the results do
+    not depend on the batches.
 
-    Works on our models (given `Prompts`, or token ids), and given token ids on any model of TransformerLens' protocol
-    such as a `TransformerBridge`, where results agree with `transformer_lens.patching`.
+    The model is one of ours, or for token ids any model of TransformerLens' protocol such as a `TransformerBridge`,
+    where results agree with `transformer_lens.patching`.
 
     Args:
         model: in eval mode.
-        clean: the prompts whose activations are put in (denoising).
-        corrupted: the prompts on which the model runs, as many and as long; see `corrupt`.
-        component: "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "q", "k", "v", "z", "attn_scores",
-            "pattern", "pre" or "post" (the MLP's hidden layer); where the model computes them, "result", "attn_in",
-            "q_input", "k_input", "v_input" and "mlp_in".
+        clean: the prompts whose activations replace the others (denoising).
+        corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
+        component: "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "q", "k", "v", "z" (a head's output),
+            "attn_scores", "pattern", "pre" or "post" (the MLP's hidden layer); where the model computes them, "result",
+            "attn_in", "q_input", "k_input", "v_input" and "mlp_in".
         axes: what to sweep: "layer" and any of "pos", and "head" for parts of attention, or "head", "query" and "key"
             (positions) for scores and patterns, or "pos" and "neuron" for an MLP's hidden layer; by default layer and
             head, or layer and pos for streams.
-        direction: "denoising" puts clean activations into the corrupted run, "noising" corrupted ones into the clean.
+        direction: "denoising" patches clean activations into the corrupted run, "noising" corrupted ones into the
+            clean run.
         metrics: one, or several by name: functions of predictions `[prompt ...]` that return `[prompt]`. By default
-            the "loss" of what is read against the clean prompts' targets: squared error, or cross entropy in nats for
-            `TokenSequences`; none for plain token ids, and for outputs at all positions of points.
-        only: to sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
+            the "loss" against the clean prompts' targets, where there are any: squared error, or cross entropy in nats
+            for `TokenSequences`.
+        only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         at: which predictions: of the "query" (the last position), of all "points", or the outputs at all "positions".
-        keep_predictions: keep the predictions of each cell; by default where they are not logits beside metrics.
-        memory: bound in bytes on what the sweep allocates.
-        progress: show a progress bar, if it takes more than two seconds.
+        keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
+            metrics.
+        memory: bound in bytes.
+        progress: show a progress bar.
 
     Returns:
         Predictions `[*axes prompt y]` (or logits), and each metric `[*axes prompt]`.
 
     Raises:
         TypeError: a model without hooks, or prompts that it does not read.
-        ValueError: prompts of unequal number or length, a model in training mode, an unknown component or axis, a hook
-            that the model does not have, or without whose edits it goes on (`models.opening.edits`), a metric that
-            returns another shape than `[prompt]`, or too little memory.
+        ValueError: prompts of unequal number or length, a model in training mode, a component, axis or hook that the
+            model does not have, a hook whose edits it ignores, a metric that does not return `[prompt]`, or too little
+            memory.
 
     Example:
         >>> swept = patch(model, prompts, corrupt(prompts, "labels"), "z", ("layer", "head"))
@@ -97,7 +99,7 @@ def make_experiment(
     keep_predictions: bool | None,
     memory: float,
 ) -> Experiment:
-    """The experiment that a user of `patch` asks for; by default the loss is against the targets of `prompts`."""
+    """Make the experiment of arguments of `patch`; by default the loss is against the targets of `prompts`."""
     named = name_metrics(metrics, prompts, adapter.at)
     keep = isinstance(prompts, Prompts) or not named if keep_predictions is None else keep_predictions
     return Experiment(adapter, tokens, named, keep, Budget(memory))
@@ -112,7 +114,7 @@ def sweep_grid(
     source: Tensor | None = None,
     progress: bool,
 ) -> InterventionSweep:
-    """Run the cells of a grid, with `values` by hook name put there; `source` are the tokens that these come from."""
+    """Run the cells of a grid with `values` by hook name patched in, which come from a run on the tokens `source`."""
     cells = grid.cells()
     baseline = experiment.run_baseline(len(cells), values)
     with progress_bar(total=len(cells), unit="run", progress=progress) as bar:
@@ -130,7 +132,7 @@ def make_sweep(
     indices: tuple[tuple[int, ...], ...],
     source: Tensor | None = None,
 ) -> InterventionSweep:
-    """The sweep of results `[*axes prompt ...]`, beside the runs without intervention on both kinds of tokens."""
+    """Make the sweep of results `[*axes prompt ...]`, with the runs without intervention on both kinds of tokens."""
     from_source = None if source is None else experiment.adapter.predict(source, baseline.batch_size)
     return InterventionSweep(
         what=what,
@@ -148,13 +150,13 @@ def make_sweep(
 def encode_pair(
     model: Any, clean: Inputs, corrupted: Inputs, direction: Direction, at: At
 ) -> tuple[ModelAdapter, Tensor, Tensor]:
-    """The adapter, the tokens of the run that is intervened in, and those that activations are taken from."""
+    """Return the adapter, the tokens of the run that is intervened in, and those that activations are taken from."""
     adapter = ModelAdapter(model, at)
     into, source = adapter.encode(corrupted), adapter.encode(clean)
     if into.shape != source.shape:
         raise ValueError(
-            f"clean and corrupted prompts must be as many and as long: {len(source)} of {source.shape[1]} positions, "
-            f"and {len(into)} of {into.shape[1]}"
+            f"clean and corrupted prompts must have the same number and length: {len(source)} of {source.shape[1]} "
+            f"positions, and {len(into)} of {into.shape[1]}"
         )
     if not len(into):
         raise ValueError("there are no prompts to patch")

@@ -1,4 +1,4 @@
-"""Direct-path patching: one head's output, as another head alone sees it (Wang et al. 2023)."""
+"""Direct-path patching: one head's output, as a single other head sees it (Wang et al. 2023)."""
 
 import itertools
 from typing import Any, Literal
@@ -40,25 +40,24 @@ def patch_paths(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
-    """What the model predicts when one head's query, key or value sees another head's output of another run.
+    """Patch one head's output, as it reaches another head's query, key or value straight through the residual stream.
 
-    For every head A and every head B of a later layer: what A wrote in the clean run, in place of what it wrote in the
-    corrupted one, reaches B's query (key, value) straight through the residual stream, at all positions. Every other
-    part still sees A's corrupted output, what lies between A and B too. What
-    is not described here is as for `patch`: the prompts, `direction`, `metrics`, `at`, `keep_predictions`, `memory`.
+    For every head A and every head B of a later layer: B's query (key, value) reads A's output of the clean run in
+    place of that of the corrupted run, at all positions. All other parts, also those between A and B, still read A's
+    corrupted output. Arguments that are not described here are those of `patch`.
 
     Args:
         model: ours, or one of TransformerLens' protocol whose layers write `z @ W_O` and read the norm of the stream,
             as GPT-2's do.
-        receiver: what B receives it by: "q", "k" or "v".
+        receiver: the input by which B reads: "q", "k" or "v".
 
     Returns:
         A sweep over `("layer", "head", "to_layer", "to_head")`. Where B's layer is not after A's there is no path, and
         the entries are those of the unpatched run.
 
     Raises:
-        ValueError: as for `patch`; an unknown receiver, a model whose streams are clipped or whose layers norm or scale
-            what heads write once more (outputs do not add up), or fewer key than query heads for "k" and "v".
+        ValueError: as for `patch`; a model in which the outputs of heads do not add up (clipped streams, norms or
+            scales after the heads), or fewer key than query heads for "k" and "v".
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
@@ -68,8 +67,7 @@ def patch_paths(
         torch.Size([2, 4, 2, 4, 8])
 
     Source: Wang et al. 2023, section 3.1 and appendix B, where MLPs between the two are recomputed and count as part of
-    the path; here they stay as they are in the run that is intervened in, as in TransformerLens'
-    `get_act_patch_direct_path`.
+    the path; here they stay unchanged, as in TransformerLens' `get_act_patch_direct_path`.
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     _check_additive(adapter, receiver, into[:1])
@@ -79,7 +77,7 @@ def patch_paths(
     z_names, names = ([get_act_name(part, layer) for layer in range(n_layers)] for part in ("z", receiver))
     source_z = record_within(adapter, source, z_names, experiment.budget)
     into_z = record_within(adapter, into, z_names, experiment.budget.holding(source_z))
-    # beside z, what is received in all layers, as it is made for one sender while that of another is there; and streams
+    # memory: z of both runs, the inputs of all receivers for two senders at a time, and streams
     stream = adapter.record(into[:1], ["blocks.0.hook_resid_pre"], 1)["blocks.0.hook_resid_pre"].nbytes * len(into)
     n_cells = torch.Size(shape).numel() + n_layers * n_heads  # all, and those of one sender
     baseline = experiment.run_baseline(n_cells, source_z, into_z, 2 * count_bytes(into_z) + 6 * stream)
@@ -109,62 +107,42 @@ def patch_paths(
 
 @torch.no_grad()
 def _check_additive(adapter: ModelAdapter, receiver: Receiver, tokens: Tensor) -> None:
-    """Refuse (ValueError) a model in which a head's output, or what a head receives, is not what its weights say."""
-    cfg = adapter.model.cfg
+    """Refuse (ValueError) a model in which heads do not write, and read sums of writes, as their weights imply."""
+    cfg, kind, known = adapter.model.cfg, type(adapter.model).__name__, hook_names(adapter.model)
     if not adapter.resumes or not hasattr(adapter.model.blocks[0], "attn"):
-        raise ValueError(f"{type(adapter.model).__name__} has no attention layers that can be resumed from")
+        raise ValueError(f"{kind} has no attention layers that can be resumed from")
     if getattr(cfg, "token_clip", None) is not None:
-        raise ValueError("this model clips its stream, so what heads write does not add up: there are no direct paths")
+        raise ValueError("this model clips its stream: heads' outputs do not add up, and there are no direct paths")
     key_heads = getattr(cfg, "n_key_value_heads", None)
     if receiver != "q" and key_heads not in (None, cfg.n_heads):
-        raise ValueError(
-            f"{cfg.n_heads} heads share {key_heads} keys and values: only receiver='q' belongs to one head"
-        )
+        raise ValueError(f"{cfg.n_heads} heads share {key_heads} keys and values: receiver must be 'q'")
     check_edits(adapter, tokens, [get_act_name(receiver, layer) for layer in range(1, adapter.n_layers)])
-    _check_sums(adapter, tokens)
+
+    def check(expected: Tensor, name: str, recorded: dict[str, Tensor]) -> None:
+        near = 1e3 * torch.finfo(expected.dtype).eps  # rounding of other orders of the same sums, not more
+        if not torch.allclose(expected, recorded[name], rtol=near, atol=near, equal_nan=True):
+            raise ValueError(f"{name} of {kind} is not a plain sum or product of its inputs: no direct paths")
+
     for layer in range(adapter.n_layers):
         bias = getattr(adapter.model.blocks[layer].attn, "b_O", None)
-        names = {part: get_act_name(part, layer) for part in ("resid_pre", "z", "attn_out", receiver)}
+        parts = ("resid_pre", "attn_out", "mlp_out", "resid_post", "z", receiver)
+        names = {part: name for part in parts if (name := get_act_name(part, layer)) in known}
+        with without_user_hooks(adapter.model):
+            recorded = adapter.record(tokens, [names[part] for part in parts[:4] if part in names], 1)
+        summed = torch.stack([recorded[names[part]] for part in parts[:3] if part in names]).sum(0)
+        check(summed, names["resid_post"], recorded)
         before_user_hooks = [names["resid_pre"], names["attn_out"]]
         recorded = adapter.record(tokens, names.values(), 1, before_user_hooks=before_user_hooks)
-        written = sum(_written(adapter, layer, head, recorded[names["z"]]) for head in range(cfg.n_heads))
-        computed = {
-            "attn_out": written if bias is None else written + getattr(cfg, "damping", 1.0) * bias,
-            receiver: _received(adapter, layer, receiver, recorded[names["resid_pre"]]),
-        }
-        for part, expected in computed.items():
-            if not _nearly_equal(torch.as_tensor(expected), recorded[names[part]]):
-                raise ValueError(
-                    f"{names[part]} of {type(adapter.model).__name__} is not what its weights make of z, or of the "
-                    f"normed stream: it may be normed once more, and what a head hands to another is not known"
-                )
-
-
-def _check_sums(adapter: ModelAdapter, tokens: Tensor) -> None:
-    """Refuse (ValueError) a model whose layers do not add to the stream just what attention and MLP give out."""
-    known = hook_names(adapter.model)
-    with without_user_hooks(adapter.model):
-        for layer in range(adapter.n_layers):
-            parts = ("resid_pre", "attn_out", "mlp_out", "resid_post")
-            names = {part: get_act_name(part, layer) for part in parts}
-            recorded = adapter.record(tokens, [name for name in names.values() if name in known], 1)
-            summed = sum(recorded[names[part]] for part in parts[:3] if names[part] in recorded)
-            if not _nearly_equal(torch.as_tensor(summed), recorded[names["resid_post"]]):
-                raise ValueError(
-                    f"layer {layer} of {type(adapter.model).__name__} scales, norms or mixes what its parts write "
-                    f"before the next layer reads it: there are no direct paths"
-                )
-
-
-def _nearly_equal(expected: Tensor, actual: Tensor) -> bool:
-    near = 1e3 * torch.finfo(actual.dtype).eps  # rounding of other orders of the same sums, not more
-    return torch.allclose(expected, actual, rtol=near, atol=near, equal_nan=True)
+        written = torch.stack([_written(adapter, layer, head, recorded[names["z"]]) for head in range(cfg.n_heads)])
+        bias = 0.0 if bias is None else getattr(cfg, "damping", 1.0) * bias
+        check(written.sum(0) + bias, names["attn_out"], recorded)
+        check(_received(adapter, layer, receiver, recorded[names["resid_pre"]]), names[receiver], recorded)
 
 
 def _written(
     adapter: ModelAdapter, layer: int, head: int, z: Float[Tensor, "prompt pos head d_head"]
 ) -> Float[Tensor, "prompt pos d_model"]:
-    """What a head adds to the stream for some output z."""
+    """The write of a head to the stream for some z."""
     W_O = adapter.model.blocks[layer].attn.W_O[head]
     return getattr(adapter.model.cfg, "damping", 1.0) * (z[:, :, head] @ W_O)
 

@@ -1,4 +1,4 @@
-"""Many interventions in few passes: runs share batches, and each starts where it begins to differ from the others."""
+"""Many interventions in few passes: runs share batches, and each starts at the layer where it begins to differ."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +31,19 @@ AVERAGED = ("q_input", "q", "attn_scores", "pattern")
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """The run that is intervened in, as far as the other runs need it."""
+    """The run that is intervened in, as far as the other runs need it.
 
-    tokens: Tensor  # [prompt pos ...]
-    predictions: Tensor  # without intervention, [prompt ...]
-    streams: dict[
-        int, Float[Tensor, "prompt pos d_model"]
-    ]  # before each layer and after the last, if it can be resumed
-    batch_size: int  # how many prompts a run may hold
+    Attributes:
+        tokens: `[prompt pos ...]`.
+        predictions: without intervention, `[prompt ...]`.
+        streams: before each layer and after the last, if the model can be resumed.
+        batch_size: largest number of prompts in a run.
+    """
+
+    tokens: Tensor
+    predictions: Tensor
+    streams: dict[int, Float[Tensor, "prompt pos d_model"]]
+    batch_size: int
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,7 +63,7 @@ class CellResults:
 
 
 def threads_for_runs(adapter: ModelAdapter, baseline: Baseline) -> int | None:
-    """How many threads a run of so many prompts is worth, by the multiplications of a layer; None for torch's own."""
+    """The number of threads that a run is worth, by the multiplications of a layer; None for torch's default."""
     tokens = baseline.tokens
     if tokens.device.type != "cpu":
         return None
@@ -69,7 +74,7 @@ def threads_for_runs(adapter: ModelAdapter, baseline: Baseline) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """What all sweeps share: the run that is intervened in, what is kept of each intervention, and the memory."""
+    """Settings that all sweeps share: the model and its prompts, what is kept of each intervention, and the memory."""
 
     adapter: ModelAdapter
     tokens: Tensor  # [prompt pos ...]
@@ -79,14 +84,14 @@ class Experiment:
 
     @torch.no_grad()
     def run_baseline(self, n_cells: int, *kept: Kept) -> Baseline:
-        """Run the model without intervention, and keep the streams that others resume from.
+        """Run the model without intervention, and keep the streams that other runs resume from.
 
-        The budget has to hold the results of `n_cells`, what else the caller keeps, and a run of at least one prompt.
+        The budget must suffice for the results of `n_cells`, the caller's `kept`, and a run of at least one prompt.
         """
         adapter, tokens = self.adapter, self.tokens
         names = adapter.stream_names()
         one_stream = adapter.record(tokens[:1], [names[0]], 1)[names[0]].nbytes if names else 0
-        # cells of one position keep the stream after a layer for each of its heads, and put it together
+        # cells of one position keep the stream after a layer for each of its heads, and join them
         streams = (len(names) + getattr(adapter.model.cfg, "n_heads", 1) + 2) * one_stream
         # metrics are at most doubles; eight cells' predictions are worked on
         one_prediction = adapter.run(tokens[:1]).nbytes
@@ -109,8 +114,8 @@ class Experiment:
     ) -> CellResults:
         """Run each cell: the model with the activations at all of the cell's sites replaced.
 
-        What is put there are `values` by hook name, `[prompt ...]`, of which only the part at the site is read.
-        `advance` is called after each cell.
+        The replacements are the part at the site of `values` by hook name, `[prompt ...]`. `advance` is called after
+        each cell.
         """
         plain = baseline.predictions
         predictions = plain.new_empty(len(cells), *plain.shape) if self.keep_predictions else None
@@ -133,14 +138,14 @@ class Experiment:
 
 
 def rows_at_once(adapter: ModelAdapter, tokens: Tensor, budget: Budget) -> int:
-    """How many prompts a run may hold within a budget, at least one."""
+    """The number of prompts that one run may have within a budget, at least one."""
     per_row = adapter.bytes_per_row(tokens)
     at_most = CACHE_SIZE / per_row if adapter.ours else 2**31
     return budget.holding(adapter.bytes_of_products).rows(per_row, at_most=at_most)
 
 
 def record_within(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str], budget: Budget) -> dict[str, Tensor]:
-    """Activations by hook name `[prompt ...]`, recorded within a budget."""
+    """Record activations by hook name, `[prompt ...]`, within a budget."""
     one_prompt = sum(activation.nbytes for activation in adapter.record(tokens[:1], names, 1).values())
     return adapter.record(tokens, names, rows_at_once(adapter, tokens, budget.holding(len(tokens) * one_prompt)))
 
@@ -151,10 +156,9 @@ def record_within(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str], b
 def _run_any_cells(
     adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Cells and their predictions, from batches that may hold several cells or only part of one.
+    """Yield cells and their predictions, from batches that may contain several cells or only part of one.
 
-    Cells that begin at the same layer and end at the same one share batches, which start there and take the quick
-    routes after them.
+    Cells with the same first and last layer share batches, which start at that first layer.
     """
     n_prompts = len(baseline)
 
@@ -169,7 +173,7 @@ def _run_any_cells(
             layer, tokens[:batch_size], baseline.streams[layer][:batch_size]
         )
         from_here = baseline.streams[layer] if resumes else tokens
-        if adapter.has_user_hooks():  # one may tell prompts apart by their place in the batch
+        if adapter.has_user_hooks():  # one may treat prompts by their place in the batch
             batch_size = min(batch_size, n_prompts)
         done: list[Tensor] = []  # predictions of cells that are not complete
         unfinished = iter(members)
@@ -196,8 +200,8 @@ def _replacing_hooks(
 ) -> list[Hook]:
     """Hooks that give each row of a batch its cell's activations.
 
-    The rows are the cells' prompts in order, but for the first `skipped` ones. Ours hand their hooks activations that
-    nothing else reads; those of others are copied.
+    The rows are the cells' prompts in order, without the first `skipped` ones. Our models give hooks activations that
+    nothing else reads; those of other models are copied.
     """
     edits: dict[str, list[tuple[slice, slice, Site]]] = {}
     for i, cell in enumerate(cells):
@@ -205,12 +209,14 @@ def _replacing_hooks(
         begin, end = max(-shift, 0), min(n_prompts - shift, n_rows)
         for site in cell:
             edits.setdefault(site.hook_name, []).append((slice(begin, end), slice(begin + shift, end + shift), site))
-    return [(name, _replacing_hook(parts, values[name], copy=copy)) for name, parts in edits.items()]
+    return [(name, replacing_hook(parts, values[name], copy=copy)) for name, parts in edits.items()]
 
 
-def _replacing_hook(
+def replacing_hook(
     edits: Sequence[tuple[slice, slice, Site]], values: Tensor, *, copy: bool = False
 ) -> Callable[..., Tensor]:
+    """A hook that replaces, in some rows of the activation, what is at a site by the values of some prompts."""
+
     def replace(activation: Tensor, hook: HookPoint) -> Tensor:
         if copy:
             activation = to_write(activation, edits[0][-1].hook_name)
@@ -239,7 +245,7 @@ def _position(site: Site) -> int | None:
 def _run_local_cells(
     adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Cells of one position each, and their predictions.
+    """Yield cells of one position each, and their predictions.
 
     The patched layer is run once for all positions, with the component replaced everywhere: as a local component
     affects no other position of its layer, each position's row is what it would be if only that position had been
@@ -279,6 +285,6 @@ def _patched_layer(adapter: ModelAdapter, baseline: Baseline, site: Site, values
     parts = []
     for start in range(0, len(baseline), baseline.batch_size):
         prompts = slice(start, start + baseline.batch_size)
-        hook = (site.hook_name, _replacing_hook([(slice(None), prompts, site)], replacement))
+        hook = (site.hook_name, replacing_hook([(slice(None), prompts, site)], replacement))
         parts.append(adapter.run_layer(baseline.streams[site.layer][prompts], site.layer, [hook]))
     return torch.cat(parts)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens.hook_points import HookPoint
 
+from mechicl.analysis.interventions.grids import make_grid
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
+from mechicl.analysis.interventions.runs import replacing_hook
 from mechicl.models.holding import holding
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode
-from mechicl.models.opening.edits import check_edits, to_write
-from mechicl.models.opening.sites import AXES, Site, axes_of, check_hook, silent_hook
+from mechicl.models.opening.sites import AXES, Site, axes_of
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import Result
 
@@ -47,7 +47,11 @@ prediction = {prediction}
 class SessionResult(Result):
     """The query's prediction `[y]`, or logits at the last position `[vocab]`, and a metric of it, in three runs.
 
-    `prediction` is that of the corrupted prompt with the patches, `corrupted_prediction` that without.
+    Attributes:
+        prediction: for the corrupted prompt with the patches.
+        clean_prediction: for the clean prompt.
+        corrupted_prediction: for the corrupted prompt without the patches.
+        metric: of `prediction`; `clean_metric` and `corrupted_metric` are those of the other two.
     """
 
     prediction: Float[Tensor, "out"]
@@ -58,7 +62,7 @@ class SessionResult(Result):
     corrupted_metric: float
 
     def samples(self) -> dict[str, Tensor]:
-        """The metrics, of one prompt each."""
+        """Return the metrics, of one prompt each."""
         names = ("metric", "clean_metric", "corrupted_metric")
         return {name: torch.tensor([getattr(self, name)], dtype=torch.float64) for name in names}
 
@@ -66,14 +70,14 @@ class SessionResult(Result):
     def recovered(self) -> float:
         """Share of the difference of both runs' metrics that the patches recover; NaN where the runs agree.
 
-        A squared error recovers faster than the prediction: half way to a target three quarters of the error are gone.
+        A squared error recovers faster than the prediction: half way to the target it is down by three quarters.
         """
         whole = self.clean_metric - self.corrupted_metric
         return (self.metric - self.corrupted_metric) / whole if whole else float("nan")
 
     @property
     def prediction_recovered(self) -> float:
-        """Share of the difference of both runs' predictions, along it, that the patches recover; NaN if they agree."""
+        """Share of the difference of both runs' predictions that the patches recover along it; NaN if they agree."""
         whole = self.clean_prediction - self.corrupted_prediction
         square = whole.square().sum()
         return float((self.prediction - self.corrupted_prediction) @ whole / square) if square else float("nan")
@@ -82,14 +86,14 @@ class SessionResult(Result):
 class PatchingSession:
     """Patches added and removed one at a time: each replaces an activation of the corrupted run by the clean run's.
 
-    The state is a pair of prompts and the `interventions`. Nothing stays attached to the model between calls, and its
-    weights must not change during a session: the clean run is cached until another clean prompt is chosen.
+    The state is a pair of prompts and the `interventions`. No hook stays on the model between calls. Its weights must
+    not change during a session: the clean run is cached until another clean prompt is chosen.
 
     Args:
         model: in eval mode; one of ours, or any with TransformerLens' hook names (`TransformerBridge`).
         clean: prompts, or token ids `[prompt pos]`, with the activations to take.
-        corrupted: those to patch them into.
-        metric: of predictions `[prompt ...]`, one number per prompt, `[prompt]`; it gets one prompt at a time. By
+        corrupted: the prompts to patch them into.
+        metric: a function of predictions `[prompt ...]` that returns `[prompt]`, called with one prompt at a time. By
             default the squared error to the clean prompt's target, or for tokens the logit of the clean run's top token
             minus that of the corrupted run's (always 0 where both are the same token).
 
@@ -119,13 +123,13 @@ class PatchingSession:
         if lengths[0] != lengths[1]:
             raise ValueError(f"clean prompts have {lengths[0]} positions and corrupted ones {lengths[1]}")
         if not len(clean) or not len(corrupted):
-            raise ValueError(f"there are {len(clean)} clean and {len(corrupted)} corrupted prompts: one of each needed")
+            raise ValueError(f"no prompts to compare: {len(clean)} clean and {len(corrupted)} corrupted")
         self.model, self.metric = model, metric
         self.clean: Any = clean
         self.corrupted: Any = corrupted
         self.n_layers, self.n_pos = self._adapter.n_layers, lengths[0]
         self._clean_prompt = self._corrupted_prompt = 0
-        self._tried: set[str] = set()  # hooks at which edits have an effect
+        self._tried: set[Site] = set()  # sites at which edits have an effect
         self._past: list[tuple[Site, ...]] = [()]
         self._future: list[tuple[Site, ...]] = []
 
@@ -155,7 +159,7 @@ class PatchingSession:
 
     @property
     def labels(self) -> list[str]:
-        """A label for each position: those of the prompt format, or the ids, "clean/corrupted" where they differ."""
+        """A label for each position, by the prompt format; or token ids, "clean/corrupted" where they differ."""
         if isinstance(self.clean, Prompts):
             form = self.model.cfg.format  # None where the user's own encode lays prompts out
             return form.labels(self.clean.n_context) if form else [str(pos) for pos in range(self.n_pos)]
@@ -176,7 +180,7 @@ class PatchingSession:
 
     @property
     def components(self) -> dict[str, int | None]:
-        """The components that the model has, and the number of heads of each; None for those without heads."""
+        """The model's components, with the number of heads of each; None for those without heads."""
         heads = {}
         for component in AXES:
             names = (Site(component, layer).hook_name for layer in range(self.n_layers))
@@ -188,12 +192,12 @@ class PatchingSession:
 
     @property
     def can_undo(self) -> bool:
-        """Whether there is anything to undo."""
+        """True if `undo` has an effect."""
         return len(self._past) > 1
 
     @property
     def can_redo(self) -> bool:
-        """Whether there is anything to redo."""
+        """True if `redo` has an effect."""
         return bool(self._future)
 
     def toggle(self, site: Site) -> None:
@@ -225,7 +229,7 @@ class PatchingSession:
 
     @torch.no_grad()
     def result(self) -> SessionResult:
-        """The predictions and metrics of the patched, the clean and the corrupted run."""
+        """Compute the predictions and metrics of the patched, the clean and the corrupted run."""
         check_eval_mode(self.model)
         with holding(self.model):
             clean, corrupted = self._clean_run[0], self._corrupted_prediction
@@ -240,12 +244,15 @@ class PatchingSession:
         return self._metric()[0]
 
     def hooks(self) -> list[tuple[str | Callable[..., Any], Callable[..., Any]]]:
-        """The patches as `(hook name, function)`, for `run_with_hooks(corrupted_tokens, fwd_hooks=...)`."""
-        activations = self._clean_run[1]
-        return [(site.hook_name, _replacement(activations[site.hook_name], site)) for site in self.interventions]
+        """Return the patches as `(hook name, function)`, for `run_with_hooks(corrupted_tokens, fwd_hooks=...)`."""
+        clean, every = self._clean_run[1], slice(None)
+        return [
+            (site.hook_name, replacing_hook([(every, every, site)], clean[site.hook_name], copy=True))
+            for site in self.interventions
+        ]
 
     def code(self) -> str:
-        """Python that runs the same interventions, given `model`, `clean` and `corrupted`; it sets `prediction`."""
+        """Return Python that runs the same interventions, given `model`, `clean` and `corrupted`; sets `prediction`."""
         lines = ""
         for site in self.interventions:
             index = ["every" if part == slice(None) else str(part) for part in site.index]
@@ -280,7 +287,7 @@ class PatchingSession:
     @torch.no_grad()
     def _corrupted_prediction(self) -> Tensor:
         # hooked like all runs of a session, so that they differ by the patches alone and not by rounding
-        return self._patched([(next(iter(self._clean_run[1])), _leave_unchanged)])
+        return self._patched([(next(iter(self._clean_run[1])), lambda activation, hook: None)])
 
     def _patched(self, hooks: list[Any]) -> Tensor:
         return self._adapter.run(self._adapter.encode(self._corrupted_part), hooks)
@@ -298,41 +305,19 @@ class PatchingSession:
         self._future.clear()
 
     def _check(self, site: Site) -> None:
-        if not 0 <= site.layer < self.n_layers:
-            raise ValueError(f"{site}: the model has layers 0 to {self.n_layers - 1}")
-        check_hook(self.model, site.hook_name)
-        if site.hook_name not in self._clean_run[1]:
-            raise silent_hook(site.hook_name)
-        shape = self._clean_run[1][site.hook_name].shape[1:]
-        for axis, size in zip(axes_of(site.component), shape, strict=False):  # features come last
-            place = getattr(site, axis)
-            if place is not None and not 0 <= place < size:
-                raise ValueError(f"{site}: {axis} goes from 0 to {size - 1}")
-        if site.hook_name not in self._tried:
-            check_edits(self._adapter, self._adapter.encode(self._clean_part), [site.hook_name])
-            self._tried.add(site.hook_name)
+        """Raise ValueError for a site that the model does not have, or whose edits it ignores."""
+        if site not in self._tried:
+            axes = ["layer", *(axis for axis in axes_of(site.component) if getattr(site, axis) is not None)]
+            only = {axis: getattr(site, axis) for axis in axes}
+            make_grid(self._adapter, self._adapter.encode(self._clean_part), site.component, axes, only)
+            self._tried.add(site)
 
     def _tokens_code(self, name: str, number: int) -> str:
         part = f"{name}[{number}:{number + 1}]"
         return f"model.encode({part})" if isinstance(self.clean, Prompts) else f"{part}.to(model.cfg.device)"
 
 
-def _replacement(clean: Tensor, site: Site) -> Any:
-    index = (slice(None), *site.index)
-
-    def replace(activation: Tensor, hook: HookPoint) -> Tensor:
-        activation = to_write(activation, site.hook_name)
-        activation[index] = clean[index]
-        return activation
-
-    return replace
-
-
-def _leave_unchanged(activation: Tensor, hook: HookPoint) -> None:
-    """A hook that changes nothing."""
-
-
 def _check_number(which: str, number: int, n_prompts: int) -> int:
     if not 0 <= number < n_prompts:
-        raise ValueError(f"{which} prompt {number}: there are prompts 0 to {n_prompts - 1}")
+        raise ValueError(f"{which}_prompt must be 0 to {n_prompts - 1}, got {number}")
     return number

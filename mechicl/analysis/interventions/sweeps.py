@@ -18,7 +18,7 @@ from mechicl.statistics import Interval, Result, interval, ratio_interval
 
 @dataclass(frozen=True, eq=False)
 class InterventionSweep(Result):
-    """What a model predicts under each of a series of interventions.
+    """A model's predictions under each of a series of interventions.
 
     Its table has one row per cell, with the mean of each metric and, as `metric_effect`, of its change.
 
@@ -60,17 +60,13 @@ class InterventionSweep(Result):
         return dict.fromkeys(self.samples(), self.axes)
 
     def axis_values(self, axis: str, size: int) -> list[Any]:
-        """The layers, positions, ... along an axis.
-
-        Raises:
-            ValueError: no such axis.
-        """
+        """The layers, positions, ... along an axis."""
         if axis not in self.axes:
             raise ValueError(f"axis must be one of {list(self.axes)}, got {axis!r}")
         return list(self.indices[self.axes.index(axis)])
 
     def measure(self, name: str, metric: Metric) -> "InterventionSweep":
-        """The same sweep with one more metric.
+        """Add a metric to the sweep.
 
         Raises:
             ValueError: the predictions were not kept, or the metric returns another shape than `[prompt]`.
@@ -88,40 +84,35 @@ class InterventionSweep(Result):
         )
 
     def effect(self, metric: str | None = None) -> Float[Tensor, "..."]:
-        """The change of a metric (the first by default) by each intervention, `[*axes prompt]`."""
+        """Return the change of a metric (the first by default) by each intervention, `[*axes prompt]`."""
         name = self._metric(metric)
         return self.values[name] - self.unpatched_values[name]
 
     def recovered(self, metric: str | None = None) -> Float[Tensor, "..."]:
-        """The share of the difference of the source's and the unpatched run's mean metric that each cell recovers.
+        """Return the share of the difference between source and unpatched run that each cell recovers, `[*axes]`.
 
-        `[*axes]`: 0 where an intervention does nothing, 1 where it moves the mean metric all the way; NaN where both
-        runs have the same mean metric, up to rounding. It is a share of means, because the share of a single prompt is
-        undefined where both runs agree. The largest of many is biased upwards: measure the cell again on other prompts
-        (`only=`).
+        0 where an intervention does nothing, 1 where it moves the mean metric all the way; NaN where both runs have the
+        same mean metric, up to rounding. It is a share of means, since the share of a single prompt is undefined where
+        both runs agree. The largest of many cells is biased upwards: measure it again on other prompts (`only=`).
 
         Raises:
-            ValueError: the activations come from no run.
+            ValueError: an ablation, whose activations do not come from a run.
         """
         name = self._metric(metric)
         return self.effect(name).mean(-1) / self._whole(name).mean()
 
     def recovered_interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
-        """The share that one cell recovers, by its indices along the axes, with its interval over prompts.
-
-        Raises:
-            ValueError: another number of indices than axes, or activations that come from no run.
-        """
+        """Return the share that one cell recovers, by its places along the axes, with its interval over prompts."""
         name = self._metric(metric)
         whole, effect = self._whole(name), self.effect(name)[self._place(index)]
         return ratio_interval(effect, whole, level)
 
     def interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
-        """Mean effect of one cell, by its places along the axes, with its confidence interval over prompts."""
+        """Return the mean effect of one cell, by its places along the axes, with its interval over prompts."""
         return interval(self.effect(metric)[self._place(index)], level)
 
     def to_patching_result(self, metric: str | None = None) -> PatchingResult:
-        """A metric as TransformerLens' own result: bootstrap intervals, permutation tests, a table of all prompts."""
+        """Convert a metric to TransformerLens' `PatchingResult`, for its bootstrap intervals and permutation tests."""
         name = self._metric(metric)
         return PatchingResult(
             values=self.values[name],
@@ -133,7 +124,7 @@ class InterventionSweep(Result):
         )
 
     def strongest(self, n: int = 5, metric: str | None = None) -> pd.DataFrame:
-        """The cells with the largest mean effects, up or down."""
+        """Return the cells with the largest mean effects, up or down."""
         name = self._metric(metric)
         table = self.to_dataframe()
         order = table[f"{name}_effect"].abs().sort_values(ascending=False).index[:n]
@@ -141,9 +132,9 @@ class InterventionSweep(Result):
         return table.loc[order, [*self.axes, *columns]]
 
     def _whole(self, name: str) -> Float[Tensor, "prompt"]:
-        """The source's metric less the unpatched run's; NaN where their means agree."""
+        """The source's metric minus the unpatched run's; NaN where their means agree."""
         if name not in self.source_values:
-            raise ValueError(f"the activations of {self.what} come from no run: use effect()")
+            raise ValueError(f"the activations of {self.what} do not come from a run: use effect()")
         source, unpatched = self.source_values[name], self.unpatched_values[name]
         whole, size = source - unpatched, source.abs().mean() + unpatched.abs().mean()
         return whole.masked_fill(whole.mean().abs() <= 1e-6 * size, math.nan)  # only rounding
