@@ -1,6 +1,6 @@
-"""Which parts of a model carry a metric, and along which edges? Circuits of heads, MLPs and connections.
+"""Circuits: the heads, MLPs and connections that carry a metric.
 
->>> circuit = find_circuit(model, prompts)    # with everything else ablated, the metric stays
+>>> circuit = find_circuit(model, prompts)    # the metric stays with everything else ablated
 >>> circuit.heads, circuit.faithfulness()
 """
 

@@ -1,6 +1,7 @@
 """A circuit: its nodes and edges, and the values of the metric with and without them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,28 +16,27 @@ from mechicl.statistics import Interval, Result, interval, ratio_interval
 
 OUTPUT = "output"
 """The name of the read-out in a graph."""
+N_LISTED = 5
+"""Parts that a printed circuit lists."""
 
 
 @dataclass(frozen=True, eq=False)
 class Circuit(Result):
     """The part of a model that carries a metric, and how well it does alone.
 
-    Metrics are per prompt; `method` says what replaces "ablated" parts.
-
     Attributes:
         nodes: heads and MLPs of the circuit, in order of computation.
         edges: connections of the circuit, from the embedding to the output.
-        metric: its name.
-        method: of ablation.
+        metric: name of the metric.
+        method: what "ablated" parts write, and cut edges carry; see `find_circuit`.
         full: the metric of the whole model, `[prompt]`.
         ablated: with all edges cut, `[prompt]`.
         alone: with all but the circuit's nodes ablated, `[prompt]`.
         without: with the circuit's nodes ablated and all others in place, `[prompt]`.
         edges_alone: with every edge cut but the circuit's, `[prompt]`.
-        node_effects: change of the metric when the circuit loses one of its nodes too, `[node prompt]`; NaN where that
+        node_effects: change of the metric when the circuit loses one of its nodes too, `[node prompt]`; NaN where it
             was not measured.
-        edge_effects: change of the metric when the circuit loses one of its edges too, `[edge prompt]`; NaN where that
-            was not measured.
+        edge_effects: the same for its edges, `[edge prompt]`.
         n_nodes: number of heads and MLPs of the model.
         subsets: sets of the circuit's nodes that were removed from it and from the model; see `measure_circuit`.
         alone_without: the metric of the circuit without each subset, `[subset prompt]`.
@@ -69,47 +69,44 @@ class Circuit(Result):
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """Layer and number of its heads."""
+        """Layer and number of each head."""
         return [(node.layer, node.head) for node in self.nodes if node.head is not None]
 
     def faithfulness(self, level: float = 0.95) -> Interval:
-        """Share of the metric that the circuit's edges keep when everything else is cut, 1 for all of it.
+        """Measure the share of the metric that the circuit's edges keep when everything else is cut, 1 for all of it.
 
         `(edges_alone - ablated) / (full - ablated)` of means over prompts. On the prompts that the circuit was found on
         it is within the tolerance of 1 by construction: see `measure_circuit`. Where `full` is near 0, as a good
-        model's loss is, a share of 0.95 may still be many times `full`.
+        model's loss is, at a share of 0.95 the metric may still be many times `full`.
         """
         return ratio_interval(self.edges_alone - self.ablated, self.full - self.ablated, level)
 
-    def node_faithfulness(self, level: float = 0.95) -> Interval:
-        """Share of the metric that the circuit's nodes keep, with all edges between them, when the rest is ablated."""
-        return ratio_interval(self.alone - self.ablated, self.full - self.ablated, level)
-
     def completeness(self, level: float = 0.95) -> Interval:
-        """Share of the metric that is lost without the circuit's nodes, 1 if the rest of the model has none of it.
+        """Measure the share of the metric that is lost without the circuit's nodes, 1 if the others carry none of it.
 
-        `(full - without) / (full - ablated)` of means over prompts. Of the subsets that Wang et al. 2023 remove from
-        circuit and model this is the whole circuit; `incompleteness` has others. NaN for a circuit of all nodes, where
-        it is meaningless.
+        `(full - without) / (full - ablated)` of means over prompts; NaN for a circuit of all nodes. Wang et al. 2023
+        remove subsets of the circuit from it and from the model; here it is the whole circuit, and `incompleteness` has
+        smaller subsets.
         """
         if len(self.nodes) == self.n_nodes:
             return Interval(math.nan, math.nan, math.nan, len(self.full), level)
         return ratio_interval(self.full - self.without, self.full - self.ablated, level)
 
     def incompleteness(self, level: float = 0.95) -> dict[tuple[Node, ...], Interval]:
-        """By subset of nodes, the difference of circuit and model without it, as a share of the whole effect.
+        """Measure the difference of circuit and model without each subset of nodes, as a share of the whole effect.
 
         `(F(C \\ K) - F(M \\ K)) / (F(M) - F(nothing))` of means over prompts: near 0 for every subset K if the circuit
-        has everything that does the task (Wang et al. 2023, section 4, who take the absolute value). Empty unless
-        `measure_circuit(n_subsets=...)` was asked for subsets.
+        has everything that does the task (Wang et al. 2023, section 4, who take the absolute value). Empty without
+        `measure_circuit(n_subsets=...)`.
         """
         if self.alone_without is None or self.whole_without is None:
             return {}
-        apart, gained = self.alone_without - self.whole_without, self.full - self.ablated
-        return {subset: ratio_interval(each, gained, level) for subset, each in zip(self.subsets, apart, strict=True)}
+        differences, gained = self.alone_without - self.whole_without, self.full - self.ablated
+        pairs = zip(self.subsets, differences, strict=True)
+        return {subset: ratio_interval(difference, gained, level) for subset, difference in pairs}
 
     def minimality(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
-        """Share of the metric that the circuit loses without each of its parts: 0 for one that it does not need.
+        """Measure the share of the metric that the circuit loses without each of its parts: 0 if it is not needed.
 
         `effect / (ablated - full)` of means over prompts; parts whose effect was not measured are left out. Wang et al.
         2023 remove a part together with others that may compensate for it; here each is removed alone.
@@ -118,7 +115,7 @@ class Circuit(Result):
         return {part: ratio_interval(effect, gained, level) for part, effect in self._measured()}
 
     def effects(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
-        """Change of the metric without each part of the circuit: nodes, then edges, those that were measured."""
+        """Measure the change of the metric without each part: nodes, then edges, those that were measured."""
         return {part: interval(effect, level) for part, effect in self._measured()}
 
     def _measured(self) -> list[tuple[Node | Edge, Tensor]]:
@@ -127,13 +124,13 @@ class Circuit(Result):
         return [(part, effect) for part, effect in pairs if not effect.isnan().all()]
 
     def is_same_as(self, other: NodesAndEdges) -> bool:
-        """Whether another circuit, or the truth, has the same nodes and edges; see `compare_circuits`."""
+        """True if another circuit, or the truth, has the same nodes and edges; see `compare_circuits`."""
         return set(self.nodes) == set(other.nodes) - {EMBEDDING} and set(self.edges) == set(other.edges)
 
     # ---- as tables, text and graphs ----
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row per node, then one per edge: the change of the metric without it, with its interval over prompts."""
+        """Make a table of nodes, then edges: the change of the metric without each, with its interval over prompts."""
         effects, rows = self.effects(level), []
         for part in (*self.nodes, *self.edges):
             mean = effects.get(part, Interval(math.nan, math.nan, math.nan, len(self.full), level))
@@ -141,18 +138,16 @@ class Circuit(Result):
         return pd.DataFrame(rows, columns=["kind", "part", "effect", "low", "high"])
 
     def edge_list(self, level: float = 0.95) -> str:
-        """The edges by receiver in order of computation, a line each, with the change of the metric without them."""
+        """List the edges, a line each, by receiver in order of computation, with the metric's change without them."""
         effects = self.effects(level)
-        lines = [(str(edge), effects.get(edge)) for edge in order_edges(self.edges)]
-        width = max((len(edge) for edge, _ in lines), default=0)
-        return "\n".join(edge if mean is None else f"{edge:<{width}}  {mean}" for edge, mean in lines) or "no edges"
+        return _listed([(edge, effects.get(edge)) for edge in order_edges(self.edges)]) or "no edges"
 
     def to_networkx(self, level: float = 0.95) -> nx.MultiDiGraph:
-        """The circuit as a graph of networkx, from "embedding" to "output".
+        """Convert the circuit to a graph of networkx, from "embedding" to "output".
 
         Nodes are named as they print ("head 0.2", "MLP 1") and have their `kind`, `layer` and `head`; the key of an
         edge is the receiver's input: "q", "k", "v" or "". Where it was measured, both have their `effect` with the ends
-        of its interval, `low` and `high`. No attribute is None, so that every format of networkx can write it.
+        of its interval, `low` and `high`. No attribute is None, since most file formats of networkx cannot write it.
         """
         effects = self.effects(level)
 
@@ -172,11 +167,28 @@ class Circuit(Result):
         return graph
 
     def __str__(self) -> str:
+        """Summarize the circuit, and list the edges (or nodes) with the strongest effects, if these were measured."""
         metrics = {"whole": self.full, "alone": self.edges_alone, "ablated": self.ablated}
-        means = (f"{metric.mean():.4g} {name}" for name, metric in metrics.items())
         whole = len(self.nodes) == self.n_nodes
-        return (
-            f"{', '.join(map(str, self.nodes)) or 'no node'}{' (the whole model)' if whole else ''}; "
-            f"{len(self.edges)} edges; {self.metric} {', '.join(means)}; faithfulness {self.faithfulness()}"
-            f"{'' if whole else f', completeness {self.completeness()}'}"
+        names = ", ".join(map(str, self.nodes[:N_LISTED])) or "no node"
+        if len(self.nodes) > N_LISTED:
+            names = f"{len(self.nodes)} nodes"
+        summary = (
+            f"{names}{' (the whole model)' if whole else ''}; {len(self.edges)} edges; {self.metric} "
+            f"{', '.join(f'{metric.mean():.4g} {name}' for name, metric in metrics.items())}; "
+            f"faithfulness {self.faithfulness()}{'' if whole else f', completeness {self.completeness()}'}"
         )
+        effects = self.effects()
+        edges = [part for part in effects if isinstance(part, Edge)] or list(effects)
+        strongest = sorted(edges, key=lambda part: -abs(effects[part].mean))[:N_LISTED]
+        if not strongest:
+            return summary
+        kind = "edges" if isinstance(strongest[0], Edge) else "nodes"
+        title = f"change of the metric without each of the {len(strongest)} strongest of {len(edges)} {kind}:"
+        return f"{summary}\n{title}\n{_listed([(part, effects[part]) for part in strongest])}"
+
+
+def _listed(parts: Sequence[tuple[Node | Edge, Interval | None]]) -> str:
+    """Parts of a circuit with their effects as text, a line each."""
+    width = max((len(str(part)) for part, _ in parts), default=0)
+    return "\n".join(str(part) if effect is None else f"{part!s:<{width}}  {effect}" for part, effect in parts)

@@ -12,34 +12,28 @@ from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.statistics import Result
 
 Kind = Literal["nodes", "edges"]
+KINDS: tuple[Kind, ...] = ("nodes", "edges")
+STANDINGS = ("shared", "missing", "false")
 
 
 @runtime_checkable
 class NodesAndEdges(Protocol):
-    """Anything with nodes and edges: a circuit, or the circuit read off a model's weights."""
+    """Anything with nodes and edges: a circuit, or the circuit read off a model's weights.
+
+    `nodes` are heads and MLPs, and may contain the embedding; `edges` go from the embedding to the output.
+    """
 
     @property
-    def nodes(self) -> Iterable[Node]:
-        """Heads and MLPs; the embedding may be among them."""
-        ...
-
+    def nodes(self) -> Iterable[Node]: ...  # noqa: D102
     @property
-    def edges(self) -> Iterable[Edge]:
-        """Connections, from the embedding to the output."""
-        ...
+    def edges(self) -> Iterable[Edge]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, eq=False)
 class CircuitComparison(Result):
-    """How a circuit differs from the truth, or from another circuit.
+    """The difference of a circuit from the truth, or from another circuit.
 
-    Attributes:
-        shared_nodes: in both.
-        missing_nodes: in the truth only.
-        false_nodes: in the circuit only.
-        shared_edges: in both.
-        missing_edges: in the truth only.
-        false_edges: in the circuit only.
+    "Shared" nodes and edges are in both, "missing" ones in the truth only, "false" ones in the circuit only.
     """
 
     shared_nodes: tuple[Node, ...]
@@ -51,53 +45,44 @@ class CircuitComparison(Result):
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is missing and nothing is false."""
+        """True if nothing is missing and nothing is false."""
         return not (self.missing_nodes or self.false_nodes or self.missing_edges or self.false_edges)
 
     def precision(self, kind: Kind = "edges") -> float:
-        """Share of the circuit's nodes or edges that are in the truth; NaN if it has none."""
+        """Return the share of the circuit's nodes or edges that are in the truth; NaN if it has none."""
         shared, _, false = self._parts(kind)
         return len(shared) / n if (n := len(shared) + len(false)) else math.nan
 
     def recall(self, kind: Kind = "edges") -> float:
-        """Share of the truth's nodes or edges that are in the circuit; NaN if it has none."""
+        """Return the share of the truth's nodes or edges that are in the circuit; NaN if it has none."""
         shared, missing, _ = self._parts(kind)
         return len(shared) / n if (n := len(shared) + len(missing)) else math.nan
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row per node, then one per edge: whether it is shared, missing or false; `level` is unused."""
-        rows = [
-            (kind.removesuffix("s"), str(part), standing)
-            for kind in ("nodes", "edges")
-            for standing, parts in zip(("shared", "missing", "false"), self._parts(kind), strict=True)
-            for part in parts
-        ]
+        """Make a table of nodes, then edges: each is shared, missing or false; `level` is unused."""
+        rows = [(kind[:-1], str(part), standing) for standing, kind, parts in self._by_standing() for part in parts]
         return pd.DataFrame(rows, columns=["kind", "part", "standing"])
 
-    def _parts(self, kind: Kind) -> tuple[Sequence[Node | Edge], Sequence[Node | Edge], Sequence[Node | Edge]]:
-        if kind == "nodes":
-            return self.shared_nodes, self.missing_nodes, self.false_nodes
-        return self.shared_edges, self.missing_edges, self.false_edges
-
     def counts(self) -> list[str]:
-        """The numbers of nodes and edges that are found and false, as text."""
-        several = ((kind, self._parts(kind)) for kind in ("nodes", "edges"))
+        """Return the numbers of nodes and edges that are found and false, as text."""
+        several = ((kind, self._parts(kind)) for kind in KINDS)
         return [f"{len(s)} of {len(s) + len(m)} {kind} found, {len(f)} false" for kind, (s, m, f) in several]
 
+    def _parts(self, kind: Kind) -> list[Sequence[Node | Edge]]:
+        return [getattr(self, f"{standing}_{kind}") for standing in STANDINGS]
+
+    def _by_standing(self) -> list[tuple[str, Kind, Sequence[Node | Edge]]]:
+        return [(s, kind, parts) for kind in KINDS for s, parts in zip(STANDINGS, self._parts(kind), strict=True)]
+
     def __str__(self) -> str:
-        words = []
-        for kind, line in zip(("nodes", "edges"), self.counts(), strict=True):
-            _, missing, false = self._parts(kind)
-            wrong = [f"; {name}: {_listed(parts)}" for name, parts in (("missing", missing), ("false", false)) if parts]
-            words.append("".join([line, *wrong]))
-        return "\n".join(words)
+        wrong = dict.fromkeys(KINDS, "")
+        for standing, kind, parts in self._by_standing():
+            if parts and standing != "shared":
+                wrong[kind] += f"; {standing}: {_listed(parts)}"
+        return "\n".join(line + wrong[kind] for kind, line in zip(KINDS, self.counts(), strict=True))
 
     def _lines(self) -> list[tuple[str, str]]:
-        return [
-            (f"{standing} {kind}", _listed(parts) or "none")
-            for kind in ("nodes", "edges")
-            for standing, parts in zip(("shared", "missing", "false"), self._parts(kind), strict=True)
-        ]
+        return [(f"{standing} {kind}", _listed(parts) or "none") for standing, kind, parts in self._by_standing()]
 
 
 @checked
@@ -105,9 +90,6 @@ def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitCom
     """Compare a circuit with the truth, or with another circuit: shared, missing and false nodes and edges.
 
     The embedding is not counted as a node: every circuit begins there.
-
-    Raises:
-        ValueError: circuits of models with another number of parts.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=2, seed=0)
@@ -128,7 +110,7 @@ def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitCom
 
 
 def order_edges(edges: Iterable[Edge]) -> tuple[Edge, ...]:
-    """Edges by receiver in order of computation, then by its input, then by sender."""
+    """Sort edges by receiver in order of computation, then by its input, then by sender."""
     return tuple(sorted(edges, key=lambda edge: (_place(edge.receiver), "qkv".find(edge.by), _place(edge.sender))))
 
 

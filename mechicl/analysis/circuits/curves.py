@@ -11,12 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.cuts import between_ends
-from mechicl.analysis.circuits.objectives import OneMetric
-from mechicl.analysis.circuits.problem import Method, make_problem
+from mechicl.analysis.circuits.problem import Method, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Natural, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -30,13 +28,13 @@ RESAMPLES = 2000  # of the prompts, for intervals of areas
 
 @dataclass(frozen=True, eq=False)
 class CircuitCurve(Result):
-    """How much of a metric the best edges keep, by their number.
+    """The share of a metric that the best edges keep, by their number.
 
     Attributes:
-        fractions: of the model's edges that a circuit may have.
-        counts: the number of edges that this is, rounded down.
-        n_kept: by name of the scores, how many of them are on a path from the embedding to the output.
-        metric: its name.
+        fractions: shares of the model's edges that a circuit may have.
+        counts: the same as numbers of edges, rounded down.
+        n_kept: by name of the scores, the number of these edges on a path from the embedding to the output.
+        metric: name of the metric.
         method: what a cut edge carries.
         full: the metric of the whole model, `[prompt]`.
         ablated: with every edge cut, `[prompt]`.
@@ -58,30 +56,28 @@ class CircuitCurve(Result):
         return tuple(self.alone)
 
     def faithfulness(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
-        """Share of the metric that circuits of each size keep: `(alone - ablated) / (full - ablated)` of means.
+        """Measure the share of the metric that circuits of each size keep, by name of the scores (default: the first).
 
-        Args:
-            name: of the scores, by default the first.
-            level: of the intervals over prompts.
+        `(alone - ablated) / (full - ablated)` of means over prompts, with intervals over prompts.
         """
         gained = self.full - self.ablated
         return [ratio_interval(alone - self.ablated, gained, level) for alone in self._of(name)]
 
     def cpr(self, name: str | None = None, level: float = 0.95, *, seed: int = 0) -> Interval:
-        """The circuit performance ratio: the area under faithfulness over the fraction of edges, the higher the better.
+        """Measure the circuit performance ratio: the area under faithfulness over the fraction of edges.
 
-        By trapezoids between the fractions: circuits of any size that keep all of the metric have an area of the last
-        fraction less the first (0.999); more is possible where parts that harm the metric are left out. The interval is
-        of resampled prompts.
+        By trapezoids between the fractions. If circuits of every size keep all of the metric, the area is the last
+        fraction minus the first (0.999); more is possible without parts that harm the metric. The interval is from
+        resampled prompts.
 
         Source: Mueller et al. 2025.
         """
         return self._area(name, level, seed, distance=False)
 
     def cmd(self, name: str | None = None, level: float = 0.95, *, seed: int = 0) -> Interval:
-        """The circuit-model distance: the area between faithfulness and 1 over the fraction of edges; 0 is best.
+        """Measure the circuit-model distance: the area between faithfulness and 1 over the fraction of edges.
 
-        As for `cpr`. Where the curve crosses 1 between two fractions the trapezoid counts both sides.
+        As for `cpr`. Where the curve crosses 1 between two fractions, the trapezoid counts both sides.
         """
         return self._area(name, level, seed, distance=True)
 
@@ -93,7 +89,7 @@ class CircuitCurve(Result):
         n = full.shape[0]
 
         def area(weights: np.ndarray) -> np.ndarray:
-            """`[resample]`, from the weight of each prompt `[resample prompt]`."""
+            """The area for each resample, from the weight of each prompt `[resample prompt]`."""
             nothing = weights @ ablated
             shares = ((alone @ weights.T) - nothing) / (weights @ full - nothing)  # [fraction resample]
             return widths @ (np.abs(1 - shares) if distance else shares)
@@ -110,7 +106,7 @@ class CircuitCurve(Result):
         return self.alone[self.names[0] if name is None else name]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row per size and scores: the number of edges, and their faithfulness with its interval."""
+        """Make a table with one row per size and scores: the number of edges, and their faithfulness."""
         rows = []
         for name in self.names:
             sizes = zip(self.fractions, self.counts, self.n_kept[name], self.faithfulness(name, level), strict=True)
@@ -130,7 +126,7 @@ def circuit_curve(
     metrics: OneMetric = None,
     *,
     fractions: Sequence[float] = FRACTIONS,
-    n_random: int = 1,
+    n_random: Natural = 1,
     absolute: bool = True,
     only_paths: bool = True,
     method: Method | None = None,
@@ -142,28 +138,24 @@ def circuit_curve(
 ) -> CircuitCurve:
     """Measure the faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score.
 
-    Use other prompts than those of the scores. `metrics`, `reference`, `at`, `memory` and `progress` are as for
-    `find_circuit`.
+    Arguments that are not described here are those of `find_circuit`.
 
     Args:
-        model: as for `find_circuit`.
-        scores: how the metric changes when each of its edges is cut: what `score_edges` returns, or numbers by edge; or
+        scores: the change of the metric when each edge is cut: the result of `score_edges`, or numbers by edge; or
             several of these by name, for instance those of an untrained model for comparison.
-        prompts: what it runs on.
-        fractions: of the edges, increasing, how many the circuits have; rounded down to whole edges.
+        prompts: other prompts than those of the scores.
+        fractions: the shares of the edges that circuits have, increasing; rounded down to whole edges.
         n_random: number of controls with random scores.
-        absolute: rank by size. Otherwise edges come first whose cut moves the metric farthest in the direction of
-            cutting everything, and last those without which it would be better. The benchmark's code has both: the
-            second serves the CPR, the first the CMD.
-        only_paths: drop chosen edges that are on no path of chosen edges from the embedding to the output. Otherwise a
-            part that reads nothing but references still writes what it makes of them.
-        method: what a cut edge carries: by default what it did for the scores, if they say so, else zero. "any" is
-            measured with zero.
+        absolute: rank by absolute value (the benchmark's choice for the CMD). Otherwise rank first the edges whose cut
+            moves the metric farthest in the direction of cutting everything (its choice for the CPR).
+        only_paths: drop chosen edges that are not on a path of chosen edges from the embedding to the output. Otherwise
+            a part whose inputs are all cut still writes its output.
+        method: what a cut edge carries: by default the same as for the scores, else zero. "any" is measured with zero.
         seed: of random scores, and of "resample".
 
     Raises:
-        ValueError: as for `find_circuit`; scores of other edges, that are not finite, or with other cut edges than the
-            circuits; fractions that do not increase from above 0 to 1, a metric that is not finite on some circuit.
+        ValueError: as for `find_circuit`; scores of other edges or by another method, scores that are not finite, or a
+            metric that is not finite on some circuit.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
@@ -172,11 +164,10 @@ def circuit_curve(
         >>> curve = circuit_curve(induction, scores, ids[32:], next_token_loss(ids[32:, 0]))
         >>> print(curve.cpr(), curve.cpr("random"))
 
-    Source: Mueller et al. 2025, and its code for what the text leaves open: rounding down, trapezoids
-    between the fractions, edges on no path dropped. Here a head's query, key and value are separate receivers, as
-    there; the embedding of positions is not separate from that of tokens.
+    Source: Mueller et al. 2025, and their code for details: rounding down, trapezoids between the fractions, dropped
+    edges. As there, a head's query, key and value are separate receivers; here the embedding of positions is not
+    separate from that of tokens.
     """
-    check_whole(0, n_random=n_random)
     parts = [float(fraction) for fraction in fractions]
     if not parts or parts != sorted(set(parts)) or not 0 < parts[0] <= parts[-1] <= 1:
         raise ValueError(f"fractions must increase, above 0 and up to 1: got {tuple(fractions)}")
@@ -186,10 +177,7 @@ def circuit_curve(
     for name, each in by_name.items():
         theirs = getattr(each, "method", None)
         if theirs is not None and method is not None and theirs != method:
-            raise ValueError(
-                f"the scores {name!r} are of method={theirs!r}, and the circuits would be of {method!r}: leave method= "
-                f"out, score with it, or give scores by edge, dict(zip(scores.edges, scores.scores.mean(1).tolist()))"
-            )
+            raise ValueError(f"method must be {theirs!r}, that of the scores {name!r}, got {method!r}")
         method = theirs or method
     with progress_bar(unit="run", desc="curve", progress=progress) as bar:
         problem = make_problem(
@@ -214,8 +202,8 @@ def circuit_curve(
         values = problem.measure(distinct.to(problem.graph.tokens.device))[place]
     if not values.isfinite().all():
         raise ValueError(
-            f"{problem.objective.name!r} is not finite on some circuit, so it has no curve: give a metric that is "
-            f"finite for all predictions, such as a difference of logits, or method='mean' or 'resample'"
+            f"{problem.objective.name!r} is not finite on some circuit: give another metric, such as a difference of "
+            f"logits, or method='mean' or 'resample'"
         )
     return CircuitCurve(
         fractions=tuple(parts),

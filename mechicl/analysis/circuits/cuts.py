@@ -1,4 +1,4 @@
-"""Which edges stay: exact cuts in groups, ACDC's cuts one by one, or the strongest by their scores."""
+"""Rules that select edges: exact cuts in groups, ACDC's cuts one by one, or the strongest by their scores."""
 
 from collections.abc import Sequence
 
@@ -14,17 +14,17 @@ from mechicl.models.opening.edges import EMBEDDING, Node
 def cut_exactly(
     problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float, *, candidates: Bool[Tensor, "edge"] | None = None
 ) -> Bool[Tensor, "edge"]:
-    """The edges that remain when as many as possible are cut within a tolerance.
+    """Cut as many edges as possible within a tolerance; return those that remain.
 
     Stages are taken from the output back. An edge into a node that nothing reads is cut without a run. The other edges
     are cut in groups: a group whose joint removal keeps the metric within the tolerance is cut, another is halved, and
     an edge that cannot be cut alone stays. Runs start at the stage, since everything before it is still whole. So at
-    most about (edges kept) × log2(edges) runs are made, and few more than edges kept where the sizes separate them.
+    most about (edges kept) × log2(edges) runs are needed, and few more than edges kept where the sizes separate them.
 
     Args:
-        problem: the model, and what it has to keep.
-        sizes: how much each edge is thought to matter; it only determines how edges are grouped.
-        tolerance: how far all cuts together may move the metric.
+        problem: the model and the metric to keep.
+        sizes: estimated importance of each edge; it only determines how edges are grouped.
+        tolerance: largest change of the metric by all cuts together.
         candidates: the edges to begin with; by default all.
     """
     edges, stages = problem.graph.edges, problem.graph.stages
@@ -47,7 +47,7 @@ class _Cutter:
         """Cut the edges into one stage that can be cut; those into later stages were thinned before."""
         into = [edge for edge in self.problem.graph.stages[stage].numbers() if self.kept[edge]]
         order = sorted(into, key=lambda edge: (float(sizes[edge]), edge))
-        # edges that are thought to matter one by one, the others as one group
+        # edges with a size one by one, the others as one group
         small = [edge for edge in order if not float(sizes[edge]) > 1e-6 * float(sizes.max())]
         groups = ([small] if small else []) + [[edge] for edge in order[len(small) :]]
         while groups:
@@ -76,11 +76,11 @@ class _Cutter:
 
 
 def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
-    """ACDC's greedy rule: an edge is cut if that moves the metric less than the tolerance beyond where it already is.
+    """Cut edges by ACDC's greedy rule: if that moves the metric by less than the tolerance beyond where it already is.
 
     Receivers are taken from the output back, and edges into each from the last sender to the first; an edge into a node
-    that nothing reads is cut without a run. Most edges are cut, so runs are made ahead, each with one more edge cut
-    than the previous one, and those after the first edge that stays are discarded.
+    that nothing reads is cut without a run. Most edges are cut, so several runs are made ahead, each with one more edge
+    cut than the previous one, and those after the first edge that stays are discarded.
 
     Source: Conmy et al. 2023, algorithm 1.
     """
@@ -104,9 +104,9 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
 
 
 def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float) -> Bool[Tensor, "edge"]:
-    """The fewest edges with the largest sizes that keep the metric within the tolerance, and lead to the output.
+    """Keep the fewest edges with the largest sizes that keep the metric within the tolerance and lead to the output.
 
-    Found by bisection: fewer may suffice.
+    They are found by bisection: fewer may suffice.
     """
     order = sizes.argsort(descending=True, stable=True)
 
@@ -126,7 +126,7 @@ def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: fl
 
 
 def on_paths(graph: EdgeGraph, kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
-    """The kept edges that lead to the output along kept edges."""
+    """Return the kept edges that lead to the output along kept edges."""
     edges, reached = graph.edges, graph.reached
     chosen, read = torch.zeros(len(edges), dtype=torch.bool), set[Node | None]([None])
     for number in range(len(edges) - 1, -1, -1):  # edges are in order of computation
@@ -137,7 +137,7 @@ def on_paths(graph: EdgeGraph, kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge
 
 
 def between_ends(graph: EdgeGraph, kept: Bool[Tensor, "edge"]) -> Bool[Tensor, "edge"]:
-    """The kept edges on a path of kept edges from the embedding to the output."""
+    """Return the kept edges on a path of kept edges from the embedding to the output."""
     fed: set[Node | None] = {EMBEDDING}
     forward = torch.zeros(len(graph.edges), dtype=torch.bool)
     for number, edge in enumerate(graph.edges):  # edges are in order of computation

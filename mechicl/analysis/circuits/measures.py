@@ -1,4 +1,4 @@
-"""How good a circuit is: alone, without it, and without each of its parts."""
+"""Measure a circuit: the metric of the circuit alone, of the model without it, and without each of its parts."""
 
 import random
 from collections.abc import Sequence
@@ -9,11 +9,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from mechicl.analysis.circuits.circuit import Circuit
-from mechicl.analysis.circuits.objectives import OneMetric
-from mechicl.analysis.circuits.problem import Problem, make_problem
+from mechicl.analysis.circuits.problem import OneMetric, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Natural, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -34,27 +32,24 @@ def measure_circuit(
     reference: Inputs | None = None,
     at: At | None = None,
     effects: bool = True,
-    n_subsets: int = 0,
+    n_subsets: Natural = 0,
     seed: int = 0,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Circuit:
     """Measure the nodes and edges of a circuit on other prompts than those it was found on.
 
-    What cut edges carry stays the same ("any" is measured with zero); means are by default those over the new prompts.
-    The arguments are those of `find_circuit`.
+    Cut edges carry the same as in the search ("any" is measured with zero); means are by default those over the new
+    prompts. Arguments that are not described here are those of `find_circuit`.
 
     Args:
-        model: that the circuit is of.
-        circuit: whose nodes and edges are measured.
-        prompts: what it runs on.
-        n_subsets: how many sets of the circuit's nodes are removed from it, and from the model, for
-            `Circuit.incompleteness`: all sets if there are no more, else random ones, with every node in half of them.
+        circuit: the circuit to measure, of the same model.
+        n_subsets: number of sets of the circuit's nodes to remove from it, and from the model, for
+            `Circuit.incompleteness`: all sets if there are that few, else random ones, with every node in half of them.
         seed: of the sets, and of "resample".
 
     Raises:
-        ValueError: as for `find_circuit`; a circuit with parts that the model does not have; a reference where cut
-            edges carry zero.
+        ValueError: as for `find_circuit`; a circuit of another model, or of a method that this version does not have.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
@@ -62,8 +57,7 @@ def measure_circuit(
         >>> circuit = find_circuit(induction, ids[:32], next_token_loss(ids[:32, 0]))
         >>> print(measure_circuit(induction, circuit, ids[32:], next_token_loss(ids[32:, 0])).faithfulness())
     """
-    check_whole(0, n_subsets=n_subsets)
-    method: Any = {"any": "zero", "counterfactual": "resample"}.get(circuit.method, circuit.method)
+    method = {"any": "zero", "counterfactual": "resample"}.get(circuit.method, circuit.method)
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
         problem = make_problem(
             model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory,
@@ -72,13 +66,8 @@ def measure_circuit(
         graph = problem.graph
         absent = [*(set(circuit.nodes) - set(graph.nodes)), *(set(circuit.edges) - set(graph.edges))]
         if absent or circuit.n_nodes != len(graph.nodes) - 1:
-            has = f"this model has no {absent[0]}" if absent else (
-                f"with {circuit.n_nodes} heads and MLPs instead of {len(graph.nodes) - 1}"
-            )  # fmt: skip
-            raise ValueError(
-                f"the circuit is of another model: {has}. Measure it on the model that it was found in, or find one "
-                f"here with find_circuit"
-            )
+            other = f"no {absent[0]}" if absent else f"{len(graph.nodes) - 1} heads and MLPs, not {circuit.n_nodes}"
+            raise ValueError(f"circuit is of another model: this one has {other}")
         subsets = draw_subsets(circuit.nodes, n_subsets, seed)
         return measure_edges(problem, graph.mask(circuit.edges), subsets, method=circuit.method, effects=effects)
 
@@ -86,7 +75,7 @@ def measure_circuit(
 def measure_edges(
     problem: Problem, kept: Bool[Tensor, "edge"], subsets: Subsets = (), *, method: str = "", effects: bool = True
 ) -> Circuit:
-    """The circuit of these edges and the nodes that they connect.
+    """Measure the circuit of these edges and the nodes that they connect.
 
     A node is ablated by cutting all edges from it. Effects are NaN unless they are measured.
     """
@@ -132,7 +121,7 @@ def measure_edges(
 
 
 def draw_subsets(nodes: Sequence[Node], n_subsets: int, seed: int) -> Subsets:
-    """Different nonempty sets of nodes: all if they are few, or random ones, with every node in half of them."""
+    """Draw different nonempty sets of nodes: all if they are few, or random ones, with every node in half of them."""
     n = len(nodes)
     if n < 32 and 2**n - 1 <= n_subsets:
         numbers = list(range(1, 2**n))

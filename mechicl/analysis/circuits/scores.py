@@ -11,11 +11,9 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges
-from mechicl.analysis.circuits.objectives import Objective, OneMetric
-from mechicl.analysis.circuits.problem import Method, Problem, make_problem
+from mechicl.analysis.circuits.problem import Method, Objective, OneMetric, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.base.arguments import checked
-from mechicl.base.checks import check_whole
+from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -30,13 +28,13 @@ Scoring = Literal["eap-ig", "mask-ig"]
 
 @dataclass(frozen=True, eq=False)
 class EdgeScores(Result):
-    """To first order, how the metric changes when each edge is cut.
+    """Estimates, to first order, of the change of the metric when each edge is cut.
 
     Attributes:
-        edges: in the order of `list_edges`.
-        scores: `[edge prompt]`. Without a metric, for the outputs themselves, a size without a sign.
-        metric: its name.
-        scoring: how they were estimated.
+        edges: all edges of the model, by receiver in order of computation.
+        scores: `[edge prompt]`. Without a metric, for the outputs themselves, they have no sign.
+        metric: name of the metric.
+        scoring: the kind of estimate.
         method: what a cut edge carries.
     """
 
@@ -47,18 +45,20 @@ class EdgeScores(Result):
     method: str
 
     def sizes(self) -> Float[Tensor, "edge"]:
-        """How much each edge matters: the absolute value of its mean score over prompts."""
+        """Return the importance of each edge: the absolute value of its mean score over prompts."""
         return self.scores.mean(1).abs()
 
     def strongest(self, n: int) -> list[Edge]:
-        """The edges with the largest scores, the largest first."""
+        """Return the edges with the largest scores, the largest first."""
         return [self.edges[int(i)] for i in self.sizes().argsort(descending=True, stable=True)[:n]]
 
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
-        """The probability that a true edge scores higher, in absolute value, than another; ties count one half.
+        """Return the probability that a true edge scores higher, in absolute value, than another edge.
+
+        Ties count one half.
 
         Raises:
-            ValueError: no true edge or no other, true edges without a score, scores that are not finite.
+            ValueError: no true or no other edge, a true edge without a score, or scores that are not finite.
         """
         values = read_scores(self, self.edges).abs().numpy()
         true = set(truth.edges if isinstance(truth, NodesAndEdges) else truth)
@@ -66,12 +66,12 @@ class EdgeScores(Result):
             raise ValueError(f"{len(absent)} true edges have no score, such as {next(iter(absent))}")
         n_true, n_false = len(true), len(self.edges) - len(true)
         if not n_true or not n_false:
-            raise ValueError(f"there is nothing to distinguish: {n_true} true edges and {n_false} others")
+            raise ValueError(f"truth must have some of the edges, but not all: got {n_true} of {len(self.edges)}")
         ranks = rankdata(values)[[edge in true for edge in self.edges]]  # ties share the mean of their ranks
         return float((ranks.sum() - n_true * (n_true + 1) / 2) / (n_true * n_false))
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row per edge, strongest first: its mean score with the interval over prompts."""
+        """Make a table of the edges, strongest first: the mean score with its interval over prompts."""
         means = [interval(score, level) for score in self.scores]
         rows = [(str(edge), mean.mean, mean.low, mean.high) for edge, mean in zip(self.edges, means, strict=True)]
         frame = pd.DataFrame(rows, columns=["edge", "score", "low", "high"])
@@ -83,15 +83,11 @@ class EdgeScores(Result):
 
 
 Scores = EdgeScores | Mapping[Edge, float]
-"""How the metric changes when each edge is cut."""
+"""The change of the metric when each edge is cut."""
 
 
 def read_scores(scores: Scores, edges: Sequence[Edge], name: str = "scores") -> Float[Tensor, "edge"]:
-    """The mean score of each of these edges.
-
-    Raises:
-        ValueError: scores of other edges, or that are not finite.
-    """
+    """Return the mean score of each edge; a ValueError if there are others, or scores that are not finite."""
     if isinstance(scores, EdgeScores):
         scores = dict(zip(scores.edges, scores.scores.detach().double().mean(1).tolist(), strict=True))
     if other := scores.keys() - set(edges):
@@ -114,7 +110,7 @@ def score_edges(
     metrics: OneMetric = None,
     *,
     scoring: Scoring = "mask-ig",
-    steps: int | None = None,
+    steps: Count | None = None,
     method: Method | None = None,
     reference: Inputs | None = None,
     at: At | None = None,
@@ -122,20 +118,19 @@ def score_edges(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> EdgeScores:
-    """Estimate to first order what cutting each edge does to a metric, for all edges at once.
+    """Estimate, to first order, the change of a metric when each edge is cut, for all edges at once.
 
-    `prompts`, `metrics`, `method`, `reference`, `at`, `seed` and `progress` are as for `find_circuit`. Where the metric
-    is the outputs themselves, gradients are of sums of outputs with random signs.
+    Arguments that are not described here are those of `find_circuit`. Where the metric is the outputs themselves,
+    gradients are of sums of outputs with random signs.
 
     Args:
-        scoring: where gradients are taken, each multiplied by what the edge carries less what it carries when cut:
+        scoring: where gradients are taken; each is multiplied by the change of the edge's content when it is cut:
 
             - "eap-ig": on the path of the embedding from the reference's to the prompts', averaged over steps (Hanna
               et al. 2024). With `steps=1` this is edge attribution patching (Syed et al. 2023);
             - "mask-ig": on the path of all edges together from cut to whole, averaged over steps. In the limit of many
               steps the scores add up to the whole effect (Sundararajan et al. 2017).
-        steps: on the path; by default 4, or 5 for "eap-ig".
-        memory: bound in bytes on what runs and gradients take; prompts are taken in parts.
+        steps: number of points on the path; by default 4, or 5 for "eap-ig".
 
     Raises:
         ValueError: as for `find_circuit`, or a metric without a gradient.
@@ -146,7 +141,6 @@ def score_edges(
         >>> str(score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(1)[0])
         'head 1.0 → output'
     """
-    check_whole(1, steps=1 if steps is None else steps)
     problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory)
     scores = estimate_effects(problem, scoring, steps, seed, progress=progress)
     return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, problem.method)
@@ -155,7 +149,7 @@ def score_edges(
 def estimate_effects(
     problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool
 ) -> Float[Tensor, "edge prompt"]:
-    """The scores of all edges, averaged over what cut edges carry; see `score_edges`."""
+    """Estimate the scores of all edges, averaged over the problem's graphs; see `score_edges`."""
     signed = problem.objective.metric is not None
     # graphs on the prompts themselves: others have more runs
     numbers = [i for i, graph in enumerate(problem.graphs) if len(graph.tokens) == len(problem.graph.tokens)]
@@ -176,7 +170,7 @@ def estimate_effects(
 
 
 def _points(graph: EdgeGraph, scoring: Scoring, steps: int | None) -> Iterator[tuple[Float[Tensor, "edge"], float]]:
-    """How much of each edge is kept where gradients are taken, and their share in the sum."""
+    """The share of each edge that is kept where gradients are taken, and the weight of these gradients."""
     whole = torch.ones(len(graph.edges), dtype=graph.references.dtype, device=graph.tokens.device)
     if scoring == "eap-ig":
         embedding = graph.mask([edge for edge in graph.edges if edge.sender == EMBEDDING])

@@ -1,4 +1,4 @@
-"""Is reading demonstrations like being fine-tuned on them (Dai et al. 2023; Bar Natan, Deutch & Magar)?
+"""Reading demonstrations compared with fine-tuning on them (Dai et al. 2023; Bar Natan, Deutch & Magar).
 
 One model answers the same queries without demonstrations, after them, and without them after SGD on them. For a model
 on points, with each prompt's context as demonstrations:
@@ -6,8 +6,8 @@ on points, with each prompt's context as demonstrations:
 >>> tuning = search_on_prompts(model, prompts[:2], learning_rates=(0.003, 0.01), epochs=(1,)).best
 >>> print(compare_on_prompts(model, prompts[2:6], tuning))
 
-For a language model on a text task: `study_task(model, tokenizer, draw_texts(task))`. Demonstrations and queries of
-another kind become `Shots`, for `search_tuning`, `fine_tune` and `compare_with_finetuning`.
+For a language model on a text task: `study_task(model, tokenizer, draw_texts(task))`. For demonstrations and queries of
+another kind make `Shots`, the input of `search_tuning`, `fine_tune` and `compare_with_finetuning`.
 """
 
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison, compare_with_finetuning

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.last_token import LastTokenReader
-from mechicl.analysis.finetuning.predictions import scores_and_losses
 from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, fine_tune
 from mechicl.analysis.finetuning.similarity_measures import (
     attention_rank_correlation,
@@ -18,6 +17,7 @@ from mechicl.analysis.finetuning.similarity_measures import (
     random_update_similarity,
     recall_if_independent,
     recall_of_gains,
+    scores_and_losses,
     update_similarity,
 )
 from mechicl.base.arguments import checked
@@ -27,42 +27,40 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from mechicl.statistics import Interval, Result
 
-HIDDEN = -1e30  # no score of a token that is seen is as low
+HIDDEN = -1e30  # below every score of a visible token
 
 
 @dataclass(frozen=True, eq=False)
 class FineTuningComparison(Result):
     """Similarity of reading demonstrations and fine-tuning on them, for each query.
 
-    Undefined entries are NaN: the direction of a change that is 0, the ranks of weights that are all equal.
+    Undefined entries are NaN: the direction of a change of 0, the ranks of equal weights.
 
     Attributes:
         zero_shot_score: without demonstrations: right (1) or wrong (0) among the choices; minus the squared error in a
             regression.
         in_context_score: score after demonstrations.
         finetuned_score: score without demonstrations, after fine-tuning on them.
-        zero_shot_loss: without demonstrations: cross entropy over the choices in nats, or squared error.
-        in_context_loss: loss after demonstrations.
-        finetuned_loss: loss without demonstrations, after fine-tuning on them.
+        zero_shot_loss: cross entropy over the choices in nats, or squared error; also `in_context_loss` and
+            `finetuned_loss`.
         prediction_distance: between predictions in context and after fine-tuning: total variation of the distributions
             over the choices, or Euclidean distance.
         update_similarity: SimAOU, the cosine between the changes that demonstrations and fine-tuning make to the output
             of each attention layer at the last token.
-        random_update_similarity: its baseline, with a random vector for fine-tuning's change.
+        random_update_similarity: its baseline, with a random vector in place of fine-tuning's change.
         head_update_similarity: this cosine for each head's z.
-        map_similarity_before: SimAM before fine-tuning: the cosine between a head's scores, before the softmax, of the
-            query's own tokens by its last one, with and without demonstrations. NaN for fewer than two such tokens,
-            whose cosine is a sign; tokens that the head cannot see do not count.
+        map_similarity_before: SimAM before fine-tuning: the cosine between a head's scores (before the softmax) from
+            the query's last token to its own tokens, with and without demonstrations. NaN for fewer than two such
+            tokens; tokens that the head cannot see do not count.
         map_similarity_after: SimAM between the model with demonstrations and the fine-tuned one without.
-        rank_correlation: Kendall's, between the attention that the last token pays to the demonstrations' tokens in
-            context, and the products of its query vector with theirs in the fine-tuned model (to five digits, so that
-            equal tokens tie); both summed over heads. Only the tokens of the demonstrations' texts count, without
-            labels and separators, which fine-tuning does not read. For linear attention the sign is a convention:
-            -W_K with -W_V is the same model.
-        rank_correlation_before: this rank correlation before fine-tuning. Where keys and values alone are tuned, the
-            first layer's query vectors, and so this measure, cannot change.
-        random_rank_correlation: its baseline, with random weights for fine-tuning's.
-        head_rank_correlation: the rank correlation of each head separately.
+        rank_correlation: Kendall's, between the last token's attention to the demonstrations' tokens in context, and
+            the products of its query vector with theirs in the fine-tuned model (to five digits, so that equal tokens
+            tie); both summed over heads. Labels and separators, which fine-tuning does not read, do not count. For
+            linear attention the sign is a convention: -W_K with -W_V is the same model.
+        rank_correlation_before: this rank correlation before fine-tuning. If only keys and values are tuned, that of
+            the first layer cannot change.
+        random_rank_correlation: its baseline, with random weights in place of fine-tuning's.
+        head_rank_correlation: the rank correlation of each head.
     """
 
     zero_shot_score: Float[Tensor, "query"]
@@ -83,19 +81,17 @@ class FineTuningComparison(Result):
     head_rank_correlation: Float[Tensor, "layer head query"]
 
     def recall(self) -> Interval:
-        """Rec2FTP: the share of the queries that fine-tuning improves which demonstrations improve too."""
+        """Measure Rec2FTP: the share of the queries that fine-tuning improves which demonstrations improve too."""
         return recall_of_gains(self.zero_shot_score, self.in_context_score, self.finetuned_score)
 
     def recall_if_independent(self) -> Interval:
-        """The baseline of `recall`: its value if the two improved queries independently of each other."""
+        """Measure the baseline of `recall`: its value if the two improved queries independently of each other."""
         return recall_if_independent(self.zero_shot_score, self.in_context_score)
 
     @classmethod
     def concatenate(cls, parts: "Sequence[FineTuningComparison]") -> "FineTuningComparison":
         """Join comparisons of models of one shape, query after query."""
-        if not parts:
-            raise ValueError("no comparisons to put together")
-        if len(shapes := {part.head_rank_correlation.shape[:-1] for part in parts}) > 1:
+        if len(shapes := {part.head_rank_correlation.shape[:-1] for part in parts}) != 1:
             raise ValueError(f"parts must be of models of one shape, got {sorted(map(tuple, shapes))} heads")
         return cls(*(torch.cat([getattr(part, field.name) for part in parts], dim=-1) for field in fields(cls)))
 
@@ -118,15 +114,14 @@ def compare_with_finetuning(
     Args:
         model: of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
         shots: queries and demonstrations.
-        tuning: how to fine-tune on them; or the result of a fine-tuning, on these demonstrations or others (with other
+        tuning: the settings of fine-tuning; or the result of `fine_tune`, on these demonstrations or others (with other
             labels, say).
         seed: of the random baselines.
-        memory: bound in bytes on what a run takes.
+        memory: bound in bytes.
         progress: show progress bars.
 
     Raises:
-        ValueError: a prompt longer than the model's context, a hook of attention that the model does not have, or an
-            error of `fine_tune`.
+        ValueError: as for `fine_tune`; a prompt longer than the model's context, or a model without hooks of attention.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.3.
 
@@ -154,14 +149,14 @@ class BeforeFineTuning:
 
     @torch.no_grad()
     def compare_with(self, tuned: FineTuned) -> FineTuningComparison:
-        """The comparison of reading the demonstrations with a fine-tuning."""
+        """Compare reading the demonstrations with a fine-tuning."""
         shots, alone, in_context = self.shots, self.alone, self.in_context
         after = self.reader.read(shots.zero_shot, tuned)
         settings = (alone, in_context, after)
         implied = self.reader.implied_attention(after, tuned)
         attended = self.attended.sum(1)
         random = torch.rand(attended.shape, generator=torch.Generator().manual_seed(self.seed + 1), dtype=torch.float64)
-        scored = [scores_and_losses(setting.outputs, shots.targets, shots.choices) for setting in settings]
+        scored = [scores_and_losses(setting.outputs, shots) for setting in settings]
         return FineTuningComparison(
             *(score for score, _ in scored),
             *(loss for _, loss in scored),
@@ -190,7 +185,7 @@ def _map_similarity(in_context: Sequence[Tensor], alone: Sequence[Tensor]) -> Fl
 
 
 def _to_five_digits(products: Float[Tensor, "... token"]) -> Float[Tensor, "... token"]:
-    # tokens that demonstrations begin with alike have the same products up to rounding, which must not rank them
+    # tokens after the same context have the same products up to rounding, which must not rank them
     largest = products.abs().amax(-1, keepdim=True)
     return (products / largest.clamp(min=1e-30) * 1e5).round()
 

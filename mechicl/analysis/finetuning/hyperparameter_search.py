@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.finetuning.predictions import predict_sequences, scores_and_losses
+from mechicl.analysis.finetuning.forward_passes import predict_sequences
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
-from mechicl.base.arguments import checked
+from mechicl.analysis.finetuning.similarity_measures import scores_and_losses
+from mechicl.base.arguments import Count, Natural, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -28,12 +29,12 @@ class TuningSearch(Result):
     """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries; NaN where it diverged.
 
     Attributes:
-        learning_rates: tried.
-        epochs: tried.
+        learning_rates: the rates tried.
+        epochs: the numbers of epochs tried.
         score: right (1) or wrong (0), or minus the squared error.
         loss: cross entropy over the choices in nats, or squared error.
         tuning: the other settings.
-        choose_by: the criterion of `best`. Scores of a few dozen queries are often equal; losses tell them apart.
+        choose_by: the criterion of `best`. Scores of a few dozen queries are often equal; losses rarely are.
     """
 
     learning_rates: tuple[float, ...]
@@ -45,7 +46,7 @@ class TuningSearch(Result):
 
     @property
     def best(self) -> FineTuning:
-        """The settings with the highest mean score, among equals the lowest mean loss; or with the lowest mean loss."""
+        """The settings with the highest mean score (among equals the lowest loss), or with the lowest mean loss."""
         score, loss = self.score.mean(-1).flatten(), self.loss.mean(-1).flatten()
         criteria = torch.stack([-score if self.choose_by == "score" else loss, loss], -1)
         ranked = criteria.masked_fill(~loss.isfinite()[:, None], math.inf).tolist()
@@ -54,11 +55,11 @@ class TuningSearch(Result):
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best learning rate or number of epochs (beyond one) is the largest or smallest tried."""
+        """True if the best learning rate or number of epochs (beyond one) is the largest or smallest tried."""
         return self.wider() != (self.learning_rates, self.epochs)
 
     def wider(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Learning rates and epochs with one more at each edge that the best lies on, as far beyond as the last two."""
+        """Return a grid with one more value, at the ratio of the last two, beyond each edge that the best lies on."""
         best, rates, epochs = self.best, list(self.learning_rates), list(self.epochs)
         if len(rates) > 1 and best.learning_rate in (rates[0], rates[-1]):
             first = best.learning_rate == rates[0]
@@ -79,9 +80,9 @@ def search_tuning(
     tuning: FineTuning | None = None,
     *,
     learning_rates: Sequence[float] = LEARNING_RATES,
-    epochs: Sequence[int] = EPOCHS,
+    epochs: Sequence[Count] = EPOCHS,
     choose_by: Literal["score", "loss"] = "score",
-    widen: int = 0,
+    widen: Natural = 0,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> TuningSearch:
@@ -89,13 +90,13 @@ def search_tuning(
 
     Args:
         model: as for `fine_tune`.
-        held_out: the demonstrations to tune on, with queries that are not those to be measured later.
+        held_out: the demonstrations to tune on, with other queries than those to be measured later.
         tuning: the other settings.
-        learning_rates: to try.
-        epochs: to try; one run per learning rate gives them all.
+        learning_rates: rates to try.
+        epochs: numbers of epochs to try; one run per learning rate gives them all.
         choose_by: the mean score of held-out queries, or their mean loss.
         widen: how often the grid may grow while its best lies on an edge (see `TuningSearch.wider`).
-        memory: bound in bytes on what reading the queries takes.
+        memory: bound in bytes.
         progress: show a progress bar.
 
     Raises:
@@ -107,13 +108,7 @@ def search_tuning(
     """
     rates, numbers = tuple(learning_rates), tuple(sorted(set(epochs)))
     if not rates or not numbers:
-        raise ValueError(f"a search needs learning rates and epochs, got {rates} and {numbers}")
-    if numbers[0] < 1:
-        raise ValueError(f"epochs must be ints of at least 1, got {numbers}")
-    if widen < 0:
-        raise ValueError(f"widen={widen} is how often the grid may grow: at least 0")
-    if choose_by not in ("score", "loss"):
-        raise ValueError(f"choose_by={choose_by!r} is not 'score' or 'loss'")
+        raise ValueError(f"learning_rates and epochs must not be empty, got {rates} and {numbers}")
     settings = tuning or FineTuning()
     while True:
         score, loss = _measure_grid(model, held_out, settings, rates, numbers, memory, progress)
@@ -141,8 +136,7 @@ def _measure_grid(
             )
             finite[i] = bool(outputs.isfinite().all())  # the last step may have been the one too many
             if finite[i]:
-                scored = scores_and_losses(outputs, held_out.targets, held_out.choices)
-                measures[:, i, numbers.index(epoch)] = torch.stack(scored)
+                measures[:, i, numbers.index(epoch)] = torch.stack(scores_and_losses(outputs, held_out))
     if measures.isnan().all():
         raise FineTuningDivergedError(f"fine-tuning diverged at all learning rates {rates}: try lower ones")
     return measures

@@ -1,4 +1,4 @@
-"""Read the activations at the last token of every prompt that the measures of a comparison need."""
+"""Activations at the last token of every prompt, which the measures of a comparison need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.finetuning.forward_passes import Weights, run_with_changes
-from mechicl.analysis.finetuning.predictions import check_lengths, equal_length_batches
+from mechicl.analysis.finetuning.forward_passes import Weights, check_lengths, equal_length_batches, run_with_changes
 from mechicl.analysis.finetuning.sgd import FineTuned
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
@@ -32,8 +31,8 @@ class LastToken:
         attention_output: of each attention layer.
         z: of each head.
         q: query vectors.
-        query_scores: for each query, scores before the softmax of its own tokens, whose number differs.
-        pattern: attention to the demonstrations' tokens, on request.
+        query_scores: for each query, scores (before the softmax) of the query's tokens, whose number differs.
+        pattern: attention to the demonstrations' tokens, if requested.
     """
 
     outputs: Float[Tensor, "query d_out"]
@@ -57,7 +56,7 @@ class LastTokenReader:
         self.multiplies = self._scores_are_weights()
 
     def read(self, prompts: Sequence[Tensor], tuned: FineTuned | None = None, *, pattern: bool = False) -> LastToken:
-        """Activations at the last token of the queries' prompts; on request the attention to demonstrations too."""
+        """Read the activations at the last token of the queries' prompts, and if requested the attention pattern."""
         lengths = self.shots.query_lengths
         parts: dict[str, Any] = {OUTPUT: np.s_[:, -1], MOVED: np.s_[:, -1], QUERY: np.s_[:, -1]}
         if pattern:
@@ -88,9 +87,9 @@ class LastTokenReader:
     def implied_attention(
         self, last: LastToken, tuned: FineTuned | None = None
     ) -> Float[Tensor, "layer head query token"]:
-        """Products of the query vectors that were read with those of the demonstrations' tokens, by the same model.
+        """Multiply the query vectors that were read with those of the demonstrations' tokens in the same model.
 
-        Source: Dai et al. 2023, section 4.6: what fine-tuning on a token does to the attention of another one grows
+        Source: Dai et al. 2023, section 4.6: the effect of fine-tuning on a token on the attention of another one grows
         with the product of their query vectors.
         """
         by_example: dict[int, Tensor] = {}
@@ -103,10 +102,10 @@ class LastTokenReader:
         return einsum(last.q, of_examples, "layer head query d, layer head token d -> layer head query token")
 
     def _scores_are_weights(self) -> bool:
-        """Whether the hook for scores shows weights after the softmax, as some bridges' does.
+        """True if the hook for scores has weights after the softmax, as some bridges' does.
 
-        Scores are then computed as products of queries and keys, whose scale a cosine does not depend on; a ValueError
-        where positions are part of the scores in a way that these products lack.
+        Scores are then computed as products of queries and keys, since a cosine does not depend on their scale; a
+        ValueError where positions change the scores in a way that these products lack.
         """
         last_rows = {SCORES: np.s_[:, :, -1], PATTERN: np.s_[:, :, -1]}
         _, activations = self._run(self.shots.in_context[0][None], last_rows, None)
@@ -116,9 +115,7 @@ class LastTokenReader:
         if not softmax or scores.shape[-1] == 1 or not torch.equal(scores, weights):
             return False
         if getattr(cfg, "positional_embedding_type", "standard") != "standard":
-            raise ValueError(
-                f"blocks.0.{SCORES} of {type(self.adapter.model).__name__} shows weights, not scores before the softmax"
-            )
+            raise ValueError(f"blocks.0.{SCORES} has weights in this model, not scores before the softmax")
         return True
 
     def _batches(self, prompts: Sequence[Tensor]) -> Any:
@@ -141,6 +138,6 @@ class LastTokenReader:
 
 
 def _products(q: Tensor, keys: Tensor) -> Float[Tensor, "layer head token"]:
-    """Products of the last token's query vectors with the keys; groups of heads may share theirs."""
+    """Products of the last token's query vectors with the keys, which groups of heads may share."""
     keys = keys.repeat_interleave(q.shape[1] // keys.shape[2], dim=2)
     return einsum(q, keys, "layer head d, layer token head d -> layer head token")

@@ -1,4 +1,4 @@
-"""Contexts of points as demonstrations: compare fine-tuning on a prompt's context with reading it."""
+"""Contexts of points as demonstrations: fine-tuning on a prompt's context, compared with reading it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ ZeroShot = Literal["query", "unlabelled"]
 
 @checked
 def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot | None = None) -> Shots:
-    """One prompt's context as demonstrations, and its query.
+    """Make one prompt's context demonstrations for its query.
 
     Args:
-        model: which encodes the prompt.
+        model: encodes the prompt.
         prompt: one prompt, with one context point or more.
-        zero_shot: a prompt without its demonstrations. "query": the query alone. "unlabelled": the context's inputs
-            with targets of 0, for models whose query sees only the context: alone, it would be predicted as 0 whatever
-            the weights. By default as the model's `keys` need it.
+        zero_shot: the prompt without demonstrations. "query": the query alone. "unlabelled": the context's inputs with
+            targets of 0, for models whose query sees only the context (`keys="context"`): alone, it would be predicted
+            as 0 whatever the weights. By default whichever the model's `keys` require.
 
     Example:
         >>> len(prompt_shots(model, prompts[:1]).examples)
         20
     """
     if len(prompt) != 1 or prompt.n_context < 1:
-        raise ValueError(f"one prompt with context points needed, got {prompt}")
+        raise ValueError(f"prompt must be one prompt with context points, got {prompt}")
     zero_shot = zero_shot or ("unlabelled" if model.cfg.keys == "context" else "query")
     xs, ys = prompt.context
     bare = Prompts(prompt.xs, torch.zeros_like(prompt.ys)) if zero_shot == "unlabelled" else prompt.prefix(0)
@@ -64,16 +64,12 @@ def search_on_prompts(
     zero_shot: ZeroShot | None = None,
     progress: bool = True,
 ) -> TuningSearch:
-    """The learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
+    """Search for the learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
 
     Args:
         model: on prompts of points.
-        prompts: held-out ones, not those to be measured later.
-        tuning: the other settings.
-        learning_rates: to try.
-        epochs: to try.
-        zero_shot: see `prompt_shots`.
-        progress: show a progress bar.
+        prompts: other prompts than those to be measured later.
+        zero_shot: see `prompt_shots`; the other arguments are those of `search_tuning`.
 
     Example:
         >>> search_on_prompts(model, prompts[:2], learning_rates=(0.003, 0.01), epochs=(1,)).best
@@ -105,10 +101,8 @@ def compare_on_prompts(
     Args:
         model: on prompts of points.
         prompts: each gives one query.
-        tuning: how to fine-tune on every context.
-        zero_shot: see `prompt_shots`.
-        seed: of the random baselines.
-        progress: show a progress bar.
+        tuning: the settings of fine-tuning on every context.
+        zero_shot: see `prompt_shots`; the other arguments are those of `compare_with_finetuning`.
 
     Example:
         >>> compare_on_prompts(model, prompts[:4], FineTuning(0.01)).recall()

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,11 @@ from mechicl.analysis.finetuning.forward_passes import (
     ForwardPass,
     LayerwisePass,
     Weights,
+    check_lengths,
     value_and_derivative,
     weights_changed,
 )
-from mechicl.analysis.finetuning.predictions import check_lengths
-from mechicl.base.arguments import checked
-from mechicl.base.checks import require_finite, require_whole
+from mechicl.base.arguments import Count, NonNegative, check_fields, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
@@ -31,7 +30,7 @@ from mechicl.prompts import Shots
 from mechicl.statistics import Result, storable
 
 Method = Literal["plain", "linearized", "per_layer"]
-"""How the weights are moved: by the loss of the model, of the model linearised in them, or of each layer separately."""
+"""The loss that moves the weights: of the model, of the model linearised in them, or of each layer separately."""
 METHOD_NAMES: dict[Method, str] = {"plain": "fine-tuned", "linearized": "linearised", "per_layer": "layer by layer"}
 """The methods' names in tables and figures."""
 METHODS: tuple[Method, ...] = tuple(METHOD_NAMES)
@@ -47,34 +46,29 @@ class FineTuningDivergedError(ValueError):
 @storable
 @dataclass(frozen=True)
 class FineTuning:
-    """How a model is fine-tuned on demonstrations.
+    """Settings of fine-tuning on demonstrations.
 
     Attributes:
         learning_rate: of plain SGD, without momentum or decay.
         epochs: passes over the demonstrations, always in their order.
-        parameters: "key_value" for the key and value projections of all layers (Dai et al. 2023, section 3.3: what
-            demonstrations act on in context), "all", or names as in `model.named_parameters()`.
-        method: "plain"; "linearized" for the model's first-order expansion around its weights; "per_layer" for each
-            attention layer's output to the read-out, with the losses summed and no gradient from one layer to
+        parameters: "key_value" for the key and value projections of all layers (those that demonstrations act on in
+            context: Dai et al. 2023, section 3.3), "all", or names as in `model.named_parameters()`.
+        method: "plain"; "linearized" for the model's first-order expansion around its weights; "per_layer" to read
+            predictions off each attention layer's output, with the losses summed and no gradient from one layer to
             earlier ones.
         examples_per_step: consecutive demonstrations whose gradients are averaged for a step.
     """
 
-    learning_rate: float = 0.1
-    epochs: int = 1
+    learning_rate: NonNegative = 0.1
+    epochs: Count = 1
     parameters: Literal["key_value", "all"] | tuple[str, ...] = "key_value"
     method: Method = "plain"
-    examples_per_step: int = 1
+    examples_per_step: Count = 1
 
     def __post_init__(self):
-        require_whole(self, epochs=1, examples_per_step=1)
-        require_finite(self, "learning_rate", least=0.0)
-        if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r} is not one of {get_args(Method)}")
-        if isinstance(self.parameters, str) and self.parameters not in ("key_value", "all"):
-            raise ValueError(f"parameters={self.parameters!r} is not 'key_value', 'all' or a tuple of names")
+        check_fields(self)
         if not self.parameters:
-            raise ValueError("parameters names none: there is nothing to tune")
+            raise ValueError("parameters must name at least one parameter to tune, got none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +78,7 @@ class FineTuned(Result):
     Attributes:
         changes: added to each tuned parameter, by name.
         tuning: the settings.
-        losses: of each example, before its step; for "per_layer" summed over the layers.
+        losses: loss of each example, before its step; for "per_layer" summed over the layers.
     """
 
     changes: dict[str, Tensor]
@@ -92,19 +86,19 @@ class FineTuned(Result):
     losses: Float[Tensor, "epoch example"]
 
     def samples(self) -> dict[str, Tensor]:
-        """The losses alone: changes of weights are not samples."""
+        """Return the losses alone: changes of weights are not samples."""
         return {"losses": self.losses}
 
     @property
     def linearized(self) -> bool:
-        """Whether the changes belong to the model's first-order expansion."""
+        """True if the changes belong to the model's first-order expansion."""
         return self.tuning.method == "linearized"
 
     def applied(self, model: nn.Module) -> AbstractContextManager[None]:
-        """A context in which the model has the tuned weights; after it the model is as before, bit for bit.
+        """Open a context in which the model has the tuned weights; its own are restored bit for bit.
 
         Raises:
-            ValueError: of a linearised tuning, whose changes are not weights of the model itself.
+            ValueError: a linearised tuning, whose changes are not weights of the model itself.
 
         Example:
             >>> tuned = fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(learning_rate=0.01))
@@ -112,7 +106,7 @@ class FineTuned(Result):
             ...     predictions = model.predict(prompts)
         """
         if self.linearized:
-            raise ValueError("a linearised model is no model with other weights: read it with `linearized_outputs`")
+            raise ValueError("a linearised tuning has no weights to apply: take linearized_outputs(...)")
         return weights_changed(model, self.changes)
 
 
@@ -126,14 +120,14 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
 
     Args:
         model: any of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
-        shots: whose examples to tune on.
+        shots: the demonstrations are their `examples`.
         tuning: the settings.
         progress: show a progress bar.
 
     Raises:
         FineTuningDivergedError: a learning rate at which the loss is no longer finite.
-        ValueError: parameters that the model does not have, none that the loss depends on, or an example longer than
-            the model's context.
+        ValueError: parameters that the model does not have, or that its loss does not depend on, or an example longer
+            than the model's context.
 
     Source: Dai et al. 2023, section 4.2; Bar Natan, Deutch & Magar, sections 2.3 and 3.1.
 
@@ -147,7 +141,7 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
 def fine_tune_each(model: Any, shots: Sequence[Shots], tuning: FineTuning, *, progress: bool = True) -> list[FineTuned]:
     """Fine-tune a model on each set of demonstrations, always from its own weights, as `fine_tune` does.
 
-    Models of this package go side by side where the sets have the same number and lengths of examples.
+    Sets with the same number and lengths of examples share vectorised passes in models of this package.
     """
     results = []
     with progress_bar(total=len(shots) * tuning.epochs, unit="epoch", progress=progress) as bar:
@@ -161,21 +155,23 @@ def fine_tune_each(model: Any, shots: Sequence[Shots], tuning: FineTuning, *, pr
                 by_set = torch.stack(losses, 1)
                 if not (by_set.isfinite().all() and all(c.isfinite().all() for c in sgd.changes.values())):
                     raise FineTuningDivergedError(
-                        f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, or look "
-                        f"for one with search_tuning"
+                        f"fine-tuning diverged at learning_rate={tuning.learning_rate:g}: take a lower one, which "
+                        f"search_tuning finds"
                     )
                 results += [FineTuned(sgd.changes_of(i), tuning, each) for i, each in enumerate(by_set)]
     return results
 
 
 def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[str]:
-    """Names of the parameters that fine-tuning changes."""
+    """List the parameters that fine-tuning changes."""
     names = [name for name, parameter in model.named_parameters() if parameter.is_floating_point()]
     if parameters == "all":
         return names
     if parameters != "key_value":
         if unknown := sorted(set(parameters) - set(names)):
-            raise ValueError(f"the model has no parameters {unknown}; it has {names[:8]} and {len(names)} in all")
+            raise ValueError(
+                f"parameters must be of the model, which has {len(names)}, such as {names[:8]}; got {unknown}"
+            )
         return list(parameters)
     if isinstance(model, HookedTransformer):
         key_value = [name for name in names if name.rsplit(".", 1)[-1] in ("W_K", "W_V", "b_K", "b_V")]
@@ -185,8 +181,8 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
         key_value = [name for name, parameter in model.named_parameters() if id(parameter) in of_parts]
     if not key_value:
         raise ValueError(
-            f"{type(model).__name__} has no key and value projections that can be found: name its parameters, "
-            f"parameters=({names[0]!r}, ...), or take 'all'"
+            f"{type(model).__name__} has no separate key and value projections: give parameters='all', or their names, "
+            f"such as {names[0]!r}"
         )
     return key_value
 
@@ -194,11 +190,11 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
 class ParallelSGD:
     """SGD of several copies of a model, each on its own examples or at its own learning rate, an epoch at a time.
 
-    The model stays unchanged: `changes` of its parameters grow. One vectorised pass serves all copies where the model
-    allows it, else they take turns.
+    The model stays unchanged: only the `changes` of its parameters are updated. All copies share one vectorised pass
+    where the model allows it, else they take turns.
 
     Args:
-        model: the model that all copies start from.
+        model: all copies start from it.
         shots: a set of examples for each copy, of the same shapes.
         tuning: the settings of all copies.
         learning_rates: one for each copy; by default that of the settings.
@@ -226,11 +222,11 @@ class ParallelSGD:
         self.vectorized = n > 1 and adapter.ours and model.vectorizes
 
     def changes_of(self, copy: int) -> Weights:
-        """The changes of one copy's parameters so far."""
+        """Return the changes of one copy's parameters so far."""
         return {name: rows[copy] for name, rows in self.changes.items()}
 
     def epochs(self) -> Iterator[Float[Tensor, "copy example"]]:
-        """Losses of one epoch after another, each before its step; not finite for a copy that has diverged."""
+        """Yield the losses of each epoch, each before its step; not finite for a copy that has diverged."""
         for _ in range(self.tuning.epochs):
             losses: list[Tensor] = []
             for batch in torch.arange(len(self.tokens)).split(self.tuning.examples_per_step):
@@ -262,8 +258,8 @@ class ParallelSGD:
             return function({name: rows[0] for name, rows in weights.items()}, tokens[0])[None]
 
         if self.tuning.method == "linearized":
-            # The linearised model is f(w) + J(w) change at the start w. With the second term held fixed, the gradient
-            # of its loss with respect to w is Jᵀ (d loss / d output), as the chain rule wants it.
+            # The linearised model is f(w) + J(w) change at the start w. With a constant second term, the gradient of
+            # its loss with respect to w is Jᵀ (d loss / d output), as the chain rule requires.
             with torch.no_grad():
                 slope = over_copies(slope_of, changes)
             weights = {name: w.expand(len(tokens), *w.shape).contiguous() for name, w in start.items()}
@@ -275,7 +271,7 @@ class ParallelSGD:
             known = losses.requires_grad
             gradients = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True) if known else ()
         if all(gradient is None for gradient in gradients):
-            raise ValueError(f"the loss does not depend on any of {list(weights)}: there is nothing to tune")
+            raise ValueError(f"the loss does not depend on any of the parameters {list(weights)}")
         return losses.detach(), {
             name: torch.zeros_like(weight) if gradient is None else gradient
             for (name, weight), gradient in zip(weights.items(), gradients, strict=True)

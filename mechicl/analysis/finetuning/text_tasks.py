@@ -14,9 +14,10 @@ from mechicl.analysis.finetuning.context_comparison import (
     FineTuningComparison,
     compare_with_finetuning,
 )
+from mechicl.analysis.finetuning.forward_passes import check_lengths, predict_sequences
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
-from mechicl.analysis.finetuning.predictions import check_lengths, predict_sequences, scores_and_losses
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
+from mechicl.analysis.finetuning.similarity_measures import scores_and_losses
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
@@ -24,18 +25,12 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
 from mechicl.text import LabelledTexts, Labels, TextTask, load_texts, text_shots
 
-Columns = tuple[tuple[str, str], ...]  # a text by its columns, such that equal texts are found in a set
+Columns = tuple[tuple[str, str], ...]  # a text by its columns, hashable
 
 
 @dataclass(frozen=True, eq=False)
 class TaskTexts(Result):
-    """The texts of one trial: demonstrations, queries to choose fine-tuning by, and queries to measure on.
-
-    Attributes:
-        demonstrations: in the order in which they are shown.
-        held_out: queries that are not measured on.
-        queries: to measure on.
-    """
+    """The texts of one trial: demonstrations, in order, held-out queries to tune on, and queries to measure on."""
 
     demonstrations: LabelledTexts
     held_out: LabelledTexts
@@ -47,11 +42,11 @@ class TaskStudy(Result):
     """Reading demonstrations and fine-tuning on them, compared on one text task.
 
     Attributes:
-        task: its name.
+        task: name of the task.
         seed: of the texts and the baselines.
-        n_demonstrations: how many there were.
-        searches: fine-tuning on held-out queries, by method; the best of each was taken.
-        comparisons: on the queries, by method.
+        n_demonstrations: number of demonstrations.
+        searches: fine-tuning measured on held-out queries, by method.
+        comparisons: the best fine-tuning of each method, compared on the queries.
         with_other_labels: reading demonstrations with other labels against plain fine-tuning on them, by kind of label.
         tuned_on_other_labels: reading the true labels against plain fine-tuning on other ones.
     """
@@ -70,7 +65,7 @@ class TaskStudy(Result):
         return {method: search.best for method, search in self.searches.items()}
 
     def samples(self) -> dict[str, Tensor]:
-        """Scores of the queries in each setting; the other measures are in `comparisons`."""
+        """Return the scores of the queries in each setting; the other measures are in `comparisons`."""
         if not self.comparisons:
             return {}
         first = next(iter(self.comparisons.values()))
@@ -80,12 +75,7 @@ class TaskStudy(Result):
 
 @dataclass(frozen=True, eq=False)
 class AccuracyByDemonstrations(Result):
-    """Accuracy after the first few demonstrations.
-
-    Attributes:
-        n_demonstrations: how many; 0 for none.
-        accuracy: right (1) or wrong (0) for each query.
-    """
+    """Right (1) or wrong (0) answers of each query after the first few demonstrations."""
 
     n_demonstrations: tuple[int, ...]
     accuracy: Float[Tensor, "n_demonstration query"]
@@ -101,20 +91,20 @@ def draw_texts(
     seed: int = 0,
     source: Sequence[str | Path] | None = None,
 ) -> TaskTexts:
-    """Demonstrations, balanced over the classes, and held-out queries from the first split, queries from the second.
+    """Draw balanced demonstrations and held-out queries from a task's first split, and queries from its second.
 
-    No text occurs in two of them, nor twice among the queries.
+    No text occurs in two of them, or twice among the queries.
 
     Args:
-        task: whose texts.
+        task: the text task.
         n_demonstrations: by default the paper's number.
-        n_held_out: queries to choose fine-tuning by; fewer if the split has fewer.
-        n_queries: queries to measure on; fewer if the split has fewer.
-        seed: of the draw.
+        n_held_out: number of queries to tune on; fewer if the split has fewer.
+        n_queries: number of queries to measure on; fewer if the split has fewer.
+        seed: of the random draws.
         source: two files or folders, one for each split; by default the hub, or the rule.
 
     Raises:
-        ValueError: a class without enough texts, or no text left; else as `load_texts`.
+        ValueError: as for `load_texts`; a class with too few texts.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS
@@ -123,7 +113,7 @@ def draw_texts(
     n = task.n_demonstrations if n_demonstrations is None else n_demonstrations
     first, second = task.splits
     sources = (None, None) if source is None else tuple(source)
-    # texts made by rule repeat: enough of them that this many different ones are left
+    # texts made by rule repeat: enough of them for this many different ones
     sizes = (4 * n + 4 * n_held_out, 4 * n_queries) if task.topics else (None, None)
     seen = load_texts(task, first, source=sources[0], n_texts=sizes[0], seed=seed)
     measured = load_texts(task, second, source=sources[1], n_texts=sizes[1], seed=seed)
@@ -133,7 +123,7 @@ def draw_texts(
     held_out = held_out.draw(min(n_held_out, len(held_out)), seed=seed + 1, balanced=False)
     queries = _unseen(measured, shown | set(map(_columns, held_out.texts)))
     if not len(held_out) or not len(queries):
-        raise ValueError(f"{task.name!r} has {len(held_out)} texts to choose by and {len(queries)} to measure on")
+        raise ValueError(f"{task.name!r} has {len(held_out)} held-out texts and {len(queries)} to measure on")
     return TaskTexts(
         demonstrations, held_out, queries.draw(min(n_queries, len(queries)), seed=seed + 2, balanced=False)
     )
@@ -169,20 +159,16 @@ def study_task(
 ) -> TaskStudy:
     """Search for the best fine-tuning on held-out queries, then compare it with reading the same demonstrations.
 
+    Arguments that are not described here are those of `search_tuning`.
+
     Args:
         model: ours on token ids, or a `TransformerBridge`, in eval mode.
-        tokenizer: its tokenizer.
-        texts: of `draw_texts`.
+        tokenizer: the model's tokenizer.
+        texts: the result of `draw_texts`.
         methods: kinds of fine-tuning.
         other_labels: "flipped" or "random" labels of the demonstrations, for plain fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method.
-        learning_rates: to search.
-        epochs: to search.
-        choose_by: see `search_tuning`.
-        widen: see `search_tuning`.
         seed: of random baselines and labels.
-        memory: bound in bytes on what a run takes.
-        progress: show progress bars.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.
 
@@ -225,11 +211,9 @@ def measure_accuracy(
     """Measure which queries the model answers right after the first few demonstrations.
 
     Args:
-        model: as for `study_task`.
-        tokenizer: its tokenizer.
-        texts: demonstrations and queries.
+        model: as for `study_task`, with its `tokenizer` and `texts`.
         n_demonstrations: the numbers of demonstrations to show; 0 for none.
-        memory: bound in bytes on what a run takes.
+        memory: bound in bytes.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS, topic_tokenizer
@@ -238,10 +222,9 @@ def measure_accuracy(
     adapter, numbers, accuracies = ModelAdapter(model), tuple(n_demonstrations), []
     for number in numbers:
         if not 0 <= number <= len(texts.demonstrations):
-            raise ValueError(f"there are {len(texts.demonstrations)} demonstrations, got {number}")
+            raise ValueError(f"n_demonstrations must be 0 to {len(texts.demonstrations)}, got {number}")
         shots = text_shots(tokenizer, texts.demonstrations.take(range(max(number, 1))), texts.queries)
         prompts = shots.in_context if number else shots.zero_shot
         check_lengths(model, prompts)
-        right, _ = scores_and_losses(predict_sequences(adapter, prompts, memory=memory), shots.targets, shots.choices)
-        accuracies.append(right)
+        accuracies.append(scores_and_losses(predict_sequences(adapter, prompts, memory=memory), shots)[0])
     return AccuracyByDemonstrations(numbers, torch.stack(accuracies))

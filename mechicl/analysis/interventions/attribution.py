@@ -77,7 +77,7 @@ def attribute(
     for batch in progress_bar(batches, unit="gradient", progress=progress):
         values = adapter.record(source[batch], grid.hook_names, batch_size)
         for metric, changes in _linearize(adapter, into[batch], values, named, batch, unpatched).items():
-            estimates[metric].append(_sum_cells(changes, grid))
+            estimates[metric].append(_sum_cells([changes[name] for name in grid.hook_names], grid))
     unpatched_values = evaluate_metrics(named, unpatched)
     return InterventionSweep(
         what=f"{direction} {component}, attributed",
@@ -99,8 +99,8 @@ def _linearize(
     metrics: Mapping[str, Metric],
     batch: slice,
     unpatched: Tensor,
-) -> dict[str, list[Tensor]]:
-    """The first-order change of each metric as each entry of the activations moves to `values`, hook by hook.
+) -> dict[str, dict[str, Tensor]]:
+    """The first-order change of each metric as each entry of the activations moves to `values`, by hook.
 
     `tokens` and `values` are those of a batch of prompts, and `unpatched` the predictions of all prompts.
     """
@@ -127,7 +127,7 @@ def _linearize(
             if not measured.requires_grad:
                 raise ValueError(f"the metric {name!r} has no gradient in the predictions: patch with it instead")
             gradients = torch.autograd.grad(measured.sum(), [probes[hook] for hook in values], retain_graph=True)
-            changes[name] = [grad * distances[hook] for hook, grad in zip(values, gradients, strict=True)]
+            changes[name] = {hook: grad * distances[hook] for hook, grad in zip(values, gradients, strict=True)}
     return changes
 
 

@@ -1,4 +1,4 @@
-"""Is it in the weights? Constructions fitted to trained weights, symmetries, paths between models, exact optima.
+"""Trained weights: constructions fitted to them, symmetries, paths between models, exact optima.
 
 >>> fit_construction(model, "gd++", task).projected.parameters["gamma"]  # read off the weights
 >>> interpolate(model, construction, prompts).midpoint_excess()          # does the loss rise on the way?

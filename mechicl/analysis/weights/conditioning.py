@@ -11,19 +11,19 @@ from scipy.special import bdtrik
 from torch import Tensor
 
 from mechicl.algorithms.tuning import minimize_on_grid
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Count, Fraction, NonNegative, Positive, check_fields, checked
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval
 from mechicl.statistics.intervals import ConfidenceLevel
 
 FLOOR = 1e-10
-"""Eigenvalues below count as this, where von Oswald et al. 2023, A.10, cut the smallest one."""
+"""Smaller eigenvalues are raised to this, where von Oswald et al. 2023, A.10, cut the smallest one."""
 
 
 def transformed_eigenvalues(eigenvalues: Float[Tensor, "*any"], gamma: float | Tensor) -> Float[Tensor, "*any"]:
-    """Eigenvalues of XᵀX after `X ← X (I - γ XᵀX)`: each λ becomes `λ (1 - γλ)²`, in the same order.
+    """Compute the eigenvalues of XᵀX after `X ← X (I - γ XᵀX)`: each λ becomes `λ (1 - γλ)²`, in the same order.
 
-    With γ > 0 the map rises to `4 / 27γ` at `λ = 1 / 3γ`, falls to 0 at `1 / γ`, and is back at `4 / 27γ` at `4 / 3γ`.
+    With γ > 0 the map rises to `4 / 27γ` at `λ = 1 / 3γ`, falls to 0 at `1 / γ`, and is `4 / 27γ` again at `4 / 3γ`.
 
     Source: von Oswald et al. 2023, A.10, eq. 25.
 
@@ -43,21 +43,20 @@ class EigenvalueRange:
         largest: λ_max >= λ_min.
     """
 
-    smallest: float
-    largest: float
+    smallest: Positive
+    largest: Positive
 
     def __post_init__(self):
-        if not (0 < self.smallest <= self.largest < math.inf):
-            raise ValueError(
-                f"a range of eigenvalues needs 0 < smallest <= largest, both finite, got {self.smallest} to "
-                f"{self.largest}"
-            )
+        check_fields(self)
+        if self.smallest > self.largest:
+            raise ValueError(f"smallest must not exceed largest, got {self.smallest} and {self.largest}")
 
-    def condition_numbers(self, gammas: Sequence[float]) -> Float[Tensor, "gamma"]:
-        """Largest over smallest value of `λ (1 - γλ)²` on the interval, infinite where 1/γ lies in it; 0 is allowed."""
-        # λ (1 - γλ)² is smooth, so that its extremes on the interval are at the ends, at the local maximum 1/3γ if that
-        # lies inside, or at the double root 1/γ, where it is 0.
-        gamma = torch.tensor(_checked(gammas), dtype=torch.float64)
+    @checked
+    def condition_numbers(self, gammas: Sequence[NonNegative]) -> Float[Tensor, "gamma"]:
+        """Compute the largest over the smallest value of `λ (1 - γλ)²` on the interval; infinite if 1/γ lies in it."""
+        # The extremes of the smooth map on the interval are at the ends, at the local maximum 1/3γ if that lies inside,
+        # or at the double root 1/γ, where it is 0.
+        gamma = torch.tensor(gammas, dtype=torch.float64)
 
         def contains(values: Tensor) -> Tensor:
             return (self.smallest <= values) & (values <= self.largest)
@@ -71,8 +70,8 @@ class EigenvalueRange:
     def heuristic_gamma(self) -> float:
         """The γ up to 1/λ_max with the least condition number, `1 / (λ_max + √(λ_max λ_min) + λ_min)`.
 
-        There the map takes both ends to the same value: with more γ the largest eigenvalue is mapped below the
-        smallest, with less the local maximum is higher.
+        There both ends have the same value: a larger γ maps the largest eigenvalue below the smallest, a smaller one
+        raises the local maximum.
 
         Source: von Oswald et al. 2023, A.10, who minimise numerically; the closed form is ours.
 
@@ -89,8 +88,8 @@ class Conditioning(Result):
 
     Attributes:
         gammas: γ of the transformations.
-        floor: eigenvalues below it, before or after, count as this.
-        eigenvalues: of S, not below the floor, `[x prompt]`, ascending.
+        floor: smaller eigenvalues, before or after, are raised to this.
+        eigenvalues: of S, at least `floor`, `[x prompt]`, ascending.
         before: condition number of S, `[prompt]`.
         after: condition number of each prompt's mapped eigenvalues, `[gamma prompt]`.
     """
@@ -116,42 +115,36 @@ class Conditioning(Result):
         """The smallest and the largest eigenvalue of all prompts: the more prompts, the further apart."""
         return EigenvalueRange(self.smallest.min().item(), self.largest.max().item())
 
-    def quantiles(self, probabilities: Sequence[float]) -> Float[Tensor, "quantile gamma"]:
-        """Quantiles over prompts of the condition number after the map with each γ."""
-        if not all(0 <= p <= 1 for p in probabilities):
-            raise ValueError(f"probabilities must be 0 to 1, got {list(probabilities)}")
+    @checked
+    def quantiles(self, probabilities: Sequence[Fraction]) -> Float[Tensor, "quantile gamma"]:
+        """Compute quantiles over prompts of the condition number after the map with each γ."""
         return torch.quantile(self.after, self.after.new_tensor(list(probabilities)), dim=-1)
 
     def median_before(self, level: ConfidenceLevel = 0.95) -> Interval:
-        """Median condition number of S (the interval's `mean`), with an interval over prompts from order statistics."""
+        """Compute the median condition number of S, with an interval over prompts from order statistics."""
         return _median(self.before, level)
 
     def medians(self, level: ConfidenceLevel = 0.95) -> list[Interval]:
-        """Median condition number after the map with each γ, like `median_before`."""
+        """Compute the median condition number after the map with each γ, like `median_before`."""
         return [_median(values, level) for values in self.after]
 
     def improved(self, level: ConfidenceLevel = 0.95) -> list[Interval]:
-        """Share of the prompts whose condition number is smaller after the map with each γ, over prompts."""
+        """Measure the share of prompts whose condition number is smaller after the map with each γ."""
         return [interval((values < self.before).double(), level) for values in self.after]
 
     def beyond_root(self, level: ConfidenceLevel = 0.95) -> list[Interval]:
-        """Share of the prompts with an eigenvalue above 1/γ, the map's root, for each γ, over prompts."""
+        """Measure the share of prompts with an eigenvalue above 1/γ, the map's root, for each γ."""
         return [interval((gamma * self.largest > 1).double(), level) for gamma in self.gammas]
 
-    def best_gamma(self, *, resamples: int = 200, seed: int = 0, level: ConfidenceLevel = 0.95) -> Interval:
-        """The γ of any size with the least mean logarithm of the condition number.
+    @checked
+    def best_gamma(self, *, resamples: Count = 200, seed: int = 0, level: ConfidenceLevel = 0.95) -> Interval:
+        """Find the γ with the least mean logarithm of the condition number; it is the interval's `mean`.
 
-        Found on a grid and refined between the best value's neighbours; the interval's `mean` is this value.
-
-        Args:
-            resamples: of the prompts, for the interval (bootstrap on the grid).
-            seed: of the resampling.
-            level: of the interval.
+        Found on a grid and refined between the best value's neighbours; the interval is from resampled prompts, on the
+        grid.
 
         Source: ours; the paper takes the extreme eigenvalues of all tasks instead (`extremes.heuristic_gamma`).
         """
-        if resamples < 1 or not 0 < level < 1:
-            raise ValueError(f"needs resamples >= 1 and a level strictly between 0 and 1, got {resamples} and {level}")
 
         def error(gamma: float) -> float:
             return _condition_numbers(self.eigenvalues, gamma, self.floor).log().mean().item()
@@ -164,30 +157,30 @@ class Conditioning(Result):
         logs = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor).log() for gamma in grid])
         n = logs.shape[1]
         generator = torch.Generator().manual_seed(seed)
-        # A resample is a count of each prompt, so that all sums over the grid are one product of matrices.
+        # a resample is a count of each prompt, so that all sums over the grid are one product of matrices
         drawn = [torch.randint(n, (n,), generator=generator).bincount(minlength=n) for _ in range(resamples)]
         picked = (logs @ torch.stack(drawn).to(logs).T).argmin(0).cpu()  # the least sum of each resample
         gammas = torch.tensor(grid, dtype=torch.float64)[picked]
         low, high = (gammas.quantile(q).item() for q in ((1 - level) / 2, (1 + level) / 2))
         return Interval(best, low, high, n, level)
 
-    def at(self, gammas: Sequence[float]) -> "Conditioning":
-        """The condition numbers of these prompts after the map with other γ."""
-        values = _checked(gammas)
-        after = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor) for gamma in values])
-        return dataclasses.replace(self, gammas=values, after=after)
+    @checked
+    def at(self, gammas: Sequence[NonNegative]) -> "Conditioning":
+        """Compute the condition numbers of these prompts after the map with other γ."""
+        if not gammas:
+            raise ValueError("gammas must not be empty")
+        after = torch.stack([_condition_numbers(self.eigenvalues, gamma, self.floor) for gamma in gammas])
+        return dataclasses.replace(self, gammas=tuple(map(float, gammas)), after=after)
 
 
 @checked
-def measure_conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: float = FLOOR) -> Conditioning:
+def measure_conditioning(prompts: Prompts, gammas: Sequence[NonNegative], *, floor: Positive = FLOOR) -> Conditioning:
     """Measure the condition numbers of `S = XᵀX` over the context points, before and after the map of GD++.
-
-    Fewer points than dimensions leave S singular: the floor is then its smallest eigenvalue before and after.
 
     Args:
         prompts: the contexts; computed in float64.
         gammas: γ of one transformation `X ← X (I - γS)`, each >= 0; γ acts on the sum over the points, not the mean.
-        floor: eigenvalues below it count as this.
+        floor: smaller eigenvalues are raised to this, as those of S with fewer points than dimensions.
 
     Source: von Oswald et al. 2023, A.10 and Fig. 13.
 
@@ -197,14 +190,11 @@ def measure_conditioning(prompts: Prompts, gammas: Sequence[float], *, floor: fl
         True
     """
     if len(prompts) == 0 or prompts.n_context == 0:
-        raise ValueError(f"condition numbers need prompts with context points, got {prompts}")
-    if not 0 < floor < math.inf:
-        raise ValueError(f"floor must be positive and finite, got {floor}")
-    values = _checked(gammas)
+        raise ValueError(f"prompts must have context points, got {prompts}")
     xs = prompts.context.xs.detach().double()
     eigenvalues = torch.linalg.eigvalsh(xs.mT @ xs).clamp(min=floor).T.contiguous()
     before = eigenvalues[-1] / eigenvalues[0]
-    return Conditioning((), floor, eigenvalues, before, before.new_zeros(0, len(before))).at(values)
+    return Conditioning((), floor, eigenvalues, before, before.new_zeros(0, len(before))).at(gammas)
 
 
 def _condition_numbers(eigenvalues: Float[Tensor, "x prompt"], gamma: float, floor: float) -> Float[Tensor, "prompt"]:
@@ -212,18 +202,11 @@ def _condition_numbers(eigenvalues: Float[Tensor, "x prompt"], gamma: float, flo
     return mapped.amax(0) / mapped.amin(0)
 
 
-def _checked(gammas: Sequence[float]) -> tuple[float, ...]:
-    values = tuple(float(gamma) for gamma in gammas)
-    if not values or not all(0 <= gamma < math.inf for gamma in values):
-        raise ValueError(f"gammas must be one or more finite numbers >= 0, got {list(values)}")
-    return values
-
-
 def _median(values: Float[Tensor, "prompt"], level: float) -> Interval:
     """With the interval between two order statistics; its ends are NaN where there are too few samples."""
     ordered, n = values.double().sort().values, len(values)
     middle = ordered.quantile(0.5).item()
-    rank = math.floor(bdtrik((1 - level) / 2, n, 0.5))  # so few of n fair coins or fewer fall on one side
+    rank = math.floor(bdtrik((1 - level) / 2, n, 0.5))  # quantile of the binomial distribution of n fair coins
     if rank < 1:
         return Interval(middle, math.nan, math.nan, n, level)
     return Interval(middle, ordered[rank - 1].item(), ordered[n - rank].item(), n, level)

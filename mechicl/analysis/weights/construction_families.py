@@ -18,7 +18,7 @@ from mechicl.prompts import Prompts
 FamilyName = Literal["gd", "gd per layer", "gd++", "gd++ per layer", "pgd", "pgd per layer", "newton"]
 """Gradient descent, GD++ and preconditioned gradient descent, with one set of parameters or one per layer; Newton."""
 
-PROMPTS_AT_A_TIME = 256  # whose streams, and each parameter's contributions to them, `fit_layer_outputs` keeps
+PROMPTS_AT_A_TIME = 256  # prompts for which `fit_layer_outputs` keeps streams and each parameter's contributions
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +45,15 @@ class Family:
         return len(self.basis.W_KQ)
 
     def products(self, parameters: Float[Tensor, "parameter"]) -> WeightProducts:
-        """The products at these parameters, differentiable."""
+        """Compute the products at these parameters, differentiable."""
         return combine(self.base, parameters, self.basis)
 
     def member(self, parameters: Float[Tensor, "parameter"]) -> HookedTransformer:
-        """The model at these parameters."""
+        """Make the model at these parameters."""
         return replace_products(self.template, self.products(parameters))
 
     def named(self, parameters: Float[Tensor, "*seed parameter"]) -> dict[str, Tensor]:
-        """The flat parameters as tensors by name."""
+        """Split the flat parameters into tensors by name."""
         sizes = [torch.Size(shape).numel() for shape in self.shapes.values()]
         parts = parameters.split(sizes, dim=-1)
         return {
@@ -63,16 +63,16 @@ class Family:
 
 
 def combine(base: WeightProducts, parameters: Float[Tensor, "parameter"], basis: WeightProducts) -> WeightProducts:
-    """`base + Σ_p parameters[p] basis[p]`."""
+    """Compute `base + Σ_p parameters[p] basis[p]`."""
     W_KQ = base.W_KQ + torch.einsum("p,plhij->lhij", parameters, basis.W_KQ)
     W_PV = base.W_PV + torch.einsum("p,plhij->lhij", parameters, basis.W_PV)
     return dataclasses.replace(base, W_KQ=W_KQ, W_PV=W_PV)
 
 
 def family_for(name: FamilyName, cfg: TransformerConfig) -> Family:
-    """A family at the sizes of a model; a ValueError names what models with this config lack for it."""
+    """Make a family at the sizes of a model; a ValueError names what models with this config lack for it."""
     if cfg.prompt_format != "paired":
-        raise ValueError(f"the family {name!r} is one of models on paired prompts, not on {cfg.prompt_format!r}")
+        raise ValueError(f"the family {name!r} is for models on paired prompts, not on {cfg.prompt_format!r}")
     per_layer = name.endswith("per layer")
     if per_layer and cfg.recurrent and cfg.n_layers > 1:
         raise ValueError(f"a looped model has one set of parameters for all layers: fit {name.split(' per')[0]!r}")
@@ -87,8 +87,8 @@ def family_for(name: FamilyName, cfg: TransformerConfig) -> Family:
         "pgd": {"preconditioner": (n_sets, cfg.x_dim, cfg.x_dim)},
         "newton": {"alpha": (1,)},
     }[kind]
-    # The map from parameters to products is affine, so that its slopes are differences of products one unit apart, from
-    # any origin: here 0, and 1 for Newton's alpha, which must be positive.
+    # The map from parameters to products is affine, so its slopes are differences of products one unit apart, from any
+    # origin: here 0, and 1 for Newton's alpha, which must be positive.
     origin = {key: torch.full(shape, float(name == "newton"), dtype=torch.float64) for key, shape in shapes.items()}
     made = _construct(kind, sizes, origin)
     _check_expressible(name, cfg, made.cfg)
@@ -131,7 +131,7 @@ def _check_expressible(name: str, cfg: TransformerConfig, needed: TransformerCon
 
 
 def _in_architecture(made: HookedTransformer, cfg: TransformerConfig) -> WeightProducts:
-    """The construction's products, in a model that divides by the number of points or does not."""
+    """The construction's products, in a model that may divide attention by the number of points."""
     products = read_weight_products(made)
     factor = float(cfg.n_context or 1) ** (cfg.normalize_by_context - made.cfg.normalize_by_context)
     return dataclasses.replace(products, W_PV=products.W_PV * factor)
@@ -166,19 +166,19 @@ def project_weights(family: Family, model: HookedTransformer) -> Projection:
     raw, base, basis = (
         products.without_unread_parts(looped) for products in (read_weight_products(model), family.base, family.basis)
     )
-    # The gauge. (c W_KQ, W_PV / c) is the same head for every c, and the family's products lie in one of these gauges:
-    # parameters move one product alone, and the other stays what it is in `base` (W_KQ = 1 on x for gradient descent,
-    # W_PV where W_KQ moves). So β is chosen such that in the new gauge this product of the model differs from the
+    # The gauge. (c W_KQ, W_PV / c) is the same head for every c, and the family's products are in one of these gauges:
+    # parameters move one product, and the other is constant, equal to `base` (W_KQ = 1 on x for gradient descent, W_PV
+    # where W_KQ moves). So β is chosen such that in the new gauge this product of the model differs from the
     # construction's only orthogonally to it: <W_KQ / β - base, base> = 0, or <β W_PV - base, base> = 0.
     product, fixed = (raw.W_PV, base.W_PV) if basis.W_KQ.any() else (raw.W_KQ, base.W_KQ)
     along, norm = (product * fixed).sum((-2, -1)), (fixed * fixed).sum((-2, -1))
     beta = torch.where(norm > 0, norm / along if basis.W_KQ.any() else along / norm, 1.0)
     if not (beta.isfinite() & (beta != 0)).all():
-        raise ValueError(f"no gauge for a head without a part along the construction's: β is {beta.flatten().tolist()}")
+        raise ValueError(f"a head has no gauge: it is orthogonal to the construction's (β {beta.flatten().tolist()})")
     products = raw.in_gauge(beta)
-    # In the gauge, members are base + Σ_p θ_p basis_p: the nearest one is a linear least-squares projection. With a
-    # family of one head, each head of the model is projected by itself, and θ is the sum over heads: their scores are
-    # alike (W_KQ is near the base for each), and what they write adds up.
+    # In the gauge, members are base + Σ_p θ_p basis_p: the nearest one is a linear least-squares projection. If the
+    # family has one head, each head of the model is projected separately, and θ is the sum over heads: their scores are
+    # similar (W_KQ is near the base for each), and their writes add up.
     n_layers, n_heads = beta.shape
     if n_heads == base.W_KQ.shape[1]:
         total = _least_squares(basis, products, base)
@@ -191,7 +191,7 @@ def project_weights(family: Family, model: HookedTransformer) -> Projection:
             b, gains = base.part(layer), basis.part(layer)
             return combine(b, _least_squares(gains, head.part(layer), b), gains)
 
-        # heads that share a step may share it differently in each layer: the nearest is sought layer by layer
+        # heads may share a step differently in each layer, so the nearest is found layer by layer
         layers = [slice(i, i + 1) for i in range(n_layers)]
         by_head = [concatenate([nearest_in(layer, head) for layer in layers], axis=0) for head in heads]
         nearest = concatenate(by_head, axis=1)
@@ -201,10 +201,10 @@ def project_weights(family: Family, model: HookedTransformer) -> Projection:
 
 @torch.no_grad()
 def fit_layer_outputs(family: Family, model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "parameter"]:
-    """Parameters of the member whose layer outputs are nearest to the model's on the same streams.
+    """Find the parameters of the member whose layer outputs are nearest to the model's on the same streams.
 
     The squared distance on x and on y is divided, prompt by prompt, by the squared norm of the model's outputs there,
-    so that no prompt with large eigenvalues outweighs the others.
+    so that prompts with large eigenvalues do not outweigh the others.
     """
     cfg, base, basis = model.cfg, family.base, family.basis
     model = replace_products(model, read_weight_products(model))  # in float64
@@ -216,7 +216,7 @@ def fit_layer_outputs(family: Family, model: HookedTransformer, prompts: Prompts
         moments = context.mT @ context
         return factor * torch.stack([stream @ K @ moments @ V for K, V in zip(W_KQ, W_PV, strict=True)]).sum(0)
 
-    # What a layer writes is bilinear in its two products, and a family moves only one of them: on a fixed stream it is
+    # A layer's output is bilinear in its two products, and a family moves only one of them: on a fixed stream it is
     # affine in the parameters, base + Σ_p θ_p gain_p. So θ solves the normal equations, summed over prompts and layers.
     count = family.n_parameters
     normal, right = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
@@ -241,7 +241,7 @@ def fit_layer_outputs(family: Family, model: HookedTransformer, prompts: Prompts
 
 
 def _least_squares(basis: WeightProducts, products: WeightProducts, base: WeightProducts) -> Float[Tensor, "parameter"]:
-    """The parameters of minimum norm at which `base + Σ_p θ_p basis_p` is nearest to the products."""
+    """Find the parameters of minimum norm at which `base + Σ_p θ_p basis_p` is nearest to the products."""
     design = torch.cat([basis.W_KQ.flatten(1), basis.W_PV.flatten(1)], dim=1).T
     rest = torch.cat([(products.W_KQ - base.W_KQ).flatten(), (products.W_PV - base.W_PV).flatten()])
     return torch.linalg.lstsq(design, rest[:, None], driver="gelsd").solution[:, 0]

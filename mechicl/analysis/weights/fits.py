@@ -18,7 +18,7 @@ from mechicl.analysis.weights.construction_families import (
     project_weights,
 )
 from mechicl.analysis.weights.products import WeightProducts
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Count, checked
 from mechicl.learners import prompt_batches
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
@@ -34,9 +34,9 @@ class Members:
 
     Attributes:
         parameters: name to values `[seed ...]`; a parameter per layer has the layer on its second axis.
-        squared_distances: squared difference of their predictions from the trained model's, `[seed prompt]`, averaged
-            over the target's dimensions.
-        squared_errors: squared errors of their predictions, `[seed prompt]`, averaged likewise.
+        squared_distances: squared difference of predictions from the trained model's, averaged over the target's
+            dimensions.
+        squared_errors: squared errors of predictions, averaged likewise.
         models: the members as models, float64, one per seed; not saved with a result.
     """
 
@@ -51,11 +51,11 @@ class ConstructionFit(Result):
     """A family of constructions fitted to trained weights, seed by seed. Samples are seeds.
 
     Attributes:
-        family: its name.
-        beta: the gauge that was divided out of each head, `[seed layer head]`: W_KQ / β and W_PV β are compared.
+        family: name of the family.
+        beta: the gauge of each head, `[seed layer head]`: W_KQ / β and W_PV β are compared.
         products: the trained products in that gauge, one per seed, without the parts that predictions cannot depend on.
-        nearest: the products of the family that are nearest to them, one per seed: those of the projected member, or,
-            where the model has more heads than the family, the nearest to each layer's head separately.
+        nearest: the family's products that are nearest to them, one per seed: those of the projected member, or, if the
+            model has more heads than the family, the nearest to each layer's head separately.
         distance_KQ: Frobenius distance of W_KQ from the nearest over the norm of the nearest, `[seed layer head]`;
             large for heads that hardly act.
         distance_PV: the same for W_PV.
@@ -63,8 +63,8 @@ class ConstructionFit(Result):
         layerwise: the members whose layer outputs are nearest to the model's, in closed form; None for Newton's
             method, whose layers have MLPs.
         matched: the members nearest to the predictions, by optimisation from the projected ones; None if not requested.
-        squared_errors: of the trained models on the held-out prompts, `[seed prompt]`.
-        squared_predictions: the trained models' squared predictions, `[seed prompt]`.
+        squared_errors: of the trained models on the held-out prompts.
+        squared_predictions: of the trained models.
     """
 
     family: str
@@ -81,11 +81,11 @@ class ConstructionFit(Result):
 
     @property
     def best(self) -> Members:
-        """The matched members, or the projected ones where nothing was matched."""
+        """The matched members, or the projected ones if none were matched."""
         return self.projected if self.matched is None else self.matched
 
     def samples(self) -> dict[str, Float[Tensor, "seed"]]:
-        """Each entry of each parameter of `best`, by name and place: `step_size`, `preconditioner[0,0,1]`."""
+        """Return each entry of each parameter of `best`, by name and place: `step_size`, `preconditioner[0,0,1]`."""
         entries = {}
         for name, values in self.best.parameters.items():
             for place in np.ndindex(*values.shape[1:]):
@@ -94,17 +94,17 @@ class ConstructionFit(Result):
         return entries
 
     def relative_distances(self, members: Members | None = None, level: float = 0.95) -> list[Interval]:
-        """Squared distance of predictions over the trained model's squared predictions, for each seed, over prompts."""
+        """Measure the squared distance of predictions over the trained model's squared predictions, for each seed."""
         distances = (self.best if members is None else members).squared_distances
         return [ratio_interval(d, p, level) for d, p in zip(distances, self.squared_predictions, strict=True)]
 
     def loss_ratios(self, members: Members | None = None) -> list[Interval]:
-        """The members' loss over the trained models', for each seed, over prompts."""
+        """Measure the members' loss over the trained models', for each seed."""
         errors = (self.best if members is None else members).squared_errors
         return [ratio_interval(e, trained) for e, trained in zip(errors, self.squared_errors, strict=True)]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row per seed and kind of member: loss, its ratio to the trained model's, distance of predictions."""
+        """Make a table, one row per seed and kind of member: loss, its ratio to the trained one, relative distance."""
         rows = []
         by_kind = {"projected": self.projected, "layerwise": self.layerwise, "matched": self.matched}
         for kind, members in ((kind, members) for kind, members in by_kind.items() if members is not None):
@@ -125,12 +125,12 @@ def fit_construction(
     task: LinearRegression,
     *,
     refine: bool = True,
-    n_prompts: int = 4096,
+    n_prompts: Count = 4096,
     seed: int = 0,
 ) -> ConstructionFit:
     """Fit the free parameters of a family of constructions to trained weights.
 
-    Three members for each model: the projected one is nearest in weights, once each head is in the gauge of the
+    Each model gets three members: the projected one is nearest in weights, once each head is in the gauge of the
     family; the layerwise one is nearest in the layers' outputs on the model's own streams, free of any gauge; the
     matched one, found from the projected one, has the least squared distance between predictions.
 
@@ -138,9 +138,9 @@ def fit_construction(
         models: a trained model, or one per seed, with one config.
         family: "gd" (one step size), "gd++" (and one γ), either "... per layer", "pgd" (a preconditioner `[x x]`),
             "pgd per layer", or "newton" (α of a model in the construction's own shape).
-        task: for the prompts that predictions are matched on, and held-out ones.
+        task: samples the prompts that predictions are matched on, and the held-out ones.
         refine: also match predictions.
-        n_prompts: prompts to match on, and held-out prompts.
+        n_prompts: number of prompts to match on, and of held-out prompts.
         seed: of the prompts to match on; the held-out ones have the next.
 
     Raises:
@@ -158,9 +158,7 @@ def fit_construction(
     refuse_wrapped(models, "constructions are fitted to the weights")
     trained = [models] if isinstance(models, HookedTransformer) else list(models)
     if not trained:
-        raise ValueError("no models to fit a construction to")
-    if n_prompts < 1:
-        raise ValueError(f"n_prompts must be at least 1, got {n_prompts}")
+        raise ValueError("models must not be empty")
     for model in trained:
         if model.cfg.to_dict() != trained[0].cfg.to_dict():
             raise ValueError("models of different configs: fit them one by one")
@@ -209,7 +207,7 @@ def match_predictions(
     targets: Float[Tensor, "prompt y"],
     max_iterations: int = 300,
 ) -> Float[Tensor, "parameter"]:
-    """Parameters, from a start, with the least squared distance of predictions from targets (L-BFGS in float64)."""
+    """Find the parameters with the least squared distance of predictions from targets (L-BFGS in float64)."""
     tokens = family.template.encode(prompts)
     # In units of each parameter's own size, so that one step length suits all of them; one that starts near 0 gets a
     # tenth of the largest as its unit.

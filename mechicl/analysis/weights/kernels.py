@@ -1,17 +1,16 @@
 """The kernel view of one attention layer after an input MLP.
 
-With keys "context", one layer, and a score for each key alone (no softmax), the context's tokens do not change before
-they are attended to, so that the query's prediction is a sum over the context, exactly:
+With keys "context", one layer, and a score for each key separately (no softmax), the context's tokens do not change
+before they are attended to, so that the query's prediction is a sum over the context, exactly:
 
     prediction(x_q) = initial(x_q) + Σ_i score(x_q; x_i, y_i) · written(x_i, y_i)
 
-`score` is the attention that the query pays to the token of point i, and `written` the contribution of that token's
-value to the read-out. In a `gradient_descent` layer the score is `m(x_i, y_i)·m(x_q)`, with m the stream's inputs,
-times `score_scale` and over n if the config says so, and `written` is the target times the step size: the paper's
-kernel smoothing (A.8, eq. 13), with the targets that the MLP makes.
+`score` is the query's attention to the token of point i, and `written` the contribution of that token's value to the
+read-out. In a `gradient_descent` layer the score is `m(x_i, y_i)·m(x_q)`, with m the stream's inputs, and `written` is
+the target times the step size: the paper's kernel smoothing (A.8, eq. 13), with targets made by the MLP.
 
-The MLP reads y too, so that neither factor need be linear in y_i. A sum `Σ_i k(x_q, x_i) y_i` is the part of the
-layer that is linear in y_i around 0, and `decompose` measures the remainder on a prompt:
+The MLP reads y too, so neither factor need be linear in y_i. The part of the layer that is linear in y_i around 0 is
+`Σ_i k(x_q, x_i) y_i`, and `decompose` measures the remainder on a prompt:
 
     score · written = constant(x_q; x_i) + k(x_q, x_i) y_i + remainder
     k(x_q, x_i) = score(x_q; x_i, 0) ∂written(x_i, 0)/∂y_i + ∂score(x_q; x_i, 0)/∂y_i written(x_i, 0)
@@ -59,17 +58,17 @@ class PredictionParts(Result):
 
 @dataclass(frozen=True, eq=False)
 class KernelView(Result):
-    """The kernel that a one-layer model smooths by, on a grid of inputs; float64 on the CPU. Samples are prompts.
+    """The smoothing kernel of a one-layer model, on a grid of inputs; float64 on the CPU. Samples are prompts.
 
     Attributes:
         grid: `[point x]`.
         initial: the prediction at each point before attention `[point]`.
         kernel: `[point other]`, the derivative of the prediction at a point with respect to y at the other, at y = 0.
-        through_values: `[point other]`, the part of it that comes from the other's value: the score times the slope of
+        through_values: `[point other]`, the kernel's part from the other's value: the score times the slope of
             `written`. The rest comes from scores that change with y.
-        scores: `[point other]`, of a query to the token of a context point with y = 0: the attention pattern, over n
-            if the model divides by it. In a `gradient_descent` layer it is proportional to `m(x)·m(x')`, symmetric;
-            in others its scale is arbitrary, since values may be scaled back.
+        scores: `[point other]`, attention of a query to the token of a context point with y = 0. In a
+            `gradient_descent` layer it is proportional to `m(x)·m(x')`; in others its scale is arbitrary, since values
+            may be scaled inversely.
         parts: the terms of predictions for prompts.
     """
 
@@ -81,24 +80,24 @@ class KernelView(Result):
     parts: PredictionParts
 
     def samples(self) -> dict[str, Float[Tensor, "prompt"]]:
-        """The parts of each prompt's prediction."""
+        """Return the parts of each prompt's prediction."""
         return self.parts.samples()
 
     @property
     def eigenvalues(self) -> Float[Tensor, "point"]:
-        """Of the kernel's symmetric part, the largest absolute value first."""
+        """Eigenvalues of the kernel's symmetric part, the largest absolute value first."""
         eigenvalues = torch.linalg.eigvalsh((self.kernel + self.kernel.mT) / 2)
         return eigenvalues[eigenvalues.abs().argsort(descending=True)]
 
     @property
     def effective_rank(self) -> float:
-        """`(Σ|λ|)² / Σ λ²` over the eigenvalues of the symmetric part: k for k equal ones; NaN if all are 0."""
+        """The rank `(Σ|λ|)² / Σ λ²` over eigenvalues of the symmetric part: k for k equal ones; NaN if all are 0."""
         size = self.eigenvalues.abs()
         return (size.sum().square() / size.square().sum()).item()
 
     @property
     def symmetry_error(self) -> float:
-        """`|K - Kᵀ| / |K|` of the kernel: 0 for a symmetric one, 2 for an antisymmetric one; NaN for 0."""
+        """The asymmetry `|K - Kᵀ| / |K|`: 0 for a symmetric kernel, 2 for an antisymmetric one; NaN for 0."""
         return ((self.kernel - self.kernel.mT).norm() / self.kernel.norm()).item()
 
 
@@ -107,23 +106,21 @@ class KernelView(Result):
 def adapted_functions(
     learner: Learner, prompts: Prompts, grid: Float[Tensor, "query x"], *, memory: float = MEMORY
 ) -> Float[Tensor, "prompt query y"]:
-    """Predict all over a grid of queries from each prompt's context.
+    """Predict a grid of queries from each prompt's context (the adjusted functions of von Oswald et al. 2023, Fig. 4).
 
     Args:
         learner: any learner; a model computes each context once.
-        prompts: the contexts; their own queries are not read.
+        prompts: the contexts; their queries are ignored.
         grid: query inputs, the same for all prompts.
         memory: bound in bytes.
-
-    Source: von Oswald et al. 2023, Fig. 4, the adjusted functions.
 
     Example:
         >>> prompts = load_checkpoint("sine-lsa").task.sample(4, seed=0)
         >>> adapted_functions(load("sine-lsa"), prompts, torch.linspace(-5, 5, 11)[:, None]).shape
         torch.Size([4, 11, 1])
     """
-    if grid.ndim != 2 or grid.shape[1] != prompts.x_dim:
-        raise ValueError(f"the grid must be [query x] with x_dim={prompts.x_dim}, got {tuple(grid.shape)}")
+    if grid.shape[1] != prompts.x_dim:
+        raise ValueError(f"grid must be [query x] with x_dim={prompts.x_dim}, got {tuple(grid.shape)}")
     grid = grid.to(prompts.device, prompts.dtype)
     parts = []
     for part in prompt_batches(learner, prompts, memory, copies=max(len(grid), 1)):
@@ -140,7 +137,7 @@ def adapted_functions(
 
 @checked
 def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> Float[Tensor, "point y"]:
-    """The prediction before attention: the read-out of the embedded query, as for a query without any context.
+    """Compute the prediction before attention: the read-out of the embedded query, as without any context.
 
     Raises:
         ValueError: a model that the kernel view does not describe.
@@ -152,7 +149,7 @@ def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> 
 
 
 def contributions(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-    """Each context point's contribution to the query's prediction, differentiable, in units of y.
+    """Compute each context point's contribution to the query's prediction, differentiable, in units of y.
 
     `prediction = initial + Σ_i contribution_i`, exactly.
     """
@@ -166,19 +163,17 @@ def contributions(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "
 
 @torch.no_grad()
 def decompose(model: HookedTransformer, prompts: Prompts, *, memory: float = MEMORY) -> PredictionParts:
-    """The terms of each query's prediction (see `PredictionParts`), float64 on the CPU."""
+    """Split each query's prediction into its terms (see `PredictionParts`), float64 on the CPU."""
     _check_model(model, one_target=True)
-    if prompts.n_context == 0:
-        raise ValueError("a prediction without context has no contributions")
     parts = []
-    for part in prompt_batches(model, prompts, memory, copies=4):  # with slopes
+    for part in prompt_batches(model, prompts, memory, copies=4):  # with derivatives
         part = part.to(model.cfg.device, model.cfg.torch_dtype)
 
         def total_at(ys: Float[Tensor, "prompt point y"], part: Prompts = part) -> Float[Tensor, "prompt"]:
             return contributions(model, Prompts(part.xs, ys)).sum((1, 2))
 
         prediction, initial = model.predict(part)[:, 0], initial_function(model, part.query.xs)[:, 0]
-        # along ys from 0: the value is the contributions without targets, the derivative is Σ_i k(x_q, x_i) y_i
+        # along ys at 0 the value is the sum of contributions without targets, the derivative is Σ_i k(x_q, x_i) y_i
         with torch.enable_grad():
             constant, linear = jvp(total_at, torch.zeros_like(part.ys), part.ys)
         values = torch.stack([prediction, initial, total_at(part.ys), constant, linear])  # type: ignore[list-item]
@@ -195,7 +190,7 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
     Args:
         model: one head, one layer and an optional input MLP, on paired prompts with one target.
         grid: inputs, each taken as a query and as a context point.
-        prompts: whose predictions are split into terms; their number of context points is that of the kernel.
+        prompts: predictions for these are split into terms; their number of context points is that of the kernel.
 
     Raises:
         ValueError: a model that the kernel view does not describe, or no prompts, context or grid points.
@@ -209,9 +204,9 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
     """
     _check_model(model, one_target=True)
     if model.cfg.n_heads > 1:
-        raise ValueError(f"scores and what is written come apart in a model with one head, not {model.cfg.n_heads}")
-    if len(prompts) == 0 or len(grid) == 0:
-        raise ValueError(f"needs prompts and grid points, got {len(prompts)} and {len(grid)}")
+        raise ValueError(f"model must have one head, to separate scores from values, got {model.cfg.n_heads}")
+    if len(prompts) == 0 or prompts.n_context == 0 or len(grid) == 0:
+        raise ValueError(f"prompts must have contexts and grid points, got {prompts} and {len(grid)} points")
     parts, initial = decompose(model, prompts), initial_function(model, grid)[:, 0]
     scores, through_values, through_scores = kernel_parts(model, grid, grid, prompts.n_context)
     view = (grid, initial, through_values + through_scores, through_values, scores[0])
@@ -233,18 +228,16 @@ def _check_model(model: HookedTransformer, *, one_target: bool = False) -> None:
     if one_target and cfg.y_dim != 1:
         other["y_dim"], needed["y_dim"] = cfg.y_dim, 1
     if other:
-        raise ValueError(f"the kernel view is of models with {needed} and no softmax; this one has {other}")
+        raise ValueError(f"model must have {needed} and no softmax, got {other}")
 
 
 def point_streams(model: HookedTransformer, xs: Tensor, ys: Tensor | None = None) -> Float[Tensor, "point d_model"]:
-    """The tokens of points after the read-in and the MLP, or without targets those of queries."""
+    """Embed points, with read-in and MLP, `[point d_model]`; queries if there are no targets."""
     cfg = model.cfg
     xs = xs.to(cfg.device, cfg.torch_dtype)
-    if xs.ndim != 2 or xs.shape[1] != cfg.x_dim:
+    if xs.shape[1] != cfg.x_dim:
         raise ValueError(f"xs must be [point x] with x_dim={cfg.x_dim}, got {tuple(xs.shape)}")
     ys = -xs @ model.initial_weights if ys is None else ys.to(cfg.device, cfg.torch_dtype)
-    if ys.shape != (len(xs), cfg.y_dim):
-        raise ValueError(f"ys must be [point y] = {(len(xs), cfg.y_dim)}, got {tuple(ys.shape)}")
     return model.embed_tokens(torch.cat([xs, ys], dim=1)[:, None])[:, 0]
 
 
@@ -254,7 +247,7 @@ def _scores(
     keys: Float[Tensor, "*batch point d_model"],
     n_context: int,
 ) -> Float[Tensor, "*batch head row point"]:
-    """The attention that queries pay to keys."""
+    """The attention of queries to keys."""
     W_KQ = model.W_Q[0] @ model.W_K[0].mT  # [head d_model d_model]
     scores = model.cfg.score_scale * (queries[..., None, :, :] @ W_KQ @ keys[..., None, :, :].mT)
     pattern = elementwise_attention(model.cfg, scores)
@@ -270,13 +263,13 @@ def _written(model: HookedTransformer, keys: Float[Tensor, "*batch point d_model
 def kernel_parts(
     model: HookedTransformer, xs: Float[Tensor, "point x"], others: Float[Tensor, "other x"], n_context: int
 ) -> tuple[Float[Tensor, "head point other"], Float[Tensor, "point other"], Float[Tensor, "point other"]]:
-    """Scores at targets of 0, and the two parts of the kernel: through values, and through scores.
+    """Compute the scores at targets of 0, and the two parts of the kernel: through values, and through scores.
 
     Source: von Oswald et al. 2023, A.8, eq. 13.
     """
 
-    # A contribution is a product, score(y) · written(y), each factor of one key's y alone. So one forward-mode
-    # derivative with all targets moved at once has the slopes of every key, and the product rule has the kernel:
+    # A contribution is a product, score(y) · written(y), of factors that depend on one key's y. So one forward-mode
+    # derivative along all targets at once gives the slopes of every key, and the product rule gives the kernel:
     # score · written' + score' · written at y = 0.
     def factors(ys: Tensor) -> tuple[Tensor, Tensor]:
         keys = point_streams(model, others, ys)

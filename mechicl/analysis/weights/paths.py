@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import comb, cos, pi
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import pandas as pd
 import torch
@@ -15,9 +15,8 @@ from torch.func import functional_call
 from mechicl.analysis.weights import symmetries
 from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import fit_construction
-from mechicl.base.arguments import checked, count_undefined
+from mechicl.base.arguments import Count, Natural, at_least, between, checked
 from mechicl.base.progress import progress_bar
-from mechicl.base.warning import warn
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, ratio_interval
@@ -33,7 +32,7 @@ PREPARE = {
     "aligned": symmetries.align_heads,
     "lifted": symmetries.lift_heads,
 }
-FARTHEST = 1000.0  # models on a curve at a larger α are nothing but rounding
+TwoOrMore = Annotated[int, at_least(2)]
 N_CONTROL, BENDING_RATE, BENDING_BATCH, BENDING_CLIP = 3, 1e-3, 512, 0.1
 
 
@@ -42,20 +41,15 @@ class WeightCurve:
     """Models between two models: a Bézier curve through weight space, straight with two control points.
 
     Attributes:
-        template: a model of the shape.
-        points: weights by name, first model first.
+        template: a model of the same shape.
+        points: weights by name of each control point, the first model first.
     """
 
     template: HookedTransformer
     points: tuple[dict[str, Tensor], ...]
 
     def weights(self, alpha: float | Tensor) -> dict[str, Tensor]:
-        """Weights at α: 0 is the first model, 1 the last."""
-        if isinstance(alpha, Tensor) and alpha.numel() != 1:
-            raise ValueError(f"alpha must be one number, got a tensor {list(alpha.shape)}")
-        place = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
-        if not abs(place) <= FARTHEST:
-            raise ValueError(f"alpha must be from {-FARTHEST:g} to {FARTHEST:g}, with models at 0 and 1, got {place:g}")
+        """Compute the weights at α: 0 is the first model, 1 the last."""
         degree = len(self.points) - 1
         shares = [comb(degree, i) * (1 - alpha) ** (degree - i) * alpha**i for i in range(degree + 1)]
         return {
@@ -64,20 +58,16 @@ class WeightCurve:
         }
 
     def model(self, alpha: float) -> HookedTransformer:
-        """The model at α."""
+        """Make the model at α."""
         made = HookedTransformer(self.template.cfg, initial_weights=self.template.initial_weights)
         weights = self.weights(alpha)
-        if missing := [name for name, _ in made.named_parameters() if name not in weights]:
-            raise ValueError(f"the weights of the points, at alpha={alpha}, lack {missing[0]!r}, which the model has")
         with torch.no_grad():
             for name, weight in made.named_parameters():
                 weight.copy_(weights[name])
-        if any(map(count_undefined, made.parameters())):
-            warn(f"the model at alpha={alpha:.3g} has weights that are not finite", RuntimeWarning)
         return made.eval()
 
     def squared_errors(self, prompts: Prompts, alpha: float | Tensor) -> Float[Tensor, "prompt"]:
-        """Squared errors of the query's prediction at α, averaged over the target's dimensions; differentiable."""
+        """Compute the query's squared errors at α, averaged over the target's dimensions; differentiable."""
         tokens = self.template.encode(prompts)
         outputs = functional_call(self.template, self.weights(alpha), (tokens,), {"at": "query"})[:, -1]
         return (outputs - prompts.query.ys.to(outputs)).square().mean(-1)
@@ -88,7 +78,7 @@ class LossPath(Result):
     """Losses of the models between two models.
 
     Attributes:
-        kind: how the models were brought near each other.
+        kind: kind of path; see `connect_modes`.
         alphas: 0 is the first model, 1 the second.
         squared_errors: on held-out prompts, `[alpha prompt]`, averaged over the target's dimensions.
         curve: the models; not saved with the result.
@@ -103,14 +93,15 @@ class LossPath(Result):
         if len(self.alphas) != len(self.squared_errors):
             raise ValueError(f"squared_errors must have a row for each of {len(self.alphas)} alphas")
 
-    def model(self, alpha: float) -> HookedTransformer:
-        """The model at α; a ValueError for a path that was loaded from a file, which has no models."""
+    @checked
+    def model(self, alpha: Annotated[float, between(-1000, 1000)]) -> HookedTransformer:
+        """Make the model at α, from -1000 to 1000; a ValueError for a path loaded from a file, which has no models."""
         if self.curve is None:
             raise ValueError("a loaded path has no models: measure it again")
         return self.curve.model(alpha)
 
     def barrier(self) -> Interval:
-        """`max_α L(α) - ((1-α) L(0) + α L(1))`, relative to the ends' mean loss (NaN if that is 0).
+        """Measure `max_α L(α) - ((1-α) L(0) + α L(1))`, relative to the ends' mean loss (NaN if that is 0).
 
         The interval is over prompts at the α where the mean excess is largest.
         """
@@ -118,7 +109,7 @@ class LossPath(Result):
         return self._relative(excess[excess.mean(-1).argmax()])
 
     def midpoint_excess(self) -> Interval:
-        """Loss at the α nearest 1/2 over the line between the ends there, relative to their mean loss; NaN for 0."""
+        """Measure the loss above the line between the ends at the α nearest 1/2, relative to the ends' mean loss."""
         middle = min(range(len(self.alphas)), key=lambda i: abs(self.alphas[i] - 0.5))
         return self._relative(self._excess()[middle])
 
@@ -143,28 +134,29 @@ class ModeConnectivity(Result):
     fitted: dict[str, LossPath]
 
     def named_paths(self) -> dict[str, LossPath]:
-        """All paths; those to the fitted construction are named "fitted, ..."."""
+        """Return all paths by name; those to the fitted construction are named "fitted, ..."."""
         return self.paths | {f"fitted, {kind}": path for kind, path in self.fitted.items()}
 
     def samples(self) -> dict[str, Float[Tensor, "alpha prompt"]]:
-        """The squared errors along each path."""
+        """Return the squared errors along each path."""
         return {name: path.squared_errors for name, path in self.named_paths().items()}
 
     def barriers(self) -> dict[str, Interval]:
-        """Barrier of each path."""
+        """Measure the barrier of each path."""
         return {name: path.barrier() for name, path in self.named_paths().items()}
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row a path and alpha: mean squared error and its interval."""
+        """Make a table with one row per path and alpha: mean squared error and its interval."""
         tables = [path.to_dataframe(level).assign(path=name) for name, path in self.named_paths().items()]
         return pd.concat(tables, ignore_index=True)
 
 
 @checked
 def interpolate(
-    a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: int = 11, kind: PathKind = "rescaled"
-) -> LossPath:
-    """Losses along the straight line between two models, in the weight products W_KQ and W_PV.
+    a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: TwoOrMore = 11,
+    kind: Literal["raw", "rescaled", "aligned", "lifted"] = "rescaled",
+) -> LossPath:  # fmt: skip
+    """Measure losses along the straight line between two models, in the weight products W_KQ and W_PV.
 
     Args:
         a: a model on paired prompts without biases in attention.
@@ -183,23 +175,19 @@ def interpolate(
         >>> path = interpolate(load("lsa-1l"), by_hand, LinearRegression().sample(64, seed=1))
         >>> print(path.midpoint_excess())
     """
-    if kind not in PREPARE:
-        raise ValueError(f"kind must be one of {list(PREPARE)}, got {kind!r}")
     symmetries.check_same_shape(a, b)
     return measure_path(kind, straight_line(*PREPARE[kind](a, b)), prompts, n_alphas)
 
 
 def straight_line(a: HookedTransformer, b: HookedTransformer) -> WeightCurve:
-    """The line between the weights of two models of one architecture."""
+    """Make the line between the weights of two models of one architecture."""
     ends = tuple({name: weight.detach() for name, weight in model.named_parameters()} for model in (a, b))
     return WeightCurve(a, ends)
 
 
 @torch.no_grad()
 def measure_path(kind: str, curve: WeightCurve, prompts: Prompts, n_alphas: int) -> LossPath:
-    """Losses at evenly spaced models of a curve."""
-    if n_alphas < 2:
-        raise ValueError(f"a path has at least its two ends, got n_alphas={n_alphas}")
+    """Measure losses at evenly spaced models of a curve."""
     alphas = torch.linspace(0, 1, n_alphas, dtype=torch.float64)
     prompts = prompts.to(torch.float64)
     errors = torch.stack([curve.squared_errors(prompts, alpha) for alpha in alphas])
@@ -214,22 +202,22 @@ def connect_modes(
     *,
     kinds: Sequence[PathKind] | None = None,
     family: FamilyName | None = None,
-    n_alphas: int = 11,
-    n_prompts: int = 4096,
-    bending_steps: int = 400,
+    n_alphas: TwoOrMore = 11,
+    n_prompts: Count = 4096,
+    bending_steps: Natural = 400,
     seed: int = 0,
     progress: bool = True,
 ) -> ModeConnectivity:
     """Measure the loss along paths between two models, after the removal of more and more symmetries.
 
-    Paths run through the products W_KQ and W_PV of each head. These do not change under invertible maps between W_Q and
-    W_K or W_V and W_O; where a head is narrower than the stream, its products on the way may have a higher rank.
+    Paths run through the products W_KQ and W_PV of each head, which do not change under invertible maps between W_Q and
+    W_K, or W_V and W_O. If a head is narrower than the stream, its products on the way may have a higher rank.
 
     - "raw": the straight line between the products W_KQ, W_PV;
     - "rescaled": each head in the gauge where the mean diagonal of W_KQ is 1 (A.3; linear attention);
     - "aligned": the second model's heads in the order, sign and scale nearest to the first's, hidden units likewise;
-    - "lifted": both models with the heads of both, so that each layer's function moves linearly: no symmetry matters,
-      but the models on the way have twice the heads (not so with layer norms, whose weights move too);
+    - "lifted": both models with the heads of both, so that each layer's function moves linearly (except for layer
+      norms, whose weights move too): no symmetry matters, but the models on the way have twice the heads;
     - "curved": from the aligned ends, a Bézier curve of three control points bent to the least mean loss on other
       prompts.
 
@@ -239,18 +227,18 @@ def connect_modes(
     Args:
         a: a model on paired prompts without biases in attention.
         b: another of the same shape (it may have fewer heads): another seed, or a construction.
-        task: for the held-out prompts, and for those that a curve is bent on.
-        kinds: of paths; by default all, without "rescaled" where attention is not linear or sums values (momentum).
+        task: samples the held-out prompts, and those that a curve is bent on.
+        kinds: of paths; by default all, without "rescaled" if attention is not linear or sums values (momentum).
         family: of the construction to fit to the first model; see `fit_construction`.
-        n_alphas: models on each path, the ends included.
-        n_prompts: held-out prompts.
-        bending_steps: of SOAP, 512 fresh prompts each, for "curved".
+        n_alphas: number of models on each path, the ends included.
+        n_prompts: number of held-out prompts.
+        bending_steps: steps of SOAP for "curved", each on 512 fresh prompts.
         seed: of the prompts to bend and fit on; the held-out ones have the next.
-        progress: show a bar while bending.
+        progress: show a progress bar while bending.
 
     Raises:
-        ValueError: models of different shape or kind, a kind of path that needs linear attention, a head without the
-            gauge of "rescaled"; and the errors of `fit_construction`.
+        ValueError: as for `fit_construction`; models of different shape or kind, a kind of path that needs linear
+            attention, or a head without the gauge of "rescaled".
 
     Source: von Oswald et al. 2023, section 3 and A.3; Garipov et al. 2018 for the curve; Entezari et al. 2021 for the
     matching of units.
@@ -264,7 +252,7 @@ def connect_modes(
         trades = a.cfg.attention == "linear" and not symmetries.sums_values(a.cfg)
         kinds = [kind for kind in get_args(PathKind) if kind != "rescaled" or trades]
     if not kinds:
-        raise ValueError("no kinds of path to measure")
+        raise ValueError("kinds must not be empty")
     symmetries.check_same_shape(a, b)
     held_out = task.sample(n_prompts, seed=seed + 1, dtype=torch.float64)
 
@@ -285,16 +273,16 @@ def connect_modes(
 
 
 def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool = True) -> WeightCurve:
-    """The Bézier curve with three control points between the ends with the least mean loss over α.
+    """Bend a line to the Bézier curve with three control points that has the least mean loss over α.
 
-    Every step draws fresh prompts: rare ones decide the loss of deep models, and a curve can be bent around any few
-    thousand. The straight line itself where bending does not help.
+    Every step draws fresh prompts: rare ones decide the loss of deep models, and a curve can overfit a few thousand.
+    Returns the line itself where bending does not help.
 
     Source: Garipov et al. 2018, with three control points in place of one.
     """
     generator, (first, last) = torch.Generator().manual_seed(seed), line.points
-    # The control points move, from even distances on the line, in units of each tensor's size, so that one learning
-    # rate suits all; tensors that the ends share stay.
+    # The control points start at even distances on the line and move in units of each tensor's size, so that one
+    # learning rate suits all; tensors that the ends share stay.
     names = [name for name, start in first.items() if not torch.equal(start, last[name])]
     if not names:
         return line  # the ends are one model
@@ -326,4 +314,4 @@ def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0
     bent = WeightCurve(line.template, (first, *bent.points[1:-1], last))
     check = task.sample(8192, generator=generator, dtype=torch.float64)
     before, after = (measure_path("", each, check, 9).barrier().mean for each in (line, bent))
-    return bent if after < before else line  # the line also where a loss is no number
+    return bent if after < before else line  # the line also where a loss is NaN

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import require_whole
+from mechicl.base.arguments import Count, check_fields, checked
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.statistics import storable
@@ -20,59 +19,57 @@ from mechicl.statistics import storable
 class WeightProducts:
     """The two products per layer and head that attention depends on.
 
-    A head of linear attention writes `Σ_i (q W_KQ t_iᵀ) t_i W_PV` for tokens t_i: only the tensor product of W_KQ and
-    W_PV acts, so that scaling one by a factor and the other by its inverse changes nothing (the gauge).
+    A head of linear attention writes `Σ_i (q W_KQ t_iᵀ) t_i W_PV` for tokens t_i. This depends only on the tensor
+    product of W_KQ and W_PV: scaling one by a factor and the other by its inverse changes nothing (the gauge).
 
     Attributes:
         W_KQ: `W_Q W_Kᵀ` `[layer head d_model d_model]`, the bilinear form of the scores (score scale included). Axes
             before the layer's are allowed, here and in W_PV.
-        W_PV: `W_V W_O` `[layer head d_model d_model]`, what attending writes.
-        x_dim: number of leading dimensions that hold x.
-        y_dim: number of dimensions after them that hold y.
+        W_PV: `W_V W_O` `[layer head d_model d_model]`, the map from an attended token to the head's write.
+        x_dim: number of leading dimensions, which contain x.
+        y_dim: number of dimensions after them, which contain y.
     """
 
     W_KQ: Float[Tensor, "*batch layer head d_model d_model"]
     W_PV: Float[Tensor, "*batch layer head d_model d_model"]
-    x_dim: int
-    y_dim: int
+    x_dim: Count
+    y_dim: Count
 
     def __post_init__(self):
-        require_whole(self, x_dim=1, y_dim=1)
+        check_fields(self, undefined=True)
         if self.x_dim + self.y_dim > self.W_KQ.shape[-1]:
             raise ValueError(
-                f"W_KQ of shape {list(self.W_KQ.shape)} has no room for x_dim={self.x_dim} and y_dim={self.y_dim}"
+                f"x_dim={self.x_dim} and y_dim={self.y_dim} exceed the width {self.W_KQ.shape[-1]} of W_KQ"
             )
 
     def gauge(self) -> Float[Tensor, "*batch layer head"]:
-        """β: the mean of the x-block's diagonal of W_KQ."""
+        """Compute β, the mean of the x-block's diagonal of W_KQ."""
         return self.W_KQ[..., : self.x_dim, : self.x_dim].diagonal(dim1=-2, dim2=-1).mean(-1)
 
     def gauge_fixed(self) -> "WeightProducts":
-        """In the gauge where β is 1 (von Oswald et al. 2023, A.3); a ValueError where it is 0 or not finite."""
+        """Convert to the gauge where β is 1 (von Oswald et al. 2023, A.3); a ValueError if β is 0 or not finite."""
         beta = self.gauge()
         if not (beta.isfinite() & (beta != 0)).all():
-            raise ValueError(
-                f"the weights have no gauge for a head whose W_KQ has mean diagonal {beta.flatten().tolist()}"
-            )
+            raise ValueError(f"a head has no gauge: the mean diagonals of W_KQ are {beta.flatten().tolist()}")
         return self.in_gauge(beta)
 
     def in_gauge(self, beta: Float[Tensor, "*batch layer head"]) -> "WeightProducts":
-        """The products of the same linear attention in another gauge: `W_KQ / β`, `W_PV β`."""
+        """Convert to another gauge of the same linear attention: `W_KQ / β`, `W_PV β`."""
         beta = beta[..., None, None]
         return dataclasses.replace(self, W_KQ=self.W_KQ / beta, W_PV=self.W_PV * beta)
 
     def part(self, layers: slice = slice(None), heads: slice = slice(None)) -> "WeightProducts":
-        """The products of some layers and heads."""
+        """Select the products of some layers and heads."""
         W_KQ, W_PV = (product[..., layers, heads, :, :] for product in (self.W_KQ, self.W_PV))
         return dataclasses.replace(self, W_KQ=W_KQ, W_PV=W_PV)
 
     def without_unread_parts(self, recurrent: bool = False) -> "WeightProducts":
         """Set the parts to zero that the query's prediction cannot depend on, unless the layer is looped (recurrent).
 
-        The last layer's output beside y is never read; with W_0 = 0 the query has y = 0 in the first layer, so that
-        with one layer the y-rows of W_KQ meet only zeros. These parts keep their random initial values in training,
-        harmless until the layer is repeated. Only for models in which nothing but attention writes: an MLP, a norm and
-        concatenated positions read these parts too.
+        The last layer's output outside y is never read; with W_0 = 0 the query has y = 0 in the first layer, so that
+        with one layer the y-rows of W_KQ are multiplied by zeros. These parts keep their random initial values in
+        training, which matters only if the layer is repeated. Only for models whose layers are attention alone: an MLP,
+        a norm and concatenated positions read these parts too.
         """
         W_KQ, W_PV, one_layer = self.W_KQ.clone(), self.W_PV.clone(), self.W_KQ.shape[-4] == 1
         if one_layer:
@@ -85,7 +82,7 @@ class WeightProducts:
 
 
 def concatenate(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
-    """The products of several layers (axis 0) or heads (axis 1) as one."""
+    """Join the products of several layers (axis 0) or heads (axis 1)."""
     W_KQ, W_PV = (torch.cat(products, dim=axis) for products in zip(*((p.W_KQ, p.W_PV) for p in parts), strict=True))
     return dataclasses.replace(parts[0], W_KQ=W_KQ, W_PV=W_PV)
 
@@ -147,22 +144,15 @@ def replace_products(model: HookedTransformer, products: WeightProducts) -> Hook
 
 
 @checked
-def repeat_layers(model: HookedTransformer, steps: int, damping: float = 1.0) -> HookedTransformer:
-    """Loop a one-layer model's layer, with every update of the stream scaled by `damping`; the model stays unchanged.
+def repeat_layers(model: HookedTransformer, steps: Count, damping: float = 1.0) -> HookedTransformer:
+    """Make a model that loops the layer of a one-layer (or looped) model `steps` times.
 
-    Args:
-        model: a model with one layer, or a looped one.
-        steps: number of loops.
-        damping: λ of von Oswald et al. 2023, A.6, on top of the model's own.
-
-    Raises:
-        ValueError: a model with several different layers.
+    Every update of the stream is scaled by `damping` (λ of von Oswald et al. 2023, A.6), in addition to the model's own
+    damping.
     """
     cfg = model.cfg
     if cfg.n_layers != 1 and not cfg.recurrent:
-        raise ValueError(f"only one layer can be repeated; this model has {cfg.n_layers} different ones")
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+        raise ValueError(f"model must have one layer, or a looped one, got {cfg.n_layers} different layers")
     looped = HookedTransformer(
         cfg.replace(n_layers=steps, recurrent=True, damping=cfg.damping * damping, initializer_range=0.0)
     )

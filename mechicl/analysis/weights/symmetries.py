@@ -25,24 +25,24 @@ _ANY_SCALE, _POSITIVE_SCALE = ("linear",), ("relu", "leaky_relu")
 
 
 def check_same_shape(a: HookedTransformer, b: HookedTransformer) -> None:
-    """Refuse models that differ in more than weights, number and width of heads, and clipping."""
+    """Raise ValueError for models that differ in more than weights, number and width of heads, and clipping."""
     fields, others = a.cfg.to_dict(), b.cfg.to_dict()
     differ = {k: (fields[k], others[k]) for k in fields if fields[k] != others[k] and k not in _MAY_DIFFER}
     if differ:
-        words = ", ".join(f"{name}: {first!r} and {second!r}" for name, (first, second) in differ.items())
-        raise ValueError(f"no path connects models of different shape or kind; these differ in {words}")
+        listed = ", ".join(f"{name}: {first!r} and {second!r}" for name, (first, second) in differ.items())
+        raise ValueError(f"a and b must be models of one shape and kind, which differ in {listed}")
     start_a, start_b = (m.initial_weights if a.cfg.prompt_format == "paired" else torch.zeros(0) for m in (a, b))
     if not torch.equal(start_a.cpu().double(), start_b.cpu().double()):
-        raise ValueError("the models differ in their initial weights W_0, which no path of weights connects")
+        raise ValueError("a and b must have the same initial weights W_0, which are not on a path of weights")
 
 
 def sums_values(cfg: TransformerConfig) -> bool:
-    """Whether momentum accumulates values that no score multiplies, so that the two cannot trade a factor."""
+    """True if momentum sums values without scores, so that values and scores cannot trade a factor."""
     return cfg.momentum > 0 and cfg.momentum_over == "values"
 
 
 def express_in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
-    """Both as float64 models whose weights are the products W_KQ and W_PV, which is all that heads depend on.
+    """Convert both to float64 models whose weights are the products W_KQ and W_PV, on which alone heads depend.
 
     A model with fewer heads gets heads that do nothing.
     """
@@ -51,22 +51,22 @@ def express_in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
 
 
 def rescale_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
-    """Both in the gauge where the mean diagonal of W_KQ's x-block is 1 (von Oswald et al. 2023, A.3)."""
+    """Convert both to the gauge where the mean diagonal of W_KQ's x-block is 1 (von Oswald et al. 2023, A.3)."""
     if a.cfg.attention != "linear":
         raise ValueError(f"scores and values can trade a factor in linear attention only, not in {a.cfg.attention!r}")
     if sums_values(a.cfg):
-        raise ValueError("scores and values cannot trade a factor where momentum_over='values' adds up values unscored")
+        raise ValueError("scores and values cannot trade a factor with momentum_over='values', which sums values alone")
     first, second = _pad(read_weight_products(a).gauge_fixed(), read_weight_products(b).gauge_fixed())
     return replace_products(a, first), replace_products(b, second)
 
 
 def align_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
-    """The second model's heads and hidden units in the order, sign and scale nearest to the first one's.
+    """Convert the second model's heads and hidden units to the order, sign and scale nearest to the first one's.
 
     Heads are matched by assignment: for linear attention by the inner products of `W_KQ ⊗ W_PV`, and the factor c in
-    `c W_KQ, W_PV / c`, of either sign, is the one with the least relative squared distance; for relu and leaky relu it
-    is positive; for softmax, and with momentum over values, there is none. Hidden units of MLPs are matched by the
-    inner products of their weights, in order only.
+    `c W_KQ, W_PV / c` is the one with the least relative squared distance, of either sign; for relu and leaky relu it
+    is positive; for softmax, and with momentum over values, there is none. Hidden units of MLPs are only reordered, by
+    the inner products of their weights.
     """
     first, second = _read_padded(a, b)
     kind = "softmax" if sums_values(a.cfg) else a.cfg.attention  # softmax has no gauge either
@@ -88,13 +88,13 @@ def align_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
 
 
 def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
-    """Both with the heads and hidden units of both, those of the other writing nothing.
+    """Give both models the heads and hidden units of both; those of the other write nothing.
 
     On the straight line between these two, each layer's output as a function of its stream moves linearly from the one
     to the other: no gauge, order or sign of heads matters.
     """
-    # Both models hold the same W_KQ, so that scores stay on the line; W_PV moves from (PV_a, 0) to (0, PV_b), and what
-    # heads write is linear in it.
+    # Both models contain the same W_KQ, so scores are constant on the line; W_PV moves from (PV_a, 0) to (0, PV_b), and
+    # a head's write is linear in it.
     first, second = _read_padded(a, b)
     both, silent = torch.cat([first.W_KQ, second.W_KQ], dim=1), torch.zeros_like(first.W_PV)
     values = torch.cat([first.W_PV, silent], dim=1), torch.cat([silent, second.W_PV], dim=1)
@@ -110,12 +110,12 @@ def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
 
 
 def _read_padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
-    """The products of both, the one with fewer heads padded with heads that do nothing."""
+    """Read the products of both, the one with fewer heads padded with heads that do nothing."""
     for name, model in (("a", a), ("b", b)):
         if bad := [weight for weight, values in model.named_parameters() if count_undefined(values)]:
-            raise ValueError(f"model {name} has weights that are not finite ({bad[0]}): there is nothing to match")
+            raise ValueError(f"model {name} has weights that are not finite, in {bad[0]}")
     if "," in a.cfg.attention:
-        raise ValueError(f"heads can be matched where all layers have one kind of attention, not {a.cfg.attention!r}")
+        raise ValueError(f"all layers must have one kind of attention for heads to be matched, got {a.cfg.attention!r}")
     return _pad(read_weight_products(a), read_weight_products(b))
 
 
@@ -140,12 +140,11 @@ def _set_sinks(model: HookedTransformer, sinks: list[Tensor]) -> None:
 
 
 def _assignment(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], attention: str) -> list[int]:
-    """For each head of the first layer, the head of the second that goes with it."""
-
+    """For each head of the first layer, the matching head of the second."""
     pairs = list(zip(a, b, strict=True))
     inner = torch.stack([torch.einsum("aij,bij->ab", x, y) for x, y in pairs])
     if attention in _ANY_SCALE + _POSITIVE_SCALE:
-        # <W_KQ ⊗ W_PV, W_KQ' ⊗ W_PV'> = <W_KQ, W_KQ'> <W_PV, W_PV'>: what the heads do, whatever the gauge
+        # <W_KQ ⊗ W_PV, W_KQ' ⊗ W_PV'> = <W_KQ, W_KQ'> <W_PV, W_PV'>, independent of the gauge
         gain = (inner.clamp(min=0) if attention in _POSITIVE_SCALE else inner).prod(0)  # opposite signs do not cancel
     else:  # without a gauge: the least relative squared distance of both products
         gain = sum(each / max(float(x.norm() * y.norm()), 1e-300) for each, (x, y) in zip(inner, pairs, strict=True))
@@ -186,7 +185,7 @@ def _align_hidden_units(a: HookedTransformer, b: HookedTransformer) -> None:
 
 @torch.no_grad()
 def _with_both_units(model: HookedTransformer, other: HookedTransformer, place: int) -> HookedTransformer:
-    """The model with the other's hidden units too, which write nothing; those of the model come first at place 0."""
+    """Give a model the other's hidden units too, which write nothing; the model's own come first at place 0."""
     cfg = model.cfg
     wide = HookedTransformer(cfg.replace(d_mlp=2 * (cfg.d_mlp or 0)), initial_weights=model.initial_weights)
     narrow = dict(model.named_parameters())

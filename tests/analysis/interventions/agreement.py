@@ -1,4 +1,4 @@
-"""How sweeps on bridges agree with plain runs: `python -m tests.analysis.interventions.agreement` prints the table."""
+"""Agreement of sweeps on bridges with plain runs: `python -m tests.analysis.interventions.agreement` prints a table."""
 
 import logging
 import sys
@@ -23,11 +23,11 @@ COMPONENTS = tuple(component for component in AXES if component not in ON_REQUES
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of one component of one family: the largest difference in units of the largest logit, or why it is refused."""
+    """The largest difference for a component of a family, in units of the largest logit, or the error message."""
 
     difference: float | None
     refusal: str | None
-    by_torch: bool = False  # compared with torch's hooks on the model that no bridge has touched
+    by_torch: bool = False  # compared with torch's hooks on the plain model
 
     def __str__(self) -> str:
         if self.difference is None:
@@ -38,18 +38,18 @@ class Agreement:
 
 @torch.no_grad()
 def runs_as_it_did(bridge: Any, plain: Any) -> bool:
-    """Whether a bridge has the logits of the model that it was made of."""
+    """True if a bridge has the logits of the model that it was made of."""
     try:
         logits = plain(token_ids(0)).logits
         return bool((bridge(token_ids(0)) - logits).abs().max() < TOLERANCE * logits.abs().max())
-    except ValueError:  # an encoder and decoder want other inputs
+    except ValueError:  # an encoder and decoder need other inputs
         return True
 
 
 def agreement_of(
     bridge: Any, plain: Any, component: str, layers: Sequence[int], places: Sequence[int] | None = None
 ) -> Agreement:
-    """Whether patching a component, cell by cell, gives what whole runs give that write to it in place."""
+    """Compare patching a component, cell by cell, with whole runs in which it is written to in place."""
     clean, corrupted = token_ids(0), token_ids(1)
     axis = "head" if "head" in axes_of(component) else "pos"
     only = {"layer": layers} | ({} if places is None else {axis: places})
@@ -78,7 +78,7 @@ def agreement_of(
 
 
 def _write(activation: Tensor, hook: Any = None, *, values: Tensor, cell: Any) -> None:
-    activation.view(values.shape)[cell] = values[cell]  # torch's modules do not part heads
+    activation.view(values.shape)[cell] = values[cell]  # torch's modules do not split heads
 
 
 def main(names: Sequence[str]) -> None:

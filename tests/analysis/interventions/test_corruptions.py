@@ -1,17 +1,14 @@
 """Corrupted prompts differ in one respect."""
 
-from typing import Any, cast
-
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from mechicl.analysis.interventions import corrupt, corrupt_tokens
 from mechicl.tasks import LinearRegression
 
-IDS = torch.zeros(1, 3, dtype=torch.int64)
 KINDS = ("task", "labels", "query", "prompt", "noise")
 
 
@@ -62,7 +59,7 @@ def test_what_changes_and_what_does_not(kind, n, n_context, y_dim, seed):
         assert not torch.isclose(corrupted.ys[:, :-1], ys[:, :-1]).all()
 
 
-def test_seeds_differ_and_the_noise_is_of_its_size():
+def test_seeds_differ_and_the_noise_has_its_size():
     clean = prompts(2000, y_dim=1)
     for size in (0.5, 2.0):
         moved = (corrupt(clean, "noise", noise_std=size).ys - clean.ys)[:, :-1]
@@ -72,16 +69,7 @@ def test_seeds_differ_and_the_noise_is_of_its_size():
         assert not (torch.equal(drawn[0].xs, drawn[1].xs) and torch.equal(drawn[0].ys, drawn[1].ys))
 
 
-def test_too_little_to_corrupt():
-    with pytest.raises(ValueError, match="kind must be 'task', 'labels', 'query', 'prompt' or 'noise', got 'all'"):
-        corrupt(prompts(), cast(Any, "all"))
-    with pytest.raises(ValueError, match="kind must be 'occurrences' or 'sequence', got 'labels'"):
-        corrupt_tokens(IDS, cast(Any, "labels"))
-    for kind in ("query", "prompt"):
-        with pytest.raises(ValueError, match="there is 1"):
-            corrupt(prompts(1), kind)
-    with pytest.raises(ValueError, match="there is 1"):
-        corrupt(prompts(n_context=1), "labels")
+def test_one_prompt_without_context_is_a_task():
     assert corrupt(prompts(1, n_context=0), "task").n_context == 0
 
 
@@ -96,12 +84,9 @@ def sequences(draw: st.DrawFn) -> torch.Tensor:
 
 @settings(max_examples=25)
 @given(sequences(), st.one_of(st.none(), st.integers(6, 9)), st.integers(0, 99))
-def test_no_earlier_occurrence_of_the_last_token_is_left(clean, d_vocab, seed):
+def test_no_earlier_occurrence_of_the_last_token_remains(clean, d_vocab, seed):
     size = d_vocab or int(clean.max()) + 1
-    if size < 2:
-        with pytest.raises(ValueError, match="d_vocab must be at least 2"):
-            corrupt_tokens(clean, d_vocab=d_vocab)
-        return
+    assume(size > 1)
     before = clean.clone()
     corrupted = corrupt_tokens(clean, "occurrences", d_vocab=d_vocab, seed=seed)
     assert torch.equal(clean, before)
@@ -115,8 +100,6 @@ def test_no_earlier_occurrence_of_the_last_token_is_left(clean, d_vocab, seed):
 
 
 def test_another_sequence():
-    with pytest.raises(ValueError, match="takes another sequence, and there is 1"):
-        corrupt_tokens(IDS, "sequence")
     clean = torch.arange(20).reshape(5, 4)
     corrupted = corrupt_tokens(clean, "sequence", seed=2)
     taken = corrupted[:, 0] // 4
@@ -125,7 +108,7 @@ def test_another_sequence():
     assert (taken != torch.arange(5)).all()
 
 
-def test_all_other_tokens_are_put_in_equally_often():
+def test_all_other_tokens_are_equally_frequent():
     clean = torch.full((400, 10), 3)
     drawn = corrupt_tokens(clean, d_vocab=5)[:, :-1]
     counts = torch.bincount(drawn.flatten(), minlength=5)

@@ -1,4 +1,4 @@
-"""How cells are run: within a bound on memory, on the quick routes, with the hooks of others left alone."""
+"""How cells are run: within a bound on memory, on the quick routes, without changing the user's hooks."""
 
 from collections.abc import Callable
 from functools import cache
@@ -23,29 +23,14 @@ from mechicl.base.memory import Budget, TooLittleMemory
 from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
-from tests.analysis.interventions.oracles import (
-    EXACT,
-    SINGLE,
-    bridge_pair,
-    flat,
-    hook_name,
-    ids,
-    inputs,
-    least_memory,
-    loop_patch,
-    model_of,
-    pair,
-    putting,
-    recorded,
-    run,
-    shared_bridge,
-)
+from tests.analysis.interventions import oracles
+from tests.analysis.interventions.oracles import EXACT, SINGLE, flat, hook_name, model_of, pair, recorded, run
 
 WIDE: dict[str, Any] = {"n_layers": 2, "n_heads": 4, "d_model": 32, "d_head": 8, "n_context": 3}
 
 
 def peak(work: Callable[[], Any]) -> tuple[int, Any]:
-    """The most memory that was allocated at once, beyond what there was before, in bytes; and what was made."""
+    """The most memory that was allocated at once, beyond that before, in bytes, and the result."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         made = work()
     assert profiler.profiler is not None
@@ -71,8 +56,8 @@ def linear() -> Any:
 
 def of_bridge(*args: Any, **options: Any) -> Callable[[float], Any]:
     model, tokens = (
-        shared_bridge(n_layer=2, n_head=4, n_embd=32, vocab_size=200),
-        (ids(0, 3, 8, 200), ids(1, 3, 8, 200)),
+        oracles.shared_bridge(n_layer=2, n_head=4, n_embd=32, vocab_size=200),
+        (oracles.ids(0, 3, 8, 200), oracles.ids(1, 3, 8, 200)),
     )
     metric = next_token_loss(tokens[0]) if "at" in options else logit_difference(tokens[0][:, 0], tokens[0][:, 1])
     return lambda memory: patch(model, *tokens, *args, metrics=metric, memory=memory, **options)
@@ -106,7 +91,7 @@ SWEEPS: dict[str, Callable[[], Callable[[float], InterventionSweep]]] = {
 @pytest.mark.parametrize("name", list(SWEEPS))
 def test_memory_is_bounded_and_changes_no_result(name):
     sweep = SWEEPS[name]()
-    tight = least_memory(sweep)
+    tight = oracles.least_memory(sweep)
     (least, small), (most, large) = (peak(lambda memory=memory: sweep(memory)) for memory in (1.1 * tight, 6 * tight))
     assert least <= 1.1 * tight + 4096  # scalars and indices
     assert most <= 6 * tight + 4096
@@ -120,7 +105,7 @@ def test_memory_is_bounded_and_changes_no_result(name):
 def test_cells_are_batched_by_where_they_begin_and_end(monkeypatch):
     """After the last layer that a batch's cells edit, no hook is attached."""
     model = model_of("gpt", n_layers=4)
-    prompts = inputs(model, 0)
+    prompts = oracles.inputs(model, 0)
     seen: list[tuple[int, int, int]] = []
     resume = ModelAdapter.resume
 
@@ -153,20 +138,18 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("kind", "component", "axes", "quick"), ROUTES)
-def test_cells_that_affect_one_row_of_their_layer_take_the_quick_way_and_no_others(
-    kind, component, axes, quick, monkeypatch
-):
+def test_only_cells_that_affect_one_row_of_their_layer_take_the_quick_route(kind, component, axes, quick, monkeypatch):
     monkeypatch.setattr(runs, "_run_any_cells" if quick else "_run_local_cells", None)
     model = model_of(kind)
     clean, corrupted = pair(model, 2)
-    expected, _ = loop_patch(model, corrupted, clean, component, axes)
+    expected, _ = oracles.loop_patch(model, corrupted, clean, component, axes)
     assert_close(flat(patch(model, clean, corrupted, component, axes)), expected, **EXACT)
 
 
 def test_rows_within_a_bound():
     model = model_of("gpt")
     adapter = ModelAdapter(model)
-    tokens = adapter.encode(inputs(model, 0))
+    tokens = adapter.encode(oracles.inputs(model, 0))
     per_row, fixed = adapter.bytes_per_row(tokens), 1000 + adapter.bytes_of_products
     assert rows_at_once(adapter, tokens, Budget(fixed + per_row, held=1000)) == 1
     assert rows_at_once(adapter, tokens, Budget(fixed + 7.5 * per_row, held=1000)) == 7
@@ -178,7 +161,7 @@ def test_rows_within_a_bound():
 
 
 def test_a_model_of_the_protocol_that_cannot_be_resumed(monkeypatch):
-    model, clean, corrupted = shared_bridge(), *bridge_pair()
+    model, clean, corrupted = oracles.shared_bridge(), *oracles.bridge_pair()
     expected = {c: patch(model, clean, corrupted, c).predictions for c in ("z", "mlp_out")}
     monkeypatch.setattr(ModelAdapter, "resumes", property(lambda self: False, lambda self, value: None), raising=False)
     for component, predictions in expected.items():
@@ -203,11 +186,11 @@ def test_two_sites_on_one_hook_are_both_replaced():
         hooks = []
         for site in cell:
             where = {axis: place for axis, place in (("pos", site.pos), ("head", site.head)) if place is not None}
-            hooks.append(putting("z", site.layer, where, values[site.hook_name]))
+            hooks.append(oracles.putting("z", site.layer, where, values[site.hook_name]))
         assert_close(predicted, run(model, corrupted, hooks), **EXACT)
 
 
-def test_small_runs_have_one_thread_and_the_users_number_comes_back(monkeypatch):
+def test_small_runs_have_one_thread_and_the_users_number_is_restored(monkeypatch):
     model = model_of("gpt")
     clean, corrupted = pair(model)
     before, during = torch.get_num_threads(), []
