@@ -1,4 +1,4 @@
-"""Runs with chosen edges as plain loops over edges, one receiver after the other: what the graph is compared with."""
+"""Runs with chosen edges as plain loops over edges, one receiver after the other, to compare the graph with."""
 
 import torch
 
@@ -6,7 +6,7 @@ from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list
 
 
 def write_all(model, tokens):
-    """What each node writes in a plain run, read off hooks: by node `[prompt pos d_model]`."""
+    """Writes of each node in a plain run, by node `[prompt pos d_model]`."""
     out, stream = {}, model.embed_tokens(tokens)
     out[EMBEDDING] = stream
     for layer, block in enumerate(model.blocks):
@@ -21,11 +21,11 @@ def write_all(model, tokens):
 
 
 def run_edges(model, tokens, references, weights):
-    """Outputs at all positions of a run in which each edge carries so much of what is written, and else the reference.
+    """Outputs at all positions of a run in which each edge carries a mixture of the sender's write and the reference.
 
     Args:
-        references: by node, what a cut edge carries.
-        weights: by edge, 1 for what is written, 0 for the reference.
+        references: the content of a cut edge, by node.
+        weights: 1 for the write, 0 for the reference, by edge.
     """
     writes = {EMBEDDING: model.embed_tokens(tokens)}
     biases = 0.0

@@ -1,4 +1,4 @@
-"""Circuits as results: saved and loaded, as text, tables and graphs, and the smallest of them too."""
+"""Circuits as results: saved and loaded, as text, tables and graphs."""
 
 import dataclasses
 import math
@@ -48,7 +48,7 @@ SMALL: dict[str, tuple[tuple, tuple]] = {
 
 @pytest.mark.parametrize("kind", list(SMALL))
 @pytest.mark.parametrize("n_prompts", [1, 5])
-def test_what_is_saved_is_loaded(kind, n_prompts, tmp_path):
+def test_circuits_are_saved_and_loaded(kind, n_prompts, tmp_path):
     made = circuit(*SMALL[kind], n_prompts=n_prompts)
     for loaded in (Circuit.load(made.save(tmp_path / kind)), load_result(tmp_path / kind)):
         assert loaded.is_same_as(made)
@@ -78,7 +78,7 @@ def test_small_circuits_print_and_are_tables_and_graphs(kind, n_prompts):
     assert graph.number_of_edges() == len(edges)
 
 
-def test_the_graph_has_what_the_circuit_has():
+def test_the_graph_has_the_parts_and_effects_of_the_circuit():
     made = circuit()
     graph = made.to_networkx()
     assert graph.graph == {"metric": "loss", "method": "mean"}
@@ -95,7 +95,7 @@ def test_the_graph_has_what_the_circuit_has():
             assert attributes["by"] == part.by
         mean = interval(effect)
         assert [attributes[name] for name in ("effect", "low", "high")] == [mean.mean, mean.low, mean.high]
-    assert "head 0.2" in "".join(nx.generate_graphml(graph))  # a format that refuses None
+    assert "head 0.2" in "".join(nx.generate_graphml(graph))  # a format without None
 
 
 def test_effects_that_were_not_measured_are_left_out():
@@ -108,7 +108,7 @@ def test_effects_that_were_not_measured_are_left_out():
     assert made.edge_list().splitlines()[0] == "embedding → head 0.2 (v)"
 
 
-def test_the_edge_list_goes_from_the_embedding_to_the_output_and_says_what_each_is_worth():
+def test_the_edge_list_goes_from_the_embedding_to_the_output_with_effects():
     made = circuit(edges=EDGES[::-1])
     lines = made.edge_list().splitlines()
     assert [line.split("  ")[0] for line in lines] == [str(edge) for edge in EDGES]
@@ -118,7 +118,7 @@ def test_the_edge_list_goes_from_the_embedding_to_the_output_and_says_what_each_
     assert all(line[: longest + 2].endswith("  ") and line[longest + 2] != " " for line in lines)  # one column
 
 
-def test_minimality_is_what_is_lost_over_what_there_is_to_lose():
+def test_minimality_is_the_lost_share_of_the_whole_effect():
     made = circuit()
     shares = made.minimality()
     gained = (made.ablated - made.full).mean()
@@ -136,7 +136,30 @@ def test_circuits_are_the_same_where_their_nodes_and_edges_are():
     assert made.is_same_as(with_embedding)
 
 
-def test_a_circuit_of_everything_says_nothing_of_completeness():
+def test_a_circuit_of_all_nodes_has_no_completeness():
     made = circuit(n_nodes=3)
     assert math.isnan(made.completeness().mean)
     assert "(the whole model)" in str(made)
+
+
+def test_a_printed_circuit_lists_its_strongest_edges_with_their_intervals():
+    made = circuit()
+    effects = {edge: effect.mean for edge, effect in made.effects().items() if isinstance(edge, Edge)}
+    strongest = sorted(effects, key=lambda edge: -effects[edge])
+    many = circuit([Node(layer, 0) for layer in range(40)], [Edge(Node(layer, 0), None) for layer in range(40)])
+    summary, title, *lines = str(made).splitlines()
+    assert summary.startswith("head 0.2, head 1.0, MLP 1; 5 edges; loss ")
+    assert title == "change of the metric without each of the 5 strongest of 5 edges:"
+    assert [line.split("  ")[0] for line in lines] == list(map(str, strongest))
+    assert all(line.endswith(str(made.effects()[edge])) for line, edge in zip(lines, strongest, strict=True))
+    assert str(many).startswith("40 nodes; 40 edges; loss ")
+    assert "5 strongest of 40 edges" in str(many)
+    assert len(str(many).splitlines()) == 7
+
+
+def test_circuits_that_older_versions_saved_are_loaded(tmp_path):
+    """Circuits of the method "scrambled", which cannot be measured any more."""
+    made = circuit(method="scrambled")
+    loaded = load_result(made.save(tmp_path))
+    assert loaded.method == "scrambled"
+    assert str(loaded) == str(made)

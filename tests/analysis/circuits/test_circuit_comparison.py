@@ -1,4 +1,4 @@
-"""Circuits beside the truth: counted as sets are."""
+"""Circuits compared with the truth, counted as sets."""
 
 import math
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def test_shared_missing_and_false_are_those_of_sets(nodes, true_nodes, edges, tr
     assert (table["standing"] == "shared").sum() == len(made.shared_nodes) + len(made.shared_edges)
 
 
-def test_it_prints_what_is_wrong():
+def test_it_prints_missing_and_false_parts():
     made = compare_circuits(Parts(NODES[:2], EDGES[:3]), Parts(NODES[:3], [EDGES[0], EDGES[-1]]))
     assert str(made) == (
         "2 of 3 nodes found, 0 false; missing: MLP 0\n"

@@ -1,4 +1,4 @@
-"""What searches find in models whose circuits are known: constructions on continuous tokens, plain and hidden."""
+"""Circuits found in models whose circuits are known: constructions on continuous tokens, plain and hidden."""
 
 from typing import Any
 
@@ -35,14 +35,14 @@ def test_edges_of_constructions_on_points_are_those_of_their_weights(name, hidde
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_prompt_is_enough_where_it_is_scrambled_several_times(seed):
+def test_one_prompt_is_enough_for_several_random_mixtures(seed):
     model = from_tracr(compile_program("reverse"))
     circuit = find_circuit(model, model.sample_ids(1, seed=seed), seed=seed, effects=False, progress=False)
     assert circuit.edges == model.true_circuit.edges
 
 
-def test_prompts_alone_do_not_show_what_is_zero_in_all_of_them():
-    """A query's target is unknown, 0: that the output reads it off the token shows on no prompt."""
+def test_prompts_alone_do_not_show_reads_of_zeros():
+    """A query's target is unknown, 0: no prompt shows that the output reads it off the token."""
     model = MODELS["gradient descent"]
     edge = Edge(EMBEDDING, None)
     assert edge in weights_circuit(model).edges

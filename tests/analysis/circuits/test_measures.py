@@ -1,4 +1,4 @@
-"""Completeness over subsets: against hooked runs, against the graph, and on circuits whose answer is known."""
+"""Completeness over subsets: against hooked runs, against the graph, and on circuits with a known answer."""
 
 import math
 
@@ -16,7 +16,7 @@ from tests.analysis.interventions.oracles import EXACT, inputs, model_of
 NODES = [Node(layer, head) for layer in range(2) for head in (0, 1, None)]
 
 
-def test_subsets_are_all_there_are_or_different_ones_with_every_node_in_half():
+def test_subsets_are_all_or_different_ones_with_every_node_in_half_of_them():
     for n in range(5):
         every = draw_subsets(NODES[:n], 100, 0)
         assert len(every) == len(set(every)) == 2**n - 1
@@ -54,7 +54,7 @@ def test_the_whole_model_is_complete_and_no_circuit_has_no_subset(tmp_path):
     whole = find_circuit(model, prompts, tolerance=1e-12, progress=False)
     measured = measure_circuit(model, whole, prompts, n_subsets=7, progress=False)
     assert len(measured.incompleteness()) == 7
-    assert all(apart.mean == pytest.approx(0, abs=1e-12) for apart in measured.incompleteness().values())
+    assert all(each.mean == pytest.approx(0, abs=1e-12) for each in measured.incompleteness().values())
     loaded = type(measured).load(measured.save(tmp_path))
     assert loaded.subsets == measured.subsets
     assert loaded.axis_names()["alone_without"] == ("subset",)

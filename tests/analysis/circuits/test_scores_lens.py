@@ -30,7 +30,7 @@ def ours(attn_only: bool) -> Any:
 
 
 def all_heads(name: str) -> Any:
-    """A tiny model of a family in which every head has keys and values of its own."""
+    """A tiny model of a family in which every head has its own keys and values."""
     family = FAMILIES[name]
     try:
         FAMILIES[name] = dataclasses.replace(family, sizes=family.sizes | {"num_key_value_heads": 2})
@@ -52,7 +52,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_edge_attributions_are_those_of_transformer_lens(name):
-    """There the gradient is the corrupted run's, and the change leads to the clean one: ours, of cuts that carry it."""
+    """There the gradient is the corrupted run's, and the change leads to the clean run, which our cut edges carry."""
     model, clean, corrupted = MODELS[name](), token_ids(0, 3), token_ids(1, 3)
 
     def metric(logits: Tensor) -> Tensor:
