@@ -19,16 +19,10 @@ from mechicl.prompts import Shots
 from tests.analysis.interventions.oracles import bridge, model_of, no_hook_left
 
 D_VOCAB, N_CTX = 20, 16
+LINEAR = {"attention": "linear", "normalization_type": None, "d_mlp": None, "attn_only": True, "attn_bias": True}
 OURS: dict[str, dict[str, Any]] = {
     "softmax": {"d_mlp": 12, "normalization_type": "LN"},
-    "linear": {
-        "attention": "linear",
-        "normalization_type": None,
-        "d_mlp": None,
-        "attn_only": True,
-        "attn_bias": True,
-        "read_bias": False,
-    },
+    "linear": LINEAR | {"read_bias": False},
     "one head": {"n_heads": 1, "n_layers": 1, "d_mlp": None, "attn_only": True},
     "deep": {"n_layers": 4, "attention": "softmax,relu,linear,softmax"},
     "looped": {"recurrent": True, "damping": 0.6, "n_layers": 3},
@@ -51,7 +45,7 @@ def _model_on_tokens(kind: str, **fields: Any) -> Any:
         model.cfg.dtype = torch.float64  # `to` warns of a change
         return model.to(torch.float64)
     model = model_of("ids", **({"d_vocab": D_VOCAB, "n_ctx": N_CTX} | OURS[kind] | fields))
-    if kind == "linear":  # nothing else keeps its numbers small
+    if kind == "linear":  # to keep its numbers small
         with torch.no_grad():
             for weight in model.parameters():
                 weight *= 0.4
@@ -117,7 +111,7 @@ def update_cosine(alone: np.ndarray, in_context: np.ndarray, after: np.ndarray) 
 
 
 def kendall(a: Any, b: Any, tie: float = 0.0) -> float:
-    """Kendall's tau-b, pair by pair; values of b that are no further apart than `tie` are equal."""
+    """Kendall's tau-b, pair by pair; values of b within `tie` are equal."""
     a, b = np.asarray(a).tolist(), np.asarray(b).tolist()
     agreeing = apart_a = apart_b = 0
     for i in range(len(a)):
@@ -161,7 +155,7 @@ def added(model: Any, changes: Mapping[str, Tensor], scale: float = 1.0) -> Any:
 
 
 def expanded(model: Any, changes: Mapping[str, Tensor]) -> Read:
-    """What `cached` reads, of the model's first-order expansion, by reverse-mode differentiation, twice."""
+    """The activations of `cached`, in the model's first-order expansion, by reverse-mode differentiation, twice."""
     model = copy.deepcopy(model)
     parameters = dict(model.named_parameters())
     names = [f"blocks.{layer}.{name}" for layer in range(model.cfg.n_layers) for name in READ]
@@ -188,7 +182,7 @@ def expanded(model: Any, changes: Mapping[str, Tensor]) -> Read:
 
 
 def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) -> dict[str, np.ndarray]:
-    """What a comparison should give, query by query and head by head."""
+    """The expected comparison, query by query and head by head."""
     n = len(shots)
     expected: dict[str, Any] = {}
     runs = [(before(shots.zero_shot[i]), before(shots.in_context[i]), tuned(shots.zero_shot[i])) for i in range(n)]
@@ -218,7 +212,7 @@ def compared(n_layers: int, shots: Shots, before: Read, tuned: Read, seed: int) 
     expected |= {name: np.full((n_layers, n_heads, n), np.nan) for name in by_head}
 
     def products(layer: int, query: Activations, examples: Sequence[Activations]) -> np.ndarray:
-        """Of the last query vector with those of the demonstrations' own tokens, `[head token]`."""
+        """Products of the last query vector with those of the demonstrations' own tokens, `[head token]`."""
         last = query[f"{layer} attn.hook_q"][-1].numpy()
         shown = np.concatenate([
             example[f"{layer} attn.hook_q"].numpy()[-number:]
@@ -275,7 +269,7 @@ def distance(a: np.ndarray, b: np.ndarray, choices: Tensor | None) -> float:
 
 
 def example_loss(outputs: Tensor, target: Tensor, choices: Tensor | None) -> Tensor:
-    """Of one output `[d_out]`."""
+    """The loss of one output `[d_out]`."""
     if choices is None:
         return ((outputs - target) ** 2).sum()
     return -F.log_softmax(outputs, -1)[target]
@@ -314,11 +308,11 @@ def sgd(
     return changes, torch.tensor(losses, dtype=torch.float64).view(tuning.epochs, -1)
 
 
-# ---- whether a model is as it was ----
+# ---- the state of a model ----
 
 
 class Snapshot:
-    """What a model was, to the bit."""
+    """A copy of a model's state, to compare bits with."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -332,7 +326,7 @@ class Snapshot:
         return [*self.model.named_parameters(remove_duplicate=False), *self.model.named_buffers()]
 
     def check(self) -> None:
-        """The model is that still: weights, flags, hooks, and how its blocks run."""
+        """The model has not changed: weights, flags, hooks, and attributes of its blocks."""
         now = dict(self._all())
         assert now.keys() == self.values.keys()
         assert all(torch.equal(now[name], value) for name, value in self.values.items())

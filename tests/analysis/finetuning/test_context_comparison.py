@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from mechicl.analysis.finetuning import FineTuning, FineTuningComparison, compare_with_finetuning, fine_tune
 from tests.analysis.finetuning.oracles import KINDS, added, cached, compared, expanded, model_on_tokens, token_shots
-from tests.analysis.interventions.oracles import lstm, model_of
 
 TUNINGS = {
     "plain": FineTuning(0.1, epochs=2),
@@ -49,12 +48,10 @@ def test_memory_makes_no_difference(kind):
     expected = numbers(compare_with_finetuning(model, shots, tuned))
     for memory in (1.3e5, 3e5):  # one query, or a few, at a time
         assert_fields(compare_with_finetuning(model, shots, tuned, memory=memory), expected)
-    with pytest.raises(ValueError, match="memory=1000 bytes is too little"):
-        compare_with_finetuning(model, shots, tuned, memory=1000)
 
 
 def test_tokens_that_examples_share_tie_whatever_the_batches():
-    """Read alone, demonstrations that begin alike have the same queries there, but for rounding."""
+    """Demonstrations with a common start, each read alone, have the same query vectors there, up to rounding."""
     model = model_on_tokens("softmax", n_ctx=80)
     shots = token_shots((6, 8, 7, 9, 6, 8), (2, 3), prefix=4)
     tuned = fine_tune(model, shots, TUNINGS["plain"])
@@ -65,7 +62,7 @@ def test_tokens_that_examples_share_tie_whatever_the_batches():
             np.testing.assert_allclose(getattr(comparison, name), expected[name], atol=1e-9, err_msg=name)
 
 
-def test_what_is_not_defined_is_nan_and_nothing_else():
+def test_undefined_measures_are_nan():
     model, shots = model_on_tokens("softmax"), token_shots(queries=(1, 1, 2))
     still = compare_with_finetuning(model, shots, FineTuning(learning_rate=0.0))
     for name, value in still.samples().items():
@@ -92,9 +89,9 @@ def test_what_is_not_defined_is_nan_and_nothing_else():
     assert one_token.update_similarity.isfinite().all()
 
 
-def test_comparisons_are_put_together_and_tabled():
+def test_comparisons_are_joined_and_tabled():
     model = model_on_tokens("softmax")
-    # seeds with queries that fine-tuning makes better, of which the recall is a share
+    # seeds with queries that fine-tuning improves, of which the recall is a share
     parts = [compare_with_finetuning(model, token_shots(seed=seed), FineTuning(0.3)) for seed in (3, 5)]
     both = FineTuningComparison.concatenate(parts)
     for name, value in both.samples().items():
@@ -106,12 +103,6 @@ def test_comparisons_are_put_together_and_tabled():
     too = [i for i in better if both.in_context_score[i] > both.zero_shot_score[i]]
     assert better
     assert both.recall().mean == pytest.approx(len(too) / len(better))
-    with pytest.raises(ValueError, match="no comparisons"):
-        FineTuningComparison.concatenate([])
-    of_a_layer = {name: value[:1] for name, value in vars(parts[0]).items() if value.ndim > 1}
-    other = dataclasses.replace(parts[0], **of_a_layer)
-    with pytest.raises(ValueError, match=r"parts must be of models of one shape, got \[\(1, 2\), \(2, 2\)\] heads"):
-        FineTuningComparison.concatenate([parts[0], other])
 
 
 def test_other_types_of_ids():
@@ -125,31 +116,7 @@ def test_other_types_of_ids():
     assert_fields(compare_with_finetuning(model, dataclasses.replace(shots, **narrow), TUNINGS["plain"]), expected)
 
 
-# ---- what is refused ----
-
-
-def test_a_prompt_that_is_too_long():
-    shots = token_shots((3, 3, 3, 3), (2,))
-    with pytest.raises(ValueError, match=r"prompt of 23 tokens is longer than the model's context of n_ctx=16"):
-        compare_with_finetuning(model_on_tokens("gpt2"), shots, TUNINGS["plain"])
+def test_models_without_positions_read_prompts_of_any_length():
     free = model_on_tokens("softmax", positional_embedding_type="none")
+    shots = token_shots((3, 3, 3, 3), (2,))
     assert compare_with_finetuning(free, shots, TUNINGS["plain"]).update_similarity.isfinite().all()
-
-
-def test_models_that_cannot_be_compared():
-    shots = token_shots()
-    with pytest.raises(TypeError, match="Linear has no hooks"):
-        compare_with_finetuning(torch.nn.Linear(2, 2), shots, TUNINGS["plain"])
-    with pytest.raises(ValueError, match=r"the model has no hook 'blocks.0.hook_attn_out'"):
-        compare_with_finetuning(lstm(), shots, TUNINGS["plain"])
-
-
-@pytest.mark.parametrize("tuning", ["plain", "linearized"])
-def test_what_another_model_was_tuned_to(tuning):
-    shots = token_shots()
-    tuned = fine_tune(model_on_tokens("deep"), shots, TUNINGS[tuning])
-    with pytest.raises(ValueError, match=r"the model has no parameters \['blocks.2"):
-        compare_with_finetuning(model_on_tokens("softmax"), shots, tuned)
-    wide = model_of("ids", d_vocab=20, n_ctx=16, n_layers=4, d_head=5)
-    with pytest.raises(ValueError, match=r"a change of \(2, 8, 4\) for the parameter 'blocks.0.attn.W_K'"):
-        compare_with_finetuning(wide, shots, tuned)

@@ -43,7 +43,7 @@ def test_the_expansion_by_differences(kind):
     assert (outputs - start - slope).norm() / slope.norm() < tolerance
     assert not outputs.requires_grad
     before.check()
-    # nothing changes nothing, and twice as much changes twice as much
+    # no change has no effect, and twice the change twice the effect
     assert_close(linearized_outputs(model, tokens, {}), start, atol=1e-6, rtol=1e-6)
     double = linearized_outputs(model, tokens, {name: 2 * change for name, change in changes.items()})
     assert_close(double - start, 2 * (outputs - start), atol=1e-5, rtol=1e-5)
@@ -75,24 +75,12 @@ def test_activations_are_expanded_too():
     assert no_hook_left(model)
 
 
-def test_changes_that_a_model_has_no_place_for():
-    model, tokens = model_on_tokens("softmax"), torch.zeros(1, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"the model has no parameters \['W_X'\]"):
-        linearized_outputs(model, tokens, {"W_X": torch.zeros(1)})
-    with pytest.raises(ValueError, match=r"a change of \(1,\) for the parameter 'embed.W_E', which is \(20, 8\)"):
-        linearized_outputs(model, tokens, {"embed.W_E": torch.zeros(1, dtype=torch.float64)})
+def test_changed_weights_are_restored_after_an_error():
+    model = model_on_tokens("softmax")
     before = Snapshot(model)
-    with pytest.raises(ValueError, match="a change of"), weights_changed(model, {"embed.W_E": torch.zeros(1)}):
-        raise AssertionError
     with pytest.raises(KeyError), weights_changed(model, changes_of(model)):
         raise KeyError
     before.check()
-
-
-class WithoutForwardMode(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
 
 
 def test_value_and_derivative():
@@ -101,10 +89,6 @@ def test_value_and_derivative():
     value, slope = value_and_derivative(lambda w: w["a"] ** 2 * w["b"], weights, changes)
     assert value.item() == 18
     assert slope.item() == 2 * 3 * 2 * 0.5 - 9
-    with pytest.raises(ValueError, match="cannot be differentiated forwards, as its linearisation needs"):
-        value_and_derivative(lambda w: WithoutForwardMode.apply(w["a"]), weights, changes)
-    with pytest.raises(RuntimeError, match="must match"):  # its own error, not ours
-        value_and_derivative(lambda w: w["a"].expand(2) + w["b"].expand(3), weights, changes)
 
 
 def mid_size(kind):
@@ -125,7 +109,7 @@ def test_a_linearised_model_takes_at_most_twice_the_memory(kind, n_pos):
     shots = token_shots((n_pos - 1,), (1,))
     weights = sum(parameter.nbytes for parameter in model.parameters())
     tuning = FineTuning(method="linearized")
-    changes = fine_tune(model, shots, tuning).changes  # with what a first run leaves
+    changes = fine_tune(model, shots, tuning).changes  # a first run allocates workspaces
     tokens, adapter = shots.examples[0][None], ModelAdapter(model)
 
     @torch.no_grad()

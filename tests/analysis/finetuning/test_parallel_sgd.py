@@ -54,7 +54,7 @@ def test_learning_rates_side_by_side_or_in_turns(kind, method, examples_per_step
             assert_changes(together.changes_of(i), sgd(model, shots, tuning, key_value(model))[0])
 
 
-def test_one_that_diverges_leaves_the_others_unchanged():
+def test_a_copy_that_diverges_leaves_the_others_unchanged():
     model = model_of("linear", n_context=3)
     shots = prompt_shots(model, inputs(model, 0, 1))
     parallel = ParallelSGD(model, [shots, shots], FineTuning(epochs=9), (2e-4, 10.0))

@@ -60,7 +60,7 @@ def test_the_random_baseline_is_about_0_and_the_same_for_the_same_seed():
     assert baseline.square().mean().item() == pytest.approx(1 / 16, rel=0.1)
 
 
-def test_recall_by_counting_and_how_often_its_interval_holds_the_truth():
+def test_recall_by_counting_and_the_coverage_of_its_interval():
     every = list(itertools.product([0.0, 1.0, -2.5], repeat=3))
     recall = recall_of_gains(*(torch.tensor(column) for column in zip(*every, strict=True)))
     gained = [row for row in every if row[2] > row[0]]
@@ -77,7 +77,7 @@ def test_recall_by_counting_and_how_often_its_interval_holds_the_truth():
 
 
 def test_recall_where_gains_are_independent():
-    """Demonstrations put 70% right of what is wrong, whatever fine-tuning does: Rec2FTP comes to that by itself."""
+    """Demonstrations correct 70% of the wrong answers, whatever fine-tuning does: Rec2FTP is 70% too."""
     generator = torch.Generator().manual_seed(0)
     wrong, reads, tuned = (torch.rand(200_000, generator=generator) < share for share in (0.6, 0.7, 0.4))
     zero_shot, in_context, finetuned = (~wrong).double(), reads.double(), tuned.double()

@@ -1,4 +1,4 @@
-"""One model on one task: which texts are drawn, what is chosen on which of them, accuracy, and results in files."""
+"""One model on one task: the texts drawn, the fine-tuning chosen on them, accuracy, and results in files."""
 
 import csv
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_texts_from_two_files(tmp_path):
     second = write(tmp_path / "b.csv", [("oak oak", 1), ("cat oak", 0), ("cow cow", 0)])
     texts = draw_texts(OPINIONS, n_held_out=50, n_queries=50, seed=0, source=(first, second))
     assert len(texts.demonstrations) == 4
-    assert len(texts.held_out) == 2  # all that are left
+    assert len(texts.held_out) == 2  # all others
     assert set(shown(texts.queries)) == {"oak oak", "cow cow"}
     assert set(shown(texts.held_out)) | set(shown(texts.demonstrations)) == {f"cat {word}" for word in words}
 
@@ -70,7 +70,7 @@ def test_texts_from_two_files(tmp_path):
     ("labels", "message"),
     [
         ([0, 0, 0, 0], r"class 1 \(' blue'\) has 0"),
-        ([0, 1, 0, 1], "'opinions' has 0 texts to choose by and 0 to measure on"),
+        ([0, 1, 0, 1], "'opinions' has 0 held-out texts and 0 to measure on"),
     ],
 )
 def test_too_few_texts(labels, message, tmp_path):
@@ -92,7 +92,7 @@ def study(texts) -> TaskStudy:
     )  # fmt: skip
 
 
-def test_fine_tuning_is_chosen_on_held_out_queries_and_measured_on_the_others(texts, study):
+def test_fine_tuning_is_chosen_on_held_out_queries_and_measured_on_others(texts, study):
     model, tokenizer = reader(), topic_tokenizer()
     held_out = text_shots(tokenizer, texts.demonstrations, texts.held_out)
     shots = text_shots(tokenizer, texts.demonstrations, texts.queries)
@@ -126,13 +126,10 @@ def test_accuracy_by_demonstrations_is_that_of_prompts_written_by_hand():
             prompt = "".join(FARM.demonstration(*pair) for pair in pairs) + FARM.write(text)
             logits = model(torch.tensor([tokenizer(prompt).input_ids]))[0, -1, choices]
             assert accuracy[i] == (logits.argmax() == label)
-    with pytest.raises(ValueError, match="there are 6 demonstrations, got 7"):
-        measure_accuracy(model, tokenizer, texts, (7,))
 
 
 @pytest.mark.parametrize("kind", ["TaskTexts", "TaskStudy", "TuningSearch", "FineTuned", "AccuracyByDemonstrations"])
 def test_results_in_files(kind, texts, study, tmp_path):
-    """A study holds comparisons too."""
     shots = text_shots(topic_tokenizer(), texts.demonstrations, texts.queries)
     result = {
         "TaskTexts": lambda: texts,
