@@ -1,4 +1,4 @@
-"""Condition numbers under GD++ against data that are really transformed."""
+"""Condition numbers under GD++ against transformed data."""
 
 import math
 
@@ -18,7 +18,7 @@ PROMPTS = TASK.sample(300, seed=0, dtype=torch.float64)
 
 
 def clamped(xs: np.ndarray) -> np.ndarray:
-    """Eigenvalues of XᵀX by numpy, cut at the floor."""
+    """Eigenvalues of XᵀX by numpy, raised to `FLOOR`."""
     return np.maximum(np.linalg.eigvalsh(xs.T @ xs), FLOOR)
 
 
@@ -44,7 +44,7 @@ def test_the_condition_number_is_that_of_the_transformed_data(n, d, rank, seed, 
         np.testing.assert_allclose(np.maximum(np.sort(image), FLOOR), mapped, atol=1e-11 * max(size, mapped[-1]))
         if mapped[0] > 1e-5 * mapped[-1] or mapped[0] == FLOOR == eigenvalues[0]:
             np.testing.assert_allclose(conditioning.after[0, p].item(), mapped[-1] / mapped[0], rtol=1e-4)
-        if n >= d and eigenvalues[0] > max(FLOOR, 1e-5 * eigenvalues[-1]):  # numpy's is of the span otherwise
+        if n >= d and eigenvalues[0] > max(FLOOR, 1e-5 * eigenvalues[-1]):  # else numpy's is of the span
             np.testing.assert_allclose(conditioning.before[p].item(), np.linalg.cond(context) ** 2, rtol=1e-4)
 
 
@@ -57,13 +57,13 @@ def test_the_map_is_the_printed_polynomial_with_its_maximum_and_root():
     assert root.item() == 0
 
 
-def test_too_few_points_leave_the_floor_before_and_after():
+def test_too_few_points_have_eigenvalues_of_the_least_size():
     conditioning = measure_conditioning(PROMPTS.prefix(1), [0.5, 1.0])
     assert (conditioning.smallest == FLOOR).all()
     largest = PROMPTS.xs[:, 0].square().sum(-1)
     torch.testing.assert_close(conditioning.largest, largest)
     torch.testing.assert_close(conditioning.after[0], transformed_eigenvalues(largest, 0.5) / FLOOR)
-    # one point of length 1 is mapped to 0 by γ = 1: all directions are then alike
+    # γ = 1 maps a point of length 1 to 0, like all other directions
     unit = Prompts(torch.eye(3)[None, :2], torch.zeros(1, 2, 1))
     assert measure_conditioning(unit, [1.0]).after.item() == 1
 
@@ -110,7 +110,7 @@ def test_statistics_are_those_of_numpy():
     torch.testing.assert_close(conditioning.at([0.3, 0.2]).after[0], conditioning.after[1])
 
 
-def test_the_median_s_interval_covers_as_often_as_it_says():
+def test_the_coverage_of_the_median_s_interval():
     rng = np.random.default_rng(0)
     xs = torch.from_numpy(np.sqrt(rng.uniform(1, 2, (400, 41))))  # S = diag(u, 1) has the condition number u
     hits = 0
@@ -136,35 +136,3 @@ def test_the_best_gamma_has_the_least_mean_log_condition_number():
     assert around[0] <= around[1:].min()
     assert conditioning.best_gamma(seed=1) == best
     assert conditioning.best_gamma(seed=2) != best
-
-
-@pytest.mark.parametrize("gammas", [[-0.1], [0.1, math.nan], [math.inf], []])
-def test_gammas_must_be_finite_and_not_negative(gammas):
-    conditioning = measure_conditioning(PROMPTS, [0.1])
-    span = conditioning.extremes
-    for call in (
-        lambda g: measure_conditioning(PROMPTS, g),
-        conditioning.at,
-        span.condition_numbers,
-    ):
-        with pytest.raises(ValueError, match=r"finite numbers >= 0|gammas\[1\] must be a finite number, got nan"):
-            call(gammas)
-
-
-def test_other_bad_input():
-    for prompts in (PROMPTS[:0], PROMPTS.prefix(0)):
-        with pytest.raises(ValueError, match="need prompts with context points"):
-            measure_conditioning(prompts, [0.1])
-    for floor in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=r"floor must be (positive and finite|a finite number), got "):
-            measure_conditioning(PROMPTS, [0.1], floor=floor)
-    for ends in ((0.0, 1.0), (2.0, 1.0), (1.0, math.inf), (math.nan, 1.0)):
-        with pytest.raises(ValueError, match=r"0 < smallest <= largest|smallest must be a finite number, got nan"):
-            EigenvalueRange(*ends)
-    conditioning = measure_conditioning(PROMPTS, [0.1])
-    with pytest.raises(ValueError, match="probabilities must be 0 to 1"):
-        conditioning.quantiles([1.1])
-    with pytest.raises(ValueError, match="resamples >= 1 and a level"):
-        conditioning.best_gamma(resamples=0)
-    with pytest.raises(ValueError, match="resamples >= 1 and a level"):
-        conditioning.best_gamma(level=1.0)

@@ -1,4 +1,4 @@
-"""Fits recover the parameters of constructions, whatever hides them, and agree with closed forms."""
+"""Fits recover the parameters of disguised constructions, and agree with closed forms."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def hidden(model: HookedTransformer, n_heads: int = 1, seed: int = 0) -> HookedT
 
 
 def features(prompts) -> np.ndarray:
-    """What each query's prediction is for each entry of A in `x A Σ_j x_jᵀ y_j`, by loops: `[prompt x x]`."""
+    """Each query's prediction for each entry of A in `x A Σ_j x_jᵀ y_j`, by loops: `[prompt x x]`."""
     result = np.zeros((len(prompts), prompts.x_dim, prompts.x_dim))
     for p, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
         for x, y in zip(xs[:-1], ys[:-1], strict=True):
@@ -64,15 +64,13 @@ def features(prompts) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("n_heads", "recurrent", "seed"), [(1, False, 0), (2, True, 1), (3, False, 2)])
-def test_one_step_size_is_read_off_whatever_hides_it(n_heads: int, recurrent: bool, seed: int):
+def test_one_step_size_is_read_off_disguised_weights(n_heads: int, recurrent: bool, seed: int):
     made = constructions.gradient_descent(**SIZES, step_size=0.37, steps=2)
     model = HookedTransformer(made.cfg.replace(recurrent=recurrent))
     model.load_state_dict(made.state_dict(), strict=False)
     fit = fit_construction(hidden(model, n_heads, seed), "gd", TASK, refine=False, n_prompts=20)
     torch.testing.assert_close(fit.projected.parameters["step_size"], double(0.37)[None])
     assert fit.matched is None
-    assert fit.distance_KQ.max() < 1e-12
-    assert fit.distance_PV.max() < 1e-12
     assert max(fit.distance_KQ.max(), fit.distance_PV.max()) < 1e-12
     assert fit.projected.squared_distances.max() < 1e-20
 
@@ -159,7 +157,7 @@ def test_the_matched_step_size_is_that_of_least_squares():
     step_size = fit.matched.parameters["step_size"].item()
     assert step_size == pytest.approx(trained @ direction / (direction @ direction), rel=1e-6)
 
-    # and everything measured on held-out prompts
+    # measurements on held-out prompts
     held_out = TASK.sample(80, seed=8, dtype=torch.float64)
     truth, trained = held_out.ys[:, -1, 0].numpy(), predict(held_out)
     theirs = step_size * np.trace(features(held_out), axis1=1, axis2=2)
@@ -185,8 +183,7 @@ def test_the_matched_step_size_is_that_of_least_squares():
     assert fit.projected.parameters["step_size"].item() == pytest.approx(-mean_diagonal * W_PV[2, 2])
     away = W_KQ[:2] / mean_diagonal - np.eye(2, 3)  # the y-row meets only the query's 0
     assert fit.distance_KQ.item() == pytest.approx(np.linalg.norm(away) / np.sqrt(2))
-    beside = np.linalg.norm(W_PV[:2, 2]) / abs(W_PV[2, 2])
-    assert fit.distance_PV.item() == pytest.approx(beside)
+    assert fit.distance_PV.item() == pytest.approx(np.linalg.norm(W_PV[:2, 2]) / abs(W_PV[2, 2]))
 
 
 def test_tuning_one_step_is_linear_least_squares():
@@ -203,7 +200,7 @@ def test_tuning_one_step_is_linear_least_squares():
     np.testing.assert_allclose(matrix, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_the_layerwise_member_is_the_weighted_least_squares_of_what_layers_write():
+def test_the_layerwise_member_is_the_weighted_least_squares_of_layer_outputs():
     cfg = TransformerConfig(**SIZES, n_layers=2, n_heads=2, initializer_range=0.4, dtype="float64")
     model = HookedTransformer(cfg, seed=5)
     fit = fit_construction(model, "gd++ per layer", TASK, refine=False, n_prompts=40, seed=9)
@@ -249,7 +246,7 @@ def test_intervals_are_over_seeds():
     assert intervals["preconditioner[1,1,0]"].low == pytest.approx(C[1, 0].item())
 
 
-def test_distances_are_those_of_what_was_added():
+def test_distances_are_those_of_added_entries():
     model = constructions.gradient_descent(**SIZES, step_size=0.5, steps=2)
     looped = hidden(model, 1)
     with torch.no_grad():
@@ -265,28 +262,7 @@ def test_distances_are_those_of_what_was_added():
     assert fit.distance_PV[0, 1, 0].item() == pytest.approx((0.4**2 + 0.1**2 + 0.7**2) ** 0.5 / 0.5)
 
 
-def refused(match: str, *args, **kwargs) -> None:
-    with pytest.raises(ValueError, match=match):
-        fit_construction(*args, **kwargs, n_prompts=10)
-
-
-def test_what_cannot_be_fitted_is_refused():
-    plain = constructions.gradient_descent(**SIZES, step_size=0.5)
-    refused("no models", [], "gd", TASK)
-    deeper = constructions.gradient_descent(**SIZES, step_size=0.5, steps=2)
-    refused("different configs", [plain, deeper], "gd", TASK)
-    moved = constructions.gradient_descent(**SIZES, step_size=0.5, initial_weights=torch.ones(2, 1).double())
-    refused("W_0 = 0", moved, "gd", TASK)
-    refused("damping", HookedTransformer(TransformerConfig(**SIZES, damping=0.5)), "gd", TASK)
-    with torch.no_grad():
-        dead = hidden(plain, 2)
-        dead.blocks[0].attn.W_Q[0] = 0
-    refused("no gauge", dead, "gd", TASK)
-    with pytest.raises(ValueError, match="n_prompts must be at least 1"):
-        fit_construction(plain, "gd", TASK, n_prompts=0)
-
-
-def test_what_is_saved_is_what_is_loaded_but_for_the_models(tmp_path):
+def test_fits_are_saved_and_loaded_without_models(tmp_path):
     models = [constructions.gradient_descent(**SIZES, step_size=a) for a in (0.1, 0.2)]
     fit = fit_construction(models, "gd", TASK, refine=False, n_prompts=5)
     loaded = ConstructionFit.load(fit.save(tmp_path / "fit"))

@@ -1,14 +1,16 @@
 """The kernel view against the raw weights, token by token, and against constructions."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mechicl import constructions
+from mechicl import algorithms, constructions
 from mechicl.analysis.weights.kernels import (
     KernelView,
+    adapted_functions,
     contributions,
     decompose,
     initial_function,
@@ -16,7 +18,8 @@ from mechicl.analysis.weights.kernels import (
     point_streams,
     view_kernel,
 )
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.learners import AlgorithmLearner
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import SineRegression
 from tests.strategies import random_model, random_prompts
@@ -89,7 +92,7 @@ class ByHand:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_prediction_is_the_sum_of_what_each_point_contributes(name):
+def test_the_prediction_is_the_sum_of_contributions(name):
     model = make(name)
     prompts, hand = random_prompts(model.cfg, batch=3), ByHand(model)
     got = contributions(model, prompts)
@@ -143,7 +146,7 @@ def test_the_kernel_of_the_construction_is_the_step_size_times_inner_products(ac
     )
     prompts = SineRegression(n_context=6).sample(20, seed=0, dtype=torch.float64)
     view = view_kernel(model, GRID, prompts)
-    m = features(model, GRID)[:, 1:]  # the stream holds x beside the features
+    m = features(model, GRID)[:, 1:]  # the stream contains x too
     torch.testing.assert_close(m, {"relu": torch.relu, "tanh": torch.tanh}[act_fn](GRID @ weights + bias))
     torch.testing.assert_close(view.kernel, 0.03 * m @ m.mT)
     torch.testing.assert_close(view.through_values, view.kernel)
@@ -173,7 +176,7 @@ def test_the_parts_of_a_prediction(name):
     assert list(parts.to_dataframe()) == ["prediction", "initial", "constant", "linear", "remainder", "error"]
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path):
+def test_a_view_is_saved_and_loaded(tmp_path):
     model = make("attention")
     view = view_kernel(model, GRID, random_prompts(model.cfg))
     loaded = KernelView.load(view.save(tmp_path / "view"))
@@ -200,43 +203,29 @@ def test_spectra():
     assert view_of((points[:, None] - points).cos()).effective_rank == pytest.approx(2)
 
 
-REFUSED = {
-    "softmax": {"attention": "softmax", "normalize_by_context": False},
-    "n_layers": {"n_layers": 2},
-    "keys": {"keys": "full"},
-    "normalization_type": {"normalization_type": "LN"},
-    "block_mlp": {"mlp_location": "blocks"},
-    "token_clip": {"token_clip": 1.0},
-    "prompt_format": {"prompt_format": "interleaved", "keys": "causal"},
-    "positional_embedding_type": {"positional_embedding_type": "standard"},
-}
+# ---- functions over a grid of queries ----
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_models_without_a_kernel_are_refused(what):
-    model = HookedTransformer(TransformerConfig(**{**SINE, **REFUSED[what]}))
-    prompts = random_prompts(model.cfg)
-    for call in (
-        lambda: initial_function(model, GRID),
-        lambda: contributions(model, prompts),
-        lambda: view_kernel(model, GRID, prompts),
-    ):
-        with pytest.raises(ValueError, match=what):
-            call()
+def learner_of(name: str) -> Any:
+    if name == "lstm":
+        return HookedLSTM(LSTMConfig(x_dim=1, n_context=6, n_layers=1, d_model=5), seed=0).double()
+    if name == "algorithm":
+        return AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": 0.5})
+    model = make("attention" if name == "model" else "gradient descent")
+    if name == "hooked":
+        model.blocks[0].attn.hook_pattern.add_hook(lambda tensor, *, hook: 2 * tensor)
+    return model
 
 
-def test_bad_arguments_are_refused():
-    model, prompts = make("attention"), random_prompts(make("attention").cfg)
-    with pytest.raises(ValueError, match="xs must be"):
-        features(model, GRID.expand(5, 2))
-    with pytest.raises(ValueError, match="ys must be"):
-        features(model, GRID, GRID.expand(5, 2))
-    with pytest.raises(ValueError, match="without context"):
-        decompose(model, prompts.prefix(0))
-    with pytest.raises(ValueError, match="prompts and grid points"):
-        view_kernel(model, GRID[:0], prompts)
-    with pytest.raises(ValueError, match="one head"):
-        view_kernel(make("two heads"), GRID, prompts)
-    wide = make("two targets")
-    with pytest.raises(ValueError, match="y_dim"):
-        decompose(wide, random_prompts(wide.cfg))
+@pytest.mark.parametrize("name", ["model", "hooked", "lstm", "algorithm"])
+def test_adapted_functions_are_predictions_one_by_one(name):
+    learner = learner_of(name)
+    prompts = SineRegression(n_context=6).sample(4, seed=0, dtype=torch.float64)
+    per_prompt = learner.bytes_per_prompt(prompts) if hasattr(learner, "bytes_per_prompt") else 64 * 7 * 4
+    got = adapted_functions(learner, prompts, GRID, memory=3 * len(GRID) * per_prompt)
+    assert got.shape == (4, 5, 1)
+    assert not got.requires_grad
+    for j, x in enumerate(GRID):
+        torch.testing.assert_close(got[:, j], learner.predict(prompts.with_query(x.expand(4, 1))).detach())
+    torch.testing.assert_close(adapted_functions(learner, prompts, GRID.float()), got)
+    assert adapted_functions(learner, prompts[:0], GRID).shape == (0, 5, 1)

@@ -1,10 +1,11 @@
-"""Weight products, their gauge, and the parts of them that act."""
+"""Weight products, their gauge, their unread parts, and repeated layers."""
 
 import pytest
 import torch
 
-from mechicl.analysis import read_weight_products
-from mechicl.analysis.weights import WeightProducts, replace_products
+from mechicl import algorithms, constructions
+from mechicl.analysis import Lens, read_weight_products
+from mechicl.analysis.weights import WeightProducts, repeat_layers, replace_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 
@@ -65,7 +66,7 @@ def test_other_weights_and_functions_of_the_scores_stay(fields: dict):
     torch.testing.assert_close(made.predict(PROMPTS), expected.predict(PROMPTS), rtol=1e-11, atol=1e-13)
 
 
-def test_a_model_has_as_many_heads_as_its_products():
+def test_a_model_has_the_heads_of_its_products():
     model = random_model(attention="softmax", d_head=4, sink="learned", sink_score=0.3)
     products = read_weight_products(model)
     silent = torch.zeros(2, 1, 4, 4, dtype=torch.float64)
@@ -79,7 +80,7 @@ def test_a_model_has_as_many_heads_as_its_products():
     ("n_layers", "recurrent", "d_model", "seed"),
     [(1, False, 4, 0), (1, True, 6, 1), (2, False, 5, 2), (2, True, 5, 3), (3, False, 6, 4)],
 )
-def test_parts_that_do_not_act_do_not_change_predictions(n_layers: int, recurrent: bool, d_model: int, seed: int):
+def test_unread_parts_do_not_change_predictions(n_layers: int, recurrent: bool, d_model: int, seed: int):
     cfg = random_model().cfg.replace(n_layers=n_layers, recurrent=recurrent, d_model=d_model, read_in="identity")
     model = HookedTransformer(cfg, seed=seed)
     products = read_weight_products(model)
@@ -87,7 +88,7 @@ def test_parts_that_do_not_act_do_not_change_predictions(n_layers: int, recurren
     torch.testing.assert_close(
         replace_products(model, part).predict(PROMPTS), model.predict(PROMPTS), rtol=1e-12, atol=1e-14
     )
-    # zeros where the last layer writes beside y, and in one layer where the query's 0 is read; nowhere else
+    # zeros where the last layer writes outside y, and in one layer where the query's 0 is read; nowhere else
     gone_KQ, gone_PV = part.W_KQ != products.W_KQ, part.W_PV != products.W_PV
     expected_KQ, expected_PV = torch.zeros_like(gone_KQ), torch.zeros_like(gone_PV)
     if n_layers == 1:
@@ -100,42 +101,19 @@ def test_parts_that_do_not_act_do_not_change_predictions(n_layers: int, recurren
     assert not part.W_PV[gone_PV].any()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"attn_bias": True},
-        {"normalization_type": "LNPre"},
-        {"prompt_format": "interleaved", "d_model": 8},
-        {"read_in": "linear", "d_model": 4},
-    ],
-)
-def test_models_that_the_products_do_not_describe_are_refused(fields: dict):
-    with pytest.raises(ValueError, match="weight products describe"):
-        read_weight_products(random_model(**fields))
+@pytest.mark.parametrize("damping", [1.0, 0.75])
+def test_a_repeated_step_is_gradient_descent_with_a_damped_step_size(damping: float):
+    one_step = constructions.gradient_descent(x_dim=3, n_context=4, step_size=0.5)
+    trajectory = Lens(repeat_layers(one_step, 12, damping)).trajectory(PROMPTS)
+    expected = algorithms.gradient_descent(PROMPTS, list(range(13)), step_size=0.5 * damping, at="query")
+    assert trajectory.steps == tuple(range(13))
+    torch.testing.assert_close(trajectory.predictions, expected.predictions, rtol=1e-11, atol=1e-12)
 
 
-def test_scores_that_turn_with_positions_are_no_products():
-    with pytest.raises(ValueError, match="scores depend on positions"):
-        read_weight_products(random_model(positional_embedding_type="rotary", d_head=2))
-
-
-@pytest.mark.parametrize(
-    ("dims", "words"),
-    [
-        ((0, 1), "x_dim must be an int of at least 1, got 0"),
-        ((2, 0), "y_dim must be an int of at least 1, got 0"),
-        ((3, 2), r"W_KQ of shape \[1, 1, 4, 4\] has no room for x_dim=3 and y_dim=2"),
-    ],
-)
-def test_products_need_room_for_x_and_y(dims, words):
-    products = torch.ones(1, 1, 4, 4)
-    with pytest.raises(ValueError, match=words):
-        WeightProducts(products, products, *dims)
-
-
-def test_a_head_without_a_gauge_is_refused():
-    model = random_model()
+def test_repeating_does_not_change_the_model():
+    model = random_model(n_layers=1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
-        model.blocks[0].attn.W_Q.zero_()
-    with pytest.raises(ValueError, match="no gauge"):
-        read_weight_products(model).gauge_fixed()
+        repeat_layers(model, 5).blocks[0].attn.W_Q.zero_()
+    assert model.cfg.n_layers == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

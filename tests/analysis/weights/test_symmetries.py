@@ -48,7 +48,7 @@ def random_model(seed: int, **fields) -> HookedTransformer:
     model = HookedTransformer(CFG.replace(**fields), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
-        if name.rsplit(".", 1)[-1] in ("b_in", "b_out", "sink", "w", "b"):  # those do not start at random
+        if name.rsplit(".", 1)[-1] in ("b_in", "b_out", "sink", "w", "b"):  # their initial values are not random
             weight.add_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
     return model
 
@@ -170,27 +170,16 @@ def test_a_rectifiers_scale_is_positive(attention: str):
     assert_same_function(align_heads(a, mirrored)[1], mirrored)
 
 
-def test_rescaling_needs_linear_attention_and_a_gauge():
-    for kind in ("relu", "softmax"):
-        a = random_model(1, **KINDS[kind])
-        with pytest.raises(ValueError, match="linear attention only"):
-            rescale_heads(a, a)
-    a = random_model(1, **KINDS["momentum over values"])
-    with pytest.raises(ValueError, match="momentum_over='values' adds up values"):
-        rescale_heads(a, a)
+def test_rescaled_heads_have_a_mean_diagonal_of_1():
     a, b = random_model(1, d_mlp=3), random_model(2, d_mlp=3)
     for before, after in zip((a, b), rescale_heads(a, b), strict=True):
         assert_same_function(before, after)
         diagonal = (after.W_Q @ after.W_K.mT)[..., :2, :2].diagonal(dim1=-2, dim2=-1).mean(-1)
         torch.testing.assert_close(diagonal.detach(), torch.ones(2, 3, dtype=torch.float64))
-    with torch.no_grad():
-        b.blocks[0].attn.W_Q[1] = 0
-    with pytest.raises(ValueError, match="no gauge"):
-        rescale_heads(a, b)
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("clipped", "norm")])
-def test_on_the_lifted_line_what_each_part_writes_moves_linearly(kind: str):
+def test_on_the_lifted_line_outputs_of_parts_move_linearly(kind: str):
     a, b = lift_heads(random_model(1, **KINDS[kind]), random_model(2, **KINDS[kind]))
     middle = HookedTransformer(a.cfg)
     alpha = 0.3
@@ -206,21 +195,6 @@ def test_on_the_lifted_line_what_each_part_writes_moves_linearly(kind: str):
     if a.cfg.mlp_location == "input" and a.cfg.d_mlp is not None:
         expected = (1 - alpha) * a.input_mlp(stream) + alpha * b.input_mlp(stream)
         torch.testing.assert_close(middle.input_mlp(stream), expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"n_layers": 1}, "n_layers: 2 and 1"),
-        ({"recurrent": True}, "recurrent"),
-        ({"attention": "softmax"}, "attention"),
-        ({"d_mlp": 3}, "d_mlp"),
-        ({"normalize_by_context": True}, "normalize_by_context"),
-    ],
-)
-def test_models_of_different_shape_are_refused(fields: dict, match: str):
-    with pytest.raises(ValueError, match=match):
-        check_same_shape(random_model(0), random_model(0, **fields))
 
 
 def test_only_heads_precision_and_clipping_may_differ():
@@ -244,13 +218,3 @@ def test_two_opposite_heads_of_relu_attention_are_not_each_others_match():
     first, second = (read_weight_products(m) for m in align_heads(model, swapped))
     torch.testing.assert_close(first.W_KQ, second.W_KQ, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(first.W_PV, second.W_PV, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:.*has weights that are not finite:RuntimeWarning")  # it is refused, too
-@pytest.mark.parametrize("make", [align_heads, lift_heads])
-def test_weights_that_are_not_finite_are_not_matched(make):
-    a, b = random_model(1), random_model(2)
-    with torch.no_grad():
-        b.blocks[1].attn.W_V[0] = torch.inf
-    with pytest.raises(ValueError, match=r"model b has weights that are not finite \(blocks\.1\.attn\.W_V\)"):
-        make(a, b)
