@@ -11,7 +11,7 @@ from mechicl.analysis import compare_circuits, fit_construction
 from mechicl.analysis.circuits import EdgeScores
 from mechicl.analysis.weights.paths import ModeConnectivity
 from mechicl.constructions import weights_circuit
-from mechicl.statistics import Result, interval
+from mechicl.statistics import Result
 from mechicl.tasks import LinearRegression
 from tests.analysis.circuits.test_curves import made as curve
 from tests.viz.test_behaviour import MATCH, identification, shifted
@@ -84,7 +84,8 @@ def test_quantities_are_points_lines_and_heatmaps():
     figure: Any = viz.plot.dispatch(Result)(result, title="Mine")
     points = dict(zip(figure.data[0].y, figure.data[0].x, strict=True))
     assert points["zero shot loss"] == pytest.approx(result.zero_shot_loss.mean().item())
-    assert figure.data[0].error_x.array[0] == pytest.approx(interval(result.zero_shot_score).half_width)
+    score = result.intervals()["zero_shot_score"]
+    assert figure.data[0].error_x.array[0] == pytest.approx(score.high - score.mean)
     ((x, y),) = lines(figure, "update_similarity")
     assert (x, y) == ([0, 1, 2], pytest.approx(result.update_similarity.mean(-1).tolist()))
     assert heatmaps(figure)[0].allclose(result.head_update_similarity.mean(-1).double())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from mechicl.analysis.finetuning.last_token import LastTokenReader
 from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, fine_tune
 from mechicl.analysis.finetuning.similarity_measures import (
+    Scored,
     attention_rank_correlation,
     cosine,
     random_update_similarity,
@@ -26,12 +27,13 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from mechicl.statistics import Interval, Result
+from mechicl.statistics.results import COSINE
 
 HIDDEN = -1e30  # below every score of a visible token
 
 
 @dataclass(frozen=True, eq=False)
-class FineTuningComparison(Result):
+class FineTuningComparison(Scored, Result):
     """Similarity of reading demonstrations and fine-tuning on them, for each query.
 
     Undefined entries are NaN: the direction of a change of 0, the ranks of equal weights.
@@ -70,15 +72,15 @@ class FineTuningComparison(Result):
     in_context_loss: Float[Tensor, "query"]
     finetuned_loss: Float[Tensor, "query"]
     prediction_distance: Float[Tensor, "query"]
-    update_similarity: Float[Tensor, "layer query"]
-    random_update_similarity: Float[Tensor, "layer query"]
-    head_update_similarity: Float[Tensor, "layer head query"]
-    map_similarity_before: Float[Tensor, "layer head query"]
-    map_similarity_after: Float[Tensor, "layer head query"]
-    rank_correlation: Float[Tensor, "layer query"]
-    rank_correlation_before: Float[Tensor, "layer query"]
-    random_rank_correlation: Float[Tensor, "layer query"]
-    head_rank_correlation: Float[Tensor, "layer head query"]
+    update_similarity: Float[Tensor, "layer query"] = field(metadata=COSINE)
+    random_update_similarity: Float[Tensor, "layer query"] = field(metadata=COSINE)
+    head_update_similarity: Float[Tensor, "layer head query"] = field(metadata=COSINE)
+    map_similarity_before: Float[Tensor, "layer head query"] = field(metadata=COSINE)
+    map_similarity_after: Float[Tensor, "layer head query"] = field(metadata=COSINE)
+    rank_correlation: Float[Tensor, "layer query"] = field(metadata=COSINE)
+    rank_correlation_before: Float[Tensor, "layer query"] = field(metadata=COSINE)
+    random_rank_correlation: Float[Tensor, "layer query"] = field(metadata=COSINE)
+    head_rank_correlation: Float[Tensor, "layer head query"] = field(metadata=COSINE)
 
     def recall(self) -> Interval:
         """Measure Rec2FTP: the share of the queries that fine-tuning improves which demonstrations improve too."""
@@ -93,7 +95,7 @@ class FineTuningComparison(Result):
         """Join comparisons of models of one shape, query after query."""
         if len(shapes := {part.head_rank_correlation.shape[:-1] for part in parts}) != 1:
             raise ValueError(f"parts must be of models of one shape, got {sorted(map(tuple, shapes))} heads")
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts], dim=-1) for field in fields(cls)))
+        return cls(*(torch.cat([getattr(part, each.name) for part in parts], dim=-1) for each in fields(cls)))
 
 
 @checked

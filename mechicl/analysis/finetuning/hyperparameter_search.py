@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mechicl.analysis.finetuning.forward_passes import predict_sequences
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
-from mechicl.analysis.finetuning.similarity_measures import scores_and_losses
+from mechicl.analysis.finetuning.similarity_measures import Scored, scores_and_losses
 from mechicl.base.arguments import Count, Natural, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
@@ -25,7 +25,7 @@ EPOCHS = (1, 4, 16)
 
 
 @dataclass(frozen=True, eq=False)
-class TuningSearch(Result):
+class TuningSearch(Scored, Result):
     """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries; NaN where it diverged.
 
     Attributes:

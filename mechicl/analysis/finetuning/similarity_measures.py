@@ -15,6 +15,14 @@ from mechicl.statistics import Interval
 PAIRS = 2**21  # pairs of tokens that are compared at a time
 
 
+class Scored:
+    """Part of results with scores of answers: right (1) or wrong (0), or minus the squared error in a regression."""
+
+    def _interval(self, name: str, samples: Tensor, level: float = 0.95) -> Interval:
+        found = super()._interval(name, samples, level)  # type: ignore[misc]
+        return found.within(0, 1) if name.endswith("score") and (samples >= 0).all() else found
+
+
 def scores_and_losses(
     outputs: Float[Tensor, "query d_out"], shots: Shots
 ) -> tuple[Float[Tensor, "query"], Float[Tensor, "query"]]:

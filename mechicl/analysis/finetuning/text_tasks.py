@@ -17,12 +17,13 @@ from mechicl.analysis.finetuning.context_comparison import (
 from mechicl.analysis.finetuning.forward_passes import check_lengths, predict_sequences
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
-from mechicl.analysis.finetuning.similarity_measures import scores_and_losses
+from mechicl.analysis.finetuning.similarity_measures import Scored, scores_and_losses
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
+from mechicl.statistics.results import SHARE
 from mechicl.text import LabelledTexts, Labels, TextTask, load_texts, text_shots
 
 Columns = tuple[tuple[str, str], ...]  # a text by its columns, hashable
@@ -38,7 +39,7 @@ class TaskTexts(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class TaskStudy(Result):
+class TaskStudy(Scored, Result):
     """Reading demonstrations and fine-tuning on them, compared on one text task.
 
     Attributes:
@@ -78,7 +79,7 @@ class AccuracyByDemonstrations(Result):
     """Right (1) or wrong (0) answers of each query after the first few demonstrations."""
 
     n_demonstrations: tuple[int, ...]
-    accuracy: Float[Tensor, "n_demonstration query"]
+    accuracy: Float[Tensor, "n_demonstration query"] = field(metadata=SHARE)
 
 
 @checked

@@ -1,6 +1,5 @@
 """Attribution patching: the effects of patching, estimated for all cells at once from one gradient."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -167,5 +166,4 @@ def correlate_effects(
     scale = a.norm(dim=0) * b.norm(dim=0)
     if (scale == 0).all():
         raise ValueError("no prompt has effects that differ between cells")
-    mean = interval(((a * b).sum(0) / scale)[scale != 0], level)
-    return dataclasses.replace(mean, low=max(mean.low, -1.0), high=min(mean.high, 1.0))
+    return interval(((a * b).sum(0) / scale)[scale != 0], level).within(-1, 1)

@@ -120,3 +120,15 @@ def test_models_without_positions_read_prompts_of_any_length():
     free = model_on_tokens("softmax", positional_embedding_type="none")
     shots = token_shots((3, 3, 3, 3), (2,))
     assert compare_with_finetuning(free, shots, TUNINGS["plain"]).update_similarity.isfinite().all()
+
+
+def test_intervals_stay_in_the_range_of_scores_and_cosines():
+    comparison = compare_with_finetuning(model_on_tokens("softmax"), token_shots(), TUNINGS["plain"])
+    n = len(comparison.in_context_score)
+    scores = torch.tensor([0.0] + [1.0] * (n - 1)).double()
+    cosines = scores.expand(2, -1)
+    made = dataclasses.replace(comparison, in_context_score=scores, update_similarity=cosines, zero_shot_score=-scores)
+    intervals = made.intervals()
+    assert intervals["in_context_score"].high == intervals["update_similarity"].high == 1
+    assert intervals["in_context_score"].mean == 0.8
+    assert intervals["zero_shot_score"].low < -1  # squared errors of a regression have no bound
