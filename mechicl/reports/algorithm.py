@@ -1,5 +1,6 @@
 """The part of reports that asks which algorithm a model behaves like: the nearest families, and since which step."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,14 +61,9 @@ class AlgorithmQuestion:
     @cached_property
     def identified(self) -> Identification:
         """The families, ranked."""
-        return identify(
-            self.study.model,
-            self.study.task,
-            also=self.study.compare,
-            n_prompts=self.n_prompts,
-            seed=self.seed,
-            progress=self.progress,
-        )
+        options: dict[str, Any] = {"n_prompts": self.n_prompts, "seed": self.seed, "progress": self.progress}
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # the verdict tells of untrained models
+            return identify(self.study.model, self.study.task, also=self.study.compare, **options)
 
     @cached_property
     def no_answer(self) -> str:

@@ -64,8 +64,9 @@ class Interval:
 
     def within(self, least: float, most: float) -> "Interval":
         """The interval, its ends cut to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share."""
-        low, high = max(self.low, least), min(self.high, most)  # NaN stays
-        return replace(self, low=low, high=high, cut=True) if low > self.low or high < self.high else self
+        mean, low, high = (min(max(value, least), most) for value in (self.mean, self.low, self.high))  # NaN stays
+        cut = low - self.low > 1e-9 or self.high - high > 1e-9  # more than rounding
+        return replace(self, mean=mean, low=low, high=high, cut=cut)
 
 
 ConfidenceLevel = Annotated[float, strictly_between(0, 1)]

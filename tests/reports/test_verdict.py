@@ -44,6 +44,7 @@ def test_a_construction_of_newton_is_called_newton():
     assert answer.headline == "It behaves like 2 iterations of Newton's method"
 
 
+@pytest.mark.filterwarnings("ignore:the model's loss")
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_an_untrained_model_is_given_no_algorithm(attention):
     cfg = TransformerConfig(x_dim=3, n_context=6, n_layers=2, attention=attention, d_model=8, n_heads=2,

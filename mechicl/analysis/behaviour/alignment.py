@@ -103,14 +103,11 @@ def predictions_and_sensitivities(
 def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Float[Tensor, "step_a step_b prompt"]:
     """Cosine between the errors that two learners make along each prompt, for all pairs of their steps.
 
-    The errors of a prompt are those of its points 2 to n + 1, each predicted from the points before it; of trajectories
-    with the query alone, that one error. NaN where a learner makes no error at all.
+    Errors are those of points 2 to n + 1, each predicted from the points before it, or of the query alone if that is
+    all that was predicted. NaN where a learner makes no error at all.
 
     Source: Fu et al. 2024, A.3.1, eq. 11 and 12.
 
-    Example:
-        >>> newton = algorithms.newton(prompts, [1, 2, 4])
-        >>> similarity_of_errors(Lens(model).trajectory(prompts), newton, prompts).mean(-1)
     """
     if prompts.n_context == 0:
         raise ValueError("prompts without context points have no errors to compare")
@@ -122,16 +119,10 @@ def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
 
 
 def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a step_b prompt point"]:
-    """Cosine between the weights that two learners induce from every prefix with at least one point.
-
-    The last axis has an entry for each number of points, from 1 to n; of trajectories with the query alone, one entry.
-    NaN where a learner's weights are zero.
+    """Cosine between the weights that two learners induce from every prefix with 1 to n points; NaN for zero weights.
 
     Source: Fu et al. 2024, A.3.1.
 
-    Example:
-        >>> newton = algorithms.newton(prompts, [1, 2, 4], with_weights=True)
-        >>> similarity_of_weights(Lens(model).trajectory(prompts, with_weights=True), newton).nanmean((2, 3))
     """
     units = []
     for trajectory in (a, b):

@@ -91,8 +91,8 @@ def measure_order_sensitivity(
 ) -> OrderSensitivity:  # fmt: skip
     """Predict each query with its context in several random orders.
 
-    Gradient descent, Newton's method and least squares do not depend on the order, so a learner that runs one of them
-    on the whole context predicts the same for every order; causal models and online learners need not.
+    Learners that run gradient descent, Newton's method or least squares on the whole context predict the same for every
+    order; causal models and online learners need not.
 
     Args:
         learner: any learner.
@@ -121,9 +121,8 @@ class OutsideSpan(Result):
 
     Attributes:
         steps: the learner's steps.
-        share: squared norm of that part over the squared norm of the whole, `[step point prompt]`; point t follows t
-            context points. Before the first it is 1, or NaN for a learner whose weights are 0 there; once d points
-            span everything it is 0 up to rounding.
+        share: squared norm of that part over that of the whole, `[step point prompt]`, after t context points: 1 at
+            t = 0 (NaN for zero weights), and 0 up to rounding once t points span everything.
     """
 
     steps: tuple[float, ...]

@@ -18,12 +18,11 @@ from mechicl.statistics.results import COSINE
 
 NONE = "none of these"
 EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4
-"""How many independent observations a distance counts for, how many of them a fitted number costs, and the distance of
+"""Independent observations that a distance counts for, their number that a fitted parameter costs, and the distance of
 "none of these".
 
-A model that runs an algorithm inexactly deviates from it in the same way on all prompts: more of them do not make a
-family that is a little nearer any likelier. The three numbers were chosen on variations of known models, so that the
-right family is likeliest; `analyses/known_families.py` measures on other models how often the answer is right.
+More prompts do not make a nearer family likelier, since a model that runs an algorithm inexactly deviates in the same
+way on all of them. The numbers were chosen on variations of known models; `analyses/known_families.py` tests them.
 """
 N_RESAMPLES = 200
 
@@ -42,10 +41,8 @@ def family_weights(
     """Compute the probability of each family from its distance and its simplicity; the rest of 1 is "none of these".
 
     With D a family's mean distance relative to the scale, and k its fitted numbers, its weight is `D^(-(N - c k)/2)`:
-    the likelihood of N observations with an unknown variance, of which every fitted number takes c. So the nearer a
-    family comes, the more a family that contains it must come nearer still. Everything outside the families has the
-    weight of a family at the distance `elsewhere`. Weights are averaged over resampled prompts: few prompts make no
-    firm answer.
+    the likelihood of N observations with an unknown variance, of which every fitted number takes c. Everything outside
+    the families has the weight of a family at the distance `elsewhere`. Weights are averaged over resampled prompts.
 
     Args:
         distances: squared distances of predictions from the model's; a family with one not finite has weight 0.
@@ -57,12 +54,6 @@ def family_weights(
         seed: seed of the resampled prompts.
 
     Source: Schwarz 1978, whose criterion has a constant price; Efron 1979.
-
-    Example:
-        >>> far, near = torch.full((50,), 0.01), torch.full((50,), 0.001)
-        >>> near_weight, far_weight = family_weights(torch.stack([near, far]), [2, 2], 1.0)
-        >>> near_weight > 0.9, far_weight < 0.1
-        (tensor(True), tensor(True))
     """
     if len(n_fitted) != len(distances):
         raise ValueError(f"n_fitted must have a number for each of {len(distances)} families, got {len(n_fitted)}")
@@ -136,29 +127,19 @@ class Identification(Result):
 
     @property
     def answer(self) -> FamilyMatch:
-        """The likeliest member of the likeliest family, which need not be the nearest.
-
-        A family that contains the right one fits at least as well: its additional fitted numbers must be worth it
-        (see `weights`).
-        """
+        """The likeliest member of the likeliest family (see `weights`), which need not be the nearest."""
         family = next(name for name in self.weights if name != NONE)
         members = [i for i, match in enumerate(self.matches) if match.family == family]
         return self.matches[max(members, key=lambda i: self._weights[i].item())]
 
     @property
     def confidence(self) -> float:
-        """The probability that the answer's family is the right one.
-
-        About 90% of the answers with 90% are right, on models with known algorithms (`analyses/known_families.py`).
-        """
+        """The probability that the answer's family is the right one, calibrated in `analyses/known_families.py`."""
         return self.weights[self.answer.family]
 
     @property
     def weights(self) -> dict[str, float]:
-        """The probability of each family, all numbers of steps together, and of "none of these"; likeliest first.
-
-        From distance and simplicity, over resampled prompts: see `family_weights`.
-        """
+        """The probability of each family (`family_weights`), over its numbers of steps, and of "none of these"."""
         totals = {NONE: 1 - self._weights.sum().item()}
         for match, weight in zip(self.matches, self._weights.tolist(), strict=True):
             totals[match.family] = totals.get(match.family, 0.0) + weight
@@ -181,8 +162,8 @@ class Identification(Result):
     def tied(self, match: FamilyMatch) -> bool:
         """True if these prompts do not distinguish it from the best family.
 
-        The gap's interval contains 0, and the match is not farther on the typical prompt either (a few prompts on which
-        it goes astray widen the gap's interval, but not that of the typical prompt); or the gap is rounding.
+        The gap's interval contains 0, and the match is not farther on the typical prompt either, which a few prompts
+        with large errors do not affect; or the gap is rounding.
         """
         gap, distances, best = self.gap(match), match.squared_distances, self.best.squared_distances
         farther = interval((distances - best) / (distances + best).clamp(min=1e-300))  # each prompt between -1 and 1

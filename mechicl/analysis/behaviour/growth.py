@@ -50,11 +50,7 @@ class Growth(Result):
 
 
 def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
-    """Fit linear and exponential curves to (layer, best step) pairs; the ends of intervals are NaN.
-
-    Example:
-        >>> fit_growth(rows=[1, 2, 3, 4, 5], columns=[1, 2, 4, 7, 17]).better
-    """
+    """Fit linear and exponential curves to (layer, best step) pairs; the ends of intervals are NaN."""
     if len(rows) != len(columns) or len(set(rows)) != len(rows) or len(rows) < 5 or min(columns) < 1:
         raise ValueError(f"growth needs at least 5 different layers with steps >= 1, got {[*rows]} and {[*columns]}")
     order = np.argsort(np.asarray(rows, dtype=float))

@@ -49,22 +49,20 @@ def identify(
     """Rank algorithm families by how well they predict the model's outputs.
 
     Hyperparameters are fitted to the model's predictions of the query on some prompts; distances, sensitivities and
-    losses are measured on others. Families are ranked by the distance of predictions. Families: gradient descent (up to
-    1024 steps; with a step size each), GD++ (shared and one set a step, up to 12 steps), preconditioned gradient
-    descent, Newton (up to 15 iterations), ridge, least squares, Chebyshev, online gradient descent, averaging, nearest
+    losses are measured on others. Families are ranked by the distance of predictions: gradient descent (up to 1024
+    steps; with a step size each), GD++ (shared and one set a step, up to 12 steps), preconditioned gradient descent,
+    Newton (up to 15 iterations), ridge, least squares, Chebyshev, online gradient descent, averaging, nearest
     neighbours; gradient descent with momentum, preconditioned in several steps with one matrix, and with an intercept
-    (one step with a kernel of 1 and x); and, for scale, any polynomial of S with as many terms as steps and any
-    function of S. The task's reference learners (`algorithms.references`) outside these families are ranked too: dMMSE
-    of a pool of tasks, exact Bayes of Boolean functions.
+    (one step with a kernel of 1 and x); for scale, any polynomial of S with as many terms as steps and any function of
+    S; and the task's reference learners (`algorithms.references`) outside these families, such as dMMSE of a pool.
 
-    A family that contains the right one fits at least as well. `answer` weighs distance against simplicity, with a
-    `confidence` that was calibrated on models with known algorithms. The families are algorithms for linear functions;
-    `note` has a caveat where the task's targets are classes, or a reference loses half as much as any family. A
-    warning tells if the model hardly predicts better than 0: it may be untrained, or trained on another task.
+    A family that contains the right one fits at least as well: `answer` weighs distance against simplicity, with a
+    calibrated `confidence`. The families are algorithms for linear functions: `note` has a caveat where targets are
+    classes, or a reference loses half as much as any family. A warning is given if the model hardly predicts better
+    than 0, since it may be untrained, or trained on another task.
 
     The limits are the best learners on the task itself, tuned on 32,768 prompts: first order (a polynomial with as many
-    terms as steps, the same for every context), second order (the same number of Newton iterations, α tuned), and
-    ridge.
+    terms as steps, the same for every context), second order (the same number of Newton iterations, α tuned), ridge.
 
     Args:
         model: any learner with predictions that are differentiable with respect to the query.

@@ -42,10 +42,10 @@ class BestMatch:
     Attributes:
         row: the step to match.
         column: the step that matches it best; NaN where no similarity is defined.
-        similarity: how alike they are, with an interval over prompts (on the prompts that chose the step).
+        similarity: their similarity, with an interval over prompts (on the prompts that chose the step).
         low: lower end of the best step's 95% interval, from resampled prompts.
         high: its upper end.
-        at_edge: True if the best step is the smallest or largest that was tried, so that a better one may lie beyond.
+        at_edge: True if it is the smallest or largest step that was tried, so that a better one may lie beyond.
     """
 
     row: float
@@ -85,8 +85,8 @@ class Match(Result):
     def mean(self) -> Float[Tensor, "row column"]:
         """Mean over the prompts for which a row's similarities are defined; NaN where a pair's never is.
 
-        A similarity with a zero vector is not defined. All pairs of a row are compared on the same prompts: those where
-        each of them is defined, apart from pairs that are defined nowhere.
+        Similarities with a zero vector are not defined. All pairs of a row are compared on the same prompts, apart from
+        pairs that are defined nowhere.
         """
         return _weighted_mean(self.similarities, torch.ones(1, self.similarities.shape[-1]))[0]
 
@@ -124,9 +124,8 @@ class Match(Result):
     def growth_rows(self) -> list[float]:
         """The rows where a trend can be seen.
 
-        Their best match is neither the smallest nor the largest step that was tried, at least 1, and known to a factor
-        of 4 (a row that resembles no step matches any). Of the first rows whose intervals overlap, where nothing grows
-        yet, only the last counts; of the last rows, where growth has ended, only the first.
+        Their best match is not at an edge, at least 1, and known to a factor of 4 (a row that resembles no step matches
+        any). Of the first rows with overlapping intervals only the last counts; of the last rows only the first.
         """
         best = self.best()
         inner = [b for b in best if not b.at_edge and b.column >= 1 and b.high <= 4 * b.low]

@@ -55,9 +55,6 @@ class ClippedDescent:
         gammas: γ, one for each step; 0 for gradient descent.
         clip: the largest absolute value in a token.
         hyperparameters: the tuned values by name.
-
-    Example:
-        >>> ClippedDescent([0.5, 0.5], [0.1, 0.0], clip=10.0, hyperparameters={}).predict(prompts)
     """
 
     step_sizes: Sequence[float]

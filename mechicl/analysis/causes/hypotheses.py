@@ -146,8 +146,7 @@ def test_hypotheses(
     )
     likeness = ""
     if with_likeness:
-        with warnings.catch_warnings():  # controls are untrained on purpose
-            warnings.simplefilter("ignore", UserWarning)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # controls are untrained on purpose
             nearest = identify(model, task, n_prompts=max(512, n_prompts), seed=seed, memory=memory, progress=progress)
         likeness = f"{nearest.best.name} (distance {nearest.distance(nearest.best)})"
     return HypothesisTest([test for test, _ in ranked], [tuple(h.schedule) for _, h in ranked], likeness)

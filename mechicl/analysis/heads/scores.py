@@ -107,18 +107,14 @@ def score_heads(
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
 
-    The attention that a head gives from one position to some keys is the sum of its pattern there. Patterns without a
-    softmax may be negative and sum to anything: for them it is the share of these keys in the sum of all absolute
-    weights, and 0 for a position that attends to nothing.
-
-    On token ids:
+    A score of attention is the sum of the pattern from one position to some keys. Patterns without a softmax may be
+    negative and sum to anything: for them it is the share of these keys in the sum of all absolute weights, and 0 for a
+    position that attends to nothing. On token ids:
 
     - `previous_token`: attention to the position before, mean over all positions but the first;
-
-    and means over the positions whose token occurred before, the whole second copy in the sequences drawn:
-
-    - `duplicate_token`: attention to the earlier occurrences of the token;
-    - `induction`: attention to the positions after these.
+    - `duplicate_token`: attention to the earlier occurrences of the token, mean over the positions whose token occurred
+      before (in drawn sequences the whole second copy);
+    - `induction`: attention to the positions after these, mean likewise.
 
     On interleaved prompts of regression:
 

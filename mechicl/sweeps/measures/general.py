@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from typing import Any, TypeVar
 
 import torch
@@ -89,7 +90,9 @@ def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
         `relative_distance: FAMILY`, the root of the mean squared distance over that of the model's predictions, for
         each family, and `confidence` in the answer.
     """
-    result = identify(one_model(checkpoint), checkpoint.task, n_prompts=n_prompts, with_limits=False, progress=False)
+    options: dict[str, Any] = {"n_prompts": n_prompts, "with_limits": False, "progress": False}
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of models that are hardly trained
+        result = identify(one_model(checkpoint), checkpoint.task, **options)
     scale = result.squared_predictions.mean().clamp(min=1e-300)
     distances: Measured = {}
     for match in result.matches:  # the nearest member of a family first

@@ -111,16 +111,13 @@ def test_prompts_without_a_similarity_do_not_count():
 
 @pytest.mark.parametrize(("slope", "start"), [(0.6, 1.0), (2.3, 4.0), (5.7, 2.5)])
 def test_a_linear_growth_is_found(slope, start):
-    rows = list(range(3, 10))
-    growth = fit_growth(rows, [max(1, round(start + slope * i)) for i in range(7)])
+    growth = fit_growth(list(range(3, 10)), [max(1, round(start + slope * i)) for i in range(7)])
     assert growth.slope.mean == pytest.approx(slope, rel=0.35, abs=0.15)
 
 
 @pytest.mark.parametrize("doublings", [0.8, 1.4, 2.5])
 def test_an_exponential_growth_is_found_and_preferred(doublings):
-    rows = list(range(2, 9))
-    columns = [max(1, round(2 ** (1 + doublings * i))) for i in range(7)]
-    growth = fit_growth(rows, columns)
+    growth = fit_growth(list(range(2, 9)), [max(1, round(2 ** (1 + doublings * i))) for i in range(7)])
     assert growth.doubling.mean == pytest.approx(doublings, rel=0.1)
     assert growth.better == "exponential"
 

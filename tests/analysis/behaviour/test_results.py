@@ -1,4 +1,4 @@
-"""Every result of these rooms is written to files and read again."""
+"""Results are the same after they are written to files and read again."""
 
 import pytest
 import torch
@@ -7,15 +7,21 @@ from mechicl import algorithms
 from mechicl.analysis import (
     Lens,
     align,
+    align_over_training,
+    find_transitions,
     identify,
     match,
     measure_forgetting,
     measure_order_sensitivity,
     measure_shifted_losses,
+    measure_target_copying,
     probe,
+    read_dual_form,
+    score_heads_over_training,
 )
-from mechicl.analysis.behaviour import measure_outside_span
+from mechicl.analysis.behaviour import measure_outside_span, rank_families
 from mechicl.analysis.behaviour.growth import fit_growth
+from mechicl.analysis.heads import measure_token_sensitivity
 from mechicl.analysis.layers import cross_moments
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -37,15 +43,21 @@ MAKE = {
     "shifts": lambda model, prompts: measure_shifted_losses({"model": model}, TASK, [1.0, 2.0], n_prompts=10),
     "layer errors": lambda model, prompts: Lens(model).errors(prompts),
     "probes": lambda model, prompts: probe(model, {"cross": cross_moments}, prompts, prompts),
+    "ranking": lambda model, prompts: rank_families({"Newton": match(Lens(model), NEWTON, prompts)}),
+    "copying": lambda model, prompts: measure_target_copying(model, prompts),
+    "derivatives": lambda model, prompts: measure_token_sensitivity(model, prompts),
+    "dual form": lambda model, prompts: read_dual_form(model, prompts),
+    "transitions": lambda model, prompts: find_transitions([0, 9, 11], [[1.0, 1.0], [0.0, 1.0], [0.0, 0.5]]),
+    "training": lambda model, prompts: align_over_training([model, model], ONLINE, prompts),
+    "heads": lambda model, prompts: score_heads_over_training([model], ["target_to_input"], prompts=prompts),
     "identification": lambda model, prompts: identify(ONLINE, TASK, steps=1, n_prompts=20),
 }
 
 
 @pytest.fixture(scope="module")
 def model():
-    return HookedTransformer(
-        TransformerConfig(x_dim=2, n_context=4, prompt_format="interleaved", d_model=8, initializer_range=0.3)
-    )
+    fields = {"x_dim": 2, "n_context": 4, "prompt_format": "interleaved", "d_model": 8, "initializer_range": 0.3}
+    return HookedTransformer(TransformerConfig(**fields, attention="softmax")).eval()
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -55,6 +67,10 @@ def test_a_result_is_read_as_it_was_written(name, model, tmp_path):
     assert type(again) is type(result)
     assert str(again) == str(result)
     assert len(str(result).splitlines()) > 1
-    assert again.to_dataframe().equals(result.to_dataframe())
+    table = result.to_dataframe()
+    assert again.to_dataframe().equals(table)
+    for name in ("cosine", "similarities", "attention", "share"):  # intervals do not leave the range of the quantity
+        ends = table.filter(regex=f"{name}.*_(low|high)$").to_numpy(dtype=float)
+        assert not (abs(ends) > 1).any()
     for quantity, values in result.samples().items():
         assert torch.equal(again.samples()[quantity].nan_to_num(9), values.detach().nan_to_num(9))

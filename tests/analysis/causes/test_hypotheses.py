@@ -41,7 +41,7 @@ def test_newtons_method_comes_first_in_its_own_model():
     assert result.best.score.mean > 0.99
 
 
-def test_likeness_stands_beside_the_cause(ranked, tmp_path):
+def test_the_nearest_family_by_predictions_is_reported_too(ranked, tmp_path):
     model = gradient_descent(**SIZES, step_size=0.2, steps=2)
     hypotheses = [Hypothesis(kind(2, step_size=0.2)) for kind in (QueryDescent, ResidualDescent)]
     result = rank_hypotheses(model, TASK, hypotheses, n_prompts=64, progress=False)
@@ -91,10 +91,10 @@ def test_causal_points_have_causal_candidates():
     assert named.step_sizes == pytest.approx((0.1, 0.2, 0.3), rel=1e-4)
     assert named.gammas[:2] == pytest.approx((0.02, 0.05), rel=1e-3)
     whole = [name for name, algorithm in candidates.items() if not algorithm.causal and "in the context" in name]
-    assert whole == ["preconditioned gradient descent, 1 step, residuals in the context"]  # nobody reads them
+    assert whole == ["preconditioned gradient descent, 1 step, residuals in the context"]  # no point reads them
 
 
-def test_whether_a_point_reads_later_ones_is_asked_of_the_model():
+def test_points_that_read_later_ones_are_detected():
     prompts = TASK.sample(4, seed=0, dtype=torch.float64)
     ahead = gradient_descent(**SIZES, step_size=0.2, steps=2)
     assert reads_ahead(ModelAdapter(ahead), prompts, 1)

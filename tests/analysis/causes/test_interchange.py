@@ -43,7 +43,7 @@ def test_a_model_does_what_it_was_made_to_do(known):
     assert result.effects.mean > 0.999
 
 
-def test_who_predicts_the_same_by_other_means_is_found_out(model):
+def test_models_that_predict_the_same_by_other_means_are_distinguished(model):
     prompts, sources = ends()
     alone = interchange(model, Hypothesis(QueryDescent(3, step_size=STEP_SIZE)), prompts, sources, progress=False)
     assert alone.r2[0].mean > 0.999  # the same predictions
@@ -95,7 +95,7 @@ def test_untrained_models_run_nothing():
         assert result.effects.mean < 0.1
 
 
-def test_models_without_attention_are_asked_what_they_can_be():
+def test_models_without_attention_get_the_other_interventions():
     task = LinearRegression(x_dim=3, n_context=6)
     model = HookedLSTM(LSTMConfig(x_dim=3, n_context=6, n_layers=2, d_model=12)).eval()
     hypothesis = Hypothesis(ResidualDescent(2, step_size=0.1))
@@ -105,7 +105,7 @@ def test_models_without_attention_are_asked_what_they_can_be():
 
 
 class TwoStepsABlock(nn.Module):
-    """Somebody's own network, each of whose blocks takes two steps of gradient descent."""
+    """A user's network, each of whose blocks takes two steps of gradient descent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Block(nn.Module):
         return stream
 
 
-def test_two_steps_in_one_block_of_somebodys_module():
+def test_two_steps_in_one_block_of_a_users_module():
     model = wrap(TwoStepsABlock().eval(), encode="paired", decode=lambda out: out, layers="blocks.{}")
     prompts, sources = ends()
     hypothesis = Hypothesis(ResidualDescent(4, step_size=STEP_SIZE), schedule=((0, 0), (1, 2), (2, 4)))
@@ -142,22 +142,19 @@ def test_two_steps_in_one_block_of_somebodys_module():
     assert interchange(model, wrong, prompts, sources, progress=False).score.mean < 0.99
 
 
-def test_results_are_kept_and_shown(model, tmp_path):
-    prompts, sources = ends()
-    result = interchange(model, Hypothesis(THREE), prompts, sources, progress=False)
+def test_the_table_the_text_and_the_saved_result(model, tmp_path):
+    result = interchange(model, Hypothesis(THREE), *ends(), progress=False)
     again = load_result(result.save(tmp_path / "interchange"))
     assert again.score == result.score
     table = again.to_dataframe()
-    assert len(table) == len(result.cells)
     assert table["r2"].min() > 0.999
-    exchanged = table[table["intervention"] == "context exchanged"].iloc[0]
-    assert exchanged["moved"] > 0.1
+    assert table[table["intervention"] == "context exchanged"]["moved"].iloc[0] > 0.1
     assert "effects explained" in str(result)
     assert "weakest" in result._repr_html_()
     assert str(result.cells[1]) == "query exchanged after 1 layer"
 
 
-def test_what_is_not_finite_is_the_weakest_and_effects_need_no_cell_of_their_own(model):
+def test_cells_that_are_not_finite_are_the_weakest(model):
     prompts, sources = ends(n=12)
     asked = ["query exchanged"]
     result = interchange(model, Hypothesis(THREE), prompts, sources, interventions=asked, progress=False)
@@ -169,7 +166,7 @@ def test_what_is_not_finite_is_the_weakest_and_effects_need_no_cell_of_their_own
     assert broken.score.mean < -1e6
 
 
-def test_effects_are_their_formula_and_told_apart_by_kind(model):
+def test_effects_are_their_formula_for_each_kind(model):
     prompts, sources = ends()
     result = interchange(model, Hypothesis(QueryDescent(3, step_size=0.1)), prompts, sources, progress=False)
     for kinds in (["exchange"], ["ablation"], ["exchange", "ablation"]):
@@ -177,10 +174,10 @@ def test_effects_are_their_formula_and_told_apart_by_kind(model):
         for i, cell in enumerate(result.cells):
             if cell.kind in kinds:
                 moved = (result.predictions[i] - result.base).numpy()
-                told = (result.expected[i] - result.expected_base).numpy()
-                size = (moved**2).mean() + (told**2).mean()
+                expected = (result.expected[i] - result.expected_base).numpy()
+                size = (moved**2).mean() + (expected**2).mean()
                 weight = min(1.0, size / 2 / ((result.sources[i] - result.base) ** 2).mean().item())
-                total += weight * (1 - ((moved - told) ** 2).mean() / size) if size else 0.0
+                total += weight * (1 - ((moved - expected) ** 2).mean() / size) if size else 0.0
                 weights += weight
         assert result.explained(kinds).mean == pytest.approx(total / weights, abs=1e-9)  # type: ignore[arg-type]
     assert result.explained(["exchange"]).mean != result.explained(["ablation"]).mean

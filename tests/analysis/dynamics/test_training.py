@@ -1,6 +1,5 @@
 """Analyses at snapshots against those of each model, and transitions against a plain loop."""
 
-import itertools
 import math
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from mechicl import algorithms, constructions
 from mechicl.analysis import align, align_over_training, find_transitions, score_heads, score_heads_over_training
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots
-from mechicl.learners import AlgorithmLearner
+from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval
 from tests.training.runs import EXACT, MODEL, READER, TASK
@@ -20,59 +19,45 @@ STEP = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0
 
 
 def checkpoint(*snapshots: list[HookedTransformer]) -> Checkpoint:
-    """A training whose models, one a seed, were these at steps 0, 4, 8, ..."""
-    names = snapshots[0][0].state_dict()
+    """A training with these models, one per seed, at steps 0, 4, 8, ..."""
+    states = [[model.state_dict() for model in models] for models in snapshots]
     weights = {
-        name: torch.stack([torch.stack([model.state_dict()[name] for model in models]) for models in snapshots])
-        for name in names
+        name: torch.stack([torch.stack([state[name] for state in at]) for at in states]) for name in states[0][0]
     }
-    return Checkpoint("made", list(snapshots[-1]), {}, Snapshots(tuple(4 * i for i in range(len(snapshots))), weights))
+    return Checkpoint("made", list(snapshots[-1]), {}, Snapshots(tuple(range(0, 4 * len(snapshots), 4)), weights))
 
 
 def random_checkpoint(cfg: TransformerConfig, n_snapshots: int, n_seeds: int) -> Checkpoint:
     return checkpoint(*[[HookedTransformer(cfg, seed=10 * i + j) for j in range(n_seeds)] for i in range(n_snapshots)])
 
 
-POINTS = random_checkpoint(MODEL, 3, 2)
-TOKENS = random_checkpoint(READER, 3, 2)
+POINTS, TOKENS = (random_checkpoint(cfg, 3, 2) for cfg in (MODEL, READER))
 BARE = Checkpoint("bare", POINTS.models, {})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_entry_is_the_alignment_of_that_model_at_that_snapshot(dtype):
-    prompts = TASK.sample(7, seed=1, dtype=dtype)
+def test_every_entry_is_the_alignment_of_that_model_at_that_snapshot():
+    prompts = TASK.sample(7, seed=1)
     result = align_over_training(POINTS, STEP, prompts)
     assert result.steps == (0, 4, 8)
-    assert result.mse.shape == (3, 2)
     for i in range(3):
         for j, model in enumerate(POINTS.models_at(i)):
-            alone = align(model.double(), STEP, prompts)
-            for name in ("prediction_distance", "sensitivity_cosine", "sensitivity_distance"):
-                values = getattr(result, name)
-                assert values.dtype == torch.float64
-                assert values[i, j].item() == pytest.approx(getattr(alone, name).mean().item(), rel=1e-6)
-            squares = [
-                (predicted - y) ** 2
-                for predicted, y in zip(
-                    model.predict(prompts)[:, 0].tolist(), prompts.ys[:, -1, 0].tolist(), strict=True
-                )
-            ]
-            assert result.mse[i, j].item() == pytest.approx(sum(squares) / len(squares), rel=1e-6)
+            expected = {name: values.mean() for name, values in align(model.double(), STEP, prompts).samples().items()}
+            expected["mse"] = squared_errors(model, prompts).mean()
+            for name, value in expected.items():
+                assert result.samples()[name].shape == (3, 2)
+                assert result.samples()[name][i, j].item() == pytest.approx(value.item(), rel=1e-6)
     assert len(set(result.mse.flatten().tolist())) == 6
     assert all(model.cfg.dtype == torch.float32 for model in POINTS.models)
 
 
 def test_prompts_without_a_cosine_are_left_out_of_its_mean():
     prompts = TASK.sample(6, seed=1, dtype=torch.float64)
-    silent = prompts.ys.clone()
-    silent[:2] = 0  # gradient descent stays at 0 on these
-    prompts = type(prompts)(prompts.xs, silent)
+    prompts.ys[:2] = 0  # gradient descent stays at 0 on these
     result, rest = (align_over_training(POINTS, STEP, part) for part in (prompts, prompts[2:]))
-    assert result.sensitivity_cosine.isfinite().all()
     torch.testing.assert_close(result.sensitivity_cosine, rest.sensitivity_cosine)
 
 
-def test_a_construction_is_aligned_as_its_step_size_says():
+def test_constructions_are_aligned_by_the_sign_of_their_step_size():
     models = [constructions.gradient_descent(x_dim=3, n_context=4, step_size=a) for a in (0.2, -0.2)]
     crossed = checkpoint(models, models[::-1])
     result = align_over_training(crossed, models[0], TASK.sample(5, seed=0, dtype=torch.float64))
@@ -85,15 +70,11 @@ def test_every_score_is_that_of_the_best_head_of_that_model_at_that_snapshot():
     names = ("previous_token", "induction", "copying")
     result = score_heads_over_training(TOKENS, names, n_prompts=5, seed=2)
     assert result.steps == (0, 4, 8)
-    assert list(result.scores) == list(names)
     for i in range(3):
         for j, model in enumerate(TOKENS.models_at(i)):
             alone = score_heads(model, n_prompts=5, seed=2)
             for name in names:
-                places = itertools.product(range(model.cfg.n_layers), range(model.cfg.n_heads))
-                means = [alone[name][place].mean().item() for place in places]
-                assert result.scores[name].shape == (3, 2)
-                assert result.scores[name][i, j].item() == pytest.approx(max(means), rel=1e-6)
+                assert result.scores[name][i, j].item() == pytest.approx(alone.mean(name).max().item(), rel=1e-6)
     assert len(set(result.scores["induction"].flatten().tolist())) == 6  # every snapshot and seed has its own
 
 
@@ -103,23 +84,6 @@ def test_models_on_points_are_scored_on_prompts():
     result = score_heads_over_training(made, ["target_to_input"], prompts=prompts)
     expected = score_heads(made.models_at(-1)[0], prompts=prompts).mean("target_to_input").max()
     assert result.scores["target_to_input"][-1].item() == pytest.approx(expected.item())
-    with pytest.raises(ValueError, match="scored on prompts"):
-        score_heads_over_training(made)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "named"),
-    [
-        (lambda: align_over_training(BARE, STEP, TASK.sample(2, seed=0)), CheckpointError, "bare was saved without sn"),
-        (lambda: score_heads_over_training(BARE), CheckpointError, "bare was saved without snapshots"),
-        (lambda: score_heads_over_training([]), ValueError, "checkpoint must be .* got an empty list"),
-        (lambda: score_heads_over_training(TOKENS, ["inducton"]), ValueError, "no score 'inducton'"),
-        (lambda: score_heads_over_training(POINTS), ValueError, "paired|scored on prompts"),
-    ],
-)
-def test_errors_name_the_cause(call, error, named):
-    with pytest.raises(error, match=named):
-        call()
 
 
 def test_a_list_of_models_is_a_training_of_one_seed():
@@ -133,6 +97,9 @@ def test_a_list_of_models_is_a_training_of_one_seed():
     torch.testing.assert_close(scores, expected[:, 1:])
 
 
+# ---- transitions ----
+
+
 def of_one(losses: list[float], steps: list[int] | None = None, **options) -> tuple[float, ...]:
     """Before, after, start and end of one seed's curve, evaluated every ten steps."""
     steps = [10 * i for i in range(len(losses))] if steps is None else steps
@@ -143,40 +110,30 @@ def of_one(losses: list[float], steps: list[int] | None = None, **options) -> tu
 def test_each_seed_has_its_own_crossings():
     # from 1 to 0: a tenth is done at 0.9, half at 0.5, nine tenths at 0.1
     falling = [1.0, 0.95, 0.85, 0.6, 0.3, 0.2, 0.05, 0.0]
-    late = [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.5, 0.5]
-    steps = [0, 1, 10, 20, 30, 45, 60, 100]
-    result = find_transitions(steps, list(zip(falling, late, strict=True)))
-    assert result.plateau.tolist() == [1, 2]
-    assert result.final.tolist() == [0, 0.5]
-    assert result.before.tolist() == [20, 45]
-    assert result.after.tolist() == [30, 60]
-    assert result.start.tolist() == [10, 60]
-    assert result.end.tolist() == [60, 60]
-    assert result.steps.tolist() == [25, 52.5]
-    assert result.fell.tolist() == [True, True]
+    late, flat = [2.0] * 6 + [0.5] * 2, [1.0] * 8
+    result = find_transitions([0, 1, 10, 20, 30, 45, 60, 100], list(zip(falling, late, flat, strict=True)))
+    assert result.plateau.tolist() == [1, 2, 1]
+    assert result.final.tolist() == [0, 0.5, 1]
+    fields = (result.before, result.after, result.start, result.end, result.steps)
+    assert [each[:2].tolist() for each in fields] == [[20, 45], [30, 60], [10, 60], [60, 60], [25, 52.5]]
+    assert result.fell.tolist() == [True, True, False]
     assert result.spread() == 52.5 / 25
     assert result.mean_step(0.9) == interval(torch.tensor([25.0, 52.5]), 0.9)
 
 
-NAN = math.nan
-PLUNGE = [1.0] * 10 + [0.0] * 29
+NAN, PLUNGE = math.nan, [1.0] * 10 + [0.0] * 29
 
 
 @pytest.mark.parametrize(
     ("losses", "options", "expected"),
     [
         ([1.0, 0.0, 0.0, 1.0, 0.7, 0.2, 0.0, 0.0], {}, (40, 50, 40, 60)),  # it falls at its last crossing
-        ([1.0, 0.0, 0.2, 0.0, 0.0], {}, (0, 10, 10, 30)),  # back above a tenth, not above the half
         ([1.0, 0.5, 0.5, 0.0], {}, (0, 10, 10, 30)),  # just at the threshold
         ([*PLUNGE, 0.8], {}, (NAN,) * 4),  # above it at the last evaluation
         ([*PLUNGE, 0.3], {}, (90, 100, 100, NAN)),  # half of the fall is over, nine tenths are not
-        ([0.0] * 5, {"fall": 0.0}, (NAN,) * 4),
         ([1.0, 1.2, 1.4, 1.5], {"fall": 0.0}, (NAN,) * 4),
         ([1.0, 0.95, 0.93, 0.92], {}, (NAN,) * 4),  # too little
-        ([1.0, 0.95, 0.93, 0.92], {"fall": 0.0}, (0, 10, 10, 30)),
         ([1.0, 0.75, 0.75], {"fall": 0.25}, (0, 10, 10, 10)),
-        ([1.0, 0.75, 0.75], {"fall": 0.26}, (NAN,) * 4),
-        ([4.0, 2.0, 1.2, 0.9, 0.3, 0.0], {}, (0, 10, 10, 40)),
         ([4.0, 2.0, 1.2, 0.9, 0.3, 0.0], {"plateau": 2.0}, (20, 30, 20, 50)),  # 0.3 is not below a tenth of 2
         ([0.3, 0.3, 0.1, 0.0], {"plateau": 2.0, "steps": [5, 10, 15, 20]}, (5, 5, 5, 15)),  # below from the first on
     ],
@@ -185,9 +142,9 @@ def test_where_a_curve_falls(losses, options, expected):
     assert of_one(losses, **options) == pytest.approx(expected, nan_ok=True)
 
 
-@pytest.mark.parametrize(("losses", "mean"), [([[1.0], [0.0]], 0.5), ([[1.0], [1.0]], math.nan)])
-def test_one_seed_has_neither_spread_nor_interval(losses, mean):
-    result = find_transitions([0, 1], losses)
+@pytest.mark.parametrize(("losses", "mean"), [([[1.0], [0.0]], 0.5), ([[1.0], [1.0]], NAN), ([[], []], NAN)])
+def test_one_seed_or_none_has_neither_spread_nor_interval(losses, mean):
+    result = find_transitions([0, 1], torch.tensor(losses))
     assert math.isnan(result.spread())
     assert result.mean_step().mean == pytest.approx(mean, nan_ok=True)
     assert math.isnan(result.mean_step().low)
@@ -203,9 +160,8 @@ def by_loop(steps: list[int], losses: list[float], fall: float) -> tuple[float, 
     """Before, after, start, end by walking back from the end."""
     tail = sorted(losses[len(losses) - max(1, len(losses) // 20) :])
     plateau, final = losses[0], tail[(len(tail) - 1) // 2]
-    nan = math.nan
     if final >= plateau or plateau - final < fall * plateau:
-        return nan, nan, nan, nan
+        return (NAN,) * 4
     after = []
     for share in (0.1, 0.5, 0.9):
         i = len(losses)
@@ -213,8 +169,8 @@ def by_loop(steps: list[int], losses: list[float], fall: float) -> tuple[float, 
             i -= 1
         after.append(i)
     if after[1] == len(losses):
-        return nan, nan, nan, nan
-    end = steps[after[2]] if after[2] < len(losses) else nan
+        return (NAN,) * 4
+    end = steps[after[2]] if after[2] < len(losses) else NAN
     return steps[after[1] - 1], steps[after[1]], steps[after[0]], end
 
 
@@ -229,23 +185,27 @@ LEVELS = st.sampled_from([0.0, 0.1, 0.3, 0.45, 0.6, 0.85, 1.0, 2.0])
 )
 @example([(1, 1.0)] * 30 + [(1, 0.0)] * 9 + [(1, 1.0)], 0.1, 1)
 def test_a_plain_loop_finds_the_same(pieces, fall, repeats):
-    gaps = [gap for gap, _ in pieces for _ in range(repeats)]
-    losses = [loss for _, loss in pieces for _ in range(repeats)]
+    gaps, losses = ([piece[i] for piece in pieces for _ in range(repeats)] for i in (0, 1))
     steps = [sum(gaps[:i]) for i in range(len(gaps))]
     assert of_one(losses, steps, fall=fall) == pytest.approx(by_loop(steps, losses, fall), nan_ok=True)
 
 
 @pytest.mark.parametrize(
-    ("steps", "losses", "options", "named"),
+    ("call", "error", "named"),
     [
-        ([0], [[1.0]], {}, "2 steps"),
-        ([0, 1, 2], [[1.0], [0.5]], {}, "with 3 >= 2 steps"),
-        ([0, 0], [[1.0], [0.5]], {}, "steps must increase"),
-        ([0, 1], [[1.0], [math.nan]], {}, r"losses\[1\]\[0\] must be a finite number, got nan"),
-        ([0, 1], [[1.0], [0.5]], {"plateau": 0.0}, "plateau must be"),
-        ([0, 1], [[1.0], [0.5]], {"fall": 1.1}, "fall must be"),
+        (lambda: align_over_training(BARE, STEP, TASK.sample(2, seed=0)), CheckpointError, "bare was saved without sn"),
+        (lambda: score_heads_over_training(BARE), CheckpointError, "bare was saved without snapshots"),
+        (lambda: score_heads_over_training([]), ValueError, "checkpoint must be .* got an empty list"),
+        (lambda: score_heads_over_training(TOKENS, ["inducton"]), ValueError, "no score 'inducton'"),
+        (lambda: score_heads_over_training(POINTS), ValueError, "paired|scored on prompts"),
+        (lambda: find_transitions([0], [[1.0]]), ValueError, "2 steps"),
+        (lambda: find_transitions([0, 1, 2], [[1.0], [0.5]]), ValueError, "with 3 >= 2 steps"),
+        (lambda: find_transitions([0, 0], [[1.0], [0.5]]), ValueError, "steps must increase"),
+        (lambda: find_transitions([0, 1], [[1.0], [NAN]]), ValueError, r"losses\[1\]\[0\] must be a finite number"),
+        (lambda: find_transitions([0, 1], [[1.0], [0.5]], plateau=0.0), ValueError, "plateau must be"),
+        (lambda: find_transitions([0, 1], [[1.0], [0.5]], fall=1.1), ValueError, "fall must be"),
     ],
 )
-def test_errors_name_the_argument(steps, losses, options, named):
-    with pytest.raises(ValueError, match=named):
-        find_transitions(steps, losses, **options)
+def test_errors_name_the_argument_or_the_cause(call, error, named):
+    with pytest.raises(error, match=named):
+        call()

@@ -212,6 +212,7 @@ def test_the_lens_ends_at_the_prediction_and_its_weights_are_derivatives(model, 
     assert_close(trajectory.weights[-1, :, -1, :, 0], slope)
 
 
+@pytest.mark.filterwarnings("ignore:the model's loss")
 def test_other_analyses(model):
     clean, corrupted = pair(8)
     session = PatchingSession(model, clean, corrupted)
@@ -651,6 +652,7 @@ def test_a_function_as_encode_is_probed_and_tested_like_its_format(net, model):
             probe(each, quantities, fitting, held_out, progress=False)
 
 
+@pytest.mark.filterwarnings("ignore:the model's loss")
 def test_a_module_that_reads_the_flattened_prompt_is_a_learner_only():
     net = seeded(mlp, 20)
     model = mechicl.wrap(net, encode="paired")
