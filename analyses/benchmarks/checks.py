@@ -12,7 +12,8 @@ from benchmarks.settings import Settings
 from mechicl import constructions
 from mechicl.analysis import corrupt, patch
 from mechicl.prompts import Prompts
-from mechicl.statistics import interval, percentile_interval
+from mechicl.statistics import interval
+from mechicl.statistics.intervals import percentile_interval
 from mechicl.tasks import LinearRegression
 
 Calls = dict[str, tuple[Callable[..., Any], tuple[Any, ...], int, str]]

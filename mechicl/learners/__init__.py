@@ -1,4 +1,4 @@
-"""What a learner is: anything that predicts a query's target, or the next token, from the prompt before it."""
+"""Learners: anything that predicts a query's target, or the next token, from the prompt before it."""
 
 from mechicl.learners.learners import (
     AlgorithmFamily,
@@ -14,13 +14,10 @@ from mechicl.learners.learners import (
     squared_errors,
 )
 from mechicl.learners.token_learners import (
-    LogitsLearner,
     TokenAlgorithmLearner,
     TokenLearner,
-    TokenLearners,
     as_token_learner,
     named_token_learners,
-    sequence_batches,
     token_log_probabilities,
     token_losses,
 )
@@ -31,18 +28,15 @@ __all__ = [
     "IterativeLearner",
     "Learner",
     "Learners",
-    "LogitsLearner",
     "PrefixLearner",
     "TokenAlgorithmLearner",
     "TokenLearner",
-    "TokenLearners",
     "Trajectory",
     "as_token_learner",
     "bytes_per_prompt",
     "named_learners",
     "named_token_learners",
     "prompt_batches",
-    "sequence_batches",
     "squared_errors",
     "token_log_probabilities",
     "token_losses",

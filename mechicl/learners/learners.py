@@ -1,4 +1,4 @@
-"""Learners, and the results that comparing them gives.
+"""Learners of points: the protocols, algorithms as learners, and their predictions and errors.
 
 A learner turns a prompt into a prediction: a trained transformer, ridge regression, five steps of gradient
 descent, a transformer whose weights were written by hand. Everything in the package makes learners, compares them
@@ -26,7 +26,7 @@ class Learner(Protocol):
     """Anything that predicts a prompt's target from its context and query."""
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction."""
+        """Return the query's prediction."""
         ...
 
 
@@ -35,7 +35,7 @@ class PrefixLearner(Learner, Protocol):
     """A learner that predicts every point from the points before it, too."""
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """The prediction of each point t from the points before it."""
+        """Return the prediction of each point t from the points before it."""
         ...
 
 
@@ -44,7 +44,7 @@ class IterativeLearner(PrefixLearner, Protocol):
     """A learner whose prediction is reached in steps: an algorithm's iterations, a network's layers."""
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> "Trajectory":
-        """The predictions after each step, for every prefix; on request with the weights that they come from."""
+        """Return the predictions after each step, for every prefix; on request with the linear model behind them."""
         ...
 
 
@@ -57,11 +57,11 @@ class Trajectory:
             hyperparameter.
         predictions: `[step prompt point y]`; point t is predicted from the points before it.
         name: of the learner, for tables and pictures.
-        weights: `[step prompt point x y]`, the linear model of the query that each prefix has led to, if it was asked
-            for (see `analysis.behaviour.induced_weights`).
+        weights: `[step prompt point x y]`, the linear model that predicts the query from each prefix, if it was
+            requested (see `analysis.behaviour.induced_weights`).
 
     Raises:
-        ValueError: another number of steps than of slices, or weights of other prompts than the predictions.
+        ValueError: the number of steps, or the shape of the weights, does not fit the predictions.
     """
 
     steps: tuple[float, ...]
@@ -70,37 +70,36 @@ class Trajectory:
     weights: Float[Tensor, "step prompt point x y"] | None = None
 
     def __post_init__(self):
-        if len(self.steps) != self.predictions.shape[0]:
-            raise ValueError(f"{len(self.steps)} steps for {self.predictions.shape[0]} slices of predictions")
         expected = self.predictions.shape
+        if len(self.steps) != expected[0]:
+            raise ValueError(f"{len(self.steps)} steps for {expected[0]} slices of predictions")
         if self.weights is not None and (*self.weights.shape[:3], self.weights.shape[4]) != expected:
             raise ValueError(
-                f"weights [step prompt point x y] of shape {tuple(self.weights.shape)} do not belong to "
-                f"predictions [step prompt point y] of shape {tuple(expected)}"
+                f"weights [step prompt point x y] of shape {tuple(self.weights.shape)} do not fit predictions "
+                f"[step prompt point y] of shape {tuple(expected)}"
             )
 
     def part(self, prompts: slice, points: slice = slice(None)) -> "Trajectory":
-        """The trajectory of some of the prompts and points."""
+        """Return the trajectory of some of the prompts and points."""
         weights = None if self.weights is None else self.weights[:, prompts, points]
         return dataclasses.replace(self, predictions=self.predictions[:, prompts, points], weights=weights)
 
     def query(self) -> Float[Tensor, "step prompt y"]:
-        """The query's predictions."""
+        """Return the query's predictions after each step."""
         return self.predictions[:, :, -1]
 
     def step_errors(self, prompts: Prompts) -> Float[Tensor, "step prompt point"]:
-        """Squared error after each step, averaged over the target's dimensions.
+        """Return the squared error of each point after each step, averaged over the target's dimensions.
 
         A trajectory of the query alone (one point) is compared with the query's target.
 
         Raises:
-            ValueError: the predictions are not of these prompts (another number of prompts, points or targets).
+            ValueError: the predictions have another number of prompts, points or targets.
         """
         targets = prompts.ys[:, -1:] if self.predictions.shape[2] == 1 else prompts.ys
         if self.predictions.shape[1:] != targets.shape:
-            raise ValueError(
-                f"predictions [step prompt point y] of shape {tuple(self.predictions.shape)} are not of {prompts}"
-            )
+            shape = tuple(self.predictions.shape)
+            raise ValueError(f"predictions [step prompt point y] of shape {shape} do not fit {prompts}")
         return (self.predictions - targets.to(self.predictions.device)).square().mean(-1)
 
 
@@ -111,12 +110,12 @@ class AlgorithmLearner:
     Attributes:
         algorithm: takes prompts and the hyperparameters. It returns predictions, a tensor or numpy array `[prompt y]`
             for the query or `[prompt point y]` for every point; or a `Trajectory`, whose last step is the prediction.
-            If it has a parameter `at`, it is given `at="query"` where only the query's prediction is wanted.
+            If it has a parameter `at`, it is called with `at="query"` where only the query's prediction is needed.
         hyperparameters: keyword arguments of every call.
 
     Raises:
         TypeError: when called, the algorithm returned something else.
-        ValueError: when called, predictions of another shape.
+        ValueError: when called, the predictions have another shape.
 
     Example:
         >>> from mechicl import algorithms
@@ -130,14 +129,13 @@ class AlgorithmLearner:
     @property
     def name(self) -> str:
         """The algorithm's name and hyperparameters."""
-        settings = ", ".join(f"{k}={_in_words(v)}" for k, v in self.hyperparameters.items())
-        return f"{getattr(self.algorithm, '__name__', 'algorithm')}({settings})"
+        return call_as_text(self.algorithm, self.hyperparameters)
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """All requested steps, all prefixes.
+        """Return all requested steps, for all prefixes.
 
         Raises:
-            ValueError: weights are asked of an algorithm that has none, being no linear function of the query.
+            ValueError: `with_weights`, and the algorithm is not linear in the query.
         """
         if with_weights:
             if not self._takes("with_weights"):
@@ -153,7 +151,7 @@ class AlgorithmLearner:
         return Trajectory((1,), predictions[None], self.name)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction after the last step."""
+        """Return the query's prediction after the last step."""
         at = {"at": "query"} if self._takes("at") else {}
         result = self.algorithm(prompts, **{**self.hyperparameters, **at})
         if isinstance(result, Trajectory):
@@ -161,7 +159,7 @@ class AlgorithmLearner:
         return self._checked(result, prompts)[:, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Every point's prediction after the last step."""
+        """Return every point's prediction after the last step."""
         return self.trajectory(prompts).predictions[-1]
 
     def _takes(self, parameter: str) -> bool:
@@ -169,28 +167,29 @@ class AlgorithmLearner:
         return any(each.name == parameter or each.kind is each.VAR_KEYWORD for each in parameters)
 
     def _checked(self, result: Any, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Predictions that the algorithm returned as they are, of every point or of the query alone."""
+        """Return the algorithm's predictions of every point, or of the query alone, as a tensor with points."""
         if isinstance(result, np.ndarray):
             result = torch.from_numpy(result).to(prompts.xs)
+        allowed = "[prompt y] or [prompt point y]"
         if not isinstance(result, Tensor):
-            raise TypeError(
-                f"{self.name} returned {type(result).__name__}, not predictions [prompt y] or [prompt point y] (a "
-                f"tensor or numpy array), nor a Trajectory"
-            )
+            raise TypeError(f"{self.name} must return predictions {allowed}, got {type(result).__name__}")
         predictions = result[:, None] if result.ndim == 2 else result
         if predictions.shape not in (prompts.ys.shape, prompts.ys[:, -1:].shape):
-            raise ValueError(
-                f"{self.name} returned the shape {tuple(result.shape)} for {prompts}: predictions are [prompt y] or "
-                f"[prompt point y]"
-            )
+            shape = tuple(result.shape)
+            raise ValueError(f"{self.name} must return predictions {allowed} for {prompts}, got the shape {shape}")
         return predictions
 
 
-def _in_words(value: Any) -> str:
-    """A hyperparameter in a name: tensors by their shape, functions by their name."""
-    if isinstance(value, Tensor) and value.ndim:
-        return f"[{' x '.join(map(str, value.shape))}]"
-    return getattr(value, "__name__", str(value))
+def call_as_text(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """Return a call as text, with tensors by their shape and functions by their name: "ridge(penalty=0.1)"."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, Tensor) and value.ndim:
+            return f"[{' x '.join(map(str, value.shape))}]"
+        return getattr(value, "__name__", str(value))
+
+    settings = ", ".join(f"{name}={text(value)}" for name, value in arguments.items())
+    return f"{getattr(function, '__name__', 'algorithm')}({settings})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,11 +199,8 @@ class AlgorithmFamily:
     Attributes:
         algorithm: as for `AlgorithmLearner`.
         hyperparameter: the name of the one that varies.
-        values: its values.
+        values: its values, one or more.
         others: the other hyperparameters.
-
-    Raises:
-        ValueError: no values.
 
     Example:
         >>> penalties = AlgorithmFamily(algorithms.ridge, "penalty", (0.01, 0.1, 1.0))
@@ -217,7 +213,7 @@ class AlgorithmFamily:
 
     def __post_init__(self):
         if not self.values:
-            raise ValueError(f"a family needs at least one value of {self.hyperparameter}")
+            raise ValueError(f"values of {self.hyperparameter} must be one or more, got none")
 
     @property
     def name(self) -> str:
@@ -225,11 +221,11 @@ class AlgorithmFamily:
         return f"{getattr(self.algorithm, '__name__', 'algorithm')} ({self.hyperparameter})"
 
     def members(self) -> list[AlgorithmLearner]:
-        """The algorithm at each of the values."""
+        """Return the algorithm at each of the values."""
         return [AlgorithmLearner(self.algorithm, {**self.others, self.hyperparameter: value}) for value in self.values]
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """The last step at each value, all prefixes; errors as for `AlgorithmLearner.trajectory`."""
+        """Return the last step at each value, for all prefixes; errors as for `AlgorithmLearner.trajectory`."""
         trajectories = [member.trajectory(prompts, with_weights=with_weights) for member in self.members()]
         weights = [trajectory.weights[-1] for trajectory in trajectories if trajectory.weights is not None]
         predictions = torch.stack([trajectory.predictions[-1] for trajectory in trajectories])
@@ -237,11 +233,11 @@ class AlgorithmFamily:
         return Trajectory(self.values, predictions, name, torch.stack(weights) if weights else None)
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction at the last value."""
+        """Return the query's prediction at the last value."""
         return self.predict_prefixes(prompts)[:, -1]
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Every point's prediction at the last value."""
+        """Return every point's prediction at the last value."""
         return self.trajectory(prompts).predictions[-1]
 
 
@@ -249,9 +245,20 @@ Learners = Mapping[str, Any] | Sequence[Any]
 """Learners by name, or named after themselves."""
 
 
+def named(learners: Learners) -> dict[str, Any]:
+    """Return learners by name, or else by their `name` or type, numbered where several share one."""
+    if isinstance(learners, Mapping):
+        return dict(learners)
+    names = [str(getattr(each, "name", None) or type(each).__name__) for each in learners]
+    return {
+        f"{name} {i + 1}" if names.count(name) > 1 else name: each
+        for i, (name, each) in enumerate(zip(names, learners, strict=True))
+    }
+
+
 @checked
 def named_learners(learners: Learners) -> dict[str, Any]:
-    """Learners by name: as they are given, or else their `name` or type, numbered where several would have the same.
+    """Return learners by name, or else by their `name` or type, numbered where several share one.
 
     Raises:
         TypeError: something without `predict`.
@@ -260,21 +267,18 @@ def named_learners(learners: Learners) -> dict[str, Any]:
         >>> list(named_learners([AlgorithmFamily(algorithms.ridge, "penalty", (0.1, 1.0))]))
         ['ridge (penalty)']
     """
-    if not isinstance(learners, Mapping):
-        names = [str(getattr(each, "name", None) or type(each).__name__) for each in learners]
-        numbered = [f"{name} {i + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
-        learners = dict(zip(numbered, learners, strict=True))
+    learners = named(learners)
     for name, each in learners.items():
         if not isinstance(each, Learner):
             raise TypeError(
-                f"{name!r} ({type(each).__name__}) is no learner: it has no method "
-                f"predict(prompts). AlgorithmLearner makes one of a function, mechicl.wrap of a torch module"
+                f"{name!r} ({type(each).__name__}) is not a learner: it has no method predict(prompts). "
+                f"AlgorithmLearner makes one of a function, mechicl.wrap of a torch module"
             )
-    return dict(learners)
+    return learners
 
 
 def predictions_at(learner: Learner, prompts: Prompts, at: PointsAt) -> Float[Tensor, "prompt point y"]:
-    """A learner's predictions of the "query" alone (one point), which only needs `predict`, or of all "points".
+    """Return a learner's predictions of the "query" alone (one point), which only needs `predict`, or of all "points".
 
     Raises:
         TypeError: all points, and a learner without `predict_prefixes`.
@@ -284,17 +288,17 @@ def predictions_at(learner: Learner, prompts: Prompts, at: PointsAt) -> Float[Te
     if not isinstance(learner, PrefixLearner):
         raise TypeError(
             f"{type(learner).__name__} has no method predict_prefixes(prompts), which predictions of all points need; "
-            f"of the query (at='query') predict is enough"
+            f"at='query' needs only predict"
         )
     return learner.predict_prefixes(prompts)
 
 
 @checked
 def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
-    """About how many bytes a learner's predictions take for each prompt.
+    """Estimate how many bytes a learner's predictions take for each prompt.
 
-    A learner with a method `bytes_per_prompt(prompts)` says it itself; any other is taken to hold a few matrices
-    `[x + y, x + y]` for every prefix.
+    A learner may have a method `bytes_per_prompt(prompts)`; for others the estimate is a few matrices `[x + y, x + y]`
+    for every prefix.
     """
     measure: Callable[[Prompts], float] | None = getattr(learner, "bytes_per_prompt", None)
     return measure(prompts) if measure else 64 * (prompts.n_context + 1) * (prompts.x_dim + prompts.y_dim) ** 2
@@ -304,14 +308,14 @@ def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
 def prompt_batches(
     learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1, held: float = 0.0
 ) -> Iterator[Prompts]:
-    """Prompts in parts on which a learner's predictions take at most `memory` bytes.
+    """Yield the prompts in parts on which a learner's predictions take at most `memory` bytes.
 
     Args:
         learner: see `bytes_per_prompt`.
         prompts: to be split.
         memory: bound in bytes.
-        copies: how many times as much the caller holds, say for gradients.
-        held: bytes that the caller keeps all the while.
+        copies: factor on the memory of the predictions, for example for gradients.
+        held: bytes that the caller uses meanwhile.
 
     Raises:
         ValueError: not enough memory for one prompt.
@@ -324,17 +328,17 @@ def prompt_batches(
 def squared_errors(
     learner: Learner, prompts: Prompts, *, at: PointsAt = "query", memory: float = MEMORY
 ) -> Float[Tensor, "prompt point"]:
-    """Squared error of a learner's predictions, averaged over the target's dimensions, float64 on the prompts' device.
+    """Return the squared error of a learner's predictions, averaged over the target's dimensions, in float64.
 
     Args:
         learner: any learner, on any device.
-        prompts: what to predict.
+        prompts: to predict.
         at: the "query" alone (one point), or all "points", each from those before it.
-        memory: bound in bytes on what is held at a time.
+        memory: bound in bytes.
 
     Raises:
         TypeError: all points, and a learner without `predict_prefixes`.
-        ValueError: the learner returned predictions of another shape than the targets.
+        ValueError: the learner's predictions have another shape than the targets.
     """
     parts = []
     for part in prompt_batches(learner, prompts, memory):

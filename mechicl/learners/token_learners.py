@@ -1,6 +1,6 @@
-"""Learners of tokens: what turns the tokens before a place into probabilities of the next one."""
+"""Learners of tokens: anything that turns the tokens before a place into probabilities of the next one."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.learners.learners import Learners, call_as_text, named
 from mechicl.prompts import TokenSequences
 
 
 @runtime_checkable
 class TokenLearner(Protocol):
-    """Anything that gives the next token probabilities from the tokens before it."""
+    """Anything that predicts the next token's probabilities from the tokens before it."""
 
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-        """Log-probabilities (nats) of the next token at each position read."""
+        """Return log-probabilities (nats) of the next token at each position read."""
         ...
 
 
@@ -43,11 +44,10 @@ class TokenAlgorithmLearner:
     @property
     def name(self) -> str:
         """The algorithm's name and hyperparameters."""
-        settings = ", ".join(f"{k}={v}" for k, v in self.hyperparameters.items())
-        return f"{getattr(self.algorithm, '__name__', 'algorithm')}({settings})"
+        return call_as_text(self.algorithm, self.hyperparameters)
 
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-        """What the algorithm returns."""
+        """Return the algorithm's log-probabilities."""
         return self.algorithm(sequences, **self.hyperparameters)
 
 
@@ -64,14 +64,14 @@ class LogitsLearner:
     name: str = "model"
 
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-        """Log-softmax of the logits, float64."""
+        """Return the log-softmax of the logits, float64."""
         cfg = getattr(self.model, "cfg", None)
         return self.model(sequences.read.to(getattr(cfg, "device", None) or "cpu")).double().log_softmax(-1)
 
 
 @checked
 def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
-    """A learner of tokens as it is; a network on token ids as one.
+    """Return a learner of tokens unchanged, and a network on token ids as one.
 
     Raises:
         TypeError: neither `log_probabilities` nor callable.
@@ -84,37 +84,27 @@ def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
         return learner
     if not callable(learner):
         raise TypeError(
-            f"{name!r} ({type(learner).__name__}) is no learner of tokens: it needs log_probabilities(sequences), or "
-            f"to be a network that returns logits for ids. TokenAlgorithmLearner makes one of a function"
+            f"{name!r} ({type(learner).__name__}) must have log_probabilities(sequences), or be a network from ids to "
+            f"logits. TokenAlgorithmLearner makes a learner of a function"
         )
     return LogitsLearner(learner, name)
 
 
-TokenLearners = Mapping[str, Any] | Sequence[Any]
-"""Learners of tokens by name, or named after themselves."""
-
-
 @checked
-def named_token_learners(learners: TokenLearners) -> dict[str, TokenLearner]:
-    """Learners of tokens by name: as they are given, or else their `name` or type.
+def named_token_learners(learners: Learners) -> dict[str, TokenLearner]:
+    """Return learners of tokens by name, or else by their `name` or type, numbered where several share one.
 
     Raises:
-        TypeError: something that is no learner of tokens.
-        ValueError: two of one name.
+        TypeError: something that is not a learner of tokens.
     """
-    if not isinstance(learners, Mapping):
-        names = [str(getattr(each, "name", None) or type(each).__name__) for each in learners]
-        if len(set(names)) < len(names):
-            raise ValueError(f"learners of one name among {names}: give them as a mapping from names")
-        learners = dict(zip(names, learners, strict=True))
-    return {name: as_token_learner(each, name) for name, each in learners.items()}
+    return {name: as_token_learner(each, name) for name, each in named(learners).items()}
 
 
 @checked
 def sequence_batches(
     sequences: TokenSequences, d_vocab: int, memory: float = MEMORY, *, copies: float = 1
 ) -> Iterator[TokenSequences]:
-    """Sequences in parts for which `copies` tensors `[prompt read token]` and `[prompt read read]` fit into `memory`.
+    """Yield sequences in parts for which `copies` tensors `[prompt read token]` and `[prompt read read]` fit.
 
     Raises:
         ValueError: not enough memory for one sequence.
@@ -128,26 +118,24 @@ def sequence_batches(
 @checked
 @torch.no_grad()
 def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-    """A learner's log-probabilities, checked: float64, on the CPU, of the sequences' shape.
+    """Return a learner's log-probabilities after a check: float64, on the CPU.
 
     Raises:
-        ValueError: another shape, NaN, or probabilities that do not sum to 1.
+        ValueError: another shape than the sequences', NaN, or probabilities that do not sum to 1.
     """
     logs = learner.log_probabilities(sequences).cpu().double()
+    kind, shape = type(learner).__name__, tuple(sequences.read.shape)
     if logs.ndim != 3 or logs.shape[:2] != sequences.read.shape:
-        raise ValueError(
-            f"{type(learner).__name__} returned log-probabilities {tuple(logs.shape)} for tokens "
-            f"{tuple(sequences.read.shape)}: they are [prompt read token]"
-        )
+        raise ValueError(f"{kind} must return [prompt read token] for tokens {shape}, got {tuple(logs.shape)}")
     totals = logs.logsumexp(-1)
     if totals.isnan().any() or (totals.numel() and totals.abs().max() > 1e-4):
-        raise ValueError(f"{type(learner).__name__} returned log-probabilities that are not those of a distribution")
+        raise ValueError(f"{kind} must return log-probabilities of a distribution: they do not sum to 1")
     return logs
 
 
 @checked
 def token_losses(learner: TokenLearner, sequences: TokenSequences) -> Float[Tensor, "prompt read"]:
-    """Minus the log-probability of each next token, in nats, float64 on the CPU; NaN where it is not scored."""
+    """Return minus the log-probability of each next token, in nats, float64 on the CPU; NaN where it is not scored."""
     targets = sequences.targets().cpu()
     logs = token_log_probabilities(learner, sequences)
     nats = -logs.gather(-1, targets.clamp(min=0)[..., None])[..., 0]

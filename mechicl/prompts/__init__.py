@@ -1,7 +1,7 @@
-"""What a prompt is: points with targets, token sequences, labelled shots, and their layouts as tokens."""
+"""Prompts: points with targets, token sequences, labelled shots, and their layouts as tokens."""
 
-from mechicl.prompts.formats import Interleaved, Paired, PromptFormat, PromptFormatName, prompt_format
-from mechicl.prompts.prompts import At, Points, PointsAt, Prompts, lies_prompts_last
+from mechicl.prompts.formats import Interleaved, Paired, prompt_format
+from mechicl.prompts.prompts import At, PointsAt, Prompts
 from mechicl.prompts.shots import Shots
 from mechicl.prompts.tokens import TokenSequences
 
@@ -9,13 +9,9 @@ __all__ = [
     "At",
     "Interleaved",
     "Paired",
-    "Points",
     "PointsAt",
-    "PromptFormat",
-    "PromptFormatName",
     "Prompts",
     "Shots",
     "TokenSequences",
-    "lies_prompts_last",
     "prompt_format",
 ]

@@ -15,10 +15,9 @@ from torch import Tensor
 from mechicl.base.arguments import ArgumentError, Count, checked, count_undefined
 
 At = Literal["query", "points", "positions"]
-"""Which predictions are meant: the query's, those of all points (each from the points before it), or the outputs at all
-positions of the tokens."""
+"""Where predictions are read: at the query, at all points (each from earlier ones), or at all token positions."""
 PointsAt = Literal["query", "points"]
-"""Which predictions are meant of a learner without tokens: the query's, or those of all points."""
+"""Where predictions are read, for a learner without tokens."""
 
 
 class Points(NamedTuple):
@@ -32,8 +31,7 @@ class Points(NamedTuple):
 class Prompts:
     """A batch of in-context regression prompts. The last point of each is the query.
 
-    Tensors are kept as they are (no copy, gradients flow); numpy arrays are wrapped, or copied where torch cannot
-    share their memory.
+    Tensors are not copied, and gradients flow; numpy arrays are copied only where torch cannot share their memory.
 
     Shapes: xs `[prompt point x]`, ys `[prompt point y]`, with `n_context + 1` points.
 
@@ -54,21 +52,16 @@ class Prompts:
         xs, ys = _as_float_tensor("xs", xs), _as_float_tensor("ys", ys)
         if xs.ndim != 3 or ys.ndim != 3:
             hint = "; give ys a last axis: ys[..., None]" if ys.ndim == 2 else ""
-            raise ArgumentError(
-                f"Prompts needs xs [prompt point x] and ys [prompt point y], got shapes {tuple(xs.shape)} "
-                f"and {tuple(ys.shape)}{hint}"
-            )
+            shapes = f"{tuple(xs.shape)} and {tuple(ys.shape)}{hint}"
+            raise ArgumentError(f"Prompts needs xs [prompt point x] and ys [prompt point y], got shapes {shapes}")
         if xs.shape[:2] != ys.shape[:2]:
             raise ArgumentError(f"xs {tuple(xs.shape)} and ys {tuple(ys.shape)} differ in prompts or points")
-        if xs.shape[1] == 0 or xs.shape[2] == 0 or ys.shape[2] == 0:
-            raise ArgumentError(
-                f"a prompt has at least one point (the query), one input and one target dimension; "
-                f"got xs {tuple(xs.shape)}, ys {tuple(ys.shape)}"
-            )
-        if xs.dtype != ys.dtype or xs.device != ys.device:
-            raise ArgumentError(
-                f"xs ({xs.dtype}, {xs.device}) and ys ({ys.dtype}, {ys.device}) need the same dtype and device"
-            )
+        if 0 in (*xs.shape[1:], ys.shape[2]):
+            shapes = f"xs {tuple(xs.shape)}, ys {tuple(ys.shape)}"
+            raise ArgumentError(f"Prompts need one point (the query), one input and one target dimension, got {shapes}")
+        if (xs.dtype, xs.device) != (ys.dtype, ys.device):
+            types = f"{xs.dtype}, {xs.device} and {ys.dtype}, {ys.device}"
+            raise ArgumentError(f"xs and ys must have the same dtype and device, got {types}")
         for name, values in (("xs", xs), ("ys", ys)):
             if count_undefined(values):
                 prompt, point, _ = (~values.detach().isfinite()).nonzero()[0].tolist()
@@ -77,7 +70,7 @@ class Prompts:
         object.__setattr__(self, "ys", ys)
 
     def _with(self, xs: Tensor, ys: Tensor) -> "Prompts":
-        """Prompts of values taken from these: already checked, so a slice costs no pass over the values."""
+        """Return prompts of values taken from these, which need no second check."""
         prompts = object.__new__(Prompts)
         object.__setattr__(prompts, "xs", xs)
         object.__setattr__(prompts, "ys", ys)
@@ -93,14 +86,14 @@ class Prompts:
         return self.xs.shape[0]
 
     def __getitem__(self, index: slice | Tensor | np.ndarray | Sequence[int]) -> "Prompts":
-        """Some of the prompts, by slice, indices or boolean mask.
+        """Return some of the prompts, by slice, indices or boolean mask.
 
         Raises:
             TypeError: one number, or indices on several axes: the result would not be a batch.
         """
         if isinstance(index, int | str) or getattr(index, "ndim", 1) != 1:
-            raise TypeError("prompts are picked by a slice, indices or a mask; one of them is prompts[i : i + 1]")
-        if not isinstance(index, slice | Tensor):  # as it is, a tuple would index two axes
+            raise TypeError("prompts need a slice, indices or a mask; a single one is prompts[i : i + 1]")
+        if not isinstance(index, slice | Tensor):  # a tuple would index two axes
             index = torch.tensor(index, dtype=None if len(index) else torch.long)
         return self._with(self.xs[index], self.ys[index])
 
@@ -141,23 +134,23 @@ class Prompts:
 
     @checked
     def prefix(self, n_context: int) -> "Prompts":
-        """The prompts cut after `n_context` context points: point number `n_context` becomes the query."""
+        """Cut the prompts after `n_context` context points: point number `n_context` becomes the query."""
         if not 0 <= n_context <= self.n_context:
-            raise ValueError(f"prefix({n_context}): these prompts have 0 to {self.n_context} context points")
+            raise ValueError(f"n_context must be 0 to {self.n_context}, got {n_context}")
         return self._with(self.xs[:, : n_context + 1], self.ys[:, : n_context + 1])
 
     @checked
     def permuted(
         self, order: Int[Tensor, "*prompt point"] | Sequence[int] | None = None, *, seed: int | None = None
     ) -> "Prompts":
-        """The same prompts with their context points in another order; the query stays last.
+        """Return the prompts with their context points in another order; the query stays last.
 
         Args:
-            order: indices of the context points, `[point]` for all prompts alike or `[prompt point]`.
+            order: indices of the context points, `[point]` for all prompts or `[prompt point]`.
             seed: instead of `order`, an independent random order for each prompt.
 
         Raises:
-            ValueError: neither or both are given, or a row of `order` is no permutation.
+            ValueError: neither or both are given, or a row of `order` is not a permutation.
         """
         if (order is None) == (seed is None):
             raise ValueError("permuted() needs an order or a seed, and not both")
@@ -170,10 +163,8 @@ class Prompts:
             order = order.expand(len(self), -1)
         expected = torch.arange(self.n_context, device=self.device)
         if order.shape != (len(self), self.n_context) or not (order.sort(dim=1).values == expected).all():
-            raise ValueError(
-                f"order must hold each of the {self.n_context} context points once, as [point] or [prompt point]; "
-                f"got shape {tuple(order.shape)}"
-            )
+            shape = tuple(order.shape)
+            raise ValueError(f"order must contain each of the {self.n_context} context points once, got shape {shape}")
         query = torch.full((len(self), 1), self.n_context, device=self.device)
         index = torch.cat([order.long(), query], dim=1)
         rows = torch.arange(len(self), device=self.device)[:, None]
@@ -181,23 +172,19 @@ class Prompts:
 
     @checked
     def with_query(self, xs: Float[Tensor, "prompt x"]) -> "Prompts":
-        """The same contexts and targets with other query inputs (for sensitivities: `xs` may require grad).
-
-        Raises:
-            ValueError: xs of another shape.
-        """
+        """Return the same contexts and targets with other query inputs, which may require gradients."""
         if xs.shape != (len(self), self.x_dim):
             raise ValueError(f"xs must be [prompt x] = [{len(self)}, {self.x_dim}], got {list(xs.shape)}")
         return Prompts(torch.cat([self.xs[:, :-1], xs[:, None]], dim=1), self.ys)
 
     @classmethod
     def concatenate(cls, prompts: "Sequence[Prompts]") -> "Prompts":
-        """Several batches of equally shaped prompts as one batch."""
+        """Join several batches of equally shaped prompts."""
         if not prompts:
-            raise ValueError("concatenate() needs at least one batch of prompts")
+            raise ValueError("prompts must be one or more batches, got none")
         shapes = {(p.n_context, p.x_dim, p.y_dim) for p in prompts}
         if len(shapes) > 1:
-            raise ValueError(f"prompts of different (n_context, x_dim, y_dim) cannot be concatenated: {sorted(shapes)}")
+            raise ValueError(f"prompts must have the same (n_context, x_dim, y_dim), got {sorted(shapes)}")
         return cls(join([p.xs for p in prompts], dim=0), torch.cat([p.ys for p in prompts]))
 
     def __add__(self, other: "Prompts") -> "Prompts":
@@ -205,23 +192,23 @@ class Prompts:
 
     @checked
     def split(self, size: Count) -> "list[Prompts]":
-        """Batches of at most `size` prompts, in order; one empty batch if there are none, as `Tensor.split`."""
+        """Split into batches of at most `size` prompts; one empty batch if there are none, as `Tensor.split`."""
         return [self[start : start + size] for start in range(0, max(len(self), 1), size)]
 
     def to(self, *args, **kwargs) -> "Prompts":
-        """On another device or in another dtype; arguments as for `Tensor.to`. Itself, where that changes nothing."""
+        """Move to another device or dtype; arguments as for `Tensor.to`. Returns self if that changes nothing."""
         xs, ys = self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs)
         return self if xs is self.xs and ys is self.ys else Prompts(xs, ys)  # values are checked only once
 
 
 @checked(undefined=True)
 def lies_prompts_last(values: Float[Tensor, "prompt point x"]) -> bool:
-    """Whether prompts lie along the last axis in memory, as batches of some trainings have them."""
+    """Return whether prompts lie along the last axis in memory, as in batches of some trainings."""
     return values.stride(0) == 1 < values.stride(2)
 
 
 def join(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """`torch.cat`, of `[prompt point x]`; where prompts lie last in memory, they stay there."""
+    """Concatenate `[prompt point x]` as `torch.cat`, but keep prompts last in memory where they are."""
     if not lies_prompts_last(parts[0]):
         return torch.cat(list(parts), dim=dim)
     return torch.cat([part.permute(1, 2, 0) for part in parts], dim=(dim - 1) % 3).permute(2, 0, 1)
@@ -230,19 +217,15 @@ def join(parts: Sequence[Tensor], dim: int) -> Tensor:
 def _as_float_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         raise ArgumentError(f"{name} is a masked array: fill the masked values, or leave their prompts out")
-    if isinstance(values, np.ndarray):
-        if values.dtype.kind != "f":
-            raise ArgumentError(
-                f"{name} must be floating point, got {values.dtype}: convert it first, e.g. by astype(float)"
-            )
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         # torch shares only memory that it may write to, in the machine's byte order, with no axis reversed.
         if not (values.flags.writeable and values.dtype.isnative and all(s >= 0 for s in values.strides)):
             values = values.astype(values.dtype.newbyteorder("="), order="C")
         values = torch.from_numpy(values)
-    if not isinstance(values, Tensor):
+    if not isinstance(values, Tensor | np.ndarray):
         raise ArgumentError(f"{name} must be a torch tensor or a numpy array, got {type(values).__name__}")
-    if not values.is_floating_point():
-        raise ArgumentError(f"{name} must be floating point, got {values.dtype}: convert it first, e.g. {name}.float()")
+    if isinstance(values, np.ndarray) or not values.is_floating_point():
+        raise ArgumentError(f"{name} must be floating point, got {values.dtype}: convert it to float32 or float64")
     if values.is_meta:
         raise ArgumentError(f"{name} is on the device 'meta', where tensors have no values")
     return values

@@ -9,25 +9,24 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Shots:
-    """What a model reads: queries alone, queries after demonstrations, and the demonstrations as training examples.
+    """Queries alone, queries after demonstrations, and the demonstrations as training examples.
 
-    Every sequence ends where something is to be predicted. Sequences are token ids `[pos]` or continuous tokens
+    Every sequence ends where a prediction is read. Sequences are token ids `[pos]` or continuous tokens
     `[pos d_token]`, and may differ in length.
 
     Attributes:
         zero_shot: each query alone.
-        in_context: each query after all demonstrations, which are the same for all of them.
-        targets: what is to be predicted: ids `[query]`, or targets of a regression `[query y]`.
+        in_context: each query after all demonstrations, which are the same for all queries.
+        targets: of the queries: ids `[query]`, or targets of a regression `[query y]`.
         query_lengths: number of the query's own tokens, with which both its sequences end.
-        examples: the input of each demonstration alone, in the order in which they are shown.
+        examples: the input of each demonstration alone, in the order of the context.
         example_targets: ids `[example]` or `[example y]`.
         example_spans: (first, number) of the positions in context of each example's own tokens, with which its
             sequence ends.
         choices: ids that a prediction is chosen among; None for a regression.
 
     Raises:
-        ValueError: no queries or no demonstrations, other numbers of targets than of sequences, lengths or spans that
-            the sequences do not have, or targets that are no choices.
+        ValueError: fields whose numbers of queries, examples or tokens differ, or targets that are not choices.
     """
 
     zero_shot: tuple[Tensor, ...]
@@ -42,33 +41,28 @@ class Shots:
     def __post_init__(self):
         n, k = len(self.zero_shot), len(self.examples)
         if n == 0 or k == 0:
-            raise ValueError(f"a comparison needs queries and demonstrations, got {n} and {k}")
-        if not n == len(self.in_context) == len(self.targets) == len(self.query_lengths):
-            raise ValueError(
-                f"{n} queries alone, but {len(self.in_context)} in context, {len(self.targets)} targets and "
-                f"{len(self.query_lengths)} lengths"
-            )
-        if not k == len(self.example_targets) == len(self.example_spans):
-            raise ValueError(
-                f"{k} examples, but {len(self.example_targets)} targets and {len(self.example_spans)} spans"
-            )
+            raise ValueError(f"zero_shot and examples must not be empty, got {n} queries and {k} demonstrations")
+        for name, number in [*dict.fromkeys(("in_context", "targets", "query_lengths"), n).items(),
+                             *dict.fromkeys(("example_targets", "example_spans"), k).items()]:  # fmt: skip
+            if (given := len(getattr(self, name))) != number:
+                raise ValueError(f"{name} must have {number} entries, got {given}")
         for alone, in_context, length in zip(self.zero_shot, self.in_context, self.query_lengths, strict=True):
             if not 1 <= length <= min(len(alone), len(in_context)):
-                raise ValueError(f"a query of {length} tokens in prompts of {len(alone)} and {len(in_context)} tokens")
+                lengths = f"{len(alone)} and {len(in_context)} tokens"
+                raise ValueError(f"query_lengths must fit sequences of {lengths}, got {length}")
         shortest = min(map(len, self.in_context))
         for example, (first, number) in zip(self.examples, self.example_spans, strict=True):
             if not (1 <= number <= len(example) and 0 <= first <= shortest - number):
-                raise ValueError(
-                    f"an example of {len(example)} tokens cannot have {number} at {first} of a prompt of {shortest}"
-                )
+                fits = f"an example of {len(example)} tokens in a context of {shortest}"
+                raise ValueError(f"example_spans must fit {fits}, got {(first, number)}")
         if self.choices is not None:
             targets = {*self.targets.tolist(), *self.example_targets.tolist()}
             if wrong := targets - set(self.choices.tolist()):
-                raise ValueError(f"targets {sorted(wrong)} are not among the choices {self.choices.tolist()}")
+                raise ValueError(f"targets must be of the choices {self.choices.tolist()}, got {sorted(wrong)}")
 
     def __len__(self) -> int:
         return len(self.zero_shot)
 
     def demonstration_positions(self) -> Int[Tensor, "token"]:
-        """Positions in context of the demonstrations' own tokens, one example after the other."""
+        """Return the positions in context of the demonstrations' own tokens, one example after the other."""
         return torch.cat([torch.arange(first, first + number) for first, number in self.example_spans])

@@ -10,9 +10,7 @@ from mechicl.statistics.intervals import (
     difference_interval,
     interval,
     median_interval,
-    percentile_interval,
     ratio_interval,
-    student_t_quantile,
 )
 from mechicl.statistics.results import Result, load_result
 from mechicl.statistics.storage import storable
@@ -24,8 +22,6 @@ __all__ = [
     "interval",
     "load_result",
     "median_interval",
-    "percentile_interval",
     "ratio_interval",
     "storable",
-    "student_t_quantile",
 ]

@@ -17,17 +17,17 @@ SEED = "seed"
 FEW = 2
 """Lowest and highest means that a printed table shows of each value."""
 MOST_COLUMNS = 1000
-"""Of a table in a file that are read."""
+"""Largest number of columns of a table that is read from a file."""
 
 
 @dataclass(frozen=True, eq=False)
 class GridTable:
-    """What a sweep measured.
+    """The measurements of a sweep.
 
     Attributes:
         frame: one row a model: the columns of the axes, then those of the values. A value that could not be measured,
-            as of a model that diverged, is NaN.
-        axes: names of the axes' columns; "seed", if it is there, is what intervals are taken over.
+            for example of a model that diverged, is NaN.
+        axes: names of the axes' columns; intervals are over "seed", if it is one.
 
     Raises:
         ValueError: an axis without a column.
@@ -45,55 +45,53 @@ class GridTable:
     def __post_init__(self):
         absent = [name for name in self.axes if name not in self.frame.columns]
         if absent:
-            raise ValueError(f"no column for the axes {absent}: there are {list(self.frame.columns)}")
+            raise ValueError(f"axes must be columns of {list(self.frame.columns)}, got {absent}")
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Names of what was measured."""
+        """Names of the measured values."""
         return tuple(str(name) for name in self.frame.columns if name not in self.axes)
 
     def where(self, **values: Any) -> "GridTable":
-        """The rows with these values on some axes; write `**{"model.n_layers": 2}` for an axis with a dot.
+        """Return the rows with these values on some axes; write `**{"model.n_layers": 2}` for an axis with a dot.
 
         Raises:
-            ValueError: no such axis, or a value that it does not have.
+            ValueError: an axis or value that is not in the table.
         """
         frame = self.frame
         for name, value in values.items():
             self._check_axis(name)
             rows = frame[name] == value
             if not rows.any():
-                raise ValueError(f"{name} has no {value!r}: it has {frame[name].unique().tolist()}")
+                raise ValueError(f"{name} must be one of {frame[name].unique().tolist()}, got {value!r}")
             frame = frame[rows]
         return GridTable(frame, self.axes)
 
     def intervals(
         self, value: str, by: Sequence[str] | None = None, *, median: bool = False, level: float = 0.95
     ) -> pd.DataFrame:
-        """Mean of a value, and its confidence interval, at each point of the grid.
+        """Return the mean of a value with its confidence interval at each point of the grid.
 
-        Rows without the value (NaN) are left out and counted. Of few seeds, means have honest intervals where the
-        values are near a normal distribution (Student's t: of three seeds 2.5 standard deviations to each side);
-        medians have the seeds' range, which of three seeds covers the median with a chance of 75%, of five 94%
-        (`statistics.median_interval`).
+        Rows without the value (NaN) are left out and counted. Intervals of means suppose nearly normal values: for
+        three seeds Student's t gives 2.5 standard deviations to each side. See also `statistics.median_interval`.
 
         Args:
-            value: which.
-            by: the axes that stay; all but "seed" by default. What is left out is what intervals are taken over.
-            median: the median and a bootstrap interval instead, for values that are skewed.
-            level: of confidence.
+            value: name of the value.
+            by: the axes of the result; all but "seed" by default. Intervals are over the other axes.
+            median: the median and a bootstrap interval instead, for skewed values.
+            level: confidence level.
 
         Returns:
-            The columns `by`, then `value`, "low", "high", "n" (rows that had it) and "missing" (rows that had not).
+            The columns `by`, then `value`, "low", "high", "n" (rows with the value) and "missing" (rows without it).
 
         Raises:
-            ValueError: no such value or axis.
+            ValueError: an axis or value that is not in the table.
         """
         by = [name for name in self.axes if name != SEED] if by is None else list(by)
         for name in by:
             self._check_axis(name)
         if value not in self.values:
-            raise ValueError(f"no value {value!r}: there are {list(self.values)}")
+            raise ValueError(f"value must be one of {list(self.values)}, got {value!r}")
         rows = []
         parts = self.frame.groupby(by, sort=False, dropna=False) if by else [((), self.frame)]
         for place, part in parts:
@@ -106,28 +104,28 @@ class GridTable:
         return pd.DataFrame(rows, columns=[*by, value, "low", "high", "n", "missing"])
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The rows."""
+        """Return the rows."""
         return self.frame
 
     def save(self, path: str | Path) -> Path:
-        """Write the rows as CSV, numbers with all their digits, in one step: who reads it sees the old or the new."""
+        """Write the rows as CSV, numbers with all their digits, in one step: readers see the old table or the new."""
         path = Path(path)
         write_bytes(path, self.frame.to_csv(index=False).encode())
         return path
 
     @classmethod
     def load(cls, path: str | Path, axes: Sequence[str]) -> "GridTable":
-        """Read what `save` wrote; the axes stand in the sweep's manifest (see `mechicl.sweeps.load_table`).
+        """Read a saved table; the axes are in the sweep's manifest (see `mechicl.sweeps.load_table`).
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: no table, an axis that it lacks, or more of it than is read.
+            ValueError: not a table, a missing axis, or more columns, values or bytes than are read.
         """
-        return cls(read_table(Path(path)), tuple(axes))
+        return cls(_read_table(Path(path)), tuple(axes))
 
     def _check_axis(self, name: str) -> None:
         if name not in self.axes:
-            raise ValueError(f"no axis {name!r}: there are {list(self.axes)}")
+            raise ValueError(f"axes must be of {list(self.axes)}, got {name!r}")
 
     def __str__(self) -> str:
         lines = [f"{len(self.frame)} models over {', '.join(self.axes)}; lowest and highest means over seeds:"]
@@ -144,22 +142,13 @@ class GridTable:
         return "\n".join(lines)
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """The rows of a CSV file, whoever wrote it; "none" is a label there, and only nothing is missing.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: no table, no regular file, or more columns, values or bytes than are read.
-    """
+def _read_table(path: Path) -> pd.DataFrame:
+    """Read a CSV file from any source; only empty cells are missing values, so that "none" is a label."""
     data = read_bytes(path)
     n_values = data.count(b",") + data.count(b"\n")
-    if n_values > MOST_VALUES or max(map(_n_commas, io.BytesIO(data)), default=0) >= MOST_COLUMNS:
+    if n_values > MOST_VALUES or max((line.count(b",") for line in io.BytesIO(data)), default=0) >= MOST_COLUMNS:
         raise ValueError(f"{path} has more than {MOST_COLUMNS:,} columns or {MOST_VALUES:,} values, which are not read")
     try:
         return pd.read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""])
-    except (ValueError, OverflowError) as error:  # what is no table, and what is no UTF-8
-        raise ValueError(f"{path} holds no table: {error}") from error
-
-
-def _n_commas(line: bytes) -> int:
-    return line.count(b",")
+    except (ValueError, OverflowError) as error:  # not a table, or not UTF-8
+        raise ValueError(f"{path} is not a table: {error}") from error

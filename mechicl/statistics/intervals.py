@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor
 from mechicl.base.arguments import Count, Fraction, Natural, Positive, checked, strictly_between
 from mechicl.statistics.storage import storable
 
-CELLS = 2**22  # of resamples that are held at once
+CELLS = 2**22  # of resamples in memory at once
 
 
 @storable
@@ -22,13 +22,13 @@ class Interval:
     """A mean or a median with a confidence interval.
 
     Attributes:
-        mean: sample mean; the median where `middle` says so.
+        mean: sample mean, or median.
         low: lower end.
         high: upper end.
         n: number of independent samples (prompts or seeds).
-        level: confidence level, 0.95 by default.
-        middle: what `mean` holds. A median prints with both ends, which need not be equally far from it.
-        cut: an end was moved to the limit of the quantity's range (`within`); printed with both ends too.
+        level: confidence level.
+        middle: "median" if `mean` is one. A median is printed with both ends, which need not be equally far from it.
+        cut: True if an end was moved to the limit of the quantity's range (`within`); printed with both ends too.
     """
 
     mean: float
@@ -40,16 +40,15 @@ class Interval:
     cut: bool = False
 
     def __str__(self) -> str:
-        if (self.middle == "median" or self.cut) and math.isfinite(self.half_width):
-            digits = max(0, 2 - _magnitude(self.half_width)) if self.half_width else 4
-            if digits > 12:
-                return f"{self.mean:.3g} ({self.low:.3g} to {self.high:.3g})"
-            return f"{self.mean:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
-        digits = 4 if not self.half_width or not math.isfinite(self.half_width) else 2 - _magnitude(self.half_width)
+        half, digits = self.half_width, 4
+        if half and math.isfinite(half):
+            digits = max(0, 1 - math.floor(math.log10(half)))
+        number, width = f".{digits}f", f".{digits}f"
         if digits > 12:  # differences at the level of rounding
-            return f"{self.mean:.3g} ± {self.half_width:.2g}"
-        digits = max(digits, 0)
-        return f"{self.mean:.{digits}f} ± {self.half_width:.{digits}f}"
+            number, width = ".3g", ".2g"
+        if (self.middle == "median" or self.cut) and math.isfinite(half):
+            return f"{self.mean:{number}} ({self.low:{number}} to {self.high:{number}})"
+        return f"{self.mean:{number}} ± {half:{width}}"
 
     @property
     def half_width(self) -> float:
@@ -63,7 +62,7 @@ class Interval:
         return replace(self, mean=value - self.mean, low=value - self.high, high=value - self.low)
 
     def within(self, least: float, most: float) -> "Interval":
-        """The interval, its ends cut to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share."""
+        """Cut the ends to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share."""
         mean, low, high = (min(max(value, least), most) for value in (self.mean, self.low, self.high))  # NaN stays
         cut = low - self.low > 1e-9 or self.high - high > 1e-9  # more than rounding
         return replace(self, mean=mean, low=low, high=high, cut=cut)
@@ -72,23 +71,15 @@ class Interval:
 ConfidenceLevel = Annotated[float, strictly_between(0, 1)]
 
 
-def _magnitude(value: float) -> int:
-    return math.floor(math.log10(abs(value))) + 1
-
-
 @checked(undefined=True)
 def interval(samples: Tensor, level: ConfidenceLevel = 0.95) -> Interval:
-    """Mean of independent samples and its confidence interval from Student's t distribution.
+    """Return the mean of independent samples with its confidence interval from Student's t distribution.
 
-    With one sample, or none, the interval is not defined and its ends are NaN. Samples that are not finite give a
-    mean and ends that are not either: nothing is left out silently.
+    The ends are NaN with fewer than two samples. Samples that are not finite give a mean and ends that are not either.
 
     Args:
         samples: any shape; every entry counts as one independent sample.
-        level: confidence level, strictly between 0 and 1.
-
-    Raises:
-        ValueError: level out of range.
+        level: confidence level.
     """
     values = samples.detach().cpu().double().flatten()
     n = values.numel()
@@ -103,13 +94,13 @@ def interval(samples: Tensor, level: ConfidenceLevel = 0.95) -> Interval:
 def ratio_interval(
     numerator: Float[Tensor, "sample"], denominator: Float[Tensor, "sample"], level: ConfidenceLevel = 0.95
 ) -> Interval:
-    """Ratio of two means over the same samples, with an interval from the paired samples (delta method).
+    """Return the ratio of two means over the same samples, with an interval from the paired samples (delta method).
 
     Raises:
-        ValueError: different numbers of samples, or level out of range.
+        ValueError: different numbers of samples.
     """
     if numerator.shape != denominator.shape:
-        raise ValueError(f"paired samples needed, got {tuple(numerator.shape)} and {tuple(denominator.shape)}")
+        raise ValueError(f"numerator and denominator must be paired, got {len(numerator)} and {len(denominator)}")
     a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
     ratio = a.mean() / b.mean()
     # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
@@ -120,21 +111,21 @@ def ratio_interval(
 def difference_interval(
     first: Float[Tensor, "sample"], second: Float[Tensor, "other_sample"], level: ConfidenceLevel = 0.95
 ) -> Interval:
-    """Difference of two means, second minus first, of independent samples whose spreads may differ (Welch 1947).
+    """Return the difference of two means, second minus first, of samples whose spreads may differ (Welch 1947).
 
-    It holds its level for few samples too, three seeds each for example, where they are near a normal distribution.
+    It covers at its level with few samples too, such as three seeds each, if they are nearly normal.
 
     Args:
-        first: samples of the one.
-        second: samples of the other, which need not be as many.
-        level: confidence level, strictly between 0 and 1.
+        first: samples of the first mean.
+        second: samples of the second mean, independent of the first and possibly of another number.
+        level: confidence level.
 
     Returns:
-        The interval, NaN at its ends where one of the two has fewer than two samples, or
-        one that is not finite; its `n` is the smaller number.
+        The interval, with the smaller number as `n`; its ends are NaN if either has fewer than two samples, or one that
+        is not finite.
 
     Raises:
-        ValueError: level out of range, or no samples.
+        ValueError: no samples.
 
     Example:
         >>> print(difference_interval(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 6.0, 7.0])))
@@ -157,21 +148,17 @@ def difference_interval(
 def median_interval(
     values: Tensor, seed: Natural = 0, level: ConfidenceLevel = 0.95, *, n_resamples: Count = 10_000
 ) -> Interval:
-    """Median of independent samples with its bootstrap interval, for what is skewed or cannot be negative.
+    """Return the median of independent samples with its bootstrap interval, for skewed or positive quantities.
 
-    Both ends are medians of resamples (Efron 1979), so that the interval never leaves the samples' range; of few
-    samples it is their range, which covers the median of what they were drawn from with a chance of 1 - 2^(1 - n): 94%
-    for five of them, 75% for three, whatever the level. With one sample, or none, or one that is not finite, the ends
-    are NaN.
+    Both ends are medians of resamples (Efron 1979), so that the interval never leaves the samples' range. For few
+    samples it is their range, which covers the population's median with probability 1 - 2^(1 - n) at any level: 94% for
+    five samples, 75% for three. The ends are NaN with fewer than two samples, or one that is not finite.
 
     Args:
         values: any shape; every entry counts as one independent sample.
         seed: of the resamples.
-        level: confidence level, strictly between 0 and 1.
-        n_resamples: drawn with replacement.
-
-    Raises:
-        ValueError: level out of range, or no resamples.
+        level: confidence level.
+        n_resamples: number of resamples, drawn with replacement.
 
     Example:
         >>> print(median_interval(torch.tensor([120.0, 150.0, 180.0, 1400.0, 160.0])))
@@ -188,27 +175,21 @@ def median_interval(
         np.median(samples[rng.integers(n, size=(min(most, n_resamples - start), n))], axis=1)
         for start in range(0, n_resamples, most)
     ]
-    low, high = np.quantile(np.concatenate(parts), [(1 - level) / 2, (1 + level) / 2])
-    return Interval(median, min(float(low), median), max(float(high), median), n, level, "median")
+    return _between(median, np.concatenate(parts), n, level, "median")
 
 
 @checked
 def student_t_quantile(probability: Fraction, degrees_of_freedom: Positive) -> float:
-    """Quantile of Student's t distribution.
-
-    Args:
-        probability: from 0 to 1.
-        degrees_of_freedom: positive and finite.
-    """
+    """Return a quantile of Student's t distribution."""
     return float(stdtrit(degrees_of_freedom, probability))
 
 
 @checked(undefined=True)
 def percentile_interval(value: float, resampled: Sequence[float], n: int, level: ConfidenceLevel = 0.95) -> Interval:
-    """A value with its interval from resamples of n prompts.
+    """Return a value with its interval from resamples of n prompts."""
+    return _between(value, resampled, n, level, "mean")
 
-    Raises:
-        ValueError: level out of range.
-    """
+
+def _between(value: float, resampled: Any, n: int, level: float, middle: Literal["mean", "median"]) -> Interval:
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, min(float(low), value), max(float(high), value), n, level)
+    return Interval(value, min(float(low), value), max(float(high), value), n, level, middle)

@@ -20,20 +20,18 @@ from mechicl.statistics.intervals import Interval, interval
 from mechicl.statistics.storage import decode, encode, storable
 
 R = TypeVar("R")  # a kind of result: checks at run time find no bound that is written before its class
-LINES = 12  # of a printed result
+LINES = 12  # largest number of entries that are printed one by one
 COSINE, SHARE = {"range": (-1.0, 1.0)}, {"range": (0.0, 1.0)}
 """Metadata of fields whose values lie in a range; intervals of their means are cut to it."""
 
 
 class Result:
-    """What all results share.
+    """The base of all results: intervals, tables and files.
 
     A subclass is a frozen dataclass. Its tensors, alone or in dictionaries by name, have samples (prompts or seeds) on
     the last axis; leading axes (layers, scales, ...) index separate quantities, named by the annotation:
-    `Float[Tensor, "layer head prompt"]`. A field called `layers` (or `steps`, `rows`, ...) holds an axis' values.
-
-    Fields with `metadata={"stored": False}` (models, learners) are not written to files; loaded, they have their
-    defaults.
+    `Float[Tensor, "layer head prompt"]`. A field called `layers` (or `steps`, `rows`, ...) contains an axis' values.
+    Fields with `metadata={"stored": False}` (models, learners) are not written to files, and loaded by their defaults.
 
     Example:
         >>> alignment = align(model, learner, prompts)
@@ -47,7 +45,7 @@ class Result:
         storable(cls)
 
     def samples(self) -> dict[str, Tensor]:
-        """The tensors with samples on their last axis, by name. A subclass with others leaves those out."""
+        """Return the tensors with samples on their last axis, by name. A subclass with others leaves those out."""
         out: dict[str, Tensor] = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -57,7 +55,7 @@ class Result:
         return out
 
     def axis_names(self) -> dict[str, tuple[str, ...]]:
-        """Names of each sampled tensor's leading axes, read off its annotation; `axis_0`, ... where that names none."""
+        """Return the names of each tensor's leading axes, from its annotation; `axis_0`, ... where it has none."""
         written: dict[str, tuple[str, ...]] = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -70,21 +68,21 @@ class Result:
         return out
 
     def intervals(self, level: float = 0.95) -> dict[str, Interval]:
-        """Mean and confidence interval of each quantity over its samples.
+        """Return the mean and confidence interval of each quantity over its samples.
 
         Leading axes are averaged first: the entries of one sample are not independent, so they do not count as more
-        samples. For the interval of one entry take `interval(result.field[0])`, or `to_dataframe()`. A field that is
-        an interval already stays as it is, whatever the level.
+        samples. `to_dataframe()`, or `interval(result.field[0])`, has the intervals of single entries. A field that is
+        already an interval is returned unchanged, whatever the level.
         """
         means = {name: self._interval(name, _sample_means(value), level) for name, value in self.samples().items()}
         return self._ready() | means
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """A table of what was measured.
+        """Return a table of the measurements.
 
-        Where all quantities have the same leading axes: one row an entry of them, with the mean over samples of each
-        quantity and the ends of its interval. Otherwise one row a sample, one column a quantity; one with leading axes
-        has a column an entry, `name[0,1]`.
+        If all quantities have the same leading axes, it has one row for each of their entries, with the mean over
+        samples of each quantity and the ends of its interval. Otherwise it has one row a sample and one column a
+        quantity, or a column an entry, `name[0,1]`.
 
         Raises:
             ValueError: one row a sample, and the quantities differ in their number of samples.
@@ -108,7 +106,7 @@ class Result:
         """Write the result as a folder with `result.json` and `tensors.safetensors`; `load` reads it.
 
         Raises:
-            TypeError: a field holds something that has no form in a file.
+            TypeError: a field whose value cannot be stored.
         """
         folder = Path(path)
         tensors: dict[str, Tensor] = {}
@@ -121,7 +119,7 @@ class Result:
 
     @classmethod
     def load(cls: type[R], path: str | Path) -> R:
-        """Read what `save` wrote.
+        """Read a saved result.
 
         Raises:
             FileNotFoundError: no result there.
@@ -129,7 +127,7 @@ class Result:
         """
         result = load_result(path)
         if not isinstance(result, cls):
-            raise ValueError(f"{path} holds {type(result).__name__}, not {cls.__name__}: take load_result()")
+            raise ValueError(f"{path} is a {type(result).__name__}, not a {cls.__name__}: see load_result()")
         return result
 
     def __str__(self) -> str:
@@ -138,43 +136,39 @@ class Result:
         return "\n".join([type(self).__name__, *(f"  {name:<{width}}  {value}" for name, value in lines)])
 
     def _repr_html_(self) -> str:
-        """The same as a table, in notebooks."""
+        """Return the same as a table, for notebooks."""
         cells = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>" for n, v in self._lines())
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
     def _lines(self) -> list[tuple[str, str]]:
-        """What a printed result says: each entry with its interval while they are few, else the mean of all entries."""
+        """Return the printed lines: each entry with its interval if there are few, else the mean of all entries."""
         lines = [(name, str(value)) for name, value in self._ready().items()]
         for name, tensor in self.samples().items():
-            entries = math.prod(tensor.shape[:-1])
-            if tensor.ndim == 1 or entries > LINES:
-                sizes = zip(tensor.shape, self.axis_names()[name], strict=False) if tensor.ndim > 1 else ()
-                over = " x ".join(f"{axis} ({n})" for n, axis in sizes)
-                mean = self._interval(name, _sample_means(tensor))
-                lines.append((name, f"{mean}{f'  (mean over {over})' if over else ''}"))
-            else:
-                for place in np.ndindex(*tensor.shape[:-1]):
-                    labels = [
-                        self.axis_values(axis, n)
-                        for axis, n in zip(self.axis_names()[name], tensor.shape, strict=False)
-                    ]
-                    label = ", ".join(str(values[i]) for values, i in zip(labels, place, strict=True))
-                    lines.append((f"{name}[{label}]", str(self._interval(name, tensor[place]))))
+            axes = list(zip(self.axis_names()[name], tensor.shape, strict=False))
+            if tensor.ndim == 1 or math.prod(tensor.shape[:-1]) > LINES:
+                over = " x ".join(f"{axis} ({n})" for axis, n in axes)
+                mean = str(self._interval(name, _sample_means(tensor)))
+                lines.append((name, f"{mean}  (mean over {over})" if over else mean))
+                continue
+            labels = [self.axis_values(axis, n) for axis, n in axes]
+            for place in np.ndindex(*tensor.shape[:-1]):
+                label = ", ".join(str(values[i]) for values, i in zip(labels, place, strict=True))
+                lines.append((f"{name}[{label}]", str(self._interval(name, tensor[place]))))
         return lines
 
     def _interval(self, name: str, samples: Tensor, level: float = 0.95) -> Interval:
-        """The interval of a field's mean, cut to the field's range if it declares one."""
+        """Return the interval of a field's mean, cut to the field's range if it declares one."""
         field = type(self).__dataclass_fields__.get(name)  # type: ignore[attr-defined]
         found = interval(samples, level)
         return found.within(*field.metadata["range"]) if field and "range" in field.metadata else found
 
     def _ready(self) -> dict[str, Interval]:
-        """The fields that are intervals already."""
+        """Return the fields that are already intervals."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {name: value for name, value in values.items() if isinstance(value, Interval)}
 
     def axis_values(self, axis: str, size: int) -> list[Any]:
-        """The values along an axis: those of the field that is called like it, or numbers from 0."""
+        """Return the values along an axis: those of the field with its name, or numbers from 0."""
         values = getattr(self, f"{axis}s", None)
         if isinstance(values, Tensor):
             values = values.tolist()
@@ -207,15 +201,11 @@ def load_result(path: str | Path) -> Any:
     try:
         return decode(data, tensors)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{folder} holds no result that can be read: {error!r}") from error
+        raise ValueError(f"{folder} is not a result that can be read: {error!r}") from error
 
 
 def index_of(name: str, value: Any, values: Iterable[Any]) -> int:
-    """Position of a value among those of an axis.
-
-    Raises:
-        ValueError: it is not among them.
-    """
+    """Return the position of a value among those of an axis."""
     known = list(values)
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
@@ -230,7 +220,7 @@ def _sample_means(value: Tensor) -> Tensor:
 
 
 def _dimensions(annotation: Any) -> tuple[str, ...]:
-    """The axis names of a jaxtyping annotation, or of a dictionary's values, or of one `| None`; else none."""
+    """Return the axis names of a jaxtyping annotation, or of a dictionary's values, or of one `| None`; else none."""
     if get_origin(annotation) is dict:
         annotation = get_args(annotation)[1]
     if isinstance(annotation, UnionType):

@@ -1,4 +1,4 @@
-"""Results in files: JSON for the structure, safetensors for the numbers, and only classes that were named are made."""
+"""Results in files: JSON for the structure, safetensors for the numbers; only registered classes are made from them."""
 
 import dataclasses
 import inspect
@@ -15,12 +15,12 @@ _STORABLE: dict[str, type] = {}
 
 @checked
 def storable(cls: type[T]) -> type[T]:
-    """Let a dataclass stand in saved results. Only classes that are named here are ever made from a file.
+    """Decorate a dataclass to allow it in saved results. Only classes with this decorator are made from a file.
 
     Raises:
-        ValueError: another class has that name: files could not tell them apart.
+        ValueError: another class has that name.
     """
-    known = _STORABLE.setdefault(cls.__name__, cls)  # a module that is loaded again replaces its own
+    known = _STORABLE.setdefault(cls.__name__, cls)  # a module that is loaded again replaces its own class
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"two storable classes are called {cls.__name__}")
     _STORABLE[cls.__name__] = cls
@@ -28,10 +28,10 @@ def storable(cls: type[T]) -> type[T]:
 
 
 def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; its tensors go into `tensors`, each under its place.
+    """Convert a value to JSON; its tensors go into `tensors`, each under its place.
 
     Raises:
-        TypeError: something that has no form in a file.
+        TypeError: a value that cannot be stored.
     """
     if isinstance(value, Tensor):
         tensors[name] = value.detach().clone()  # fields may share memory, which safetensors refuses
@@ -48,7 +48,7 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"dict": items}
     kind = type(value).__name__
     if _STORABLE.get(kind) is not type(value):
-        raise TypeError(f"{name.lstrip('.') or 'a result'} holds a {kind}, which has no form in a file")
+        raise TypeError(f"{name.lstrip('.') or 'a result'} is of type {kind}, which cannot be stored in a file")
     fields = {
         field.name: encode(getattr(value, field.name), f"{name}.{field.name}".lstrip("."), tensors)
         for field in dataclasses.fields(value)
@@ -58,11 +58,7 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def decode(data: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `encode` was given.
-
-    Raises:
-        KeyError, TypeError, AttributeError: not what `encode` wrote, or a class that is not storable.
-    """
+    """Restore a value that `encode` converted; fails with KeyError, TypeError or AttributeError on other data."""
     if not isinstance(data, dict):
         return data
     if "tensor" in data:
@@ -76,11 +72,11 @@ def decode(data: Any, tensors: dict[str, Tensor]) -> Any:
             return sequence(decode(item, tensors) for item in data[sequence.__name__])
     cls = _STORABLE[data["kind"]]
     needed = {
-        field.name: None  # what was not stored and has no default
+        field.name: None  # not stored, and without a default
         for field in dataclasses.fields(cls)
         if not field.metadata.get("stored", True) and field.default is field.default_factory is dataclasses.MISSING
     }
     result = object.__new__(cls)
-    # not as a user makes one, whose values are checked: fields that were not stored are None
+    # without the checks of values that users give: fields that were not stored are None
     inspect.unwrap(cls.__init__)(result, **needed, **{k: decode(value, tensors) for k, value in data["fields"].items()})
     return result

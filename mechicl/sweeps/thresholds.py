@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from mechicl.base.arguments import checked
-from mechicl.statistics import Interval, student_t_quantile
+from mechicl.statistics import Interval
 from mechicl.statistics.grids import GridTable
+from mechicl.statistics.intervals import student_t_quantile
 from mechicl.sweeps.axes import SEED
 
 

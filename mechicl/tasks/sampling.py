@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import checked
-from mechicl.prompts import Prompts, TokenSequences, lies_prompts_last
+from mechicl.prompts import Prompts, TokenSequences
+from mechicl.prompts.prompts import lies_prompts_last
 
 InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere"]
 SIZES, MOST_SHOWN = ("x_dim", "n_context", "d_vocab", "n_ctx"), 200

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mechicl.models import PromptedModel
 from mechicl.models.transformer.fast import put_prompts_last
-from mechicl.prompts import At, Prompts, TokenSequences, lies_prompts_last
+from mechicl.prompts import At, Prompts, TokenSequences
+from mechicl.prompts.prompts import lies_prompts_last
 from mechicl.tasks import AnyTask, LinearRegression
 from mechicl.tasks.sampling import QuickGenerator
 from mechicl.training.config import TrainingConfig

@@ -1,15 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 from mechicl import algorithms, analysis
 from mechicl.analysis.interventions import distance_to
-from mechicl.learners import AlgorithmLearner, Learner, Trajectory, named_learners, squared_errors
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Trajectory, named_learners, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.tasks import LinearRegression
-
-quick = settings(max_examples=40, deadline=None)
 
 
 def some_prompts(n_prompts=3, n_points=4, x_dim=2, y_dim=2):
@@ -59,28 +55,6 @@ def test_step_errors_are_averaged_over_the_targets_dimensions(at):
                 assert errors[step, prompt, point].item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"n_prompts": 1},  # these three would be broadcast
-        {"n_points": 1},
-        {"y_dim": 1},
-        {"n_points": 5},
-        {"n_prompts": 2},
-    ],
-)
-def test_step_errors_against_other_prompts_are_refused_and_not_broadcast(shape):
-    trajectory = running_means(some_prompts())
-    with pytest.raises(ValueError, match=r"of shape \(1, 3, 4, 2\) are not of Prompts"):
-        trajectory.step_errors(some_prompts(**shape))
-
-
-def test_a_trajectory_needs_one_slice_of_predictions_a_step():
-    with pytest.raises(ValueError, match="3 steps for 2 slices"):
-        Trajectory((1, 2, 3), torch.zeros(2, 3, 4, 1))
-    assert Trajectory((), torch.zeros(0, 3, 4, 1)).query().shape == (0, 3, 1)
-
-
 # ---- AlgorithmLearner ----
 
 
@@ -99,7 +73,7 @@ def test_an_algorithm_with_hyperparameters_is_a_learner():
     assert learner.trajectory(prompts).steps == (1, 4)
 
 
-def test_only_the_querys_prediction_is_asked_of_the_algorithm_when_it_is_all_that_is_wanted():
+def test_the_algorithm_only_predicts_the_query_where_that_is_enough():
     calls = []
 
     def algorithm(prompts, **hyperparameters):
@@ -115,9 +89,11 @@ def test_only_the_querys_prediction_is_asked_of_the_algorithm_when_it_is_all_tha
     assert torch.equal(explicit.predict(prompts), running_means(prompts).predictions[0, :, -1])
 
 
-def test_a_learners_name_tells_the_algorithm_and_its_hyperparameters():
+def test_a_learners_name_shows_the_algorithm_and_its_hyperparameters():
     assert AlgorithmLearner(running_means, {"steps": (1,), "scale": 0.5}).name == "running_means(steps=(1,), scale=0.5)"
     assert AlgorithmLearner(running_means).name == "running_means()"
+    pool = AlgorithmLearner(algorithms.dmmse, {"pool": torch.zeros(3, 4), "noise_std": 0.5})
+    assert pool.name == "dmmse(pool=[3 x 4], noise_std=0.5)"
 
 
 def test_learners_can_be_keys_of_a_dict():
@@ -139,16 +115,6 @@ def test_a_function_of_prompts_is_a_learner():
         torch.testing.assert_close(learner.predict(prompts), expected[:, -1])
         torch.testing.assert_close(learner.predict_prefixes(prompts), expected)
         assert learner.trajectory(prompts).steps == (1,)
-    with pytest.raises(ValueError, match="has no weights"):
-        query_alone.trajectory(prompts, with_weights=True)
-
-
-def test_what_a_function_must_return():
-    prompts = Prompts(torch.randn(3, 5, 2), torch.randn(3, 5, 1))
-    with pytest.raises(TypeError, match="returned float, not predictions"):
-        AlgorithmLearner(lambda prompts: 1.0).predict(prompts)
-    with pytest.raises(ValueError, match=r"returned the shape \(3, 5\)"):
-        AlgorithmLearner(lambda prompts: prompts.ys[..., 0]).predict(prompts)
 
 
 def test_learners_are_named():
@@ -156,8 +122,6 @@ def test_learners_are_named():
     assert named_learners({"a": one, "b": two}) == {"a": one, "b": two}
     assert list(named_learners([one, two, one])) == [f"{one.name} 1", two.name, f"{one.name} 3"]
     assert named_learners(()) == {}
-    with pytest.raises(TypeError, match=r"'builtin_function_or_method'.* is no learner"):
-        named_learners([abs])
 
 
 class OnlyPredicts:
@@ -183,7 +147,34 @@ def test_a_learner_that_only_predicts_works_where_prefixes_are_not_needed():
             call()
 
 
-def test_errors_are_of_the_query_or_of_all_points_and_of_nothing_else():
-    learner = AlgorithmLearner(algorithms.ols)
-    with pytest.raises(ValueError, match="at must be 'query' or 'points', got 'Query'"):
-        squared_errors(learner, LinearRegression().sample(2, seed=0), at="Query")  # type: ignore[arg-type]
+SOME = some_prompts()
+MEANS = running_means(SOME)
+FIVE = Prompts(torch.randn(3, 5, 2), torch.randn(3, 5, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        *(
+            (
+                lambda shape=shape: MEANS.step_errors(some_prompts(**shape)),
+                r"\(1, 3, 4, 2\) do not fit Prompts",
+            )
+            for shape in ({"n_prompts": 1}, {"n_points": 1}, {"y_dim": 1}, {"n_points": 5}, {"n_prompts": 2})
+        ),  # the first three would be broadcast
+        (lambda: Trajectory((1, 2, 3), torch.zeros(2, 3, 4, 1)), "3 steps for 2 slices"),
+        (lambda: Trajectory((1,), torch.zeros(1, 3, 4, 1), "", torch.zeros(1, 3, 4, 2, 2)), "weights .* do not fit"),
+        (lambda: AlgorithmLearner(lambda prompts: prompts.ys).trajectory(SOME, with_weights=True), "has no weights"),
+        (lambda: AlgorithmLearner(lambda prompts: 1.0).predict(FIVE), "predictions .*, got float"),
+        (lambda: AlgorithmLearner(lambda prompts: prompts.ys[..., 0]).predict(FIVE), r"got the shape \(3, 5\)"),
+        (lambda: AlgorithmFamily(algorithms.ridge, "penalty", ()), "values of penalty"),
+        (lambda: named_learners([abs]), r"'builtin_function_or_method'.* is not a learner"),
+        (
+            lambda: squared_errors(AlgorithmLearner(algorithms.ols), SOME, at="Query"),  # type: ignore[arg-type]
+            "at must be 'query' or 'points', got 'Query'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()

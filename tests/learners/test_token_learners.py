@@ -3,14 +3,13 @@ import torch
 
 from mechicl import algorithms
 from mechicl.learners import (
-    LogitsLearner,
     TokenAlgorithmLearner,
     as_token_learner,
     named_token_learners,
-    sequence_batches,
     token_log_probabilities,
     token_losses,
 )
+from mechicl.learners.token_learners import LogitsLearner, sequence_batches
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import MarkovChains, RepeatedTokens
 
@@ -32,18 +31,17 @@ def test_a_network_is_a_learner_by_its_logits():
     assert torch.allclose(token_losses(learner, seen).flatten(), expected)
 
 
-def test_what_is_not_scored_has_no_loss():
+def test_tokens_that_are_not_scored_have_no_loss():
     seen = RepeatedTokens(d_vocab=4, n_ctx=8, min_period=3, max_period=3).sample(2, seed=0)
     losses = token_losses(TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 4}), seen)
     assert torch.equal(losses.isnan(), ~seen.predictable[:, 1:])
 
 
-def test_names():
+def test_names_are_numbered_where_learners_share_one():
     bigram = TokenAlgorithmLearner(algorithms.bigram_bayes, {"d_vocab": 3})
     assert list(named_token_learners([bigram])) == ["bigram_bayes(d_vocab=3)"]
     assert list(named_token_learners({"a": bigram, "b": small_model()})) == ["a", "b"]
-    with pytest.raises(ValueError, match="one name"):
-        named_token_learners([bigram, bigram])
+    assert list(named_token_learners([bigram, bigram])) == [f"{bigram.name} {i}" for i in (1, 2)]
     with pytest.raises(TypeError, match=r"'a' .* log_probabilities"):
         named_token_learners({"a": 3})
 
@@ -51,8 +49,8 @@ def test_names():
 def test_bad_distributions_are_refused():
     seen = MarkovChains(d_vocab=3, n_ctx=9).sample(5, seed=0)
     for wrong, message in (
-        (lambda s: torch.zeros(5, 9, 3), "not those of a distribution"),
-        (lambda s: torch.full((5, 9, 3), torch.nan), "not those of a distribution"),
+        (lambda s: torch.zeros(5, 9, 3), "of a distribution"),
+        (lambda s: torch.full((5, 9, 3), torch.nan), "of a distribution"),
         (lambda s: torch.zeros(5, 8, 3), "prompt read token"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -67,35 +64,6 @@ def test_prompts_show_their_sizes_and_not_their_numbers():
     assert text == "Prompts(n_prompts=3, n_context=3, x_dim=2, y_dim=1, dtype=torch.float32, device='cpu')"
 
 
-@pytest.mark.parametrize(
-    ("xs", "ys", "error", "message"),
-    [
-        (torch.zeros(3, 2), torch.zeros(3, 1), ValueError, r"xs \[prompt point x\]"),
-        (torch.zeros(3, 4, 2), torch.zeros(3, 4), ValueError, r"ys\[\.\.\., None\]"),
-        (torch.zeros(3, 4, 2), torch.zeros(3, 5, 1), ValueError, "differ in prompts or points"),
-        (torch.zeros(3, 0, 2), torch.zeros(3, 0, 1), ValueError, "at least one point"),
-        (torch.zeros(3, 4, 0), torch.zeros(3, 4, 1), ValueError, "one input and one target dimension"),
-        (torch.zeros(3, 4, 2), torch.zeros(3, 4, 0), ValueError, "one input and one target dimension"),
-        (torch.zeros(3, 4, 2), torch.zeros(3, 4, 1).double(), TypeError, "same dtype and device"),
-        (torch.zeros(3, 4, 2).long(), torch.zeros(3, 4, 1), TypeError, r"xs must be floating point.*xs\.float\(\)"),
-        (torch.zeros(3, 4, 2), torch.zeros(3, 4, 1).bool(), TypeError, "ys must be floating point"),
-    ],
-)
-def test_malformed_prompts_are_refused_with_the_reason(xs, ys, error, message):
-    with pytest.raises(error, match=message):
-        Prompts(xs, ys)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), -float("inf")])
-@pytest.mark.parametrize("name", ["xs", "ys"])
-def test_a_value_that_is_not_finite_is_refused_with_its_place(bad, name):
-    values = {"xs": torch.zeros(5, 4, 2), "ys": torch.zeros(5, 4, 1)}
-    values[name][3, 2, 0] = bad
-    values[name][4, 0, 0] = bad
-    with pytest.raises(ValueError, match=rf"^{name} has a value that is not finite, first in prompt 3, point 2$"):
-        Prompts(**values)
-
-
 # ---- Prompts: selecting, cutting, joining ----
 
 
@@ -160,15 +128,6 @@ def test_a_random_permutation_keeps_the_points_together_and_the_query_last(shape
     assert same(permuted, prompts.permuted(seed=2**31))
 
 
-@pytest.mark.parametrize(
-    "order",
-    [[0, 1], [0, 1, 1], [0, 1, 3], [-1, 0, 1], torch.tensor([[0, 1, 2]])],
-)
-def test_an_order_that_is_no_permutation_is_refused(order):
-    with pytest.raises(ValueError, match="each of the 3 context points once"):
-        counting(n_prompts=2, n_points=4).permuted(order)
-
-
 def test_with_query_replaces_only_the_query_input_and_is_differentiable():
     prompts = counting(n_prompts=2, n_points=4, x_dim=3)
     xs = torch.full((2, 3), 0.5, requires_grad=True)
@@ -191,30 +150,17 @@ def test_split_and_concatenate_undo_each_other(shape, size):
     assert same(Prompts.concatenate(parts), prompts)
 
 
-def test_concatenating_prompts_of_different_shapes_or_none_is_refused():
-    with pytest.raises(ValueError, match="cannot be concatenated"):
-        Prompts.concatenate([counting(n_points=4), counting(n_points=5)])
-    with pytest.raises(ValueError, match="cannot be concatenated"):
-        _ = counting(y_dim=1) + counting(y_dim=2)
-    with pytest.raises(ValueError, match="at least one batch"):
-        Prompts.concatenate([])
-
-
 def test_to_changes_the_dtype_of_both_parts():
     prompts = counting().to(torch.float64)
     assert prompts.xs.dtype == prompts.ys.dtype == torch.float64
     assert same(prompts.to("cpu", torch.float32), counting())
-    with pytest.raises(TypeError, match="floating point"):
-        prompts.to(torch.int64)
-    with pytest.raises(ValueError, match="not finite"):  # 1e6 overflows half precision
-        Prompts(torch.full((1, 1, 1), 1e6), torch.zeros(1, 1, 1)).to(torch.float16)
 
 
 # ---- formats ----
 
 
 @any_shape
-def test_tokens_hold_a_point_or_its_halves_in_turn_and_never_the_querys_target(shape):
+def test_tokens_are_points_or_their_halves_without_the_querys_target(shape):
     prompts = counting(**shape)
     x_dim, y_dim = prompts.x_dim, prompts.y_dim
     width = max(x_dim, y_dim)
@@ -257,78 +203,7 @@ def test_labels_name_every_token():
     assert Interleaved(2, 1).labels(0) == ["query"]
 
 
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (lambda prompts: prompts.prefix(-1), "have 0 to 3 context points"),
-        (lambda prompts: prompts.prefix(4), "have 0 to 3 context points"),
-        (lambda prompts: prompts.split(0), "size must be an int of at least 1, got 0"),
-        (lambda prompts: prompts.permuted(), "an order or a seed"),
-        (lambda prompts: prompts.permuted([0, 1, 2], seed=0), "not both"),
-        (lambda prompts: Interleaved(2, 1).encode(prompts, torch.zeros(2, 1)), "paired format"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(action, message):
-    with pytest.raises(ValueError, match=message):
-        action(counting())
-
-
-@pytest.mark.parametrize("layout", [Paired(3, 2), Interleaved(3, 2)])
-@pytest.mark.parametrize("dims", [(1, 2), (3, 1)])
-def test_prompts_of_other_dimensions_are_refused_and_not_broadcast(layout, dims):
-    prompts = counting(x_dim=dims[0], y_dim=dims[1])
-    with pytest.raises(ValueError, match=f"cannot encode prompts with x_dim={dims[0]}, y_dim={dims[1]}"):
-        layout.encode(prompts)
-
-
-def test_masked_values_are_refused():
-    xs = np.zeros((2, 3, 4))
-    masked = np.ma.masked_array(xs, mask=np.zeros_like(xs, dtype=bool))
-    assert Prompts(masked, xs[..., :1]).n_context == 2  # nothing is masked
-    masked[0, 1, 2] = np.ma.masked
-    with pytest.raises(ValueError, match="xs is a masked array"):
-        Prompts(masked, xs[..., :1])
-
-
 def test_prompts_are_made_inside_vmap():
     xs, ys = torch.randn(5, 2, 3, 4), torch.randn(5, 2, 3, 1)
     means = torch.func.vmap(lambda x, y: Prompts(x, y).prefix(1).xs.mean())(xs, ys)
     torch.testing.assert_close(means, xs[:, :, :2].mean((1, 2, 3)))
-
-
-# ---- without the run-time type checks of the test suite ----
-
-PLAIN = """
-import torch
-from mechicl.prompts import Prompts, prompt_format
-prompts = Prompts(torch.zeros(3, 4, 2), torch.zeros(3, 4, 1))
-for action in (
-    lambda: Prompts([[[0.0]]], [[[0.0]]]),
-    lambda: prompts[0],
-    lambda: list(prompts),
-    lambda: prompts["a"],
-    lambda: prompts.permuted(torch.tensor([0.5, 1.2, 2.9])),
-    lambda: prompt_format("pairs", x_dim=1, y_dim=1),
-):
-    try:
-        action()
-    except (TypeError, ValueError) as error:
-        print(type(error).__name__, error)
-"""
-
-
-def test_values_of_a_wrong_type_are_refused_in_plain_words():
-    run = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True, check=True)
-    lines = run.stdout.splitlines()
-    assert len(lines) == 6
-    assert lines[0] == "ArgumentError xs must be a torch tensor or a numpy array, got list"
-    assert lines[1] == lines[2] == lines[3]
-    assert lines[1].startswith("TypeError prompts are picked by a slice, indices or a mask")
-    assert lines[4].startswith("ArgumentError Prompts.permuted(): order must be a tensor of ints")
-    assert lines[5] == "ArgumentError prompt_format(): name must be 'paired' or 'interleaved', got 'pairs'"
-
-
-def test_tensors_without_values_are_refused():
-    without = torch.ones(2, 3, 4, device="meta")
-    with pytest.raises(ValueError, match="xs is on the device 'meta', where tensors have no values"):
-        Prompts(without, without[..., :1])

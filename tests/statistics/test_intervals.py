@@ -1,3 +1,6 @@
+"""Means, ratios, differences and medians with their intervals, against scipy and exact resampling."""
+
+import itertools
 import math
 
 import numpy as np
@@ -8,44 +11,48 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.statistics import (
-    Interval,
-    difference_interval,
-    interval,
-    percentile_interval,
-    ratio_interval,
-    student_t_quantile,
-)
+from mechicl.statistics import Interval, difference_interval, interval, median_interval, ratio_interval
+from mechicl.statistics.intervals import percentile_interval, student_t_quantile
+from mechicl.statistics.storage import decode
+
+nan, inf = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "text"),
+    ("measured", "text"),
     [
-        (0.95, 1.05, "1.000 ± 0.050"),
-        (0.877, 1.123, "1.00 ± 0.12"),
-        (-11.0, 13.0, "1 ± 12"),
-        (-1233.0, 1235.0, "1 ± 1234"),
-        (1.0, 1.0, "1.0000 ± 0.0000"),
-        (math.nan, math.nan, "1.0000 ± nan"),
-        (-math.inf, math.inf, "1.0000 ± inf"),
+        (Interval(1.0, 0.95, 1.05, 5), "1.000 ± 0.050"),
+        (Interval(1.0, 0.877, 1.123, 5), "1.00 ± 0.12"),
+        (Interval(1.0, -11.0, 13.0, 5), "1 ± 12"),
+        (Interval(1.0, -1233.0, 1235.0, 5), "1 ± 1234"),
+        (Interval(1.0, 1.0, 1.0, 5), "1.0000 ± 0.0000"),
+        (Interval(1.0, nan, nan, 5), "1.0000 ± nan"),
+        (Interval(1.0, -inf, inf, 5), "1.0000 ± inf"),
+        (Interval(3.21e-15, 3.11e-15, 3.31e-15, n=5), "3.21e-15 ± 1e-16"),
+        (Interval(1.0, 1.0, 1.0, 3, 0.95, "median"), "1.0000 (1.0000 to 1.0000)"),
+        (Interval(3e-15, 2e-15, 5e-15, 3, 0.95, "median"), "3e-15 (2e-15 to 5e-15)"),
+        (Interval(0.0015, 0.0001, 0.0062, 4, 0.95, "median"), "0.0015 (0.0001 to 0.0062)"),
+        (Interval(2.0, nan, nan, 1, 0.95, "median"), "2.0000 ± nan"),
     ],
 )
-def test_an_interval_shows_two_digits_of_its_half_width(low, high, text):
-    assert str(Interval(1.0, low, high, n=5)) == text
+def test_an_interval_shows_two_digits_of_its_half_width_and_a_median_both_ends(measured, text):
+    assert str(measured) == text
 
 
-def test_an_interval_at_the_level_of_rounding_does_not_show_zeros():
-    assert str(Interval(3.21e-15, 3.11e-15, 3.31e-15, n=5)) == "3.21e-15 ± 1e-16"
-
-
-def test_an_interval_contains_what_lies_between_its_ends():
+def test_an_interval_contains_the_numbers_between_its_ends():
     between = Interval(2.0, 1.0, 3.0, n=4)
     assert between.half_width == 1.0
-    for inside in (1.0, 2.0, 3.0):
-        assert inside in between
-    for outside in (0.999, 3.001, math.nan, math.inf):
-        assert outside not in between
-    assert 1.0 not in Interval(1.0, math.nan, math.nan, n=1)
+    assert all(inside in between for inside in (1.0, 2.0, 3.0))
+    assert not any(outside in between for outside in (0.999, 3.001, nan, inf))
+    assert 1.0 not in Interval(1.0, nan, nan, n=1)
+
+
+def test_files_from_before_there_were_medians_contain_means():
+    saved = {"kind": "Interval", "fields": {"mean": 1.0, "low": 0.5, "high": 1.5, "n": 3, "level": 0.95}}
+    assert decode(saved, {}) == Interval(1.0, 0.5, 1.5, 3)
+
+
+# ---- means ----
 
 
 @settings(max_examples=30)
@@ -65,13 +72,6 @@ def test_the_interval_is_students(values, level):
     assert (measured.n, measured.level) == (len(values), level)
 
 
-def test_an_interval_worked_by_hand():
-    # Mean 2, standard deviation 1, n = 3: the 0.975 quantile with two degrees of freedom is 4.3027.
-    measured = interval(torch.tensor([1.0, 2.0, 3.0]))
-    assert measured.mean == 2.0
-    assert measured.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
-
-
 @pytest.mark.parametrize("degrees", [1, 2, 9, 100])
 @pytest.mark.parametrize("probability", [0.6, 0.95, 0.995])
 def test_quantiles_invert_the_integral_of_students_density(degrees, probability):
@@ -84,14 +84,8 @@ def test_quantiles_invert_the_integral_of_students_density(degrees, probability)
     assert area == pytest.approx(probability - 0.5, abs=1e-9)
 
 
-def test_quantiles_are_those_of_the_printed_tables():
-    table = {(0.975, 1): 12.706, (0.975, 4): 2.776, (0.95, 10): 1.812, (0.995, 30): 2.750, (0.975, 100_000): 1.960}
-    for (probability, degrees), printed in table.items():
-        assert student_t_quantile(probability, degrees) == pytest.approx(printed, abs=5e-4)
-
-
 @pytest.mark.parametrize("level", [0.5, 0.95])
-def test_an_interval_covers_the_mean_as_often_as_it_says(level):
+def test_an_interval_covers_the_mean_at_its_level(level):
     draws = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     covered = sum(0.0 in interval(row, level) for row in draws)
     assert scipy.stats.binomtest(covered, 2000, level).pvalue > 1e-3
@@ -99,47 +93,36 @@ def test_an_interval_covers_the_mean_as_often_as_it_says(level):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.bool])
 def test_samples_of_any_dtype_and_shape_count_one_by_one(dtype):
-    samples = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
-    measured = interval(samples)
-    assert measured.n == 6
-    assert measured.mean == pytest.approx(2 / 3, rel=1e-12)
+    measured = interval(torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype))
     low, high = scipy.stats.t.interval(0.95, 5, loc=2 / 3, scale=scipy.stats.sem([0, 1, 1, 1, 0, 1]))
+    assert (measured.n, measured.mean) == (6, pytest.approx(2 / 3, rel=1e-12))
     assert (measured.low, measured.high) == pytest.approx((low, high), rel=1e-12)
 
 
-def test_a_mean_of_single_precision_samples_does_not_lose_digits():
-    samples = torch.full((1_000_000,), 1000.1, dtype=torch.float32)
+def test_a_mean_of_single_precision_samples_with_gradients_does_not_lose_digits():
+    samples = torch.full((1_000_000,), 1000.1, requires_grad=True)
     assert interval(samples).mean == pytest.approx(samples[0].item(), rel=1e-12)
 
 
-def test_samples_with_gradients_can_be_averaged():
-    assert interval(torch.ones(3, requires_grad=True)).mean == 1.0
+@pytest.mark.parametrize("make", [interval, median_interval])
+@pytest.mark.parametrize("values", [[], [2.0]])
+def test_fewer_than_two_samples_have_no_interval(make, values):
+    measured = make(torch.tensor(values))
+    assert math.isnan(measured.low)
+    assert math.isnan(measured.high)
+    assert measured.n == len(values)
+    assert measured.mean == 2.0 if values else math.isnan(measured.mean)
 
 
-def test_one_sample_or_none_has_no_interval():
-    one = interval(torch.tensor(3.0))
-    assert (one.mean, one.n) == (3.0, 1)
-    assert math.isnan(one.low)
-    assert math.isnan(one.high)
-    none = interval(torch.zeros(0))
-    assert none.n == 0
-    assert math.isnan(none.mean)
-    assert math.isnan(none.half_width)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
 def test_samples_that_are_not_finite_are_not_left_out(bad):
     measured = interval(torch.tensor([1.0, bad, 2.0]))
-    assert not math.isfinite(measured.mean)
-    assert not math.isfinite(measured.low)
-    assert not math.isfinite(measured.high)
+    assert not any(map(math.isfinite, (measured.mean, measured.low, measured.high)))
     assert measured.n == 3
+    assert math.isnan(median_interval(torch.tensor([1.0, bad, 2.0])).low)
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 95.0, math.nan])
-def test_a_level_that_is_no_probability_is_refused(level):
-    with pytest.raises(ValueError, match=r"strictly between 0 and 1|level must be a finite number"):
-        interval(torch.ones(3), level)
+# ---- ratios and differences ----
 
 
 def test_a_ratio_of_means_has_the_interval_of_the_delta_method():
@@ -153,13 +136,6 @@ def test_a_ratio_of_means_has_the_interval_of_the_delta_method():
     half = scipy.stats.t.ppf(0.975, 49) * math.sqrt(gradient @ covariance @ gradient)
     assert ratio.mean == pytest.approx(x.mean() / y.mean(), rel=1e-12)
     assert ratio.half_width == pytest.approx(half, rel=1e-9)
-
-
-def test_a_percentile_interval_holds_its_value_and_the_middle_of_the_resamples():
-    resampled = np.linspace(0, 1, 1001).tolist()
-    ends = percentile_interval(0.5, resampled, n=7)
-    assert (ends.mean, ends.low, ends.high, ends.n) == pytest.approx((0.5, 0.025, 0.975, 7))
-    assert percentile_interval(2.0, resampled, n=7).high == 2.0
 
 
 def test_a_difference_of_means_is_that_of_welch():
@@ -178,5 +154,70 @@ def test_a_difference_of_samples_without_spread_or_of_single_ones():
     alone = difference_interval(torch.ones(1), torch.ones(5))
     assert math.isnan(alone.low)
     assert math.isnan(alone.high)
-    with pytest.raises(ValueError, match="level must be a number strictly between 0 and 1"):
-        difference_interval(torch.ones(3), torch.ones(3), 1.0)
+
+
+def test_a_percentile_interval_contains_its_value_and_the_middle_of_the_resamples():
+    resampled = np.linspace(0, 1, 1001).tolist()
+    ends = percentile_interval(0.5, resampled, n=7)
+    assert (ends.mean, ends.low, ends.high, ends.n) == pytest.approx((0.5, 0.025, 0.975, 7))
+    assert percentile_interval(2.0, resampled, n=7).high == 2.0
+
+
+# ---- medians ----
+
+
+def test_the_ends_are_those_of_every_possible_resample():
+    values = np.array([0.1, 0.2, 0.7, 1.5, 4.0, 9.0])
+    medians = [np.median(each) for each in itertools.product(values, repeat=6)]  # 6^6 resamples, all of them
+    low, high = np.quantile(medians, [0.025, 0.975])
+    measured = median_interval(torch.tensor(values), n_resamples=50_000)
+    assert (measured.low, measured.high) == pytest.approx((low, high))
+    assert measured.mean == pytest.approx(1.1)
+
+
+def test_it_is_scipys_percentile_bootstrap():
+    values = np.random.default_rng(3).lognormal(size=60)
+    expected = scipy.stats.bootstrap((values,), np.median, method="percentile", n_resamples=9999, rng=1)
+    measured = median_interval(torch.tensor(values))
+    assert measured.low == pytest.approx(expected.confidence_interval.low, rel=0.05)
+    assert measured.high == pytest.approx(expected.confidence_interval.high, rel=0.05)
+
+
+def test_it_covers_the_median_of_a_skewed_distribution_about_at_its_level():
+    draws = np.random.default_rng(0).exponential(size=(300, 25))
+    intervals = [median_interval(torch.tensor(draw), n_resamples=400) for draw in draws]
+    assert 0.89 <= np.mean([math.log(2) in each for each in intervals]) <= 0.99
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30), st.integers(0, 3))
+def test_the_interval_stays_within_the_samples_and_is_the_same_for_the_same_seed(values, seed):
+    sample = torch.tensor(values, dtype=torch.float64)
+    measured = median_interval(sample, seed, n_resamples=200)
+    assert min(values) <= measured.low <= measured.mean <= measured.high <= max(values)
+    assert measured.mean == np.median(values)
+    assert (measured.n, measured.middle) == (len(values), "median")
+    assert measured == median_interval(sample, seed, n_resamples=200)
+
+
+def test_many_samples_are_resampled_in_parts(monkeypatch):
+    values = torch.rand(50, generator=torch.Generator().manual_seed(0))
+    whole = median_interval(values, n_resamples=100)
+    monkeypatch.setattr("mechicl.statistics.intervals.CELLS", 60)
+    assert median_interval(values, n_resamples=100) == whole  # the same draws, one resample at a time
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        *((lambda level=level: interval(torch.ones(3), level), "level") for level in (0.0, 1.0, -0.5, 95.0, nan)),
+        (lambda: difference_interval(torch.ones(3), torch.ones(3), 1.0), "level"),
+        (lambda: difference_interval(torch.ones(0), torch.ones(3)), "first and second"),
+        (lambda: ratio_interval(torch.ones(2), torch.ones(3)), "numerator and denominator|denominator"),
+        (lambda: median_interval(torch.ones(3), level=0.0), "level"),
+        (lambda: median_interval(torch.ones(3), n_resamples=0), "n_resamples"),
+    ],
+)
+def test_what_makes_no_interval_is_named(call, named):
+    with pytest.raises((ValueError, TypeError), match=named):
+        call()

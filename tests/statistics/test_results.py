@@ -41,7 +41,7 @@ class Sweeping(Result):
 
 def measurement() -> Measurement:
     generator = torch.Generator().manual_seed(1)
-    shared = torch.randn(6, generator=generator, dtype=torch.float64)  # what makes a prompt hard in every layer
+    shared = torch.randn(6, generator=generator, dtype=torch.float64)  # some prompts are hard in every layer
     by_layer = shared + 0.1 * torch.randn(2, 3, 6, generator=generator, dtype=torch.float64)
     return Measurement(cosine=torch.randn(6, generator=generator, dtype=torch.float64), by_layer=by_layer)
 
@@ -98,7 +98,7 @@ def test_a_table_takes_tensors_of_any_dtype_and_with_gradients(dtype: torch.dtyp
     assert table["by_layer"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_printed_result_says_each_entry_while_they_are_few():
+def test_a_printed_result_shows_each_entry_if_there_are_few():
     text = str(sweep())
     assert text.splitlines()[0] == "Sweeping"
     assert f"errors[5, 1]  {interval(sweep().errors[1, 1])}" in text
@@ -131,8 +131,8 @@ def test_a_result_is_the_same_after_it_was_saved(tmp_path):
     assert str(loaded) == str(saved)
 
 
-def test_what_has_no_form_in_a_file_is_refused_by_name(tmp_path):
-    with pytest.raises(TypeError, match=r"rest.1 holds a Linear"):
+def test_values_that_cannot_be_stored_are_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match=r"rest.1 is of type Linear"):
         sweep(rest=[1, torch.nn.Linear(1, 1)]).save(tmp_path / "sweep")
     assert not (tmp_path / "sweep" / "result.json").exists()
 

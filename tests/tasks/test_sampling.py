@@ -7,7 +7,8 @@ import pytest
 import scipy.stats
 import torch
 
-from mechicl.prompts import Prompts, lies_prompts_last, prompt_format
+from mechicl.prompts import Prompts, prompt_format
+from mechicl.prompts.prompts import lies_prompts_last
 from mechicl.tasks import LinearRegression, Task
 from mechicl.tasks.sampling import QuickGenerator, random_rotations
 from tests.tasks.reference import PROMPT_TASKS, TOKEN_TASKS, assert_follows, same

@@ -16,16 +16,15 @@ from mechicl.base.progress import progress_bar
 from mechicl.learners import (
     Learner,
     Learners,
-    TokenLearners,
     bytes_per_prompt,
     named_learners,
     named_token_learners,
     prompt_batches,
-    sequence_batches,
     squared_errors,
     token_losses,
 )
 from mechicl.learners.learners import predictions_at
+from mechicl.learners.token_learners import sequence_batches
 from mechicl.prompts import PointsAt, Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
@@ -103,7 +102,7 @@ def regret(
     task: AnyTask,
     *,
     reference: str | None = None,
-    also: Learners | TokenLearners = (),
+    also: Learners = (),
     with_references: bool = True,
     untrained: Any = None,
     loss: Loss | None = None,

@@ -27,7 +27,8 @@ from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
 from mechicl.learners.learners import predictions_at
 from mechicl.prompts import Prompts
-from mechicl.statistics import Interval, Result, interval, percentile_interval, storable
+from mechicl.statistics import Interval, Result, interval, storable
+from mechicl.statistics.intervals import percentile_interval
 from mechicl.statistics.results import COSINE, index_of
 
 Similarity = Literal["errors", "weights"]

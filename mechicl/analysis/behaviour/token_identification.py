@@ -12,12 +12,12 @@ from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import (
-    TokenLearners,
+    Learners,
     as_token_learner,
     named_token_learners,
-    sequence_batches,
     token_log_probabilities,
 )
+from mechicl.learners.token_learners import sequence_batches
 from mechicl.statistics import Interval, Result, interval
 from mechicl.statistics.results import index_of
 from mechicl.tasks.sampling import TokenDistribution
@@ -81,7 +81,7 @@ def identify_on_tokens(
     model: Any,
     task: TokenDistribution,
     *,
-    also: TokenLearners = (),
+    also: Learners = (),
     n_prompts: Annotated[int, at_least(2)] = 1000,
     seed: int = 0,
     memory: float = MEMORY,

@@ -19,7 +19,8 @@ from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.prompts import At
-from mechicl.statistics import Interval, Result, percentile_interval, ratio_interval
+from mechicl.statistics import Interval, Result, ratio_interval
+from mechicl.statistics.intervals import percentile_interval
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Of all edges, the sizes of circuits in the benchmark of Mueller et al. 2025."""

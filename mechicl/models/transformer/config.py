@@ -11,7 +11,8 @@ import torch
 from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields, strictly_between
 from mechicl.models.config_checks import DTYPES, dtype_name, read_config
 from mechicl.models.transformer.config_rules import DESCRIPTIVE, UNCOMPUTED, check_combinations, fill_defaults
-from mechicl.prompts import PromptFormat, prompt_format
+from mechicl.prompts import prompt_format
+from mechicl.prompts.formats import PromptFormat
 
 T = TypeVar("T")
 # `Filled` fields may be left out and are filled in on construction, so that readers of a config never see None.

@@ -30,7 +30,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from mechicl.models.transformer.attention import Attention, elementwise_attention, key_mask, rotate, with_momentum
 from mechicl.models.transformer.layers import MLP, Block, LayerNorm
-from mechicl.prompts import lies_prompts_last
+from mechicl.prompts.prompts import lies_prompts_last
 
 ALL = slice(None)
 

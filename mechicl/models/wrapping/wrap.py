@@ -15,7 +15,7 @@ from mechicl.base.arguments import Count, check_fields, checked
 from mechicl.models.wrapping.fused_attention import COMPONENTS
 from mechicl.models.wrapping.module_hooks import JointProjection, Place, Side, Split
 from mechicl.models.wrapping.wrapped import Call, Decode, Encode, WrappedModel
-from mechicl.prompts import PromptFormatName
+from mechicl.prompts.formats import PromptFormatName
 
 Names = str | Sequence[str]
 Attention = Names | Mapping[str, Names | int | Split]

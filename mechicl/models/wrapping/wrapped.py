@@ -18,7 +18,8 @@ from mechicl.models.holding import holding, in_a_pass, share_lock
 from mechicl.models.layered import LayeredModel
 from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, Place
 from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
-from mechicl.prompts import At, PromptFormat, PromptFormatName, Prompts, prompt_format
+from mechicl.prompts import At, Prompts, prompt_format
+from mechicl.prompts.formats import PromptFormat, PromptFormatName
 
 Encode = Callable[[Prompts], Tensor]
 Decode = Callable[[Any], Tensor]

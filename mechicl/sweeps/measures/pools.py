@@ -13,7 +13,7 @@ from mechicl.base.arguments import checked, strictly_between
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner
 from mechicl.prompts import Prompts
-from mechicl.statistics import student_t_quantile
+from mechicl.statistics.intervals import student_t_quantile
 from mechicl.sweeps.measures.general import HELD_OUT, Measured, one_model, task_of
 from mechicl.tasks import TaskPool
 

@@ -10,7 +10,8 @@ from torch.testing import assert_close
 from mechicl.analysis.circuits import find_circuit
 from mechicl.analysis.interventions import InterventionSweep, patch
 from mechicl.analysis.interventions.session import PatchingSession
-from mechicl.statistics import load_result, student_t_quantile
+from mechicl.statistics import load_result
+from mechicl.statistics.intervals import student_t_quantile
 from tests.analysis.interventions.oracles import model_of, pair
 
 MODEL = model_of("gpt")
