@@ -77,20 +77,20 @@ def certificates(seed: int = 0, n_prompts: int = 64) -> Iterator[Certificate]:
     start, preconditioner = normal(X_DIM, Y_DIM), (0.3 * normal(X_DIM).abs()).diag()
     weights, bias = normal(X_DIM, 8) / math.sqrt(X_DIM), normal(8)
 
-    model = gradient_descent(**SIZES, step_size=STEP_SIZE, steps=STEPS, initial_weights=start)
+    steps: dict[str, Any] = {**SIZES, "step_size": STEP_SIZE, "steps": STEPS}
     reference = algorithms.gradient_descent(prompts, STEPS, step_size=STEP_SIZE, initial_weights=start)
+    model = gradient_descent(**steps, initial_weights=start)
     yield _certify(f"{OSWALD}, Proposition 1", gradient_descent, model, prompts, reference.query()[0])
-    model = gd_plus_plus(**SIZES, step_size=STEP_SIZE, gamma=GAMMA, steps=STEPS)
     reference = algorithms.gd_plus_plus(prompts, STEPS, step_size=STEP_SIZE, gamma=GAMMA)
+    model = gd_plus_plus(**steps, gamma=GAMMA)
     yield _certify(f"{OSWALD}, A.10", gd_plus_plus, model, prompts, reference.query()[0])
-    model = preconditioned_gd(**SIZES, preconditioner=preconditioner, steps=STEPS)
     reference = algorithms.preconditioned_gd(prompts, STEPS, preconditioner=preconditioner)
+    model = preconditioned_gd(**SIZES, preconditioner=preconditioner, steps=STEPS)
     yield _certify(f"{NERTINGER}, Theorem 1", preconditioned_gd, model, prompts, reference.query()[0])
-    model = kernel_gradient_descent(
-        weights=weights, bias=bias, n_context=n, y_dim=Y_DIM, step_size=STEP_SIZE / 10, steps=STEPS
-    )
     features = Prompts((prompts.xs @ weights + bias).relu(), prompts.ys)
     reference = algorithms.gradient_descent(features, STEPS, step_size=STEP_SIZE / 10)
+    options: dict[str, Any] = {"weights": weights, "bias": bias, "n_context": n, "y_dim": Y_DIM}
+    model = kernel_gradient_descent(**options, step_size=STEP_SIZE / 10, steps=STEPS)
     yield _certify(f"{OSWALD}, Proposition 2", kernel_gradient_descent, model, prompts, reference.query()[0])
 
     approximate = f"O(n e^(-score_scale / 2)), score_scale = {COPY_SCALE}"
@@ -103,7 +103,7 @@ def certificates(seed: int = 0, n_prompts: int = 64) -> Iterator[Certificate]:
     ):
         copied = model(prompts, stop_at_layer=1)[..., -Y_DIM:]
         yield _certify(f"{OSWALD}, Proposition 3 ({attention})", copy_targets, model, copied, expected, statement)
-    model = copy_then_gradient_descent(**SIZES, step_size=STEP_SIZE, steps=STEPS)
+    model = copy_then_gradient_descent(**steps)
     expected = algorithms.gradient_descent(prompts, STEPS, step_size=STEP_SIZE).query()[0]
     yield _certify(f"{OSWALD}, Propositions 3 and 1", copy_then_gradient_descent, model, prompts, expected)
 
@@ -171,13 +171,9 @@ def _weighted_targets(weights: Tensor, prompts: Prompts) -> Tensor:
 
 
 def _certify(
-    theorem: str,
-    construction: Callable,
-    model: HookedTransformer,
-    result: Prompts | Tensor,
-    expected: Tensor,
+    theorem: str, construction: Callable, model: HookedTransformer, result: Prompts | Tensor, expected: Tensor,
     statement: str = "exact",
-) -> Certificate:
+) -> Certificate:  # fmt: skip
     """Compare a model's predictions on prompts, or another result of it, with the expected ones."""
     result = model.predict(result) if isinstance(result, Prompts) else result
     error = ((result - expected).abs().max() / expected.abs().max()).item()

@@ -57,9 +57,6 @@ def compress(
         seed: of the order of prompts.
         progress: show a bar.
 
-    Raises:
-        ValueError: a width larger than the model's, no prompts, or a model that `hide` refuses.
-
     Source: Lindner et al. 2023, section 5, who train the projection alone.
 
     Example:

@@ -40,9 +40,6 @@ def copy_targets(
         attention: "linear", or "softmax" with a sink for positions that have nothing to copy.
         score_scale: of the softmax.
 
-    Returns:
-        A float64 model on interleaved prompts; the stream's labels are token, position and y.
-
     Source: von Oswald et al. 2023, Proposition 3.
     """
     options: dict[str, Any] = {} if attention == "linear" else {
@@ -69,7 +66,7 @@ def copy_then_gradient_descent(
     Args:
         n_context: largest number of context points.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
-        steps: number of steps after the copying layer.
+        steps: after the copying layer.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
     """
@@ -127,12 +124,6 @@ def induction(
         induction_head: the head of layer 1 that looks for the marks.
         score_scale: of the softmax.
         seed: of the distractors' weights; None for no distractors.
-
-    Returns:
-        A float64 model on token ids, attention only; the stream's labels are token, position, previous, next and junk.
-
-    Raises:
-        ValueError: a head that the layer does not have.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Induction heads".
 

@@ -31,17 +31,12 @@ def gradient_descent(
 ) -> HookedTransformer:
     """Build gradient descent on the context's squared error, one step per layer.
 
-    Exact: equal to `algorithms.gradient_descent` up to rounding, for every prompt and number of points.
+    Exact: equal to `algorithms.gradient_descent` up to rounding, for every prompt and number of points. The model has
+    one head, width `x_dim + y_dim` and `steps` looped layers.
 
     Args:
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         initial_weights: W_0 `[x y]`, 0 by default.
-
-    Returns:
-        A float64 model with one head, width `x_dim + y_dim` and `steps` looped layers.
-
-    Raises:
-        ValueError: initial_weights of another shape.
 
     Source: von Oswald et al. 2023, Proposition 1 and appendix A.1.
 
@@ -75,17 +70,12 @@ def gd_plus_plus(
 ) -> HookedTransformer:
     """Build GD++: gradient descent whose layers also transform every input by `x ← x - γ x S`.
 
-    Exact: equal to `algorithms.gd_plus_plus` up to rounding.
+    Exact: equal to `algorithms.gd_plus_plus` up to rounding. The model has one head, width `x_dim + y_dim` and `steps`
+    layers, looped if all steps are equal.
 
     Args:
         step_size: a, one for all steps or one per step.
         gamma: γ, acting on the summed S, one for all steps or one per step.
-
-    Returns:
-        A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are equal.
-
-    Raises:
-        ValueError: the number of parameters differs from the number of steps.
 
     Warns:
         DivergenceWarning: more than one step, after which the residual in the direction of the largest eigenvalue is
@@ -119,16 +109,8 @@ def preconditioned_gd(
 ) -> HookedTransformer:
     """Build preconditioned gradient descent `W ← W - A (S W - B) / n` from 0, one step per layer.
 
-    Exact: equal to `algorithms.preconditioned_gd` up to rounding, for any number n of context points.
-
-    Args:
-        preconditioner: A `[x x]`, one for all steps or one per step.
-
-    Returns:
-        A float64 model with one head, width `x_dim + y_dim` and `steps` layers, looped if all steps are equal.
-
-    Raises:
-        ValueError: a preconditioner of another shape, or another number of them than of steps.
+    Exact: equal to `algorithms.preconditioned_gd` up to rounding, for any number n of context points. `preconditioner`
+    is A `[x x]`, one for all steps or one per step. The model is like that of `gd_plus_plus`.
 
     Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
     """
@@ -162,7 +144,8 @@ def kernel_gradient_descent(
     """Build gradient descent from 0 on the features `m(x) = act(x weights + bias)`, one step per layer.
 
     Exact: equal to `algorithms.gradient_descent` on prompts whose inputs are replaced by their features, up to
-    rounding. In the limit of many steps it is kernel regression with `k(x, x') = m(x)·m(x')`.
+    rounding. In the limit of many steps it is kernel regression with `k(x, x') = m(x)·m(x')`. The model has one head,
+    width `x_dim + y_dim + feature`, an MLP on the input, and `steps` looped layers.
 
     Args:
         weights: of the features `[x feature]`.
@@ -170,12 +153,6 @@ def kernel_gradient_descent(
         bias: of the features, 0 by default.
         act_fn: their activation, a name in `models.ELEMENTWISE`.
         largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)`.
-
-    Returns:
-        A float64 model with one head, width `x_dim + y_dim + feature` and `steps` looped layers after the MLP.
-
-    Raises:
-        ValueError: a bias that does not fit the weights, or an unknown activation.
 
     Source: von Oswald et al. 2023, Proposition 2.
     """
@@ -207,9 +184,6 @@ def softmax_gradient_descent(
         score_scale: factor on the scores, small against `1 / max |<x_i, x>|`; rounding grows as it shrinks.
         sink: with the sink, or without it as in the paper.
 
-    Returns:
-        A float64 model with one layer of two heads.
-
     Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser.
     """
     (step_size,) = per_step("step_size", step_size, 1)
@@ -238,9 +212,6 @@ def linear_optimum(
         covariance: Σ `[x x]`, symmetric and positive semidefinite.
         n_context: number of context points.
         noise_variance: ν² of the context's targets.
-
-    Raises:
-        ValueError: a covariance that is 0, or not symmetric and positive semidefinite.
 
     Source: Nertinger 2025, Theorem 2 (Ahn et al. 2023).
 

@@ -56,11 +56,6 @@ def hide(
         The model, with linear read-in and read-out, and the map of its stream. Concatenated positions become learned
         ones, so that prompts may not be longer than n_context.
 
-    Raises:
-        ValueError: junk prompts or distractor MLPs without distractors, distractor MLPs for a model that has MLPs, or
-            a model whose function would change: with norms, clipping, gated MLPs, rotary positions, biases of heads or
-            of the read-in and read-out, or gradient descent in place of weights.
-
     Example:
         >>> hidden = hide(constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), seed=1)
         >>> hidden.model.cfg.n_heads, hidden.stream.shape

@@ -75,9 +75,6 @@ def known_models(
         noise: in the weights of the hidden models (see `hide`).
         seed: of the obfuscation.
 
-    Raises:
-        ValueError: noise without `hidden`.
-
     Example:
         >>> [known.name for known in known_models()][:3]
         ['gradient descent, 1 step', 'gradient descent, 2 steps', 'gradient descent, 4 steps']

@@ -28,20 +28,13 @@ def newton(
 
     Exact: equal to `algorithms.newton` up to rounding. Every token carries `(x, y, M x)`. The first layer writes `αSx`;
     each following layer subtracts half of `M S M x` by attention and doubles the rest by an MLP; the last one reads the
-    context's y by the scores `<M x_j, x>`.
+    context's y by the scores `<M x_j, x>`. The model has k + 2 layers and width 2 x_dim + y_dim.
 
     Args:
         steps: k, the number of iterations.
         alpha: α, below `2 / λ_max²` of every context (see `algorithms.newton`).
         attention: with "relu", each score takes a pair of heads.
-        largest_eigenvalue: λ_max of S; parameters that diverge there give a warning.
-
-    Returns:
-        A float64 model with k + 2 layers and width 2d + m.
-
-    Warns:
-        DivergenceWarning: more than one step, and an alpha of 2 / largest_eigenvalue² or more, where the iteration
-            does not converge.
+        largest_eigenvalue: λ_max of S; a larger alpha than it allows gives a `DivergenceWarning`.
 
     Source: Fu et al. 2024, Theorem 1, in a shorter and exact form without its mov, mul and div layers.
 

@@ -48,13 +48,9 @@ def mov(
 
 
 def aff(
-    stream: Stream,
-    weights: Mapping[str, Float[Tensor, "_ target"]],
-    target: str,
-    *,
-    bias: Float[Tensor, "target"] | None = None,
-    act_fn: str = "identity",
-) -> Hidden:
+    stream: Stream, weights: Mapping[str, Float[Tensor, "_ target"]], target: str, *,
+    bias: Float[Tensor, "target"] | None = None, act_fn: str = "identity",
+) -> Hidden:  # fmt: skip
     """Compute an affine map of subspaces, `target ← Σ_s h_s W_s + b`, by an MLP.
 
     Exact up to rounding; with "square", rounding of numbers above 1 is relative to their squares. `weights` has W
@@ -164,12 +160,9 @@ def erased(stream: Stream, *names: str) -> Hidden:
 
 
 def product(
-    left: Float[Tensor, "d_model n"],
-    right: Float[Tensor, "d_model n"],
-    write: Float[Tensor, "n d_model"],
-    left_bias: Float[Tensor, "n"] | float = 0.0,
-    right_bias: Float[Tensor, "n"] | float = 0.0,
-) -> Hidden:
+    left: Float[Tensor, "d_model n"], right: Float[Tensor, "d_model n"], write: Float[Tensor, "n d_model"],
+    left_bias: Float[Tensor, "n"] | float = 0.0, right_bias: Float[Tensor, "n"] | float = 0.0,
+) -> Hidden:  # fmt: skip
     """Return an MLP with the "square" activation that adds n products: `4 a b = (a + b)² - (a - b)²`."""
     zero = left.new_zeros(left.shape[1])
     biases = torch.cat([zero + left_bias + right_bias, zero + left_bias - right_bias])

@@ -52,13 +52,10 @@ def weights_circuit(
     write at positions that nothing attends to.
 
     Args:
-        model: one of ours, on token ids or points, without norms.
+        model: one of ours, on token ids or points, without norms and clipping.
         tolerance: cosine up to which written and read subspaces do not overlap, and size of a direction relative to the
             largest up to which it is ignored. Weights that were rotated in float64 are zero to about 1e-12; for a model
             that was rotated in float32 use 1e-3.
-
-    Raises:
-        ValueError: a model with norms or clipping.
 
     Example:
         >>> circuit = weights_circuit(constructions.induction(d_vocab=5, n_ctx=6))

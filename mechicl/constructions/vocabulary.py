@@ -25,9 +25,6 @@ WIDEST = 2**14
 class Stream:
     """The residual stream as a sum of named subspaces, in the order given.
 
-    Raises:
-        ValueError: a negative number of dimensions, or more than 16,384 of them in total.
-
     Example:
         >>> stream = Stream(x=10, y=1)
         >>> stream.read("y").shape, stream.write("y").shape
@@ -139,10 +136,6 @@ def assemble(
 
     Returns:
         A float64 model in eval mode; its `stream_labels` name the dimensions.
-
-    Raises:
-        ValueError: no heads, parts of another width than the stream, MLPs both in layers and on the input, or a stream
-            that does not begin with the tokens' subspaces.
     """
     parts = [layer if isinstance(layer, Layer) else Layer(layer) for layer in layers]
     heads = [head for part in parts for head in part.heads]
@@ -161,19 +154,13 @@ def assemble(
     if begins == ["x", "y"]:
         config = {"x_dim": stream.dimensions["x"], "y_dim": stream.dimensions["y"], **config}
     cfg = TransformerConfig(
-        n_context=n_context,
-        n_layers=len(layers),
-        n_heads=max(len(part.heads) for part in parts),
-        d_model=stream.d_model,
-        d_head=max(head.width for head in heads),
+        n_context=n_context, n_layers=len(layers), n_heads=max(len(part.heads) for part in parts),
+        d_model=stream.d_model, d_head=max(head.width for head in heads),
         d_mlp=max((unit.width for unit in units), default=None),
         mlp_location="input" if input_mlp is not None else "blocks",
         recurrent=len(layers) > 1 and all(layer is layers[0] for layer in layers),
-        read_in="identity",
-        read_out="identity",
-        dtype="float64",
-        **config,
-    )
+        read_in="identity", read_out="identity", dtype="float64", **config,
+    )  # fmt: skip
     model = HookedTransformer(cfg, initial_weights=initial_weights)
     with torch.no_grad():
         for name, weight in model.named_parameters():

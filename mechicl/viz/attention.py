@@ -65,9 +65,6 @@ def prompt_attention(
         layer: number of a layer, or several; all by default.
         labels: of the positions; by default those of the prompt format, or the ids.
 
-    Raises:
-        ValueError: more than one prompt, another number of labels than of positions, or a layer without attention.
-
     Example:
         >>> prompt_attention(load("gpt2-8l"), prompts[:1], layer=[0, 4])
     """
@@ -141,9 +138,6 @@ def attention_figure(
         head_names: a label for each head.
         title: of the figure.
         columns: panels in a row; by default all heads, up to four.
-
-    Raises:
-        ValueError: another number of labels than of positions or heads.
 
     Example:
         >>> viz.save(attention_figure(cache["blocks.0.attn.hook_pattern"][0], labels), "attention.pdf")

@@ -154,11 +154,7 @@ def match_curve(
 
 
 def probe_heatmap(result: ProbeResult, quantity: str | None = None, title: str | None = None) -> go.Figure:
-    """Draw the selectivity (R² minus the control task's) of the probes for one quantity, by layer and position.
-
-    Raises:
-        ValueError: an unknown quantity.
-    """
+    """Draw the selectivity (R² minus the control task's) of the probes for one quantity, by layer and position."""
     quantity = quantity or result.quantities[0]
     if quantity not in result.quantities:
         raise ValueError(f"quantity must be one of {list(result.quantities)}, got {quantity!r}")

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from mechicl.analysis.causes.hypotheses import HOLDS, HypothesisTest
-from mechicl.analysis.causes.interchange import Interchange
-from mechicl.analysis.causes.subspaces import SubspaceSearch
+from mechicl.analysis.causes import HypothesisTest, Interchange, SubspaceSearch
+from mechicl.analysis.causes.hypotheses import HOLDS
 from mechicl.base.arguments import Count, checked
 from mechicl.viz import elements as draw
 
@@ -52,9 +51,6 @@ def counterfactual_scatter(
 
     There is a panel per intervention, all of them by default. Dots are prompts at all layers, darker for later ones; on
     the dotted line both agree.
-
-    Raises:
-        ValueError: interventions that were not made.
     """
     names = list(dict.fromkeys(cell.intervention for cell in result.cells))
     if unknown := sorted(set(interventions) - set(names)):

@@ -168,9 +168,6 @@ def interval_dots(
     return tick_log_axes(fig.update_layout(height=120 + 26 * len(names)))
 
 
-# ---- colours ----
-
-
 def color_of(name: str) -> str | None:
     """Return the colour of a name that begins with one of `COLORS` or `ALIASES`; None for others."""
     known = [start for start in (*COLORS, *ALIASES) if re.match(rf"{re.escape(start)}(?!\w)", name)]
@@ -235,9 +232,6 @@ def bar_ticks(bound: float, *, signed: bool = True) -> list[float]:
     top = math.floor(bound * 10**decimals * (1 + 1e-9)) / 10**decimals
     values = [0.0, top / 2, top]
     return [-top, -top / 2, *values] if signed else values
-
-
-# ---- logarithmic axes ----
 
 
 def tick_log_axes(fig: go.Figure) -> go.Figure:

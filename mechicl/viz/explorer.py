@@ -41,14 +41,10 @@ class PatchingExplorer(anywidget.AnyWidget):
         token_names: for models of tokens, a name for each id; by default the ids.
 
     Attributes:
-        session: its clean and corrupted prompts and its patches.
         component: the activation that clicks patch.
         head: its head; None for all of them, and for components without heads.
         state: the displayed state.
         last_seconds: time from the last click's arrival to the new predictions.
-
-    Raises:
-        ValueError: another number of labels than of positions.
 
     Example:
         >>> PatchingExplorer(PatchingSession(model, prompts, corrupt(prompts, "labels")))

@@ -60,7 +60,6 @@ def save(
         The path.
 
     Raises:
-        ValueError: an unknown suffix, or a widget in another format than .html.
         ImportError: kaleido is not installed.
         RuntimeError: there is no Chromium or Chrome.
 
@@ -95,17 +94,12 @@ class Paper:
 
 
 def draw(figures: Sequence[tuple[go.Figure, Paper]], kind: str) -> list[bytes]:
-    """Return the files of several figures, each at its size, drawn by one browser: "png", "svg" or "pdf".
-
-    Raises:
-        ImportError: kaleido is not installed.
-        RuntimeError: there is no Chromium or Chrome.
-    """
+    """Return the files of several figures, each at its size, drawn by one browser: "png", "svg" or "pdf"."""
     jobs = []
     for figure, paper in figures:
         fig, width, height, scale = laid_out(figure, paper)
-        more = paper.dpi / CSS_DPI if kind == "png" else 1.0
-        jobs.append((fig, {"format": kind, "width": width, "height": height, "scale": scale * more}))
+        scale *= paper.dpi / CSS_DPI if kind == "png" else 1.0
+        jobs.append((fig, {"format": kind, "width": width, "height": height, "scale": scale}))
     images = _draw_all(jobs)
     if kind == "png":
         images = [with_dpi(image, paper.dpi) for image, (_, paper) in zip(images, figures, strict=True)]

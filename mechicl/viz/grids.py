@@ -49,10 +49,6 @@ def phase_diagram(
         log: colour by the logarithm of the value; by default if all are positive and span more than about a decade.
         title: of the figure; by default the value's name.
 
-    Raises:
-        KeyError: no such column.
-        ValueError: x and y are the same, or another axis has several values.
-
     Example:
         >>> phase_diagram(table, x="task.n_tasks", y="model.n_layers", value="loss")
     """
@@ -119,10 +115,6 @@ def lines(
         log_y: likewise.
         title: of the figure; by default the value's name.
         y_title: of the vertical axis, likewise.
-
-    Raises:
-        KeyError: no such column.
-        ValueError: another axis has several values.
 
     Example:
         >>> lines(table, x="task.n_tasks", value="loss", by="model.n_layers")

@@ -47,9 +47,6 @@ def patching_grid(
         labels: of the positions, for instance `model.cfg.format.labels(n_context)`; equal ones get their number.
         title: of the figure.
 
-    Raises:
-        ValueError: a number of axes that is not 2 to 4, no layers among two or three, or too few labels.
-
     Example:
         >>> patching_grid(patch(model, prompts, corrupted, "resid_pre"), labels=model.cfg.format.labels(20))
     """
@@ -171,9 +168,6 @@ def composition_figure(
         scores: from `analysis.composition_scores`; or from `prefix_matching_scores`, with kind "K".
         kind: the part of the later heads that reads: queries "Q", keys "K" or values "V".
         title: of the figure.
-
-    Raises:
-        ValueError: fewer than two layers.
     """
     layers, heads = scores.shape[:2]
     if layers < 2:

@@ -9,9 +9,7 @@ from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
 from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
-from mechicl.analysis.causes.hypotheses import HypothesisTest
-from mechicl.analysis.causes.interchange import Interchange
-from mechicl.analysis.causes.subspaces import SubspaceSearch
+from mechicl.analysis.causes import HypothesisTest, Interchange, SubspaceSearch
 from mechicl.analysis.circuits import Circuit, CircuitComparison, CircuitCurve, EdgeScores
 from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
@@ -39,9 +37,6 @@ def plot(result: Any, **options: Any) -> go.Figure:
         result: of any analysis.
         options: of the function that draws this kind: those of `patching_grid` for an `InterventionSweep`, `title` for
             most kinds, `most` for a circuit, `truth` for scores of edges, and so on.
-
-    Raises:
-        TypeError: an object of another kind; the message lists those that have a figure.
 
     Example:
         >>> plot(align(model, AlgorithmLearner(algorithms.ols), prompts))

@@ -35,9 +35,6 @@ def losses_over_training(
         title: of the figure.
         log_x: logarithmic steps.
         log_y: logarithmic losses.
-
-    Raises:
-        ValueError: losses of another length than the steps.
     """
     fig = draw.figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
     shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
@@ -136,9 +133,6 @@ def settings_figure(
         y_title: the kind of score.
         title: of the figure.
         chance: of each task, drawn as a line across its bars.
-
-    Raises:
-        ValueError: no settings.
     """
     if not scores:
         raise ValueError("scores must have at least one setting, got none")
@@ -159,26 +153,16 @@ def settings_figure(
 def update_similarity_figure(
     comparisons: Mapping[str, FineTuningComparison], title: str = "What demonstrations and fine-tuning change (SimAOU)"
 ) -> go.Figure:
-    """Draw SimAOU by layer, a line per comparison, with the random baseline of the first; bands over queries.
-
-    Raises:
-        ValueError: no comparisons.
-    """
-    after = {name: (comparison, "update_similarity") for name, comparison in comparisons.items()}
-    return _by_layer(title, after | {"random change": (_first(comparisons), "random_update_similarity")})
+    """Draw SimAOU by layer, a line per comparison, with the random baseline of the first; bands over queries."""
+    return _by_layer(title, comparisons, "update_similarity", {"random change": "random_update_similarity"})
 
 
 @checked
 def map_similarity_figure(
     comparisons: Mapping[str, FineTuningComparison], title: str = "Attention to the query's own tokens (SimAM)"
 ) -> go.Figure:
-    """Draw SimAM by layer, mean over heads: before fine-tuning once, and after it a line for each comparison.
-
-    Raises:
-        ValueError: no comparisons.
-    """
-    after = {name: (comparison, "map_similarity_after") for name, comparison in comparisons.items()}
-    return _by_layer(title, {"before fine-tuning": (_first(comparisons), "map_similarity_before")} | after)
+    """Draw SimAM by layer, mean over heads: before fine-tuning once, and after it a line for each comparison."""
+    return _by_layer(title, comparisons, "map_similarity_after", {"before fine-tuning": "map_similarity_before"})
 
 
 @checked
@@ -197,15 +181,15 @@ def head_similarity_figure(
     return draw.name_cells(fig)
 
 
-def _first(comparisons: Mapping[str, FineTuningComparison]) -> FineTuningComparison:
+def _by_layer(
+    title: str, comparisons: Mapping[str, FineTuningComparison], measure: str, control: Mapping[str, str]
+) -> go.Figure:
+    """Draw a measure of each comparison, and a control of the first: means over queries and heads, with intervals."""
     if not comparisons:
         raise ValueError("comparisons must have at least one comparison, got none")
-    return next(iter(comparisons.values()))
-
-
-def _by_layer(title: str, measures: Mapping[str, tuple[FineTuningComparison, str]]) -> go.Figure:
-    """Draw means over queries, averaged over heads, with their intervals: a line for each comparison and measure."""
-    values = {name: getattr(comparison, measure) for name, (comparison, measure) in measures.items()}
+    first = next(iter(comparisons.values()))
+    values = {name: getattr(first, each) for name, each in control.items()}
+    values |= {name: getattr(comparison, measure) for name, comparison in comparisons.items()}
     lines = {name: [interval(v if v.ndim == 1 else v.mean(0)) for v in layers] for name, layers in values.items()}
     n_layers = len(next(iter(lines.values())))
     if n_layers > 1:

@@ -30,9 +30,6 @@ def connectivity_paths(
             most three, or one per seed. Names such as "tuned member, rescaled" give lines to the same end one colour,
             and paths of the same kind one dash.
         title: of the figure.
-
-    Raises:
-        ValueError: no paths, or different alphas.
     """
     by_name = {name: [path] if isinstance(path, LossPath) else list(path) for name, path in paths.items()}
     alphas = [list(path.alphas) for seeds in by_name.values() for path in seeds]
