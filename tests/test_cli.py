@@ -20,7 +20,6 @@ from mechicl.base import shipped
 from mechicl.checkpoints import available, load, load_checkpoint
 from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig
-from mechicl.training.presets import SUMMARIES
 from mechicl.training.state import STATE_FILE
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--eval-prompts", "16", "--eval-every", "2", "--cpu", "--quiet"]
@@ -87,7 +86,7 @@ def test_help_of_every_command_is_free_of_the_codes_own_notes(capsys, words):
 
 def test_help_of_train_has_a_line_on_each_preset(capsys):
     text = "".join(help_of(capsys, "train").replace("│", " ").split())  # lines are wrapped at any width
-    for name, summary in SUMMARIES.items():
+    for name, summary in json.loads(Path(cli.__file__).with_name("presets.json").read_text(encoding="utf-8")).items():
         assert "".join(f"• {name} {summary}".split()) in text
 
 

@@ -36,6 +36,7 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
         raise TypeError(
             f"a measure cannot be sent to other processes ({error}): use workers=1, or a function of a module"
         ) from error
+    options: Any = {"env": {"OMP_WAIT_POLICY": "passive"}, "initializer": _begin, "initargs": (os.getpid(),)}
     idle: list[ProcessPoolExecutor] = []  # pools of one process each, so that a death identifies its cell
     running: dict[Future[Outcome], tuple[ProcessPoolExecutor, SweepCell]] = {}
 
@@ -43,7 +44,7 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
         waiting, ended = deque(cells), []
         while waiting or running:
             while waiting and len(running) < n_workers:
-                worker = idle.pop() if idle else _start_worker()
+                worker = idle.pop() if idle else ProcessPoolExecutor(1, **options)
                 cell = waiting.popleft()
                 running[worker.submit(_work, pickled, cell)] = worker, cell
             yield from ended  # workers are busy while the caller writes a table
@@ -67,11 +68,6 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
             worker.shutdown(kill_workers=True)
 
 
-def _start_worker() -> ProcessPoolExecutor:
-    environment = {"OMP_WAIT_POLICY": "passive"}
-    return ProcessPoolExecutor(1, env=environment, initializer=_begin, initargs=(os.getpid(),))
-
-
 def _begin(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
     end_with(parent)
@@ -87,7 +83,7 @@ def _work(orders: bytes, cell: SweepCell) -> Outcome:
 @contextmanager
 def on_ray(orders: Orders, address: str, gpus: float | None) -> Iterator[RunCells]:
     """Run cells as tasks of Ray: on this machine's cores, or on a cluster whose machines share the sweep's folder."""
-    # telemetry and the dashboard are off; both are read when Ray is imported or started
+    # read when Ray is imported
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # hides GPUs from cells without one
     try:

@@ -32,16 +32,7 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class CellStatus:
-    """Progress of a cell.
-
-    Attributes:
-        name: name of its folder.
-        places: its models' points of the grid, as text.
-        state: "done", "failed", "running" or "waiting".
-        step: last logged step of its training.
-        steps: steps of the whole training.
-        error: last line of a failed cell's error.
-    """
+    """Progress of a cell, whose `state` is "done", "failed", "running" or "waiting"; `step` is the last logged one."""
 
     name: str
     places: str

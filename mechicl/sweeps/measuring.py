@@ -28,12 +28,7 @@ Value = float | str | None
 
 
 def read_measures(measure: Any) -> list[tuple[str, Measure]]:
-    """The measures of a sweep: functions, each with the prefix of its columns' names, "" for none.
-
-    Args:
-        measure: a function, a name of `MEASURES` or "module:function", a sequence of those names, or a mapping of names
-            to functions.
-    """
+    """The measures of a sweep (see `Sweep.run`): functions, each with the prefix of its columns' names, "" for none."""
     if measure is None:
         return []
     if callable(measure):

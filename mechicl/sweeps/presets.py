@@ -35,16 +35,8 @@ _POOL = TrainingConfig(
         x_dim=4, n_context=4, n_layers=2, n_heads=2, d_model=32, d_mlp=64, attention="softmax",
         normalization_type="LN", act_fn="gelu_new", read_in="linear", read_out="linear",
     ),
-    steps=3000,
-    batch_size=128,
-    optimizer="soap",
-    learning_rate=5e-3,
-    schedule="cosine",
-    warmup_steps=200,
-    gradient_clip=1.0,
-    eval_every=250,
-    n_snapshots=6,
-    snapshots_between=(500, 3000),
+    steps=3000, batch_size=128, optimizer="soap", learning_rate=5e-3, schedule="cosine", warmup_steps=200,
+    gradient_clip=1.0, eval_every=250, n_snapshots=6, snapshots_between=(500, 3000),
 )  # fmt: skip
 _FEW = (2, 8, 32, 128)
 
@@ -79,11 +71,6 @@ _SINK = PRESETS["softmax-2h"].resized(x_dim=5, n_context=10)
 _SINK = _SINK.replace(steps=2000, batch_size=256, learning_rate=3e-3, n_snapshots=0, eval_every=100)
 
 
-def _context(n_ctx: int) -> dict[str, Any]:
-    """Changes to task and model for another length, with repeated segments of up to half of it."""
-    return {"task.n_ctx": n_ctx, "task.max_period": n_ctx // 2, "model.n_ctx": n_ctx}
-
-
 SWEEPS: dict[str, SweepPreset] = {
     "diversity": SweepPreset(
         "numbers of tasks in a pool, 2 to 2^14: the pool's Bayes learner or ridge (Raventós et al. 2023)",
@@ -112,8 +99,7 @@ SWEEPS: dict[str, SweepPreset] = {
                 "independent": {"model.recurrent": False},
                 "looped": {"model.recurrent": True, "learning_rate": 3e-3},
             },
-            "model.n_layers": (1, 2, 3, 4, 5, 6, 8, 10),
-            "seed": range(3),
+            "model.n_layers": (1, 2, 3, 4, 5, 6, 8, 10), "seed": range(3),
         },
         "depth",
     ),
@@ -127,8 +113,7 @@ SWEEPS: dict[str, SweepPreset] = {
         "when induction is learned, by heads and kinds of positions (Elhage et al. 2021)",
         _INDUCTION,
         {
-            "model.n_heads": (1, 2, 4),
-            "model.positional_embedding_type": ("none", "standard", "rotary"),
+            "model.n_heads": (1, 2, 4), "model.positional_embedding_type": ("none", "standard", "rotary"),
             "seed": range(3),
         },
         "transition",
@@ -137,9 +122,9 @@ SWEEPS: dict[str, SweepPreset] = {
         "when induction is learned, by the length of the context",
         _INDUCTION,
         {
-            "n_ctx": {n: _context(n) for n in (16, 24, 48)},
-            "model.positional_embedding_type": ("standard", "rotary"),
-            "seed": range(3),
+            # in task and model, with repeated segments of up to half of the context
+            "n_ctx": {n: {"task.n_ctx": n, "task.max_period": n // 2, "model.n_ctx": n} for n in (16, 24, 48)},
+            "model.positional_embedding_type": ("standard", "rotary"), "seed": range(3),
         },
         "transition",
     ),
@@ -147,8 +132,7 @@ SWEEPS: dict[str, SweepPreset] = {
         "when targets are copied on alternate tokens, by positions and number of points (von Oswald et al. 2023)",
         _COPYING,
         {
-            "model.positional_embedding_type": ("none", "sinusoidal", "one_hot"),
-            "n_context": (4, 8, 16),
+            "model.positional_embedding_type": ("none", "sinusoidal", "one_hot"), "n_context": (4, 8, 16),
             "seed": range(3),
         },
         ("copying", "descent"),
@@ -162,9 +146,7 @@ SWEEPS: dict[str, SweepPreset] = {
                 "learned": {"model.sink": "learned"},
                 "learned from 4": {"model.sink": "learned", "model.sink_score": 4.0},
             },
-            "model.n_heads": (1, 2, 4),
-            "model.d_head": (3, 12),
-            "seed": range(5),
+            "model.n_heads": (1, 2, 4), "model.d_head": (3, 12), "seed": range(5),
         },
         "descent",
     ),
@@ -180,11 +162,6 @@ def ready_table(name: str, kept: str | Path, folder: str | Path | None = None, *
         kept: a CSV file with the table, numbers with six digits. It is written when the sweep is trained.
         folder: train in this folder, or read the models trained there; None to read the file.
         workers: processes that train.
-
-    Raises:
-        KeyError: no such sweep.
-        FileNotFoundError: the file does not exist.
-        SweepError: trainings failed.
     """
     if name not in SWEEPS:
         raise KeyError(f"no ready-made sweep {name!r}: there are {sorted(SWEEPS)}")

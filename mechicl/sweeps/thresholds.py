@@ -29,8 +29,7 @@ def find_threshold(
     of the interval if only some of the jackknife's thresholds are on the axis. With one seed they are NaN.
 
     Args:
-        table: table of a sweep, with the columns x, value and "seed"; rows without the value are left out, and so are
-            seeds that lack a point.
+        table: table of a sweep, with the columns x, value and "seed"; seeds without a value at some x are left out.
         x: the axis: positive numbers, or their text.
         value: the column.
         level: the level.

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from mechicl.base.arguments import Count, Fraction, Natural, check_fields
 from mechicl.prompts import Prompts
@@ -49,15 +47,8 @@ class Conjunctions(PromptDistribution):
         xs = random.signs(n_prompts, self.n_context + 1, self.x_dim)
         satisfied = random.uniform(n_prompts, self.n_context + 1, 1) < self.positive_share
         xs = torch.where(satisfied & (literals != 0), literals, xs)
-        return Prompts(xs, _evaluate_conjunctions(literals[:, 0], xs)[..., None])
-
-
-def _evaluate_conjunctions(
-    literals: Float[Tensor, "prompt x"], xs: Float[Tensor, "prompt point x"]
-) -> Float[Tensor, "prompt point"]:
-    """1 where all literals are true, else -1. A literal is the value its variable must have, 0 if any will do."""
-    satisfied = (literals[:, None] == 0) | (literals[:, None] == xs)
-    return 2 * satisfied.all(-1).to(xs.dtype) - 1
+        true = (literals == 0) | (literals == xs)  # a literal is the value its variable must have, 0 if any will do
+        return Prompts(xs, 2 * true.all(-1, keepdim=True).to(xs.dtype) - 1)
 
 
 @dataclass(frozen=True, repr=False)

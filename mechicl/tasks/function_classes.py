@@ -78,10 +78,7 @@ class SparseLinearRegression(NoisyPoints):
     Source: Garg et al. 2022, section 5 (3 of 20 weights, 100 points).
 
     Attributes:
-        x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points, without the query.
-        active_dims: input coordinates, and weights, that may be nonzero, the first ones; None for all.
-        noise_std: standard deviation of the noise on all targets.
+        x_dim, n_context, active_dims, noise_std: as for `QuadraticRegression`.
         sparsity: number of weights that are not zero.
 
     Example:
@@ -129,10 +126,7 @@ class ReluNetworks(NoisyPoints):
     Source: Garg et al. 2022, section 5 (100 hidden units, 20 inputs, 100 points).
 
     Attributes:
-        x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points, without the query.
-        active_dims: input coordinates that are not zero, the first ones; None for all.
-        noise_std: standard deviation of the noise on all targets.
+        x_dim, n_context, active_dims, noise_std: as for `QuadraticRegression`.
         n_hidden: number of hidden units, r.
     """
 
@@ -151,10 +145,7 @@ class DecisionTrees(NoisyPoints):
     Source: Garg et al. 2022, section 5 (depth 4, 20 inputs, 100 points).
 
     Attributes:
-        x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points, without the query.
-        active_dims: input coordinates that are not zero and that nodes test, the first ones; None for all.
-        noise_std: standard deviation of the noise on all targets.
+        x_dim, n_context, active_dims, noise_std: as for `QuadraticRegression`.
         depth: number of inner nodes on the way to a leaf.
     """
 
@@ -178,9 +169,7 @@ class LogisticRegression(GaussianPoints):
     Source: Bai et al. 2023; their experiments have labels that are the sign of `x w`.
 
     Attributes:
-        x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points, without the query.
-        active_dims: input coordinates that are not zero, the first ones; None for all.
+        x_dim, n_context, active_dims: as for `QuadraticRegression`.
         weight_scale: standard deviation of the weights.
         labels: "sampled" with that probability, or the "sign" of `x w`.
 
@@ -208,9 +197,7 @@ class MixedRegression(GaussianPoints):
     Source: Bai et al. 2023, on mixed noise levels: noise 0.1 or 0.5, weights N(0, I/d) in d = 20 dimensions, 40 points.
 
     Attributes:
-        x_dim: dimension of the inputs, standard normal.
-        n_context: number of context points, without the query.
-        active_dims: input coordinates that are not zero, the first ones; None for all.
+        x_dim, n_context, active_dims: as for `QuadraticRegression`.
         noise_stds: standard deviations of the noise, one for each setting.
         weight_stds: standard deviations of the weights, one for each setting, or one for all; by default 1/√x_dim.
 

@@ -240,17 +240,7 @@ class TokenDistribution(Distribution[TokenSequences]):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> TokenSequences:
-        """Independent sequences; the same seed gives the same ones.
-
-        Args:
-            n_prompts: number of them.
-            seed: seed of a new generator on `device`.
-            generator: generator to use instead, on its own device.
-            device: by default the generator's, else the CPU.
-
-        Raises:
-            ValueError: neither or both of seed and generator, or a generator on another device.
-        """
+        """Independent sequences; arguments are those of `PromptDistribution.sample`, without `dtype`."""
         return self._sample(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, device)))
 
 

@@ -195,11 +195,6 @@ class TrainingConfig:
         Other fields of the model, like the width of its heads, stay unchanged. The curriculum starts and climbs in
         proportion and takes the same number of steps as before or, if `steps` is smaller, the same share of them.
 
-        Args:
-            x_dim: dimension of the inputs.
-            n_context: number of context points.
-            steps: number of optimisation steps.
-
         Raises:
             ValueError: a task without that size, or with fields that fit only its old one.
 

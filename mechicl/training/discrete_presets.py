@@ -72,29 +72,15 @@ _CLUSTERS = TrainingConfig(
     loss="query", eval_every=100, eval_prompts=1000,
 )  # fmt: skip
 
-DISCRETE: dict[str, tuple[TrainingConfig, str]] = {
-    "induction-2l": (
-        _INDUCTION,
-        "two layers of attention on repeated tokens, in which induction heads form (Elhage et al. 2021)",
-    ),
-    "markov-2l": (_MARKOV, "two layers on Markov chains: from unigrams to bigrams (after Edelman et al. 2024)"),
-    "markov-2l-attention": (
-        _MARKOV_ATTENTION, "two layers of attention alone on Markov chains (Edelman et al. 2024)",
-    ),
-    "conjunctions-4l": (
-        _CONJUNCTIONS, "four layers on conjunctions of eight variables (Bhattamishra et al. 2024)",
-    ),
-    "parities-4l": (_PARITIES, "four layers on parities of two of six variables (Bhattamishra et al. 2024)"),
-    **{
-        f"clusters-{n}": (
-            _CLUSTERS.replace(task=_CLUSTERS.task.replace(n_classes=n)),
-            f"two layers that classify by {n} fixed classes, or by the context (Reddy 2024)",
-        )
-        for n in (32, 2048)
-    },
-    "topics-3l": (_TOPICS, "three layers that classify texts of a made-up language by the labelled ones before them"),
-    "topics-3l-momentum": (
-        _TOPICS_MOMENTUM, "the same with momentum attention over values (Dai et al. 2023, section 5)",
-    ),
-}  # fmt: skip
-"""Name to run, and a line for the command line's help."""
+DISCRETE: dict[str, TrainingConfig] = {
+    "induction-2l": _INDUCTION,
+    "markov-2l": _MARKOV,
+    "markov-2l-attention": _MARKOV_ATTENTION,
+    "conjunctions-4l": _CONJUNCTIONS,
+    "parities-4l": _PARITIES,
+    "clusters-32": _CLUSTERS.replace(task=_CLUSTERS.task.replace(n_classes=32)),
+    "clusters-2048": _CLUSTERS.replace(task=_CLUSTERS.task.replace(n_classes=2048)),
+    "topics-3l": _TOPICS,
+    "topics-3l-momentum": _TOPICS_MOMENTUM,
+}
+"""Name to run."""

@@ -1,7 +1,4 @@
-"""Interchange training: train a network to predict like an algorithm, also after interventions on both their states.
-
-The trained network contains the algorithm in known layers and subspaces, but with trained weights.
-"""
+"""Interchange training: train a network to predict like an algorithm, also after interventions on both their states."""
 
 import time
 from collections.abc import Callable
@@ -93,12 +90,7 @@ def interchange_r2(
     """The interchange R² of each intervention, by its name, relative to the algorithm's predictions at both ends.
 
     `analysis.interchange` measures the same with intervals, for any model, relative to the model's own predictions.
-
-    Args:
-        model: a transformer on prompts of points, with the hypothesis' number of layers.
-        hypothesis: the algorithm, and its place in the model.
-        prompts: prompts to intervene in.
-        sources: the same number of prompts, with the same queries.
+    The sources are the same number of prompts, with the same queries.
     """
     if sources.xs.shape != prompts.xs.shape or sources.ys.shape != prompts.ys.shape:
         raise ValueError(f"sources must have the shape of the prompts, {prompts}, got {sources}")

@@ -64,9 +64,8 @@ _GPT2_8L = _GPT2_12L.replace(
 _GPT2_MEDIUM = _GPT2_8L.replace(
     task=LinearRegression(x_dim=10, n_context=20, inputs="gaussian"),
     model=_GPT2_12L.model.replace(x_dim=10, n_context=20, d_model=128, d_mlp=512),
-    learning_rate=5e-4,
-    curriculum=Curriculum(dims=Ramp(3, 10, 1, 500)),
-)
+    learning_rate=5e-4, curriculum=Curriculum(dims=Ramp(3, 10, 1, 500)),
+)  # fmt: skip
 
 
 def _gpt2_small(n_layers: int, width: int, x_dim: int) -> TrainingConfig:
@@ -76,10 +75,8 @@ def _gpt2_small(n_layers: int, width: int, x_dim: int) -> TrainingConfig:
         model=_GPT2_8L.model.replace(
             x_dim=x_dim, n_context=4 * x_dim, n_layers=n_layers, d_model=width, d_mlp=4 * width
         ),
-        seeds=(0, 1, 2),
-        steps=10_000,
-        curriculum=Curriculum(dims=Ramp(2, x_dim, 1, 1000)),
-    )
+        seeds=(0, 1, 2), steps=10_000, curriculum=Curriculum(dims=Ramp(2, x_dim, 1, 1000)),
+    )  # fmt: skip
 
 
 # Fu et al. 2024, B.3: half of the covariance's eigenvalues are 100, the others 1, in a random basis for each prompt.
@@ -145,39 +142,24 @@ _NERTINGER = TrainingConfig(
 
 # Small enough for minutes on one core; one dimension more every 250 steps saves most of the plateau.
 _SMALL = _GPT2_8L.replace(
-    model=_GPT2_8L.model.replace(n_layers=3, n_heads=2, d_model=48, d_mlp=192),
-    steps=4000,
-    learning_rate=2e-3,
-    curriculum=Curriculum(dims=Ramp(2, 5, 1, 250)),
-    eval_prompts=500,
-)
+    model=_GPT2_8L.model.replace(n_layers=3, n_heads=2, d_model=48, d_mlp=192), steps=4000, learning_rate=2e-3,
+    curriculum=Curriculum(dims=Ramp(2, 5, 1, 250)), eval_prompts=500,
+)  # fmt: skip
 # Raventós et al. 2023, section 2, in small: noise on all targets, and the loss of all points. Theirs have 8 layers of
 # width 128, and 500,000 steps without a curriculum.
 _POOL = _SMALL.replace(
-    task=TaskPool(n_tasks=8),
-    model=_SMALL.model.replace(x_dim=8, n_context=15),
-    seeds=(0, 1, 2),
-    steps=5000,
+    task=TaskPool(n_tasks=8), model=_SMALL.model.replace(x_dim=8, n_context=15), seeds=(0, 1, 2), steps=5000,
     curriculum=Curriculum(dims=Ramp(2, 8, 1, 250)),
-)
+)  # fmt: skip
 # Garg et al. 2022, section 5, and Bai et al. 2023, whose prompts have 20 dimensions, in 5 dimensions.
 _FUNCTION_CLASSES = {
-    "sparse": (
-        SparseLinearRegression(x_dim=5, n_context=20, sparsity=2),
-        "sparse linear functions, 2 of 5 weights (Garg et al. 2022)",
-    ),
-    "quadratic": (QuadraticRegression(x_dim=5, n_context=20), "sums of squares, d = 5"),
-    "relu": (
-        ReluNetworks(x_dim=5, n_context=20, n_hidden=20), "two-layer ReLU networks, d = 5 (Garg et al. 2022)",
-    ),
-    "trees": (
-        DecisionTrees(x_dim=5, n_context=40, depth=2), "decision trees of depth 2, d = 5 (Garg et al. 2022)",
-    ),
-    "logistic": (
-        LogisticRegression(x_dim=5, n_context=20, weight_scale=2.0), "labels of two classes, d = 5 (Bai et al. 2023)",
-    ),
-    "mixed-ridge": (MixedRegression(x_dim=5, n_context=20), "two levels of noise, d = 5 (Bai et al. 2023)"),
-}  # fmt: skip
+    "sparse": SparseLinearRegression(x_dim=5, n_context=20, sparsity=2),
+    "quadratic": QuadraticRegression(x_dim=5, n_context=20),
+    "relu": ReluNetworks(x_dim=5, n_context=20, n_hidden=20),
+    "trees": DecisionTrees(x_dim=5, n_context=40, depth=2),
+    "logistic": LogisticRegression(x_dim=5, n_context=20, weight_scale=2.0),
+    "mixed-ridge": MixedRegression(x_dim=5, n_context=20),
+}
 
 
 def _replaced(base: TrainingConfig, model: dict[str, Any], **changes: Any) -> TrainingConfig:
@@ -185,186 +167,104 @@ def _replaced(base: TrainingConfig, model: dict[str, Any], **changes: Any) -> Tr
     return base.replace(model=base.model.replace(**model), **changes)
 
 
-_READY: dict[str, tuple[TrainingConfig, str]] = {
-    "lsa-1l": (_LSA, "one layer of linear attention on uniform inputs (von Oswald et al. 2023, Fig. 2)"),
+PRESETS: dict[str, TrainingConfig] = {
+    "lsa-1l": _LSA,
     # Fig. 2, centre right: as many points as dimensions; initial weights of the deviation that A.12 prints, since from
     # larger ones three of five seeds in 5 dimensions end in a local minimum
     **{
-        f"lsa-1l-d{d}": (
-            _replaced(
-                _LSA.resized(x_dim=d, n_context=d), {"initializer_range": 0.002}, seeds=tuple(range(n_seeds)),
-                batch_size=batch, steps=3000, n_snapshots=0,
-            ),
-            f"one layer of linear attention, {d} points in {d} dimensions (von Oswald et al. 2023, Fig. 2)",
+        f"lsa-1l-d{d}": _replaced(
+            _LSA.resized(x_dim=d, n_context=d), {"initializer_range": 0.002}, seeds=tuple(range(n_seeds)),
+            batch_size=batch, steps=3000, n_snapshots=0,
         )
         for d, batch, n_seeds in ((5, 1024, 5), (20, 512, 3), (40, 256, 3))
     },
     # Nertinger, Table 1, row "linear", kappa = 1, no noise: Gaussian inputs, d = 5, n = 20.
-    "lsa-1l-gaussian": (
-        _LSA.replace(
-            task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
-            model=TransformerConfig(x_dim=5, n_context=20, n_layers=1), n_snapshots=20,
-        ),
-        "one layer of linear attention on Gaussian inputs (Nertinger, Table 1)",
+    "lsa-1l-gaussian": _LSA.replace(
+        task=LinearRegression(x_dim=5, n_context=20, inputs="gaussian"),
+        model=TransformerConfig(x_dim=5, n_context=20, n_layers=1), n_snapshots=20,
     ),
-    "lsa-2l-looped": (_LOOPED, "two steps with one looped layer (von Oswald et al. 2023, Fig. 3)"),
+    "lsa-2l-looped": _LOOPED,
     # Fig. 9: more than two layers, so tokens are clipped
-    "lsa-3l-looped": (
-        _replaced(
-            _DEEP_LSA, {"n_layers": 3, "recurrent": True}, seeds=(0, 1, 2), batch_size=512, steps=6000,
-            learning_rate=1e-3,
-        ),
-        "three steps with one looped layer (von Oswald et al. 2023, Fig. 9)",
+    "lsa-3l-looped": _replaced(
+        _DEEP_LSA, {"n_layers": 3, "recurrent": True}, seeds=(0, 1, 2), batch_size=512, steps=6000, learning_rate=1e-3
     ),
     # A.10 reads γ off models for these numbers of points; long prompts are smoother and need fewer of them
     **{
-        f"lsa-2l-looped-n{n}": (
-            _LOOPED.resized(n_context=n).replace(n_snapshots=0, batch_size=batch, steps=steps),
-            f"two steps with one looped layer on {n} points (von Oswald et al. 2023, A.10)",
-        )
+        f"lsa-2l-looped-n{n}": _LOOPED.resized(n_context=n).replace(n_snapshots=0, batch_size=batch, steps=steps)
         for n, batch, steps in ((25, 2048, 10_000), (50, 2048, 10_000), (100, 512, 6_000))
     },
-    "lsa-10l-looped": (
-        _replaced(_SOAP_LSA, {"n_layers": 10, "recurrent": True}, learning_rate=3e-3, save_every=1000),
-        "ten steps with one looped layer (von Oswald et al. 2023, Fig. 7)",
+    "lsa-10l-looped": _replaced(_SOAP_LSA, {"n_layers": 10, "recurrent": True}, learning_rate=3e-3, save_every=1000),
+    "lsa-5l": _replaced(_SOAP_LSA, {"n_layers": 5}),
+    "lsa-12l-mlp": _replaced(
+        _SOAP_LSA, {"n_layers": 12, "n_heads": 4, "d_mlp": 44}, seeds=(0, 1, 2), batch_size=256, steps=2500
     ),
-    "lsa-5l": (_replaced(_SOAP_LSA, {"n_layers": 5}), "five different layers (von Oswald et al. 2023, Fig. 3)"),
-    "lsa-12l-mlp": (
-        _replaced(
-            _SOAP_LSA, {"n_layers": 12, "n_heads": 4, "d_mlp": 44}, seeds=(0, 1, 2), batch_size=256, steps=2500
-        ),
-        "twelve layers with four heads and MLPs (von Oswald et al. 2023, Fig. 8)",
+    "softmax-1h": _SOFTMAX,
+    "softmax-2h": _replaced(_SOFTMAX, {"n_heads": 2}),
+    "softmax-2h-sink": _replaced(_SOFTMAX, {"n_heads": 2, "sink": "learned"}),
+    "lsa-1l-ln": _replaced(_LSA, {"normalization_type": "LN"}, batch_size=1024),
+    "lsa-2l-ln": _replaced(
+        _LSA, {"n_layers": 2, "normalization_type": "LN", "skip_first_norm": True}, batch_size=1024
     ),
-    "softmax-1h": (_SOFTMAX, "one layer of softmax attention, one head (von Oswald et al. 2023, Fig. 12)"),
-    "softmax-2h": (_replaced(_SOFTMAX, {"n_heads": 2}), "one layer of softmax attention, two heads"),
-    "softmax-2h-sink": (
-        _replaced(_SOFTMAX, {"n_heads": 2, "sink": "learned"}),
-        "one layer of softmax attention, two heads and a learned attention sink",
+    "copy-2l": _COPY,
+    "copy-2l-one-hot": _replaced(
+        _COPY, {"positional_embedding_type": "one_hot"}, seeds=(0, 1, 2, 3, 4), steps=12_000
     ),
-    "lsa-1l-ln": (
-        _replaced(_LSA, {"normalization_type": "LN"}, batch_size=1024),
-        "one layer of linear attention after a layer norm (von Oswald et al. 2023, Fig. 14)",
-    ),
-    "lsa-2l-ln": (
-        _replaced(_LSA, {"n_layers": 2, "normalization_type": "LN", "skip_first_norm": True}, batch_size=1024),
-        "two layers of linear attention with layer norm before the second (Fig. 14)",
-    ),
-    "copy-2l": (_COPY, "softmax, then linear attention on alternate tokens: copying (von Oswald et al. 2023, Fig. 5)"),
-    "copy-2l-one-hot": (
-        _replaced(_COPY, {"positional_embedding_type": "one_hot"}, seeds=(0, 1, 2, 3, 4), steps=12_000),
-        "copying on alternate tokens, with one-hot positions",
-    ),
-    "copy-2l-linear": (
-        _replaced(_COPY, {"attention": "linear"}, seeds=(0, 1, 2, 3, 4), n_snapshots=0),
-        "copying on alternate tokens, with two linear layers",
-    ),
+    "copy-2l-linear": _replaced(_COPY, {"attention": "linear"}, seeds=(0, 1, 2, 3, 4), n_snapshots=0),
     # what comes first, reading the next token or the fall of the loss: a constant rate, the six of eight seeds of
     # copy-2l whose loss falls early, and weights every 25 steps of that time
-    "copy-2l-dense": (
-        _COPY_DENSE, "copying on alternate tokens at a constant rate, with weights from around the loss's fall",
-    ),
+    "copy-2l-dense": _COPY_DENSE,
     # the other two, until they have copied
-    "copy-2l-late": (
-        _COPY.replace(seeds=(0, 6), steps=6000, schedule="constant", n_snapshots=0),
-        "copying on alternate tokens at a constant rate, the two seeds whose loss falls late",
+    "copy-2l-late": _COPY.replace(seeds=(0, 6), steps=6000, schedule="constant", n_snapshots=0),
+    "copy-2l-linear-dense": _replaced(
+        _COPY_DENSE, {"attention": "linear"}, seeds=(0, 2, 4), steps=4000, n_snapshots=33,
+        snapshots_between=(1300, 3700),
     ),
-    "copy-2l-linear-dense": (
-        _replaced(
-            _COPY_DENSE, {"attention": "linear"}, seeds=(0, 2, 4), steps=4000, n_snapshots=33,
-            snapshots_between=(1300, 3700),
-        ),
-        "two linear layers at a constant rate, with weights from around the loss's fall",
-    ),
+    "nertinger-linear": _NERTINGER,
     **{
-        f"nertinger-{row}": (
-            _NERTINGER.replace(model=model),
-            f"one layer of {row} attention on nine kinds of prompts (Nertinger, Table 1)",
-        )
-        for row, model in {
-            "linear": _NERTINGER.model,
-            **{
-                f"leaky-relu-{slope}": _NERTINGER.model.replace(attention="leaky_relu", attention_slope=slope)
-                for slope in (0.75, 0.5, 0.25)
-            },
-            "relu": _NERTINGER.model.replace(attention="relu"),
-            "softmax": TransformerConfig(
-                x_dim=5, n_context=20, d_head=12, attention="softmax", score_scale=1.0, initializer_range=0.2
-            ),
-        }.items()
+        f"nertinger-leaky-relu-{slope}": _replaced(_NERTINGER, {"attention": "leaky_relu", "attention_slope": slope})
+        for slope in (0.75, 0.5, 0.25)
     },
-    "sine-lsa": (_SINE, "sine waves: an MLP, then one layer of linear attention (von Oswald et al. 2023, Fig. 4)"),
-    "sine-gd": (
-        _replaced(_SINE, {"attention_weights": "gradient_descent"}),
-        "sine waves: an MLP, then a step of gradient descent with a learned step size",
+    "nertinger-relu": _replaced(_NERTINGER, {"attention": "relu"}),
+    "nertinger-softmax": _NERTINGER.replace(
+        model=TransformerConfig(
+            x_dim=5, n_context=20, d_head=12, attention="softmax", score_scale=1.0, initializer_range=0.2
+        )
     ),
-    "lsa-1l-phases": (_PHASES, "ten seeds of one linear head with a fine curve (von Oswald et al. 2023, Fig. 15)"),
-    "lsa-1l-2h-phases": (
-        _replaced(_PHASES, {"n_heads": 2}),
-        "ten seeds of two linear heads with a fine curve (von Oswald et al. 2023, Fig. 15)",
-    ),
+    "sine-lsa": _SINE,
+    "sine-gd": _replaced(_SINE, {"attention_weights": "gradient_descent"}),
+    "lsa-1l-phases": _PHASES,
+    "lsa-1l-2h-phases": _replaced(_PHASES, {"n_heads": 2}),
     # A.12, Fig. 16: full-batch descent on a fixed set of tasks, in five draws of it
     **{
-        f"lsa-1l-tasks{n}": (
-            _LSA.replace(
-                task=FixedTasks(_LSA.task, n), more_tasks=tuple(FixedTasks(_LSA.task, n, seed) for seed in range(1, 5)),
-                seeds=seeds, batch_size=n, steps=steps, schedule="constant", eval_every=100, n_snapshots=12,
-            ),
-            f"one layer on five draws of {n} fixed tasks (Fig. 16)",
+        f"lsa-1l-tasks{n}": _LSA.replace(
+            task=FixedTasks(_LSA.task, n), more_tasks=tuple(FixedTasks(_LSA.task, n, seed) for seed in range(1, 5)),
+            seeds=seeds, batch_size=n, steps=steps, schedule="constant", eval_every=100, n_snapshots=12,
         )
-        # the more tasks, the sooner it has converged, and the less do seeds differ
+        # the more tasks, the sooner it converges, and the less seeds differ
         for n, seeds, steps in ((128, (0, 1, 2), 5000), (512, (0, 1), 1500), (2048, (0, 1), 1500), (8192, (0,), 1000))
     },
     # Fig. 15, right: a wide MLP and large initial weights, with which the block memorises before it attends
-    "lsa-1l-mlp-tasks8192": (
-        _replaced(
-            _LSA, {"d_mlp": 2048, "initializer_range": 0.3}, task=FixedTasks(_LSA.task, 8192), seeds=(0, 1, 2),
-            batch_size=4096, steps=2000, schedule="constant", eval_every=20, log_every=20, n_snapshots=0,
-        ),
-        "attention and a wide MLP on 8192 fixed tasks: memorising first (Fig. 15)",
+    "lsa-1l-mlp-tasks8192": _replaced(
+        _LSA, {"d_mlp": 2048, "initializer_range": 0.3}, task=FixedTasks(_LSA.task, 8192), seeds=(0, 1, 2),
+        batch_size=4096, steps=2000, schedule="constant", eval_every=20, log_every=20, n_snapshots=0,
     ),
-    "gpt2-12l": (
-        _GPT2_12L, "GPT-2 style on Gaussian inputs, d = 20, 40 points: the size of Fu et al. 2024 (needs a GPU)",
-    ),
-    "gpt2-12l-1h": (
-        _replaced(_GPT2_12L, {"n_heads": 1}),
-        "GPT-2 style with one head a layer, d = 20 (Fu et al. 2024, B.4; needs a GPU)",
-    ),
-    "gpt2-12l-medium": (
-        _GPT2_MEDIUM, "GPT-2 style between small and the paper's: 12 layers, width 128, d = 10, 20 points",
-    ),
-    "gpt2-8l": (_GPT2_8L, "a small GPT-2 style one: 8 layers, width 64, d = 5, 20 points"),
-    "gpt2-6l": (
-        _gpt2_small(n_layers=6, width=48, x_dim=4), "GPT-2 style, smaller: 6 layers, width 48, d = 4, 16 points",
-    ),
-    "gpt2-4l": (
-        _gpt2_small(n_layers=4, width=32, x_dim=3), "GPT-2 style, smallest: 4 layers, width 32, d = 3, 12 points",
-    ),
-    "gpt2-8l-1h": (_replaced(_GPT2_8L, {"n_heads": 1}), "the small GPT-2 style one with one head a layer"),
-    "gpt2-8l-ill": (
-        _GPT2_8L.replace(task=_ILL_CONDITIONED),
-        "the small GPT-2 style one on ill-conditioned inputs, condition number 100 (Fu et al. 2024, B.3)",
-    ),
+    "gpt2-12l": _GPT2_12L,
+    "gpt2-12l-1h": _replaced(_GPT2_12L, {"n_heads": 1}),
+    "gpt2-12l-medium": _GPT2_MEDIUM,
+    "gpt2-8l": _GPT2_8L,
+    "gpt2-6l": _gpt2_small(n_layers=6, width=48, x_dim=4),
+    "gpt2-4l": _gpt2_small(n_layers=4, width=32, x_dim=3),
+    "gpt2-8l-1h": _replaced(_GPT2_8L, {"n_heads": 1}),
+    "gpt2-8l-ill": _GPT2_8L.replace(task=_ILL_CONDITIONED),
     **DISCRETE,
     **{
-        f"{name}-3l": (
-            _replaced(_SMALL, {"n_context": task.n_context}, task=task), f"a small GPT-2 style one on {summary}",
-        )
-        for name, (task, summary) in _FUNCTION_CLASSES.items()
+        f"{name}-3l": _replaced(_SMALL, {"n_context": task.n_context}, task=task)
+        for name, task in _FUNCTION_CLASSES.items()
     },
     # the pool is learned only after regression: after 5000 steps some seeds are still as near to ridge as to dMMSE
-    "pool-8": (_POOL.replace(steps=20_000), "a small GPT-2 style one on a pool of 8 tasks (Raventós et al. 2023)"),
-    "pool-8192": (
-        _POOL.replace(task=_POOL.task.replace(n_tasks=8192)),
-        "a small GPT-2 style one on a pool of 8192 tasks (Raventós et al. 2023)",
-    ),
+    "pool-8": _POOL.replace(steps=20_000),
+    "pool-8192": _POOL.replace(task=_POOL.task.replace(n_tasks=8192)),
     # Fu et al. 2024, A.2 and B.6, in small: the same prompts and the same training as the transformer's.
-    "lstm-4l": (
-        _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
-        "an LSTM on the prompts of gpt2-8l: 4 layers, width 96 (Fu et al. 2024, B.6)",
-    ),
+    "lstm-4l": _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
 }  # fmt: skip
-
-PRESETS: dict[str, TrainingConfig] = {name: config for name, (config, _) in _READY.items()}
-"""Name to run. `mechicl train NAME` trains it."""
-SUMMARIES: dict[str, str] = {name: summary for name, (_, summary) in _READY.items()}
-"""Name to a line for the command line's help."""
+"""Name to run. `mechicl train NAME` trains it; its help is in mechicl/cli/presets.json."""

@@ -14,8 +14,7 @@ from mechicl.training.config import TrainingConfig
 from mechicl.training.data import goes_across
 from mechicl.training.ensemble import Ensemble
 
-AMPERE = (8, 0)
-"""The first generation of NVIDIA GPUs with TF32."""
+AMPERE = (8, 0)  # the first generation of NVIDIA GPUs with TF32
 
 
 @contextmanager

@@ -20,8 +20,7 @@ from mechicl.base.tensor_files import read_tensors, signed, write_tensors
 from mechicl.training.config import TrainingConfig
 
 STATE_FILE = "state.safetensors"
-EARLIER_STATE_FILE = "state.earlier.safetensors"
-"""The save before the last one, to resume from if the last one is damaged."""
+EARLIER_STATE_FILE = "state.earlier.safetensors"  # the save before the last, to resume from if that is damaged
 
 
 class DamagedSaveError(ValueError):

@@ -62,10 +62,7 @@ def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
 def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: int = 2000) -> Measured:
     """Agreement of the model with a reference learner of its task: `analysis.align`, means over prompts.
 
-    Args:
-        checkpoint: with one model.
-        learner: a name in `algorithms.references(task)`; by default the best known one.
-        n_prompts: held-out prompts.
+    `learner` is a name in `algorithms.references(task)`, by default the best known one.
 
     Returns:
         `prediction_distance`, `sensitivity_cosine` (over the prompts where it is defined) and `sensitivity_distance`.
@@ -104,9 +101,7 @@ def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
 def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measured:
     """The step at which the held-out loss falls from its plateau, by the record's curve: `analysis.find_transitions`.
 
-    Args:
-        checkpoint: with one model, and a record with a curve.
-        plateau: as for `find_transitions`: by default the first loss.
+    `plateau` is by default the first loss.
 
     Returns:
         `transition_step` and its `transition_width` (from a tenth to nine tenths of the fall), NaN if there is none;

@@ -40,10 +40,7 @@ def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured
 def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) -> Measured:
     """Compare a learner with dMMSE, the Bayes learner of a pool, and ridge regression, that of all tasks.
 
-    Args:
-        learner: a model, or a control such as one that predicts 0.
-        task: the pool.
-        n_prompts: held-out prompts of the pool's tasks, and the same number of new ones.
+    The learner is a model, or a control such as one that predicts 0.
 
     Returns:
         For prompts of the `pool`'s tasks and of `new` ones: `to_dmmse` and `to_ridge`, mean squared differences of the
