@@ -20,7 +20,6 @@ from mechicl.sweeps.work import Orders, Outcome, end_with, work
 
 RunCells = Callable[[Sequence[SweepCell]], Iterator[tuple[SweepCell, Outcome]]]
 """Runs cells, and yields each with its outcome when it ends."""
-PACKAGES = Path(__file__).resolve().parents[2]
 RETRIES = 2  # of Ray, for a cell whose machine or process was lost
 
 
@@ -93,7 +92,7 @@ def on_ray(orders: Orders, address: str, gpus: float | None) -> Iterator[RunCell
     ray: Any = ray_module
     started_here = not ray.is_initialized()
     if started_here:
-        paths = os.pathsep.join(dict.fromkeys([str(PACKAGES), *filter(None, sys.path)]))
+        paths = os.pathsep.join(dict.fromkeys([str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]))
         environment = {"env_vars": {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": paths}}
         options = {"runtime_env": environment, "log_to_driver": False, "logging_level": "WARNING"}
         try:
