@@ -58,7 +58,7 @@ class Budget:
         """Return how many rows of `per_row` bytes fit at a time, at least one.
 
         Raises:
-            TooLittleMemory: a ValueError; not even one row fits, and the message contains the smallest bound that suffices.
+            TooLittleMemory: a ValueError; not even one row fits, and the message names the smallest sufficient bound.
         """
         needed = self.held + per_row
         if not needed <= self.for_tensors:

@@ -26,7 +26,7 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
 
     Args:
         state_dict: state dict of its `TransformerModel` (`_read_in`, `_backbone`, `_read_out`), which its checkpoint
-            `state.pt` contains under "model_state_dict"; see `load_garg_state`.
+            `state.pt` contains under "model_state_dict".
         config: its `config.yaml` as a mapping, or the "model" section: n_dims, n_positions, n_embd, n_layer, n_head.
 
     Returns:
@@ -39,7 +39,7 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
 
     Example:
         >>> config = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 3, "n_head": 4}
-        >>> model = from_garg(load_garg_state("state.pt"), config)
+        >>> model = from_garg(state_dict, config)
     """
     fields = config.get("model", config)
     sizes = ("n_dims", "n_positions", "n_embd", "n_layer", "n_head")
@@ -119,7 +119,8 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: as for `from_garg` and `load_garg_state`, or the config is not a mapping.
+        ValueError: as for `from_garg`; the config is not a mapping; `state.pt` contains anything but tensors and plain
+            data, has compressed parts, or was written by torch before 1.6.
     """
     folder = Path(folder)
     config = read_yaml(folder / "config.yaml")
@@ -136,21 +137,14 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
         raise ValueError(f"{folder}: {error}") from error
 
 
-@checked
-def load_garg_state(path: str | Path) -> dict[str, Tensor]:
-    """Load the state dict in a checkpoint `state.pt` or a snapshot `model_{step}.pt`; executes nothing in it.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file contains anything but tensors and plain data, has compressed parts, was written by torch
-            before 1.6, or has neither a "model_state_dict" nor weights.
-    """
-    checkpoint = read_torch_file(Path(path))
+def load_garg_state(path: Path) -> dict[str, Tensor]:
+    """Load the state dict in a checkpoint `state.pt` or a snapshot `model_{step}.pt`; raises like `load_garg`."""
+    checkpoint = read_torch_file(path)
     state = None
     if isinstance(checkpoint, Mapping):
         state = checkpoint if "_read_in.weight" in checkpoint else checkpoint.get("model_state_dict")
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ValueError(f"{path} has no 'model_state_dict' of named weights")
-    if sum(weight.nbytes for weight in state.values() if isinstance(weight, Tensor)) > Path(path).stat().st_size:
+    if sum(weight.nbytes for weight in state.values() if isinstance(weight, Tensor)) > path.stat().st_size:
         raise ValueError(f"{path} is smaller than its weights: several names share one weight")
     return dict(state)

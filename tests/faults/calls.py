@@ -323,9 +323,20 @@ class Calls(Campaign):
 
     def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
         worst = Counter(outcome.group for outcome in outcomes if not outcome.good).most_common(40)
-        lines = [f"  {sum(outcome.good for outcome in outcomes) / max(len(outcomes), 1):.2%} good"]
+        kind_of = {
+            each.name: "methods" if each.of_class else "classes" if inspect.isclass(each.function) else "functions"
+            for each in self.targets
+        }
+        totals, good = (
+            Counter(kind_of[each.group] for each in some) for some in (outcomes, filter(_is_good, outcomes))
+        )
+        lines = [f"  {good[kind] / n:.1%} of {n} calls of {kind} good" for kind, n in totals.items()]
         lines += [f"  {n:4d}  {name}" for name, n in worst]
         return lines + [f"  not called: {each.name}: {' '.join(each.trouble.split())[:150]}" for each in self.without]
+
+
+def _is_good(outcome: Outcome) -> bool:
+    return outcome.good
 
 
 # ---- judgement ----

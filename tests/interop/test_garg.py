@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2Model
 
 from mechicl.checkpoints import load, load_checkpoint
 from mechicl.cli import main
-from mechicl.interop import from_garg, load_garg, load_garg_state
+from mechicl.interop import from_garg, load_garg
+from mechicl.interop.garg import load_garg_state
 from mechicl.interop.garg_tasks import garg_task
 from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
 
