@@ -100,9 +100,9 @@ def test_functions_that_are_left_out_exist():
     assert set(LEFT_OUT) <= {target.name for target in find_targets()}
 
 
-@pytest.mark.parametrize(("path", "test"), re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", SECURITY))
-def test_security_names_existing_tests(path, test):
-    assert re.search(rf"^def {test}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+@pytest.mark.parametrize("path", re.findall(r"`(tests/[\w/]+\.py)`", SECURITY))
+def test_security_names_existing_files(path):
+    assert (ROOT / path).is_file()
 
 
 def test_every_promise_of_security_names_tests_or_campaigns():
