@@ -194,7 +194,7 @@ class Calls(Campaign):
     """Valid calls with an argument or two changed."""
 
     name = "calls"
-    bar = f"faulty calls: right, or a named error, in {SHARE:.0%}; none wrong, none over 20 s, none over 1 GB"
+    bar = f"faulty calls: right, or a named error, in {SHARE:.0%} of functions; none wrong, over 20 s or over 1 GB"
     n = 5000
     sample = 60
     seconds = 20.0
@@ -317,26 +317,25 @@ class Calls(Campaign):
             return True
         return "NaN" in (target.function.__doc__ or "") and not has_nan(changed)
 
+    def _share(self, outcomes: Sequence[Outcome], kind: str) -> tuple[int, int]:
+        """Count good calls and all calls of "functions", "classes" or "methods"."""
+        names = {
+            each.name for each in self.targets
+            if kind == ("methods" if each.of_class else "classes" if inspect.isclass(each.function) else "functions")
+        }  # fmt: skip
+        some = [outcome.good for outcome in outcomes if outcome.group in names]
+        return sum(some), len(some)
+
     def passes(self, outcomes: Sequence[Outcome]) -> bool:
-        good = sum(outcome.good for outcome in outcomes)
-        return good >= SHARE * len(outcomes) and not any(outcome.kind in NEVER for outcome in outcomes)
+        good, n = self._share(outcomes, "functions")
+        return good >= SHARE * n and not any(outcome.kind in NEVER for outcome in outcomes)
 
     def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
         worst = Counter(outcome.group for outcome in outcomes if not outcome.good).most_common(40)
-        kind_of = {
-            each.name: "methods" if each.of_class else "classes" if inspect.isclass(each.function) else "functions"
-            for each in self.targets
-        }
-        totals, good = (
-            Counter(kind_of[each.group] for each in some) for some in (outcomes, filter(_is_good, outcomes))
-        )
-        lines = [f"  {good[kind] / n:.1%} of {n} calls of {kind} good" for kind, n in totals.items()]
+        shares = {kind: self._share(outcomes, kind) for kind in ("functions", "classes", "methods")}
+        lines = [f"  {good / n:.1%} of {n} calls of {kind} good" for kind, (good, n) in shares.items() if n]
         lines += [f"  {n:4d}  {name}" for name, n in worst]
         return lines + [f"  not called: {each.name}: {' '.join(each.trouble.split())[:150]}" for each in self.without]
-
-
-def _is_good(outcome: Outcome) -> bool:
-    return outcome.good
 
 
 # ---- judgement ----

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MIB = 2**20
-SHOWN = 25  # failures of a campaign that are printed; the table counts all
+SHOWN = 10  # failures of each kind that are printed; the table counts all
 FORK = multiprocessing.get_context("fork")
 
 
@@ -91,7 +91,7 @@ def run_campaign(campaign: Campaign, numbers: list[int]) -> bool:
     campaign.prepare()
     for number, outcome in run_apart(campaign.case, numbers, workers=campaign.workers, seconds=campaign.seconds):
         outcomes.append(outcome)
-        if alone or (not outcome.good and sum(not each.good for each in outcomes) <= SHOWN):
+        if alone or (not outcome.good and sum(each.kind == outcome.kind for each in outcomes) <= SHOWN):
             text = outcome.text if alone else " ".join(outcome.text.split())[:300]
             usage = f"{outcome.seconds:.1f} s, {outcome.mebibytes:.0f} MiB"
             print(f"  {number}: {outcome.kind}; {text} ({usage}); again: {command} --only {number}", flush=True)
