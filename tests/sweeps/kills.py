@@ -9,14 +9,13 @@ is on a small disk, which another process fills at a random moment (Linux, where
 
 import argparse
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,39 +41,22 @@ FULL = "the disk is full"
 
 
 def start(folder: Path, how: dict[str, Any]) -> subprocess.Popen[str]:
-    """A driver; its errors are read by `end`."""
+    """A driver; its errors are read by `ends_well`."""
     command = [sys.executable, "-c", DRIVER, str(folder), json.dumps(how)]
     return subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
 
 
-def end(driver: subprocess.Popen[str]) -> str:
-    """Wait for a driver; return the last line of its errors, "" if there was none."""
-    errors = driver.communicate()[1].strip().splitlines()
-    return (errors[-1] if errors else "unknown") if driver.returncode else ""
-
-
-def workers_of(process: int) -> list[int]:
-    """Processes that train cells for a driver; on Ray, for any."""
-    parent = psutil.Process() if HOW["ray"] else psutil.Process(process)
-    found = []
-    for child in parent.children(recursive=True):
-        try:
-            if any(word in " ".join(child.cmdline()) for word in WORK):
-                found.append(child.pid)
-        except psutil.Error:  # it has just ended
-            continue
-    return found
-
-
 def kill_one(drivers: Sequence[subprocess.Popen[str]], rng: random.Random) -> str:
-    """Kill a driver, both, or a worker."""
-    try:
-        workers = workers_of(drivers[0].pid)
-        if workers and rng.random() < 0.5:
-            os.kill(rng.choice(workers), signal.SIGKILL)
-            return "a worker"
-    except (ProcessLookupError, psutil.Error):
-        return "a process that had just ended"
+    """Kill a driver, both, or a worker: a process that trains cells for a driver or, on Ray, for any."""
+    parent = psutil.Process() if HOW["ray"] else psutil.Process(drivers[0].pid)
+    workers = []
+    for child in parent.children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            workers += [child] if any(word in " ".join(child.cmdline()) for word in WORK) else []
+    if workers and rng.random() < 0.5:
+        with suppress(psutil.Error):
+            rng.choice(workers).kill()
+        return "a worker"
     dead = drivers if rng.random() < 0.5 else drivers[:1]
     for driver in dead:
         driver.kill()
@@ -103,12 +85,12 @@ def trial(folder: Path, how: str, expected: bytes, rng: random.Random, twice: bo
 
 def ends_well(folder: Path, how: dict[str, Any], expected: bytes, words: str) -> tuple[bool, str]:
     """Run the same command to the end; check the table, and that no temporary file remains."""
-    error = end(start(folder, how))
-    wrong = [error] if error else []
-    if not error and (folder / RESULTS).read_bytes() != expected:
+    driver = start(folder, how)
+    wrong = driver.communicate()[1].strip().splitlines()[-1:] if driver.wait() else []
+    if not driver.returncode and (folder / RESULTS).read_bytes() != expected:
         wrong.append("another table")
     wrong += [f"left {path.name}" for path in folder.rglob("*.tmp")]
-    return not wrong, "; ".join([words, *wrong])
+    return not wrong and not driver.returncode, "; ".join([words, *wrong])
 
 
 # ---- full disks ----
@@ -137,9 +119,9 @@ def fill(folder: Path, expected: bytes, rng: random.Random) -> tuple[bool, str]:
                 file.write(bytes(2**16))
         except OSError:
             file.truncate(max(0, file.tell() - left))
-    error = end(driver)
+    error = (driver.communicate()[1].strip().splitlines() or ["unknown"])[-1] if driver.wait() else ""
     rest.unlink()
-    words = f"disk, full {states}, {'it had done all' if not error else 'it said so' if FULL in error else error}"
+    words = f"disk, full {states}, {error or 'it had done all'}"
     good, words = ends_well(folder / "sweep", HOW["disk"], expected, words)
     return good and (not error or FULL in error), words
 

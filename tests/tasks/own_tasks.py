@@ -34,15 +34,7 @@ class Plain:
     y_dim: int = 1
     n_context: int = 3
 
-    def sample(
-        self,
-        n_prompts: int,
-        *,
-        seed: int | None = None,
-        generator: torch.Generator | None = None,
-        device: Any = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Prompts:
+    def sample(self, n_prompts: int, *, seed=None, generator=None, device=None, dtype=torch.float32) -> Prompts:
         if generator is None:
             generator = torch.Generator(device=device or "cpu").manual_seed(seed or 0)
         xs = torch.randn(n_prompts, self.n_context + 1, self.x_dim, generator=generator, device=generator.device)
@@ -59,17 +51,9 @@ class Mixture(PromptDistribution):
     first: Any
     second: Any
 
-    @property
-    def x_dim(self) -> int:
-        return self.first.x_dim
-
-    @property
-    def y_dim(self) -> int:
-        return self.first.y_dim
-
-    @property
-    def n_context(self) -> int:
-        return self.first.n_context
+    x_dim = property(lambda self: self.first.x_dim)
+    y_dim = property(lambda self: self.first.y_dim)
+    n_context = property(lambda self: self.first.n_context)
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
         kwargs = {"generator": random.generator, "dtype": random.dtype}

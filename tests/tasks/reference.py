@@ -8,11 +8,15 @@ import torch
 
 from mechicl.prompts import Prompts
 from mechicl.tasks import (
+    Conjunctions,
     DecisionTrees,
     FixedTasks,
+    GaussianClusters,
     LinearRegression,
     LogisticRegression,
+    MarkovChains,
     MixedRegression,
+    Parities,
     QuadraticRegression,
     ReluNetworks,
     RepeatedTokens,
@@ -46,10 +50,14 @@ PROMPT_TASKS = [
     DecisionTrees(x_dim=2, n_context=3, depth=2),
     LogisticRegression(x_dim=2, n_context=3, weight_scale=2.0, labels="sign"),
     MixedRegression(x_dim=2, n_context=3, noise_stds=(0.1, 0.2, 0.3), weight_stds=(1.0,)),
+    Conjunctions(x_dim=3, n_context=4),
+    Parities(x_dim=3, n_context=4, degree=None),
+    GaussianClusters(x_dim=3, bursty_share=0.5),
 ]
 TOKEN_TASKS = [
     RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4),
     TopicClassification(n_ctx=20, share_repeated=0.5),
+    MarkovChains(d_vocab=5, n_ctx=7, start="stationary"),
 ]
 
 
@@ -66,7 +74,7 @@ def assert_follows(samples, distribution):
 
 
 def same(a, b):
-    """Whether two batches have the same bits."""
+    """True if two batches have the same bits."""
     if isinstance(a, Prompts):
         return torch.equal(a.xs, b.xs) and torch.equal(a.ys, b.ys) and a.dtype == b.dtype
     return torch.equal(a.ids, b.ids) and torch.equal(a.predictable, b.predictable)

@@ -1,11 +1,10 @@
 import itertools
 import math
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechicl.tasks import Conjunctions, Parities, task_from_dict, task_to_dict
+from mechicl.tasks import Conjunctions, Parities
 
 
 def explains(literals, xs, ys):
@@ -17,7 +16,6 @@ def explains(literals, xs, ys):
 @given(st.integers(1, 4), st.integers(0, 6), st.floats(0, 1), st.floats(0, 1), st.integers(0, 10**6))
 def test_targets_are_those_of_some_conjunction(d, n, p, share, seed):
     task = Conjunctions(d, n, p, share)
-    assert task_from_dict(task_to_dict(task)) == task
     prompts = task.sample(3, seed=seed)
     assert (prompts.xs.abs() == 1).all()
     for xs, ys in zip(prompts.xs.tolist(), prompts.ys[..., 0].tolist(), strict=True):
@@ -37,9 +35,7 @@ def test_the_share_of_positives_is_that_of_the_model():
 @given(st.integers(1, 5), st.integers(0, 5), st.integers(0, 10**6), st.data())
 def test_targets_are_those_of_some_parity_of_the_degree(d, n, seed, data):
     degree = data.draw(st.none() | st.integers(0, d))
-    task = Parities(d, n, degree)
-    assert task_from_dict(task_to_dict(task)) == task
-    prompts = task.sample(3, seed=seed)
+    prompts = Parities(d, n, degree).sample(3, seed=seed)
     sizes = range(d + 1) if degree is None else [degree]
     for xs, ys in zip(prompts.xs.tolist(), prompts.ys[..., 0].tolist(), strict=True):
         assert any(
@@ -55,9 +51,3 @@ def test_subsets_are_equally_likely():
     for i, j in itertools.combinations(range(4), 2):
         agrees = (prompts.xs[..., i] * prompts.xs[..., j] == prompts.ys[..., 0]).all(1)
         assert abs(agrees.double().mean() - 1 / 6) < 0.03
-
-
-def test_signs_are_fair_and_of_the_dtype():
-    xs = Parities(x_dim=3, degree=None).sample(2000, seed=1, dtype=torch.float64).xs
-    assert xs.dtype == torch.float64
-    assert xs.mean().abs() < 0.01

@@ -108,6 +108,9 @@ def test_a_mixture_draws_one_distribution_a_prompt_each_equally_often():
 # ---- covariances ----
 
 
+COVARIANCE = ((2.0, -0.9, 0.3), (-0.9, 1.0, 0.0), (0.3, 0.0, 0.5))
+
+
 def assert_second_moment(xs, expected):
     """Gaussian inputs: all points are independent samples with this second moment."""
     points = xs.reshape(-1, xs.shape[-1])
@@ -117,27 +120,24 @@ def assert_second_moment(xs, expected):
     assert_follows(mahalanobis, scipy.stats.chi2(xs.shape[-1]))
 
 
-def test_gaussian_inputs_take_any_covariance():
-    covariance = ((2.0, -0.9, 0.3), (-0.9, 1.0, 0.0), (0.3, 0.0, 0.5))
-    xs = sample_inputs(x_dim=3, n_context=9, inputs="gaussian", covariance=covariance)
-    assert_second_moment(xs, np.array(covariance))
-
-
-@pytest.mark.parametrize(("x_dim", "condition_number"), [(1, 10.0), (5, 10.0), (3, 1.0)])
-def test_a_condition_number_gives_geometric_eigenvalues(x_dim, condition_number):
-    xs = sample_inputs(x_dim=x_dim, n_context=9, inputs="gaussian", condition_number=condition_number)
-    eigenvalues = [condition_number ** (i / (x_dim - 1)) if x_dim > 1 else 1.0 for i in range(x_dim)]
-    assert_second_moment(xs, np.diag(eigenvalues))
-
-
-def test_a_shared_eigenbasis_rotates_all_prompts_alike():
-    eigenvalues = (9.0, 4.0, 1.0)
-    task = LinearRegression(x_dim=3, inputs="gaussian", eigenvalues=eigenvalues, eigenbasis="shared")
-    basis = task.shared_basis().numpy()
-    np.testing.assert_allclose(basis @ basis.T, np.eye(3), atol=1e-12)
-    assert not torch.allclose(task.shared_basis(), task.replace(eigenbasis_seed=1).shared_basis())
-    expected = sum(value * np.outer(row, row) for value, row in zip(eigenvalues, basis, strict=True))
-    assert np.abs(expected - np.diag(np.diag(expected))).max() > 0.1  # it is not the axes
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"covariance": COVARIANCE}, np.array(COVARIANCE)),
+        *(({"condition_number": c}, np.diag([c**0, c**0.5, c])) for c in (1.0, 10.0)),
+        ({"x_dim": 1, "condition_number": 10.0}, np.eye(1)),
+        ({"eigenvalues": (9.0, 4.0, 1.0), "eigenbasis": "shared"}, None),
+    ],
+)
+def test_gaussian_inputs_take_any_covariance(fields, expected):
+    task = LinearRegression(**{"x_dim": 3, "n_context": 9, "inputs": "gaussian", **fields})
+    if expected is None:  # rotated by a basis that has its own seed, and is not the axes
+        basis = task.shared_basis().numpy()
+        np.testing.assert_allclose(basis @ basis.T, np.eye(3), atol=1e-12)
+        assert not torch.allclose(task.shared_basis(), task.replace(eigenbasis_seed=1).shared_basis())
+        expected = basis.T @ np.diag(fields["eigenvalues"]) @ basis
+        assert np.abs(expected - np.diag(np.diag(expected))).max() > 0.1
+    np.testing.assert_allclose(task.input_covariance().numpy(), expected, atol=1e-12)
     for seed in (0, 1):
         assert_second_moment(task.sample(500, seed=seed, dtype=torch.float64).xs.numpy(), expected)
 

@@ -12,14 +12,9 @@ quick = settings(max_examples=20, deadline=None)
 
 
 def counts_of(text):
-    """How many words each topic has in a text, by a plain loop."""
-    counts = {}
-    for word in text:
-        if word in TOPIC_OF:
-            counts[TOPIC_OF[word]] = counts.get(TOPIC_OF[word], 0) + 1
-        else:
-            assert word in FILLERS
-    return counts
+    """Number of words of each topic in a text."""
+    assert all(word in TOPIC_OF or word in FILLERS for word in text)
+    return Counter(TOPIC_OF[word] for word in text if word in TOPIC_OF)
 
 
 def read(line):
@@ -61,20 +56,13 @@ def distributions(draw):
 # ---- the language ----
 
 
-def test_a_word_of_the_language_means_one_thing():
-    assert len(set(WORDS)) == len(WORDS) == TopicClassification().d_vocab
-    assert len({len(words) for words in TOPICS.values()}) == 1
+def test_the_tokenizer_has_one_token_for_each_word_and_returns_the_words():
+    assert len(set(WORDS)) == len(WORDS) == TopicClassification().d_vocab == len(topic_tokenizer())
     assert len(LABELS) + len(FILLERS) + sum(map(len, TOPICS.values())) == len(WORDS) - 3
-    assert all(word.split() == [word] for word in WORDS)
-
-
-def test_the_tokenizer_gives_a_token_a_word_and_its_words_back():
-    tokenizer = topic_tokenizer()
-    assert len(tokenizer) == len(WORDS)
     line = " ".join(WORDS)
-    assert tokenizer(line).input_ids == [0, *range(len(WORDS))]
-    assert tokenizer(line, add_special_tokens=False).input_ids == list(range(len(WORDS)))
-    assert tokenizer.decode(list(range(len(WORDS)))) == line
+    assert topic_tokenizer()(line).input_ids == [0, *range(len(WORDS))]
+    assert topic_tokenizer()(line, add_special_tokens=False).input_ids == list(range(len(WORDS)))
+    assert topic_tokenizer().decode(list(range(len(WORDS)))) == line
 
 
 # ---- sequences ----
@@ -133,13 +121,9 @@ def test_what_a_label_means_changes_from_one_sequence_to_the_next():
     assert set(n_classes) == {2, 3, 4}  # some 37 texts: all classes are seen but for one sequence in ten thousand
     assert scipy.stats.chisquare(list(n_classes.values())).pvalue > LEAST_P
     assert set(lengths) == {4, 5}
-
-
-def test_classes_of_a_sequence_come_equally_often_and_independently():
-    distribution = TopicClassification(n_ctx=32, min_classes=3, max_classes=3, min_words=3, max_words=3)
-    firsts = [read(line)[1][:2] for line in lines(distribution.sample(2000, seed=0))]
-    repeats = sum(first == second for first, second in firsts)
-    assert scipy.stats.binomtest(repeats, 2000, 1 / 3).pvalue > LEAST_P
+    three = TopicClassification(n_ctx=32, min_classes=3, max_classes=3, min_words=3, max_words=3)
+    starts = [read(line)[1][:2] for line in lines(three.sample(2000, seed=0))]  # classes are drawn independently
+    assert scipy.stats.binomtest(sum(a == b for a, b in starts), 2000, 1 / 3).pvalue > LEAST_P
 
 
 # ---- texts ----

@@ -11,7 +11,7 @@ from mechicl.checkpoints import Snapshots
 from mechicl.learners import AlgorithmLearner
 from mechicl.sweeps.measures.general import HELD_OUT
 from mechicl.sweeps.measures.pools import compare_on_pool, fit_mixture, pool_distances
-from tests.sweeps.made import POOL, REGRESSION, checkpoint, untrained
+from tests.sweeps.made import POOL, checkpoint, untrained
 
 
 def test_distances_on_a_pool_are_those_of_a_plain_loop():
@@ -101,8 +101,3 @@ def test_positions_on_the_way_are_those_of_the_models_then():
         measured = pool_distances(made, n_prompts=20)
         for name in ("position", "scale", "residual"):
             assert measured[f"{name}_at_7"] == pytest.approx(measured[f"pool_{name}"]), index
-
-
-def test_another_task_is_refused():
-    with pytest.raises(ValueError, match="is for models of TaskPool; this one was trained on LinearRegression"):
-        pool_distances(checkpoint(untrained(REGRESSION), REGRESSION))

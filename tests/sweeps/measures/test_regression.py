@@ -8,6 +8,7 @@ import torch
 from mechicl import constructions
 from mechicl.models import HookedTransformer
 from mechicl.sweeps.measures import regression
+from mechicl.sweeps.measures.pools import pool_distances
 from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent, target_copying
 from tests.sweeps.made import N_TUNING, POOL, REGRESSION, checkpoint, step, untrained
 
@@ -53,6 +54,8 @@ def test_other_tasks_and_several_models_are_refused():
     for measure in (descent_limits, gap_to_descent, target_copying):
         with pytest.raises(ValueError, match="is for models of LinearRegression; this one was trained on"):
             measure(pool)
+    with pytest.raises(ValueError, match="is for models of TaskPool; this one was trained on LinearRegression"):
+        pool_distances(checkpoint(untrained(REGRESSION), REGRESSION))
     one = checkpoint(untrained(REGRESSION), REGRESSION)
     with pytest.raises(ValueError, match="one model; two has 2"):
         gap_to_descent(dataclasses.replace(one, name="two", models=one.models * 2))
