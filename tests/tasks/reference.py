@@ -6,25 +6,8 @@ import numpy as np
 import scipy.stats
 import torch
 
+from mechicl import tasks
 from mechicl.prompts import Prompts
-from mechicl.tasks import (
-    Conjunctions,
-    DecisionTrees,
-    FixedTasks,
-    GaussianClusters,
-    LinearRegression,
-    LogisticRegression,
-    MarkovChains,
-    MixedRegression,
-    Parities,
-    QuadraticRegression,
-    ReluNetworks,
-    RepeatedTokens,
-    SineRegression,
-    SparseLinearRegression,
-    TaskPool,
-    TopicClassification,
-)
 
 INPUTS = ("uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere")
 # Seeds are fixed, so these tests either always pass or always fail; the thresholds are such that a right sampler
@@ -32,7 +15,7 @@ INPUTS = ("uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphe
 LEAST_P = 1e-3
 MOST_Z = 4.5
 
-SMALL = LinearRegression(x_dim=2, n_context=3)
+SMALL = tasks.LinearRegression(x_dim=2, n_context=3)
 PROMPT_TASKS = [
     SMALL,
     SMALL.replace(n_context=0, y_dim=3, input_scale=2.0, weight_scale=0.0),
@@ -40,24 +23,24 @@ PROMPT_TASKS = [
     SMALL.replace(inputs=("gaussian",), covariance=((1.0, 0.1), (0.1, 2.0))),
     SMALL.replace(inputs="gaussian", eigenvalues=(0.0, 100.0), eigenbasis="shared", eigenbasis_seed=2**40),
     SMALL.replace(inputs="gaussian", condition_number=3.0, eigenbasis="per_task"),
-    SineRegression(n_context=3, x_range=(-1.0, 2.0)),
-    FixedTasks(SMALL, n_tasks=10),
-    FixedTasks(SineRegression(n_context=3), n_tasks=4, seed=5),
-    TaskPool(x_dim=2, n_context=3, n_tasks=4, noise_std=0.1, seed=5, active_dims=1),
-    SparseLinearRegression(x_dim=4, n_context=3, sparsity=2, noise_std=0.1),
-    QuadraticRegression(x_dim=2, n_context=3, active_dims=1),
-    ReluNetworks(x_dim=2, n_context=3, n_hidden=4),
-    DecisionTrees(x_dim=2, n_context=3, depth=2),
-    LogisticRegression(x_dim=2, n_context=3, weight_scale=2.0, labels="sign"),
-    MixedRegression(x_dim=2, n_context=3, noise_stds=(0.1, 0.2, 0.3), weight_stds=(1.0,)),
-    Conjunctions(x_dim=3, n_context=4),
-    Parities(x_dim=3, n_context=4, degree=None),
-    GaussianClusters(x_dim=3, bursty_share=0.5),
+    tasks.SineRegression(n_context=3, x_range=(-1.0, 2.0)),
+    tasks.FixedTasks(SMALL, n_tasks=10),
+    tasks.FixedTasks(tasks.SineRegression(n_context=3), n_tasks=4, seed=5),
+    tasks.TaskPool(x_dim=2, n_context=3, n_tasks=4, noise_std=0.1, seed=5, active_dims=1),
+    tasks.SparseLinearRegression(x_dim=4, n_context=3, sparsity=2, noise_std=0.1),
+    tasks.QuadraticRegression(x_dim=2, n_context=3, active_dims=1),
+    tasks.ReluNetworks(x_dim=2, n_context=3, n_hidden=4),
+    tasks.DecisionTrees(x_dim=2, n_context=3, depth=2),
+    tasks.LogisticRegression(x_dim=2, n_context=3, weight_scale=2.0, labels="sign"),
+    tasks.MixedRegression(x_dim=2, n_context=3, noise_stds=(0.1, 0.2, 0.3), weight_stds=(1.0,)),
+    tasks.Conjunctions(x_dim=3, n_context=4),
+    tasks.Parities(x_dim=3, n_context=4, degree=None),
+    tasks.GaussianClusters(x_dim=3, bursty_share=0.5),
 ]
 TOKEN_TASKS = [
-    RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4),
-    TopicClassification(n_ctx=20, share_repeated=0.5),
-    MarkovChains(d_vocab=5, n_ctx=7, start="stationary"),
+    tasks.RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4),
+    tasks.TopicClassification(n_ctx=20, share_repeated=0.5),
+    tasks.MarkovChains(d_vocab=5, n_ctx=7, start="stationary"),
 ]
 
 

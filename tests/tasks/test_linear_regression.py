@@ -9,14 +9,8 @@ import pytest
 import scipy.stats
 import torch
 
-from mechicl.tasks import (
-    LinearRegression,
-    MarkovChains,
-    MixedRegression,
-    SineRegression,
-    TaskPool,
-    task_from_dict,
-)
+from mechicl import tasks
+from mechicl.tasks import LinearRegression, task_from_dict
 from tests.tasks.reference import INPUTS, LEAST_P, MOST_Z, assert_follows, same, z_score
 
 
@@ -255,7 +249,7 @@ def test_the_best_preconditioner_for_inverse_weights_is_a_multiple_of_the_invers
     torch.testing.assert_close(best, expected, atol=0.02, rtol=0.02)
 
 
-def test_noise_on_the_query_is_there_unless_it_is_turned_off():
+def test_noise_is_on_the_query_unless_it_is_turned_off():
     noisy = LinearRegression(x_dim=3, n_context=6, noise_std=0.5)
     clean, half = noisy.replace(noise_std=0.0), noisy.replace(query_noise=False)
     a, b, c = (task.sample(500, seed=2, dtype=torch.float64) for task in (noisy, clean, half))
@@ -331,10 +325,10 @@ def test_its_text_has_the_fields_that_differ_from_the_defaults_and_the_distribut
     assert repr(task).endswith("noise_std=0.5) with inputs from N(0, I) times 0.5, noise from N(0, 0.5²)")
     assert "from N(0, Σ), no noise" in repr(task.replace(eigenvalues=(1.0, 2.0), input_scale=1.0, noise_std=0.0))
     assert "the laplace distribution or N(0, I)" in repr(task.replace(inputs=("laplace", "gaussian"), input_scale=1.0))
-    assert repr(TaskPool()).endswith("with inputs from N(0, I), noise from N(0, 0.5²)")
-    assert "phases from U(0, 3.14), no noise" in repr(SineRegression())
-    assert repr(MixedRegression()).endswith("noise from N(0, 0.1²) or noise from N(0, 0.5²)")
-    assert repr(MarkovChains()) == "MarkovChains(d_vocab=3, n_ctx=64)"
+    assert repr(tasks.TaskPool()).endswith("with inputs from N(0, I), noise from N(0, 0.5²)")
+    assert "phases from U(0, 3.14), no noise" in repr(tasks.SineRegression())
+    assert repr(tasks.MixedRegression()).endswith("noise from N(0, 0.1²) or noise from N(0, 0.5²)")
+    assert repr(tasks.MarkovChains()) == "MarkovChains(d_vocab=3, n_ctx=64)"
 
 
 @pytest.mark.parametrize("make", [lambda fields: task_from_dict({"type": "LinearRegression", **fields}),

@@ -104,29 +104,18 @@ def test_prompts_lie_last_in_memory_where_one_layer_is_quicker_so(changes, acros
     assert (batch.tokens.stride(1) == 1) == across
 
 
-@pytest.mark.parametrize(("step_seconds", "threads"), [(0.0, 1), (0.2, 0)])
-def test_drawing_moves_to_a_thread_only_where_it_takes_a_notable_part_of_a_step(monkeypatch, step_seconds, threads):
-    clock, seen = Clock(monkeypatch), []
-    config = small(steps=TIMED_BATCHES + 3)
-    for batch in stream(config):
-        seen.append(batch.step)
-        if batch.step == TIMED_BATCHES:
-            assert len(sampling_threads()) == threads
-        clock.now += step_seconds
-    assert seen == list(range(config.steps))
-    assert_no_thread_is_left()
-
-
-@pytest.mark.parametrize("ahead_is_quicker", [True, False])
-def test_batches_are_drawn_in_the_way_that_was_quicker(monkeypatch, ahead_is_quicker):
+@pytest.mark.parametrize(
+    ("step_seconds", "slowed", "tried", "ahead"), [(0.02, 0.02, 1, 1), (0.02, 0.06, 1, 0), (0.2, 0.2, 0, 0)]
+)
+def test_batches_are_drawn_in_the_quicker_way(monkeypatch, step_seconds, slowed, tried, ahead):
+    """Sampling takes 0.02 s. A thread is tried only if that is notable; it then hides the sampling or slows the step."""
     clock, seen = Clock(monkeypatch), []
     config = small(steps=2 * TIMED_BATCHES + 3)
     for batch in stream(config):
         seen.append(batch)
-        if batch.step == 2 * TIMED_BATCHES:
-            assert len(sampling_threads()) == ahead_is_quicker
-        # a step takes 0.02 s and so does sampling; sampling ahead is either hidden by the step or slows it down
-        clock.now += 0.06 if sampling_threads() and not ahead_is_quicker else 0.02
+        if batch.step in (TIMED_BATCHES, 2 * TIMED_BATCHES):
+            assert len(sampling_threads()) == (tried if batch.step == TIMED_BATCHES else ahead)
+        clock.now += slowed if sampling_threads() else step_seconds
     assert_no_thread_is_left()
     monkeypatch.undo()
     generators = make_generators(config, CPU)
@@ -173,9 +162,8 @@ def test_a_full_batch_of_fixed_tasks_is_the_whole_set_at_every_step():
 
 
 @pytest.mark.parametrize("draw", [batches, batches_ahead])
-def test_an_error_while_drawing_reaches_the_training_thread_as_it_is(monkeypatch, draw):
-    model = HookedTransformer(MODEL)
-    drawn = []
+def test_an_error_while_drawing_reaches_the_training_thread_unchanged(monkeypatch, draw):
+    model, drawn, received = HookedTransformer(MODEL), [], []
 
     def encode(prompts):
         drawn.append(prompts)
@@ -184,17 +172,11 @@ def test_an_error_while_drawing_reaches_the_training_thread_as_it_is(monkeypatch
         return torch.zeros(len(prompts), 5, 4)
 
     monkeypatch.setattr(model, "encode", encode)
-    config = small()
-    received = []
     with pytest.raises(RuntimeError, match="no more prompts"):  # noqa: PT012 - the batches before it arrive
-        for batch in draw(config, model, make_generators(config, CPU), 0):
+        for batch in draw(small(), model, make_generators(small(), CPU), 0):
             received.append(batch.step)
     assert received == [0, 1]
-    assert_no_thread_is_left()
-
-
-def test_leaving_the_stream_early_ends_its_thread():
-    early = stream(small(steps=10_000), draw=batches_ahead)
+    early = stream(small(steps=10_000), draw=batches_ahead)  # and leaving the stream early ends its thread
     next(early)
     assert len(sampling_threads()) == 1
     early.close()  # pyright: ignore[reportAttributeAccessIssue]
