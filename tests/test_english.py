@@ -23,7 +23,7 @@ WORDS = {  # a word or phrase in the sense to avoid: what to write instead
     r"beside": "next to, compared with, alongside",
     r"of (?:its|their|his) own|by (?:itself|themselves)": "its own (before the noun), independently",
     r"as (?:it is|they are|it was|they were)(?=[.,;:)]|$)|as it stands": "unchanged",
-    r"holds (?!for\b|if\b|when\b|only\b|to\b|exactly\b|at\b|in\b|with\b|on\b)|held(?![- ]out)": "contains, stores",
+    r"holds (?!for\b|if\b|when\b|only\b|to\b|exactly\b|at\b|in\b|with\b|on\b)|held(?![-_ ]out)": "contains, stores",
     r"(?:goes|went|going) on(?! (?:the|a|to) )": "continues, resumes",
     r"whoever|somebody|anybody|nobody|who calls|who reads": "the user, the caller",
     r"(?<!there )(?<!There )(?:is|are) no (?!longer|more|less|better|worse|need|way|larger|smaller|fewer)": "is not a",

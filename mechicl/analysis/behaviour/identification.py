@@ -93,7 +93,10 @@ def identify(
     if task.n_context == 0:
         raise ValueError("without a context there is nothing to learn from: n_context must be at least 1")
     known = references_of(task) if with_references else {}
-    known = {name: learner for name, learner in known.items() if not _in_a_family(learner)}
+    known = {
+        name: learner for name, learner in known.items()
+        if not (isinstance(learner, AlgorithmLearner) and inspect.unwrap(learner.algorithm) in IN_FAMILIES)
+    }  # fmt: skip
     learners = {**known, **named_learners(also)}
     steps = steps or int(getattr(getattr(model, "cfg", None), "n_layers", 0) or 8)
     fitting, held_out = (task.sample(n_prompts, seed=seed + i, dtype=torch.float64) for i in range(2))
@@ -154,10 +157,6 @@ def references_of(task: Any) -> dict[str, Any]:
         return references(task)
     except TypeError:
         return {}
-
-
-def _in_a_family(learner: Learner) -> bool:
-    return isinstance(learner, AlgorithmLearner) and inspect.unwrap(learner.algorithm) in IN_FAMILIES
 
 
 def _note(task: Task, prompts: Prompts, families: list[FamilyMatch], known: list[FamilyMatch]) -> str:

@@ -110,8 +110,8 @@ def test_hypotheses(
 ) -> HypothesisTest:
     """Rank hypotheses about the algorithm that a model runs by the counterfactuals that they predict.
 
-    Parameters of the algorithms are fitted to the model's predictions. Layers are assigned to steps on other prompts,
-    so that exchanged and frozen states fit best. The results are from prompts used for neither.
+    Parameters of the algorithms are fitted to the model's predictions, layers are assigned to steps on other prompts,
+    and results are from prompts used for neither.
 
     Args:
         model: any model with hooks that reads prompts of points.
@@ -173,13 +173,6 @@ def fit_hypotheses(
         task: distribution of the prompts.
         algorithms: algorithms by name; by default `candidate_algorithms`, fitted to the model's predictions.
         seed: with the seed of `test_hypotheses` the hypotheses are the same.
-
-    Example:
-        >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
-        >>> task = LinearRegression(x_dim=5, n_context=20)
-        >>> algorithms = {"mine": stepwise.ResidualDescent(3, step_size=0.14)}
-        >>> fit_hypotheses(model, task, algorithms, progress=False)[0].schedule
-        ((0, 0), (1, 1), (2, 2), (3, 3))
     """
     seeds = _seeds(seed)
     adapter, per_point = ModelAdapter(model), tokens_per_point(model)

@@ -197,9 +197,8 @@ def interchange(
 ) -> Interchange:
     """Test whether a model does what an algorithm would, if its state were another after some step.
 
-    Every intervention is made on the algorithm, where the consequences are computed exactly, and on the model, at the
-    place of the same variables according to the hypothesis. Two models that predict the same but compute it in
-    different ways differ here.
+    Every intervention is made on the algorithm, where the consequences are exact, and on the model, at the place of the
+    same variables. Models that predict the same but compute it in different ways differ here.
 
     Args:
         model: any model with hooks that reads prompts of points.
@@ -209,20 +208,13 @@ def interchange(
         interventions: names from `INTERVENTIONS`; all by default, as far as the model has hooks for them.
         point: index of the context point to exchange alone; the middle one by default.
 
-    Raises:
-        TypeError: a model without hooks, or one that does not read prompts of points.
-        ValueError: prompts, sources or a hypothesis that do not fit each other or the model.
-
     Source: Geiger et al. 2021 for interchange interventions, with targets that are numbers in place of classes.
 
     Example:
-        >>> steps = algorithms.stepwise
-        >>> hypothesis = steps.Hypothesis(steps.ResidualDescent(4, step_size=0.05))
-        >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.05, steps=4)
-        >>> task = LinearRegression(x_dim=5, n_context=20)
-        >>> prompts = task.sample(64, seed=0)
-        >>> sources = sample_sources(task, prompts, seed=1)
-        >>> interchange(model, hypothesis, prompts, sources, progress=False).score.mean > 0.999
+        >>> known = constructions.known_models()[1]  # two steps of gradient descent
+        >>> prompts = known.task.sample(64, seed=0)
+        >>> sources = sample_sources(known.task, prompts, seed=1)
+        >>> interchange(known.model, known.hypothesis, prompts, sources, progress=False).score.mean > 0.999
         True
     """
     return interchange_each(

@@ -44,16 +44,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class VariableExchange:
-    """The exchange of variables of an algorithm between sources and prompts.
-
-    Attributes:
-        hypothesis: the hypothesis with the algorithm.
-        names: names of the variables.
-        place: "query" or "context": the tokens whose variables are exchanged.
-        prompts: prompts to intervene on.
-        sources: prompts that states are taken from.
-        runs: the algorithm's runs on both.
-    """
+    """The exchange of variables of an algorithm between sources and prompts, at the tokens of `place`."""
 
     hypothesis: Hypothesis
     names: Sequence[str]
@@ -79,10 +70,7 @@ class VariableExchange:
     def run(self, adapter: ModelAdapter, memory: float, *, shuffled: bool) -> Callable[[int, int], list[Part]]:
         """Run a model on these prompts; return a function that gives the parts after some layer and step.
 
-        Args:
-            adapter: adapter of the model.
-            memory: bound in bytes.
-            shuffled: give each prompt another's targets.
+        With `shuffled`, each prompt gets another's targets.
         """
         tokens = [adapter.encode(each) for each in (self.prompts, self.sources)]
         streams = 2 * sum(stream.nbytes for stream in record_streams(adapter, tokens[0][:1])) * len(self.prompts)
@@ -156,20 +144,17 @@ class Fit:
 def search_columns(
     parts: Sequence[Part], starts: Sequence[Sequence[Float[Tensor, "d_model _"]]], iterations: int, *, favoured: bool
 ) -> Fit:
-    """Find the columns with the least loss that L-BFGS reaches from some starts.
+    """Find the columns with the least loss that L-BFGS reaches, starting from the best of each group of columns.
 
-    Args:
-        parts: runs to fit to.
-        starts: groups of columns; the search starts from the best of each group.
-        iterations: maximal number of iterations.
-        favoured: multiply the changes by the factor that fits best instead of 1.
+    The changes of a favoured search are multiplied by the factor that fits best instead of 1.
     """
     fits = []
     for alternatives in starts:
         bases = [torch.linalg.qr(start).Q for start in alternatives]
         factors = [_best_factor(parts, basis) if favoured else 1.0 for basis in bases]
         pairs = list(zip(bases, factors, strict=True))
-        basis, factor = pairs[0] if len(pairs) == 1 else min(pairs, key=lambda pair: _log_loss(parts, *pair))
+        losses = [torch.stack(squared_distances(parts, *pair)).sum(0).log1p().mean().item() for pair in pairs]
+        basis, factor = pairs[losses.index(min(losses))]
         free = basis.clone().requires_grad_(), torch.tensor(factor, dtype=torch.float64, requires_grad=favoured)
         if basis.shape[0] > basis.shape[1]:  # else the basis spans everything
             _descend(parts, *free, iterations)
@@ -205,11 +190,6 @@ def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: in
         return loss
 
     optimizer.step(closure)
-
-
-def _log_loss(parts: Sequence[Part], basis: Tensor, factor: float) -> float:
-    inside, rest = squared_distances(parts, basis, factor)
-    return (inside + rest).log1p().mean().item()
 
 
 @torch.no_grad()

@@ -43,10 +43,8 @@ class SubspaceSearch(Result):
     With Δ the change from the prediction without intervention, the R² of a subspace is
     `1 - E|Δmodel - Δhypothesis|² / E|Δhypothesis|²`: 1 where its exchange does what exchanging the variable would, 0
     for a subspace without effect. The R² of its rest, all other directions of the same tokens' streams, compares with
-    the exchange of all other variables, and has the same denominator. A variable lies in a subspace only if both are
-    near 1.
-
-    Controls are searched in the same way, with an advantage: their changes are multiplied by the best-fitting factor.
+    the exchange of all other variables; a variable lies in a subspace only if both are near 1. Controls have an
+    advantage: their changes are multiplied by the best-fitting factor.
 
     Attributes:
         hypothesis: name of the hypothesis.
@@ -60,8 +58,7 @@ class SubspaceSearch(Result):
         rest_errors: the same for the rests.
         changes: `|Δhypothesis|²` of the variables, `[search layer prompt]`.
         fitted_r2: mean of both R² on the prompts that subspaces were fitted to, `[search layer dim]`.
-        columns: the model's subspaces by layer, orthonormal columns `[d_model dim]` of each number of dimensions
-            concatenated.
+        columns: the model's subspaces by layer, orthonormal columns of each number of dimensions concatenated.
     """
 
     hypothesis: str
@@ -161,9 +158,9 @@ def fit_subspace(
     """Learn which subspace of a model's stream carries a variable of an algorithm.
 
     Orthonormal columns are learned such that exchanging them between prompts changes the model's prediction as
-    exchanging the variable changes the algorithm's, and that exchanging all other directions changes it as exchanging
-    all other variables does. Results are from other prompts. Many directions fit anything: hence the curve over their
-    number, and the same search with random targets and in an untrained model.
+    exchanging the variable changes the algorithm's, and exchanging all other directions as exchanging all other
+    variables does. Results are from other prompts. Many directions fit anything: hence the curve over their number,
+    and the same search with random targets and in an untrained model.
 
     Args:
         model: any model with hooks that reads prompts of points.
@@ -181,10 +178,6 @@ def fit_subspace(
         restarts: number of random starts, in addition to directions found by regression. The best on the fitting
             prompts is taken.
         seed: seed of prompts, columns and the untrained model.
-
-    Raises:
-        TypeError: a model without hooks, or one that does not read prompts of points.
-        ValueError: a variable, layer, number of dimensions or schedule that does not fit the algorithm and the model.
 
     Source: Geiger et al. 2024, distributed alignment search, with targets that are numbers in place of classes.
 

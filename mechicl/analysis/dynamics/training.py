@@ -54,12 +54,9 @@ def align_over_training(
     """Compare the models of a training with a learner at each snapshot (`align`), in float64.
 
     Args:
-        checkpoint: a checkpoint with snapshots, or a list of models in the order of training.
+        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or a list of models in the order of training.
         learner: a learner to compare with, such as tuned gradient descent.
         prompts: prompts to compare on.
-
-    Raises:
-        CheckpointError: a checkpoint without snapshots.
 
     Source: von Oswald et al. 2023, Fig. 2; Nertinger, Fig. 1.
 
@@ -106,14 +103,11 @@ def score_heads_over_training(
     """Measure when heads of some kinds form: their highest scores at each snapshot.
 
     Args:
-        checkpoint: a checkpoint with snapshots, or a list of models in the order of training.
+        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or a list of models in the order of training.
         names: names of scores of `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
         n_prompts: number of sequences to draw.
         seed: seed of these sequences.
-
-    Raises:
-        CheckpointError: a checkpoint without snapshots.
 
     Source: Olsson et al. 2022, argument 1.
 
@@ -157,7 +151,7 @@ class Transitions(Result):
         before: the last evaluated step at which the loss is above the threshold, `[seed]`; NaN without a transition.
         after: the next evaluated step, `[seed]`. Both are the first step if the loss is always below the threshold.
         start: the first evaluated step after which a tenth of the fall is permanently done, `[seed]`.
-        end: the first evaluated step after which nine tenths of it are; also NaN if they are not at the end, `[seed]`.
+        end: that for nine tenths, `[seed]`; NaN also if they are not done at the end.
     """
 
     plateau: Float[Tensor, "seed"]

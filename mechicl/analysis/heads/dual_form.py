@@ -11,6 +11,7 @@ from torch import Tensor
 from mechicl.analysis.layers.layer_learners import check_layer
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import hook_names
@@ -50,6 +51,7 @@ def read_dual_form(
     n_demonstration_tokens: int | None = None,
     *,
     memory: float = MEMORY,
+    progress: bool = True,
 ) -> DualForm:
     """Read a layer's attention at the query as a zero-shot weight and the demonstrations' update of it.
 
@@ -66,10 +68,6 @@ def read_dual_form(
             of the query (a text of several tokens, say). By default all but the last one.
         memory: bound in bytes on a run; the recorded layer and the result are additional.
 
-    Raises:
-        ValueError: prompts of another kind than the model's, no position left for the query, momentum, a model without
-            the hooks or in training mode, or scores with more terms than products (soft caps, biases by distance).
-
     Source: Irie et al. 2022; Dai et al. 2023, whose equations 1 to 4 Bar Natan, Deutch & Magar revisit.
 
     Example:
@@ -82,9 +80,10 @@ def read_dual_form(
     if getattr(cfg, "momentum", 0):
         raise ValueError(f"the dual form needs attention without momentum, and this model has momentum={cfg.momentum}")
     tokens, names = _encode(adapter, prompts), _hooks(model, layer)
-    n_at_a_time = Budget(memory).rows(adapter.bytes_per_row(tokens))
-    cache = adapter.record(tokens, names.values(), n_at_a_time)
-    q, k, v, z = (cache[names[part]].double() for part in ("q", "k", "v", "z"))
+    batches = tokens.split(Budget(memory).rows(adapter.bytes_per_row(tokens)))
+    bar = progress_bar(batches, unit="batch", progress=progress, desc="dual form")
+    caches = [adapter.record(part, names.values(), len(part)) for part in bar]
+    q, k, v, z = (torch.cat([cache[names[part]] for cache in caches]).double() for part in ("q", "k", "v", "z"))
     n_pos, n_heads, weights = q.shape[1], q.shape[2], model.blocks[layer].attn.W_O.double()
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
     n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens

@@ -142,10 +142,6 @@ def score_heads(
         prepend: id of a token that precedes each sequence drawn and occurs nowhere else in it, such as
             beginning-of-sequence.
 
-    Raises:
-        ValueError: a model in training mode, without attention, or on paired prompts; arguments for another kind of
-            model; too small a vocabulary or number of positions; a sequence in which no token occurs twice.
-
     Source: Elhage et al. 2021 for the circuits; Olsson et al. 2022 for the scores on repeated random tokens.
 
     Example:

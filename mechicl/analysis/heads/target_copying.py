@@ -96,8 +96,7 @@ class TargetCopying(Result):
             the layer, relative to the targets' mean square: 0 if it is there, 1 if it is not; mean over points,
             `[prompt]`.
         decoding_errors_before: the same before the layer, `[prompt]`.
-        decoding_errors_of_inputs: errors of a readout of each input at its target's token after the layer, the other
-            place where inputs and targets can be joined.
+        decoding_errors_of_inputs: the same for each input at its target's token, where they can be joined too.
         errors: the model's squared errors on the query, `[prompt]`.
         errors_without: with the layer's attention output ablated (replaced by its mean over prompts) at the context's
             x tokens, where it can copy.
@@ -121,7 +120,7 @@ class TargetCopying(Result):
 @holds_models
 @torch.no_grad()
 def measure_target_copying(
-    model: HookedTransformer, prompts: Prompts, layer: int = 0, *, memory: float = MEMORY
+    model: HookedTransformer, prompts: Prompts, layer: int = 0, *, memory: float = MEMORY, progress: bool = True
 ) -> TargetCopying:
     """Compare a layer with the construction that copies each target onto its input's token.
 
@@ -157,7 +156,8 @@ def measure_target_copying(
     mean_out = cache[names["hook_attn_out"]].mean(0)
 
     def errors(*hooks: Hook) -> Float[Tensor, "prompt"]:
-        outputs = torch.cat([adapter.run(part, hooks) for part in tokens.split(n_at_a_time)])
+        bar = progress_bar(tokens.split(n_at_a_time), unit="batch", progress=progress, desc="copying")
+        outputs = torch.cat([adapter.run(part, hooks) for part in bar])
         return (outputs - prompts.query.ys.to(outputs)).square().mean(-1)
 
     def without(positions: Tensor) -> Hook:

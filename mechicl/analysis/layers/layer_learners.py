@@ -70,10 +70,8 @@ class LayerLearner(ABC):
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """Predict after each layer: steps 0 .. n_layers, on the model's device.
 
-        Args:
-            prompts: the prompts.
-            with_weights: also return the exact derivative of each prediction with respect to its query, with the
-                context fixed: `[layer prompt point x y]`.
+        With `with_weights`, the exact derivative of each prediction with respect to its query, with the context fixed,
+        is returned too: `[layer prompt point x y]`.
         """
         # with gradients every layer's activations are kept, where `bytes_per_prompt` counts two layers'
         copies = self.model.cfg.n_layers + 1 if with_weights else 1
@@ -143,7 +141,7 @@ class LayerLearner(ABC):
 
     def _weights(self, prompts: Prompts, n_points: int) -> Float[Tensor, "layer prompt point x y"]:
         # The query of every prefix has its own row that no other row sees, so that the derivative of the sum of all
-        # predictions with respect to one query is that of its own prediction: one pass serves all of them.
+        # predictions with respect to one query is the derivative of that prediction alone: one pass serves all.
         cfg = self.model.cfg
         queries = prompts.xs[:, -n_points:, None].detach().to(cfg.device, cfg.torch_dtype).clone().requires_grad_()
         rows, at = [], prediction_rows(self.model, prompts)

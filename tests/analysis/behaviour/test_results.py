@@ -1,5 +1,7 @@
 """Results are the same after they are written to files and read again."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -8,8 +10,13 @@ from mechicl.analysis import (
     Lens,
     align,
     align_over_training,
+    behaviour,
+    causes,
+    dynamics,
     find_transitions,
+    heads,
     identify,
+    layers,
     match,
     measure_forgetting,
     measure_order_sensitivity,
@@ -74,3 +81,17 @@ def test_a_result_is_read_as_it_was_written(name, model, tmp_path):
         assert not (abs(ends) > 1).any()
     for quantity, values in result.samples().items():
         assert torch.equal(again.samples()[quantity].nan_to_num(9), values.detach().nan_to_num(9))
+
+
+NO_MODEL = {"find_transitions", "composition_scores", "prefix_matching_scores", "rank_families", "sample_sources"}
+ONE_PASS = {"sensitivities", "induced_weights", "regressed_weights", "tuned_descent", "tuned_clipped_descent"}
+QUANTITIES = {"algorithm_weights", "cross_moments", "ols_weights", "second_moments"}
+
+
+@pytest.mark.parametrize("package", [behaviour, causes, dynamics, heads, layers])
+def test_analyses_take_the_same_options(package):
+    functions = {name for name in package.__all__ if inspect.isfunction(getattr(package, name))}
+    for name in functions - NO_MODEL - ONE_PASS - QUANTITIES:
+        parameters = inspect.signature(getattr(package, name)).parameters
+        assert {"memory", "progress"} <= parameters.keys(), name
+        assert "n_prompts" not in parameters or "seed" in parameters, name

@@ -319,7 +319,9 @@ def test_the_copying_head_is_found(attention, n_context):
 
 @pytest.mark.parametrize("keys", ["causal", "context", "full"])
 def test_chance_is_the_score_of_uniform_attention(keys):
-    for cfg, options in ((TOKENS, {"sequences": ids(0, d_vocab=4)}), (POINTS, {"prompts": prompts()})):
+    read: list[tuple[TransformerConfig, dict[str, Any]]]
+    read = [(TOKENS, {"sequences": ids(0, d_vocab=4)}), (POINTS, {"prompts": prompts()})]
+    for cfg, options in read:
         model = random_model(cfg.replace(keys=keys)).eval()
         with torch.no_grad():
             for block in model.blocks:

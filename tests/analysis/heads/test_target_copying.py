@@ -83,7 +83,7 @@ def test_within_little_memory_results_are_the_same():
 def test_the_construction_depends_on_a_token_and_the_next_alone():
     model, p = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4), prompts()
     before, after = (measure_token_sensitivity(model, p, layer) for layer in (0, 1))
-    close(before.itself, 3**0.5)  # each token of three dimensions is in the stream as it is
+    close(before.itself, 3**0.5)  # each token of three dimensions is unchanged in the stream
     close(before.next, 0)
     close(after.itself, 3**0.5)
     close(after.next, 2**0.5)  # two dimensions of it are targets

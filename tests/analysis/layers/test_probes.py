@@ -15,7 +15,7 @@ FITTING, HELD_OUT = (TASK.sample(n, seed=s, dtype=torch.float64) for n, s in ((6
 
 
 def _averaging_model() -> HookedTransformer:
-    """One layer of uniform attention whose values pass the token on: each position holds the mean of what it saw."""
+    """One layer of uniform attention: each position contains the mean of the tokens that it sees."""
     cfg = TransformerConfig(
         x_dim=2, n_context=4, prompt_format="interleaved", n_layers=1, d_model=40, d_head=40, attention="softmax",
         positional_embedding_type="one_hot", read_in="identity", read_out="linear", dtype="float64",
@@ -30,7 +30,7 @@ def _averaging_model() -> HookedTransformer:
 
 
 def _mean_of_tokens(prompts):
-    """What that model carries at x tokens: the sum of the x and the y before, the own x not counted."""
+    """The content of that model at x tokens: the sum of the x and y before, without its own x."""
     xs, ys = prompts.xs, torch.nn.functional.pad(prompts.ys, (0, 1))
     sums = (xs + ys).cumsum(1) - (xs + ys)
     return sums
@@ -41,7 +41,7 @@ def test_a_quantity_is_found_where_it_is_written_and_not_before():
     explained = result.explained()[0]
     assert explained.shape == (2, 9)
     assert (explained[1, 1:] > 1 - 1e-6).all()  # after the layer, at every position that has seen a point
-    assert explained[0, 2:].max() < 0.9  # before it, a position holds its own token only
+    assert explained[0, 2:].max() < 0.9  # before it, a position contains only its own token
     assert explained[:, 0].isnan().all()  # nothing varies before the first point
     assert result.control()[0, :, 1:].max() < 0.05
     assert (result.selectivity()[0, 1, 1:] > 0.95).all()
