@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.prompts import PointsAt, Prompts
 
@@ -125,6 +125,9 @@ class AlgorithmLearner:
 
     algorithm: Callable[..., Any]
     hyperparameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
 
     @property
     def name(self) -> str:

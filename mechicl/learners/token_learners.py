@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.learners.learners import Learners, call_as_text, named
 from mechicl.prompts import TokenSequences
@@ -40,6 +40,9 @@ class TokenAlgorithmLearner:
 
     algorithm: Callable[..., Tensor]
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
 
     @property
     def name(self) -> str:

@@ -51,6 +51,9 @@ class Curriculum:
     dims: Ramp | None = None
     points: Ramp | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def __str__(self) -> str:
         ramps = {"dims": self.dims, "points": self.points}
         parts = [f"{name} {r.start} to {r.end} by step {r.done_at}" for name, r in ramps.items() if r is not None]

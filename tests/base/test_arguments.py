@@ -32,8 +32,10 @@ from mechicl.base.arguments import (
     check_fields,
     checked,
 )
+from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedLSTM, LayeredModel, LSTMConfig
 from mechicl.prompts import Prompts, prompt_format
+from mechicl.training import Curriculum
 
 PROMPTS = Prompts(torch.ones(2, 4, 3, dtype=torch.float64), torch.ones(2, 4, 1, dtype=torch.float64))
 
@@ -316,6 +318,8 @@ def test_public_functions_are_pickled_by_the_name_that_users_have():
         (lambda: algorithms.ridge(PROMPTS, penalty="0.1"), r"ridge\(\): penalty must be a number .*got '0\.1'"),  # type: ignore[arg-type]
         (lambda: algorithms.nearest_neighbours(PROMPTS, n_neighbours=1.5), r"n_neighbours must be an int .*got 1\.5"),  # type: ignore[arg-type]
         (lambda: algorithms.ols(PROMPTS.xs), r"prompts must be Prompts, got a tensor of float64 \[2, 4, 3\]"),  # type: ignore[arg-type]
+        (lambda: AlgorithmLearner(3), r"AlgorithmLearner\(\): algorithm must be a function, got 3"),  # type: ignore[arg-type]
+        (lambda: Curriculum(dims=3), r"Curriculum\(\): dims must be Ramp or None, got 3"),  # type: ignore[arg-type]
         (lambda: mechicl.load(3), r"load\(\): name must be a string or Path, got 3"),  # type: ignore[arg-type]
         (lambda: PROMPTS.split("2"), r"Prompts\.split\(\): size must be an int of at least 1, got '2'"),  # type: ignore[arg-type]
         (lambda: prompt_format("Paired", x_dim=2, y_dim=1), r"name must be 'paired' or 'interleaved', got 'Paired'"),  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ class WeightProducts:
             raise ValueError(f"a head has no gauge: the mean diagonals of W_KQ are {beta.flatten().tolist()}")
         return self.in_gauge(beta)
 
+    @checked
     def in_gauge(self, beta: Float[Tensor, "*batch layer head"]) -> "WeightProducts":
         """Convert to another gauge of the same linear attention: `W_KQ / β`, `W_PV β`."""
         beta = beta[..., None, None]
