@@ -53,7 +53,7 @@ def attention(**options: Any) -> Any:
         (lambda: viz.patching_grid(swept(("a", "b", "c", "d", "e"), ((0,),) * 5)), "2 to 4 axes"),
         (lambda: viz.patching_grid(swept(("head", "pos"), ((0, 1), (0, 1)))), "with layers"),
         (lambda: viz.patching_grid(swept(("layer", "pos"), ((0,), (0, 1))), labels=["A"]), "labels"),
-        (lambda: viz.patching_grid(swept(("layer", "pos"), ((0,), (0,))), recovered=True), "come from no run"),
+        (lambda: viz.patching_grid(swept(("layer", "pos"), ((0,), (0,))), recovered=True), "come from a run"),
         (lambda: viz.connectivity_paths({}), "paths"),
         (lambda: viz.connectivity_paths({"a": path(3), "b": path(5)}), "same alphas"),
         (lambda: viz.roll_outs({}), "by_damping"),
