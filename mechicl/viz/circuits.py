@@ -8,8 +8,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from mechicl.analysis import Circuit
-from mechicl.analysis.circuits import EMBEDDING, CircuitComparison, CircuitCurve, Edge, EdgeScores, Node
-from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges, order_edges
+from mechicl.analysis.circuits import EMBEDDING, Edge, EdgeScores, Node
+from mechicl.analysis.circuits.circuit_comparison import CircuitComparison, NodesAndEdges, order_edges
+from mechicl.analysis.circuits.curves import CircuitCurve
 from mechicl.base.arguments import checked
 from mechicl.statistics import Interval
 from mechicl.viz import elements as draw

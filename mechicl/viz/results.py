@@ -10,7 +10,9 @@ from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
 from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.causes import HypothesisTest, Interchange, SubspaceSearch
-from mechicl.analysis.circuits import Circuit, CircuitComparison, CircuitCurve, EdgeScores
+from mechicl.analysis.circuits import Circuit, EdgeScores
+from mechicl.analysis.circuits.circuit_comparison import CircuitComparison
+from mechicl.analysis.circuits.curves import CircuitCurve
 from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores

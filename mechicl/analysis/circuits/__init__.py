@@ -5,8 +5,8 @@
 """
 
 from mechicl.analysis.circuits.circuit import Circuit
-from mechicl.analysis.circuits.circuit_comparison import CircuitComparison, compare_circuits
-from mechicl.analysis.circuits.curves import CircuitCurve, circuit_curve
+from mechicl.analysis.circuits.circuit_comparison import compare_circuits
+from mechicl.analysis.circuits.curves import circuit_curve
 from mechicl.analysis.circuits.measures import measure_circuit
 from mechicl.analysis.circuits.scores import EdgeScores, score_edges
 from mechicl.analysis.circuits.search import find_circuit
@@ -15,8 +15,6 @@ from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 __all__ = [
     "EMBEDDING",
     "Circuit",
-    "CircuitComparison",
-    "CircuitCurve",
     "Edge",
     "EdgeScores",
     "Node",

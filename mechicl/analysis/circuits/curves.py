@@ -154,10 +154,6 @@ def circuit_curve(
         method: what a cut edge carries: by default the same as for the scores, else zero. "any" is measured with zero.
         seed: of random scores, and of "resample".
 
-    Raises:
-        ValueError: as for `find_circuit`; scores of other edges or by another method, scores that are not finite, or a
-            metric that is not finite on some circuit.
-
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (64, 16)).repeat(1, 2)

@@ -48,9 +48,6 @@ def measure_circuit(
             `Circuit.incompleteness`: all sets if there are that few, else random ones, with every node in half of them.
         seed: of the sets, and of "resample".
 
-    Raises:
-        ValueError: as for `find_circuit`; a circuit of another model, or of a method that this version does not have.
-
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (64, 16)).repeat(1, 2)

@@ -56,9 +56,6 @@ class EdgeScores(Result):
         """Return the probability that a true edge scores higher, in absolute value, than another edge.
 
         Ties count one half.
-
-        Raises:
-            ValueError: no true or no other edge, a true edge without a score, or scores that are not finite.
         """
         values = read_scores(self, self.edges).abs().numpy()
         true = set(truth.edges if isinstance(truth, NodesAndEdges) else truth)
@@ -131,9 +128,6 @@ def score_edges(
             - "mask-ig": on the path of all edges together from cut to whole, averaged over steps. In the limit of many
               steps the scores add up to the whole effect (Sundararajan et al. 2017).
         steps: number of points on the path; by default 4, or 5 for "eap-ig".
-
-    Raises:
-        ValueError: as for `find_circuit`, or a metric without a gradient.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

@@ -122,9 +122,6 @@ def compare_with_finetuning(
         memory: bound in bytes.
         progress: show progress bars.
 
-    Raises:
-        ValueError: as for `fine_tune`; a prompt longer than the model's context, or a model without hooks of attention.
-
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.3.
 
     Example:

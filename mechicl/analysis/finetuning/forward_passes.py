@@ -159,9 +159,6 @@ def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Te
         tokens: as the model reads them, `[prompt pos ...]`.
         changes: added to its parameters, by name.
 
-    Raises:
-        ValueError: changes of parameters that the model does not have, or has in another shape.
-
     Source: Ortiz-Jimenez et al. 2023; Bar Natan, Deutch & Magar, equation 5.
 
     Example:

@@ -97,9 +97,6 @@ class FineTuned(Result):
     def applied(self, model: nn.Module) -> AbstractContextManager[None]:
         """Open a context in which the model has the tuned weights; its own are restored bit for bit.
 
-        Raises:
-            ValueError: a linearised tuning, whose changes are not weights of the model itself.
-
         Example:
             >>> tuned = fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(learning_rate=0.01))
             >>> with tuned.applied(model):

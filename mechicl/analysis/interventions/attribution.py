@@ -152,9 +152,6 @@ def correlate_effects(
     Prompts on which all effects are the same have no correlation and are left out; effects that are not finite make it
     NaN. A correlation ignores scale: all estimates may still be too large or too small by one factor.
 
-    Raises:
-        ValueError: sweeps of different cells or prompts, or no prompt left.
-
     Example:
         >>> corrupted = corrupt(prompts, "labels")
         >>> correlate_effects(attribute(model, prompts, corrupted), patch(model, prompts, corrupted)).mean

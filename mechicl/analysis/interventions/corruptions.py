@@ -27,9 +27,6 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
         seed: of the random draws.
         noise_std: of the noise, in standard deviations of the targets.
 
-    Raises:
-        ValueError: too few prompts or points.
-
     Example:
         >>> corrupt(prompts, "task").xs.equal(prompts.xs)
         True
@@ -72,9 +69,6 @@ def corrupt_tokens(
             an induction head finds nothing. "sequence": another sequence of the batch.
         d_vocab: replacements are drawn from the tokens below this; by default those up to the largest in `ids`.
         seed: of the random draws.
-
-    Raises:
-        ValueError: a single sequence where another is needed, or no other token to draw.
 
     Example:
         >>> corrupt_tokens(torch.tensor([[3, 1, 2, 3]]), d_vocab=5)[0, 3].item()

@@ -70,9 +70,6 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
 
     The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`, or ids beyond their vocabulary.
 
-    Raises:
-        ValueError: negative ids.
-
     Example:
         >>> logit_difference(torch.tensor([1, 2]), torch.tensor([0, 0]))(torch.randn(2, 5)).shape
         torch.Size([2])
@@ -101,9 +98,6 @@ def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) 
 
     With targets at all positions it is averaged over those that are not -100. The metric raises a ValueError for logits
     of another shape, and for targets beyond their vocabulary.
-
-    Raises:
-        ValueError: a prompt without a target, or negative ids other than -100.
 
     Example:
         >>> next_token_loss(torch.tensor([1, 2]))(torch.randn(2, 5)).shape

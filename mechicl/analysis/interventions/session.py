@@ -201,11 +201,7 @@ class PatchingSession:
         return bool(self._future)
 
     def toggle(self, site: Site) -> None:
-        """Add a patch, or remove it.
-
-        Raises:
-            ValueError: a site that the model does not have, or whose edits it ignores (see `patch`).
-        """
+        """Add a patch, or remove it."""
         self._check(site)
         now = self.interventions
         self._remember(tuple(other for other in now if other != site) if site in now else (*now, site))

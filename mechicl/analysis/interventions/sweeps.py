@@ -66,11 +66,7 @@ class InterventionSweep(Result):
         return list(self.indices[self.axes.index(axis)])
 
     def measure(self, name: str, metric: Metric) -> "InterventionSweep":
-        """Add a metric to the sweep.
-
-        Raises:
-            ValueError: the predictions were not kept, or the metric returns another shape than `[prompt]`.
-        """
+        """Add a metric to the sweep."""
         if self.predictions is None:
             raise ValueError("the predictions of this sweep were not kept: give the metric to the sweep itself")
         cells = self.predictions.flatten(0, len(self.axes) - 1)
@@ -94,9 +90,6 @@ class InterventionSweep(Result):
         0 where an intervention does nothing, 1 where it moves the mean metric all the way; NaN where both runs have the
         same mean metric, up to rounding. It is a share of means, since the share of a single prompt is undefined where
         both runs agree. The largest of many cells is biased upwards: measure it again on other prompts (`only=`).
-
-        Raises:
-            ValueError: an ablation, whose activations do not come from a run.
         """
         name = self._metric(metric)
         return self.effect(name).mean(-1) / self._whole(name).mean()

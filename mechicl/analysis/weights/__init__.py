@@ -9,7 +9,7 @@ from mechicl.analysis.weights.closed_forms import (
     one_step_optimum,
     preconditioned_gd_optimum,
 )
-from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, measure_conditioning
+from mechicl.analysis.weights.conditioning import measure_conditioning
 from mechicl.analysis.weights.fits import fit_construction
 from mechicl.analysis.weights.kernels import adapted_functions, initial_function, view_kernel
 from mechicl.analysis.weights.paths import LossPath, connect_modes, interpolate
@@ -21,8 +21,6 @@ from mechicl.analysis.weights.products import (
 )
 
 __all__ = [
-    "Conditioning",
-    "EigenvalueRange",
     "LossPath",
     "WeightProducts",
     "adapted_functions",

@@ -139,9 +139,6 @@ def adapted_functions(
 def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> Float[Tensor, "point y"]:
     """Compute the prediction before attention: the read-out of the embedded query, as without any context.
 
-    Raises:
-        ValueError: a model that the kernel view does not describe.
-
     Source: von Oswald et al. 2023, Fig. 4, the initial function.
     """
     _check_model(model)
@@ -191,9 +188,6 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
         model: one head, one layer and an optional input MLP, on paired prompts with one target.
         grid: inputs, each taken as a query and as a context point.
         prompts: predictions for these are split into terms; their number of context points is that of the kernel.
-
-    Raises:
-        ValueError: a model that the kernel view does not describe, or no prompts, context or grid points.
 
     Source: von Oswald et al. 2023, A.8.
 

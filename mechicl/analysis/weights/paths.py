@@ -165,9 +165,6 @@ def interpolate(
         n_alphas: models on the line, the ends included; an odd number has the midpoint among them.
         kind: "raw", "rescaled" (linear attention), "aligned" or "lifted"; see `connect_modes`.
 
-    Raises:
-        ValueError: models of different shapes.
-
     Source: von Oswald et al. 2023, A.3.
 
     Example:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.analysis.circuits import EMBEDDING, CircuitComparison, Edge, Node, compare_circuits
-from mechicl.analysis.circuits.circuit_comparison import Kind, order_edges
+from mechicl.analysis.circuits import EMBEDDING, Edge, Node, compare_circuits
+from mechicl.analysis.circuits.circuit_comparison import CircuitComparison, Kind, order_edges
 
 NODES = [Node(layer, head) for layer in range(2) for head in (0, 1, None)]
 EDGES = [Edge(EMBEDDING, node, by) for node in NODES if node.head is not None for by in "qkv"]

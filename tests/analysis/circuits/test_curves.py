@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from mechicl import constructions
-from mechicl.analysis.circuits import CircuitCurve, circuit_curve, find_circuit, measure_circuit, score_edges
-from mechicl.analysis.circuits.curves import FRACTIONS
+from mechicl.analysis.circuits import circuit_curve, find_circuit, measure_circuit, score_edges
+from mechicl.analysis.circuits.curves import FRACTIONS, CircuitCurve
 from mechicl.analysis.interventions import logit_difference, next_token_loss, squared_error
 from mechicl.models.opening.edges import EMBEDDING, Edge, list_edges
 from mechicl.statistics import load_result, ratio_interval

@@ -13,8 +13,6 @@ from mechicl.analysis.interventions import (
     InterventionSweep,
     attribute,
     correlate_effects,
-    logit_difference,
-    next_token_loss,
     patch,
     squared_error,
 )
@@ -103,18 +101,6 @@ def test_agrees_with_transformer_lens():
             compared += 1
     assert compared == 3 * 6 * 3
     assert oracles.no_hook_left(model)
-
-
-def test_several_metrics_share_the_runs():
-    model = model_of("ids")
-    clean, corrupted = pair(model)
-    metrics = {"loss": next_token_loss(clean[:, 0]), "difference": logit_difference(clean[:, 1], clean[:, 2])}
-    both = attribute(model, clean, corrupted, metrics=metrics)
-    for name, metric in metrics.items():
-        alone = attribute(model, clean, corrupted, metrics={name: metric})
-        assert_close(both.values[name], alone.values[name], **EXACT)
-    assert both.predictions is None
-    assert both.recovered("loss").shape == (2, 2)
 
 
 def test_only_some_cells_in_the_given_order():

@@ -18,8 +18,8 @@ from mechicl.analysis.interventions import (
     patch_paths,
     runs,
 )
-from mechicl.analysis.interventions.runs import Experiment, record_within, rows_at_once
-from mechicl.base.memory import Budget, TooLittleMemory
+from mechicl.analysis.interventions.runs import Experiment
+from mechicl.base.memory import Budget
 from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
@@ -144,20 +144,6 @@ def test_only_cells_that_affect_one_row_of_their_layer_take_the_quick_route(kind
     clean, corrupted = pair(model, 2)
     expected, _ = oracles.loop_patch(model, corrupted, clean, component, axes)
     assert_close(flat(patch(model, clean, corrupted, component, axes)), expected, **EXACT)
-
-
-def test_rows_within_a_bound():
-    model = model_of("gpt")
-    adapter = ModelAdapter(model)
-    tokens = adapter.encode(oracles.inputs(model, 0))
-    per_row, fixed = adapter.bytes_per_row(tokens), 1000 + adapter.bytes_of_products
-    assert rows_at_once(adapter, tokens, Budget(fixed + per_row, held=1000)) == 1
-    assert rows_at_once(adapter, tokens, Budget(fixed + 7.5 * per_row, held=1000)) == 7
-    for memory in (fixed + per_row - 1, 0, -1, float("nan")):
-        with pytest.raises(TooLittleMemory):
-            rows_at_once(adapter, tokens, Budget(memory, held=1000))
-    with pytest.raises(ValueError, match="too little"):
-        record_within(adapter, tokens, [hook_name("z", 0)], Budget(per_row))
 
 
 def test_a_model_of_the_protocol_that_cannot_be_resumed(monkeypatch):
