@@ -1,7 +1,7 @@
 """Trained models on disk and on the hub: a folder with `weights.safetensors`, `config.json` and `record.json`.
 
-A checkpoint may contain several seeds of one training: every tensor has a leading seed axis. `record.json` says how it
-was made (command, seeds, versions, curve, wall time, hardware) and has the digests of the other files.
+A checkpoint may contain several seeds of one training: every tensor has a leading seed axis. `record.json` contains
+the training's command, seeds, versions, curve, wall time and hardware, and the digests of the other files.
 
 >>> model = load("lsa-1l")                     # the seed with the least held-out loss
 >>> checkpoint = load_checkpoint("lsa-1l")     # all seeds, their record, their weights during training
@@ -14,9 +14,9 @@ from mechicl.checkpoints.folders import load, load_checkpoint, push, save
 from mechicl.checkpoints.joining import join
 from mechicl.checkpoints.random_weights import are_weights_random as are_weights_random
 from mechicl.checkpoints.random_weights import random_weights, untrained
-from mechicl.checkpoints.stacks import stack_models
+from mechicl.checkpoints.stacks import stack_models as stack_models
 
 __all__ = [
     "Checkpoint", "CheckpointError", "Snapshots", "available", "join", "load", "load_checkpoint", "push",
-    "random_weights", "save", "stack_models", "untrained",
+    "random_weights", "save", "untrained",
 ]  # fmt: skip

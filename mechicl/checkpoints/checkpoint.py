@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: the models of all seeds, how they were trained, their weights during training."""
+"""The contents of a checkpoint: the models of all seeds, their training record, their weights during training."""
 
 import math
 from collections.abc import Iterable
@@ -7,14 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from mechicl.base.checks import is_whole
 from mechicl.checkpoints.stacks import models_from_stack
 from mechicl.models import Model
 from mechicl.tasks import AnyTask, task_from_dict
 
 STUCK = 1.1
-"""A seed whose held-out loss at the end of training is above this many times the best seed's is called stuck."""
-
+"""A seed is stuck if its held-out loss at the end of training is above this many times the best seed's."""
 OF_EACH_MODEL = ("seeds", "stopped_at", "diverged_at")
 """Entries of a record with one value per model."""
 
@@ -34,9 +32,6 @@ class Snapshots:
     Attributes:
         steps: the steps.
         weights: name to `[step seed ...]`.
-
-    Raises:
-        ValueError: another number of weights than of steps.
     """
 
     steps: tuple[int, ...]
@@ -45,10 +40,10 @@ class Snapshots:
     def __post_init__(self):
         for name, tensor in self.weights.items():
             if tensor.shape[:1] != (len(self.steps),):
-                raise ValueError(f"{name} of shape {list(tensor.shape)} does not hold {len(self.steps)} snapshots")
+                raise ValueError(f"{name} of shape {list(tensor.shape)} does not contain {len(self.steps)} snapshots")
 
     def select(self, models: slice | Tensor | list[int]) -> "Snapshots":
-        """The snapshots of some of the models, by a slice or their indices."""
+        """Select the snapshots of some models, by a slice or their indices."""
         return Snapshots(self.steps, {name: weights[:, models] for name, weights in self.weights.items()})
 
 
@@ -57,7 +52,7 @@ class Checkpoint:
     """Everything in a checkpoint folder.
 
     Attributes:
-        name: of the folder.
+        name: name of the folder.
         models: one per seed, in eval mode; of several tasks trained at once, first all seeds of the first.
         record: how they were trained.
         snapshots: their weights during training, if they were kept.
@@ -81,10 +76,10 @@ class Checkpoint:
             raise CheckpointError(f"{self.name}: no usable task in its record: {error!r}") from error
 
     def by_task(self) -> "list[Checkpoint]":
-        """One checkpoint for each task that was trained on, as if it had been trained on alone.
+        """Split a checkpoint of several tasks into one checkpoint per task, as if each had been trained alone.
 
         Raises:
-            CheckpointError: the record names no task, or another number of models than tasks times seeds.
+            CheckpointError: the record names no task, or the number of models is not tasks times seeds.
         """
         self.task  # noqa: B018 - raises if there is none
         training = self.record["training"]
@@ -109,10 +104,7 @@ class Checkpoint:
 
     @property
     def best(self) -> Model:
-        """The model with the least held-out loss at the end of training, of the first task if there are several.
-
-        Without a curve in the record it is the first model.
-        """
+        """The model of the first task with the least held-out loss at the end; the first one if there is no curve."""
         losses = self.final_losses[: self._n_seeds]
         return self.models[losses.index(min(losses)) if losses else 0]
 
@@ -135,7 +127,7 @@ class Checkpoint:
             [4]
         """
         if self._n_seeds != len(self.models):
-            raise CheckpointError(f"{self.name} holds several tasks with the same seeds: ask each part of by_task()")
+            raise CheckpointError(f"{self.name} has several tasks with the same seeds: use the parts of by_task()")
         return [self._seeds[i] for i in self.stuck]
 
     @property
@@ -148,26 +140,18 @@ class Checkpoint:
         return list(self.record.get("seeds", range(len(self.models))))
 
     def select(self, indices: Iterable[int]) -> "Checkpoint":
-        """Some of the models, by their indices, with what the record and the snapshots say of them.
-
-        Raises:
-            IndexError: there is no such model.
-        """
-        chosen, n = list(indices), len(self.models)
-        for i in chosen:
-            if not is_whole(i) or not -n <= i < n:
-                raise IndexError(f"indices must be whole numbers below {n}, the number of models, got {i!r}")
-        record = dict(self.record)
+        """Select models by their indices, with their entries of the record and the snapshots."""
+        chosen = list(indices)
+        models, record = [self.models[i] for i in chosen], dict(self.record)
         record |= {name: [record[name][i] for i in chosen] for name in OF_EACH_MODEL if name in record}
         if "curve" in record:
             curve = record["curve"]
             losses = {n: [[line[i] for i in chosen] for line in curve[n]] for n in ("loss", "eval_loss") if n in curve}
             record["curve"] = {**curve, **losses}
-        snapshots = self.snapshots and self.snapshots.select(chosen)
-        return Checkpoint(self.name, [self.models[i] for i in chosen], record, snapshots)
+        return Checkpoint(self.name, models, record, self.snapshots and self.snapshots.select(chosen))
 
     def model(self, seed: int | None = None) -> Model:
-        """The model of a training seed, of the first task if there are several; `best` by default.
+        """Return the model of a training seed, of the first task if there are several; `best` by default.
 
         Raises:
             UnknownSeedError: no model has that seed.
@@ -179,7 +163,7 @@ class Checkpoint:
         return self.models[self._seeds.index(seed)]
 
     def models_at(self, snapshot: int) -> list[Model]:
-        """The models as they were at a snapshot, by its index."""
+        """Return the models at a snapshot, by its index."""
         if self.snapshots is None:
             raise CheckpointError(f"{self.name} was saved without snapshots")
         return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})

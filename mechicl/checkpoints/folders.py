@@ -32,26 +32,26 @@ from mechicl.models.transformer.lens_config import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 
 RECORD = "record.json"
-"""The file of a checkpoint that is read first and written last: it has the digests of the others."""
+"""The file of a checkpoint that is read first and written last; it has the digests of the others."""
 MOST_CONFIG = 2**20
-"""Bytes of a config.json that are read; a long one has two thousand."""
+"""Largest size of a config.json, in bytes; a long one has two thousand."""
 
 
 @checked
 def load(name: str | Path, seed: int | None = None) -> Model:
-    """A trained model in eval mode.
+    """Load a trained model, in eval mode.
 
     Args:
         name: of a shipped checkpoint (see `available`), the path of a checkpoint folder, or "hf://owner/name", a
-            repository of the Hugging Face hub, with "@revision" for another than its main branch. Of that only the
-            checkpoint's JSON and safetensors files are fetched.
-        seed: which of its training seeds; by default the one with the least held-out loss (`Checkpoint.best`). Of
-            several tasks trained at once it is the first (see `Checkpoint.by_task`).
+            repository of the Hugging Face hub, with "@revision" for another than its main branch. Only the
+            checkpoint's JSON and safetensors files are fetched from there.
+        seed: training seed; by default the one with the least held-out loss (`Checkpoint.best`). If several tasks were
+            trained at once, the model is of the first (see `Checkpoint.by_task`).
 
     Raises:
-        CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, too large, or no
-            safetensors; or the weights do not fit the config. Nothing in the files is ever executed, and no memory is
-            taken for sizes that only the config claims.
+        CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, or too large; or
+            the weights do not fit the config. Code in the files is never executed, and no memory is taken for sizes
+            that only the config claims.
 
     Example:
         >>> load("lsa-1l").cfg.n_layers
@@ -62,7 +62,7 @@ def load(name: str | Path, seed: int | None = None) -> Model:
 
 @checked
 def load_checkpoint(name: str | Path) -> Checkpoint:
-    """All seeds of a checkpoint, its record and its snapshots; arguments and errors as for `load`."""
+    """Load all seeds of a checkpoint, its record and its snapshots; arguments and errors as for `load`."""
     folder = _folder(name)
     record_path, config_path, weights_path, snapshots_path = (current_path(folder, each, RECORD) for each in FILES)
     with _checked(record_path):
@@ -73,11 +73,11 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     with _checked(config_path):
         data = read_json(config_path, MOST_CONFIG)
         _check_digest(config_path, digests)
-        if "device" in data:  # a file does not choose where the model is made; "meta" would even drop the weights
+        if "device" in data:  # a file must not choose where the model is made; "meta" would even drop the weights
             raise ValueError("device is not a field of a saved config")
         cfg: ModelConfig = config_from_dict(data)
-    # The header is read before the digest is compared ("this is a pickle" says more than "this is another file"), and
-    # compared with the config before memory of the size that either of them claims is taken.
+    # The header is read before the digest is compared ("this is a pickle" is more helpful than "this is another file"),
+    # and compared with the config before memory of the claimed size is taken.
     with _checked(weights_path):
         outline, _ = read_outline(weights_path)
         n_models = check_stack(cfg, outline)
@@ -103,21 +103,21 @@ def save(
     record: dict[str, Any] | None = None,
     snapshots: Snapshots | None = None,
 ) -> Path:
-    """Write a checkpoint folder; `load` with its path reads it back.
+    """Write a checkpoint folder, which `load` reads by its path; `push` sends it to the hub.
 
-    A checkpoint that is there already is replaced as a whole: if this call fails or is killed at any moment, the
-    folder loads as the old checkpoint or as the new one.
+    An existing checkpoint is replaced as a whole: if this call fails or is killed at any moment, the folder loads as
+    the old checkpoint or as the new one.
 
     Args:
-        folder: made if it does not exist. `push` sends it to the hub.
+        folder: made if it does not exist.
         models: one, or several with the same config (seeds of one training).
         record: plain JSON data about the training.
         snapshots: weights during training.
 
     Raises:
-        ArgumentError: something in the record that is not plain JSON data, such as a set or NaN.
-        ValueError: a repository of the hub for a folder, no models, different configs, another number of `seeds` in the
-            record than of models, or a longer record than could be read. Nothing has been written then.
+        ArgumentError: a value in the record is not plain JSON data, such as a set or NaN.
+        ValueError: a repository of the hub as folder, no models, different configs, a number of `seeds` in the record
+            that differs from the number of models, or a record that is too long to be read.
     """
     if str(folder).startswith("hf:"):
         raise ValueError(f"save() writes to a folder, then push(folder, {str(folder)[3:].lstrip('/')!r}) sends it")
@@ -127,8 +127,7 @@ def save(
         raise ValueError("save() needs one or more models with the same config")
     record = record or {}
     _check_plain("record", record)
-    if not _one_model_a_seed(record, len(models)):
-        raise ValueError(f"{len(models)} models for the seeds {record['seeds']!r}")
+    _check_seeds(record, len(models))
     files = {
         "config.json": json_bytes(models[0].cfg.to_dict()),
         "weights.safetensors": tensor_bytes(stack_models(models)),
@@ -137,9 +136,8 @@ def save(
         steps = ",".join(map(str, snapshots.steps))
         files["snapshots.safetensors"] = tensor_bytes(snapshots.weights, {"steps": steps})
     digests = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
-    rest = {name: value for name, value in record.items() if name != "sha256"}  # of a checkpoint that was loaded
-    digests[RECORD] = _own_digest(rest)
-    files[RECORD] = json_bytes({**rest, "sha256": digests})
+    digests[RECORD] = _record_digest(record)
+    files[RECORD] = json_bytes({**record, "sha256": digests})
     if len(files[RECORD]) > MOST_BYTES:
         raise ValueError(f"the record has {len(files[RECORD]):,} bytes; {MOST_BYTES:,} are read: thin its curve")
     check_values(Path(folder) / RECORD, files[RECORD])
@@ -155,10 +153,10 @@ def save(
 def push(
     checkpoint: str | Path, repository: str, *, private: bool = False, message: str = "Checkpoint of mechicl"
 ) -> str:
-    """Send a checkpoint to a repository of the Hugging Face hub, with a README that says what its record says.
+    """Send a checkpoint to a repository of the Hugging Face hub, with a README made from its record.
 
-    It is read first, so that nothing damaged is sent. The repository is made if it does not exist; its checkpoint and
-    README are replaced in one commit, and other files stay. Log in first: `hf auth login`, or the variable HF_TOKEN.
+    The checkpoint is loaded first, so that nothing damaged is sent. The repository is made if it does not exist; its
+    checkpoint and README are replaced in one commit. Log in first: `hf auth login`, or the variable HF_TOKEN.
 
     Args:
         checkpoint: the path of a checkpoint folder (see `save`), or the name of a shipped one.
@@ -167,7 +165,7 @@ def push(
         message: of the commit.
 
     Returns:
-        What to load it by, ever the same: "hf://owner/name@commit".
+        The name to load it by: "hf://owner/name@commit".
 
     Raises:
         CheckpointError: a checkpoint that cannot be loaded, or a repository that cannot be written to.
@@ -180,12 +178,10 @@ def push(
     if (folder / NEW).is_dir():  # a save was killed before it had moved its files into place
         settle(folder, RECORD)
     record = {name: value for name, value in loaded.record.items() if name != "sha256"}
-    try:
+    with _hub_errors():
         repository = Reference.parse(repository).repository
         card = model_card(repository, record, loaded.models[0].cfg.to_dict(), len(loaded.models))
         return upload(folder, repository, card, private=private, message=message)
-    except HubError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def _is_on_hub(name: str | Path) -> bool:
@@ -194,10 +190,8 @@ def _is_on_hub(name: str | Path) -> bool:
 
 def _folder(name: str | Path) -> Path:
     if _is_on_hub(name):
-        try:
+        with _hub_errors():
             folder = download(str(name))
-        except HubError as error:
-            raise CheckpointError(str(error)) from error
     else:
         folder = (shipped_folder(name) if isinstance(name, str) and name in available() else None) or Path(name)
         if not folder.is_dir():
@@ -205,13 +199,21 @@ def _folder(name: str | Path) -> Path:
                 f"no checkpoint {str(name)!r}: it is neither a folder nor one of the shipped ones, {available()}"
             )
     if not current_path(folder, RECORD, RECORD).is_file():
-        raise CheckpointError(f"{name} has no record.json: it is no checkpoint of mechicl, or its saving was cut short")
+        raise CheckpointError(f"{name} has no record.json: it is not a checkpoint, or it was not saved completely")
     return folder
 
 
 @contextmanager
+def _hub_errors() -> Iterator[None]:
+    try:
+        yield
+    except HubError as error:
+        raise CheckpointError(str(error)) from error
+
+
+@contextmanager
 def _checked(path: Path) -> Iterator[None]:
-    """Turn what is wrong with a file into a CheckpointError that names it."""
+    """Turn errors in a file into a CheckpointError that names it."""
     try:
         yield
     except CheckpointError:
@@ -229,7 +231,7 @@ def _check_digest(path: Path, digests: Mapping[str, Any]) -> None:
 
 
 def _check_plain(name: str, value: Any, depth: int = 0) -> None:
-    """Refuse data that JSON has no form for."""
+    """Refuse data that JSON cannot represent."""
     if isinstance(value, list | tuple | Mapping) and depth < 200:
         for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             if not isinstance(key, str | int | float | bool | None):
@@ -243,18 +245,21 @@ def _check_plain(name: str, value: Any, depth: int = 0) -> None:
         raise ArgumentError(f"{name} must be finite, got {value}")
 
 
-def _own_digest(record: dict[str, Any]) -> str:
-    """Of a record as it is read again, without the digests: of two keys that JSON writes alike, the last stays."""
+def _record_digest(record: dict[str, Any]) -> str:
+    """Digest of a record without its digests, after a round trip: if JSON writes two keys alike, the last stays."""
+    record = {name: value for name, value in record.items() if name != "sha256"}
     return hashlib.sha256(json_bytes(json.loads(json_bytes(record)))).hexdigest()
 
 
-def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int) -> None:
-    """Refuse a record that was changed since it was saved, or that `save` would not write.
+def _check_seeds(record: dict[str, Any], n_models: int) -> None:
+    seeds = record.get("seeds", range(n_models))
+    if not isinstance(seeds, list | tuple | range) or len(seeds) != n_models:
+        raise ValueError(f"{n_models} models for the seeds {seeds!r}")
 
-    Records of earlier versions have no digest of their own.
-    """
-    if not _one_model_a_seed(record, n_models):
-        raise ValueError(f"{n_models} models for the seeds {record['seeds']!r}")
+
+def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int) -> None:
+    """Refuse a record that was changed since it was saved, or that `save` would not write."""
+    _check_seeds(record, n_models)
     for name in ("training", "curve"):
         if not isinstance(record.get(name, {}), dict):
             raise ValueError(f"{name} must be an object, got {type(record[name]).__name__}")
@@ -265,30 +270,25 @@ def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int
         if not isinstance(lines, list) or not all(isinstance(line, list) and len(line) == n_models for line in lines):
             raise ValueError(f"curve.{name} must be a list of lists of {n_models} losses, one a model")
         if not all(loss is None or isinstance(loss, int | float) for line in lines for loss in line):
-            raise ValueError(f"curve.{name} holds something that is neither a number nor null")
+            raise ValueError(f"every loss of curve.{name} must be a number or null")
     if unknown := sorted(set(digests) - set(FILES)):
-        raise ValueError(f"it has digests (sha256) of {unknown}, which are no files of a checkpoint")
-    own = _own_digest({name: value for name, value in record.items() if name != "sha256"})
-    if digests.get(RECORD, own) != own:
+        raise ValueError(f"it has digests (sha256) of {unknown}, which are not files of a checkpoint")
+    own = _record_digest(record)
+    if digests.get(RECORD, own) != own:  # records of earlier versions have no digest
         raise ValueError(
-            f"it is not what was saved: its digest (sha256) is another one. If you changed it on purpose, take "
-            f"{RECORD!r} out of its sha256"
+            f"it was changed since it was saved (its SHA-256 differs). If that was on purpose, take {RECORD!r} out of "
+            f"its sha256"
         )
 
 
 def _check_snapshots(outline: dict[str, Tensor], metadata: dict[str, str], weights: dict[str, Tensor]) -> None:
-    """Refuse snapshots of other weights than the models', before they are read."""
+    """Refuse snapshots of other weights than the models' before they are read."""
     _snapshots(outline, metadata)
     shapes = {RENAMED.get(name, name): weight.shape for name, weight in weights.items()}
     for name, tensor in outline.items():
         if shapes.get(RENAMED.get(name, name)) != tensor.shape[1:]:
-            raise ValueError(f"{name} of shape {list(tensor.shape)} is no snapshot of a weight of these models")
+            raise ValueError(f"{name} of shape {list(tensor.shape)} is not a snapshot of a weight of these models")
 
 
 def _snapshots(weights: dict[str, Tensor], metadata: dict[str, str]) -> Snapshots:
     return Snapshots(tuple(int(step) for step in metadata.get("steps", "").split(",") if step), weights)
-
-
-def _one_model_a_seed(record: dict[str, Any], n_models: int) -> bool:
-    seeds = record.get("seeds", range(n_models))
-    return isinstance(seeds, (list, tuple, range)) and len(seeds) == n_models

@@ -19,9 +19,9 @@ from huggingface_hub.errors import (
 from mechicl.base.files import MOST_BYTES
 
 FILES = ("record.json", "config.json", "weights.safetensors", "snapshots.safetensors")
-"""The files that are fetched or sent, apart from the model card."""
+"""The files that are downloaded or uploaded, apart from the model card."""
 MOST_FETCHED = 16 * 2**30
-"""Largest file of weights that is fetched, in bytes."""
+"""Largest file of weights that is downloaded, in bytes."""
 PREFIX = "hf://"
 _FACTS = (  # fields of a training config that a card shows
     "steps", "batch_size", "learning_rate", "schedule", "warmup_steps", "gradient_clip", "curriculum",
@@ -40,19 +40,21 @@ class Reference(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Reference":
-        """From "hf://owner/name" or "hf://owner/name@revision", with or without the prefix."""
+        """Parse "hf://owner/name" or "hf://owner/name@revision", with or without the prefix."""
         parts = re.fullmatch(r"(?:hf://)?(\w[\w.-]*/\w[\w.-]*)(?:@([^\s@]+))?", text)
         if parts is None:
-            raise HubError(f"{text!r} is no repository of the hub: write hf://owner/name or hf://owner/name@revision")
+            raise HubError(
+                f"{text!r} is not a repository of the hub: write hf://owner/name or hf://owner/name@revision"
+            )
         return cls(parts[1], parts[2])
 
 
 def download(text: str) -> Path:
-    """The folder of the hub's cache with a repository's checkpoint; all its files are of one commit.
+    """Download a repository's checkpoint, all of one commit, and return its folder in the hub's cache.
 
     Raises:
-        HubError: no such repository or revision, no right to read it, or no connection and nothing in the cache; or
-            files that are too large.
+        HubError: an unknown or unreadable repository or revision, files that are too large, or no connection and an
+            empty cache.
     """
     repository, revision = Reference.parse(text)
     _check_sizes(repository, revision)
@@ -74,18 +76,18 @@ def _check_sizes(repository: str, revision: str | None) -> None:
     """Refuse files that are too large according to the hub, if it can be reached."""
     try:
         entries = HfApi().list_repo_tree(repository, revision=revision)
-        there = {entry.path: getattr(entry, "size", 0) for entry in entries}
-    except (HTTPError, HFValidationError, OSError, ValueError):  # no connection, or no repository: said when it is read
+        sizes = {entry.path: getattr(entry, "size", 0) for entry in entries}
+    except (HTTPError, HFValidationError, OSError, ValueError):  # the download reports it
         return
     for name in FILES:
         most = MOST_BYTES if name.endswith(".json") else MOST_FETCHED
-        if there.get(name, 0) > most:
-            words = "read it from a folder that you have fetched it to" if most == MOST_FETCHED else "it is not read"
-            raise HubError(f"{repository}: {name} has {there[name]:,} bytes, more than {most:,}: {words}")
+        if sizes.get(name, 0) > most:
+            advice = ": download it yourself and load the folder" if most == MOST_FETCHED else ""
+            raise HubError(f"{repository}: {name} has {sizes[name]:,} bytes, more than {most:,}{advice}")
 
 
 def upload(folder: Path, repository: str, card: str, *, private: bool, message: str) -> str:
-    """Send a checkpoint's files and its card in one commit, and return it, as "hf://owner/name@commit"."""
+    """Upload a checkpoint's files and its card in one commit, and return "hf://owner/name@commit"."""
     repository = Reference.parse(repository).repository
     files = [CommitOperationAdd(name, str(folder / name)) for name in FILES if (folder / name).is_file()]
     try:
@@ -101,7 +103,7 @@ def upload(folder: Path, repository: str, card: str, *, private: bool, message: 
 
 
 def model_card(repository: str, record: Mapping[str, Any], config: Mapping[str, Any], n_models: int) -> str:
-    """The README of a repository: the checkpoint's record as a table, and how to load it."""
+    """Write the README of a repository: the checkpoint's record as a table, and how to load it."""
     training = record.get("training") or {}
     task = training.get("task") or {}
     rows = [("models", f"{n_models}, seeds {_words(record.get('seeds', list(range(n_models))))}")]

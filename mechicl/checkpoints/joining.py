@@ -1,4 +1,4 @@
-"""Seeds that were trained in several runs, as one checkpoint."""
+"""Seeds that were trained in several runs, joined to one checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from mechicl.checkpoints.folders import load_checkpoint, save
 from mechicl.tasks import task_to_dict
 
 OF_A_RUN = ("command", "seeds", "steps_done", "wall_time_s", "hardware", "processes", "versions")
-"""What a joined record keeps of each run."""
-NO_OTHER_TRAINING = ("seeds", "more_tasks", "log_every", "save_every", "tracker", "cpu")
+"""Entries that a joined record keeps for each run."""
+MAY_DIFFER = ("seeds", "more_tasks", "log_every", "save_every", "tracker", "cpu")
 """Fields of a training config that two runs of one training may differ in."""
 
 
@@ -24,15 +24,15 @@ def join(folders: Sequence[str | Path], out: str | Path) -> Path:
     The record keeps the command, seeds, wall time, hardware and versions of every run (`runs`), and all curves.
 
     Args:
-        folders: two or more checkpoints, by name or path, in the order their seeds shall have.
+        folders: two or more checkpoints, by name or path, in the order of their seeds in the result.
         out: folder of the joined checkpoint. It may be one of those that are joined.
 
     Returns:
         The folder.
 
     Raises:
-        CheckpointError: fewer than two; a checkpoint that cannot be read; several tasks in one; another model or
-            training config, seeds that two of them hold, other steps, or other steps of the curves or the snapshots.
+        CheckpointError: fewer than two; a checkpoint that cannot be read; several tasks in one; models, training
+            configs, numbers of steps, or steps of curves or snapshots that differ; seeds in more than one of them.
 
     Example:
         >>> join(["checkpoints/gpt2-8l", "runs/gpt2-8l-seed1/checkpoint"], "checkpoints/gpt2-8l")
@@ -71,39 +71,35 @@ def join(folders: Sequence[str | Path], out: str | Path) -> Path:
 
 def _check_alike(parts: Sequence[Checkpoint], names: Sequence[str]) -> None:
     """Refuse checkpoints that are not of the same training."""
-    first, *others = parts
     for part, name in zip(parts, names, strict=True):
-        for key in ("seeds", "training"):
-            if key not in part.record:
-                raise CheckpointError(f"{name}: no {key!r} in its record, so that nothing can be joined to it")
+        if missing := {"seeds", "training"} - part.record.keys():
+            raise CheckpointError(f"{name}: its record has no {missing.pop()!r}, so it cannot be joined")
         if part.record["training"].get("more_tasks"):
             raise CheckpointError(f"{name} was trained on several tasks at once; join() takes one task")
-    for part, name in zip(others, names[1:], strict=True):
-        if part.models[0].cfg.to_dict() != first.models[0].cfg.to_dict():
-            differences = _differences(first.models[0].cfg.to_dict(), part.models[0].cfg.to_dict())
-            raise CheckpointError(f"{name} is another model than {names[0]}: {differences}")
+    first, name = parts[0], names[0]
+    for part, other in zip(parts[1:], names[1:], strict=True):
+        if differences := _differences(first.models[0].cfg.to_dict(), part.models[0].cfg.to_dict()):
+            raise CheckpointError(f"{other} is another model than {name}: {differences}")
         ours, theirs = (_training(each) for each in (first, part))
-        common = ours.keys() & theirs.keys()  # a version that did not have a field yet trained with its default
-        if any(ours[key] != theirs[key] for key in common):
-            ours, theirs = ({key: each[key] for key in ours if key in common} for each in (ours, theirs))
-            raise CheckpointError(f"{name} was trained otherwise than {names[0]}: {_differences(ours, theirs)}")
+        common = ours.keys() & theirs.keys()  # an older version without a field trained with its default
+        if differences := _differences(*({key: each[key] for key in ours if key in common} for each in (ours, theirs))):
+            raise CheckpointError(f"{other} was trained otherwise than {name}: {differences}")
         done, expected = part.record.get("steps_done"), first.record.get("steps_done")
         if done != expected:
-            raise CheckpointError(f"{name} has done {done} steps, {names[0]} {expected}: train both to the same step")
+            raise CheckpointError(f"{other} has done {done} steps, {name} {expected}: train both to the same step")
         for key in ("eval_step", "step"):
             if part.record.get("curve", {}).get(key) != first.record.get("curve", {}).get(key):
-                raise CheckpointError(f"the curve of {name} has other steps ({key}) than that of {names[0]}")
+                raise CheckpointError(f"the curve of {other} has other steps ({key}) than that of {name}")
         if (part.snapshots and part.snapshots.steps) != (first.snapshots and first.snapshots.steps):
-            raise CheckpointError(f"the snapshots of {name} are of other steps than those of {names[0]}")
+            raise CheckpointError(f"the snapshots of {other} are of other steps than those of {name}")
     seeds = [seed for part in parts for seed in part.record["seeds"]]
-    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    if twice:
+    if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise CheckpointError(f"seeds {twice} are in more than one of {', '.join(names)}: give each seed once")
 
 
 def _training(checkpoint: Checkpoint) -> dict[str, Any]:
     """The training config without the fields that may differ."""
-    config = {k: v for k, v in checkpoint.record["training"].items() if k not in NO_OTHER_TRAINING}
+    config = {k: v for k, v in checkpoint.record["training"].items() if k not in MAY_DIFFER}
     return config | {"task": task_to_dict(checkpoint.task), "model": None}  # the models' own configs were compared
 
 

@@ -1,4 +1,4 @@
-"""Untrained models in the place of trained ones: the control of everything that is said of a training."""
+"""Untrained models in place of trained ones: the control of statements about training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,17 +11,14 @@ from mechicl.checkpoints.stacks import stack_models
 from mechicl.models import build
 
 FIRST = 1_000_003
-"""Seed of the first model's new weights: no training of ours starts from it."""
+"""Seed of the first model's new weights; no training of ours starts from it."""
 _FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
 
 
 @checked
 @contextmanager
 def random_weights(seed: int = 0) -> Iterator[None]:
-    """During a `with` block, let every checkpoint that is loaded contain untrained models (see `untrained`).
-
-    Args:
-        seed: of the weights.
+    """During a `with` block, replace the models of every loaded checkpoint by untrained ones (see `untrained`).
 
     Example:
         >>> with random_weights():
@@ -35,17 +32,17 @@ def random_weights(seed: int = 0) -> Iterator[None]:
 
 
 def are_weights_random() -> bool:
-    """Whether checkpoints are loaded with untrained models, for code that opens models in other ways."""
+    """Return True within `random_weights`, for code that opens models in other ways."""
     return _FIRST.get() is not None
 
 
 @checked
 def untrained(checkpoint: Checkpoint, first: int = FIRST) -> Checkpoint:
-    """The checkpoint as if nothing had been learned: new initial weights, at every snapshot, and a flat curve.
+    """Replace a checkpoint's weights by new initial ones, at every snapshot too, and its curve by a flat one.
 
     Args:
-        checkpoint: of trained models.
-        first: seed of the first model's weights; the next has the next.
+        checkpoint: trained models.
+        first: seed of the first model's weights; the next model has the next seed.
 
     Example:
         >>> untrained(load_checkpoint("lsa-1l")).models[0].cfg.n_layers
@@ -65,6 +62,6 @@ def untrained(checkpoint: Checkpoint, first: int = FIRST) -> Checkpoint:
 
 
 def replaced(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint, or its untrained twin within `random_weights`."""
+    """Return the checkpoint, or untrained models within `random_weights`."""
     first = _FIRST.get()
     return checkpoint if first is None else untrained(checkpoint, first)

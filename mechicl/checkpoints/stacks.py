@@ -1,6 +1,6 @@
 """Models with one config as stacked tensors, a leading axis for seeds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,21 +12,16 @@ from mechicl.models.holding import holding
 from mechicl.models.transformer.lens_config import current_names
 
 MOST_LAYERS = 10_000
-"""Layers in all models of a checkpoint together: each takes tens of kilobytes, however small its weights are."""
+"""Most layers of all models of a checkpoint: each takes tens of kilobytes even if its weights are small."""
 
 
 @checked
-def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
-    """Parameters and buffers of models with one config, stacked on a leading seed axis.
+def stack_models(models: Sequence[Model]) -> dict[str, Tensor]:
+    """Stack the parameters and buffers of models with one config on a leading seed axis.
 
     Raises:
-        TypeError: something that is no model.
         ValueError: no models, or models of other shapes.
     """
-    models = list(models)
-    for i, model in enumerate(models):
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"models[{i}] must be a model, got {type(model).__name__}")
     with holding(*models):
         states = [_named_tensors(model) for model in models]
         shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
@@ -36,11 +31,7 @@ def stack_models(models: Iterable[Model]) -> dict[str, Tensor]:
 
 
 def models_from_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> list[Model]:
-    """Models from weights with a leading seed axis, as `stack_models` makes them.
-
-    Raises:
-        ValueError: as for `check_stack`.
-    """
+    """Build models from weights with a leading seed axis, as `stack_models` returns; errors as for `check_stack`."""
     n_models = check_stack(cfg, stacked)
     if isinstance(cfg, TransformerConfig):
         stacked = current_names(cfg, stacked)
@@ -56,14 +47,17 @@ def models_from_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> list[M
 
 
 def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
-    """The number of models in a stack, from names, shapes and types alone; no memory of their size is taken.
+    """Check names, shapes and types of a stack against a config, without memory of their size.
 
     Args:
         cfg: of the models; not trusted.
         stacked: as for `models_from_stack`; tensors may be on the "meta" device.
 
+    Returns:
+        The number of models.
+
     Raises:
-        ValueError: a tensor is missing, left over, or of another shape or type than the config requires; there is no
+        ValueError: a tensor is missing, superfluous, or of another shape or type than the config requires; there is no
             model in the stack, or there are more than `MOST_LAYERS` layers in all of them.
     """
     if isinstance(cfg, TransformerConfig):
@@ -71,15 +65,15 @@ def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
     layers = {name.split(".")[1] for name in stacked if name.startswith("blocks.")}
     n_layers = min(cfg.n_layers, 1) if getattr(cfg, "recurrent", False) else cfg.n_layers
     if len(layers) != n_layers:
-        raise ValueError(f"the weights are those of {len(layers)} layers, n_layers={cfg.n_layers} asks for {n_layers}")
+        raise ValueError(f"the weights are those of {len(layers)} layers, n_layers={cfg.n_layers} requires {n_layers}")
     n_models = {tensor.shape[0] for tensor in stacked.values() if tensor.ndim}
     if max(cfg.n_layers, 1) * max(n_models, default=1) > MOST_LAYERS:
         words = f"{max(n_models, default=1):,} models of n_layers={cfg.n_layers:,}"
         raise ValueError(f"{words} are more than the {MOST_LAYERS:,} layers that a checkpoint may have")
     try:
         expected = _named_tensors(outline(cfg))
-    except (RuntimeError, OverflowError, TypeError) as error:  # not even their number of elements can be written
-        raise ValueError(f"no model has the sizes that the config asks for: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, OverflowError, TypeError) as error:  # the number of elements overflows
+        raise ValueError(f"no model has the sizes in the config: {str(error).splitlines()[0]}") from error
     if set(stacked) != set(expected):
         missing, extra = sorted(set(expected) - set(stacked)), sorted(set(stacked) - set(expected))
         raise ValueError(f"the weights do not fit the config: missing {missing[:9]}, not expected {extra[:9]}")
@@ -89,7 +83,7 @@ def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
                 f"{name} must be [seed, {', '.join(map(str, expected[name].shape))}], got {list(tensor.shape)}"
             )
         if tensor.dtype != expected[name].dtype:
-            raise ValueError(f"{name} must be {expected[name].dtype} as the config says, got {tensor.dtype}")
+            raise ValueError(f"{name} must be {expected[name].dtype} as in the config, got {tensor.dtype}")
     if len(n_models) != 1 or n_models == {0}:
         raise ValueError(f"the weights need one leading axis for all, the seeds; theirs have sizes {sorted(n_models)}")
     return n_models.pop()

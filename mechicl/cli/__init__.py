@@ -1,8 +1,8 @@
 """The command line: `mechicl list`, `train PRESET`, `report CHECKPOINT --out DIR`, `import FOLDER --out DIR`,
 `sweep PRESET --over AXES`, `join RUN... --out DIR`.
 
-Its help and its list answer at once: no command's module imports torch, or what brings torch along, before the command
-is run, except `mechicl train PRESET`, whose options are the fields of the configs.
+Help and lists are quick: a command imports torch only when it runs, except `mechicl train PRESET`, whose options are
+the fields of the configs.
 """
 
 import json
@@ -17,9 +17,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from mechicl.cli.import_run import Import
-from mechicl.cli.join import Join
-from mechicl.cli.listing import List
+from mechicl.cli.checkpoints import Import, Join, List
 from mechicl.cli.report import Report
 from mechicl.cli.sweep import SweepCommand
 
@@ -40,11 +38,11 @@ class NamedPreset:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command line.
 
-    Errors of the user's making end with one line and exit code 1; words that cannot be parsed with tyro's explanation
-    and exit code 2.
+    User errors print one line and exit with code 1; words that cannot be parsed print tyro's explanation and exit with
+    code 2.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    numbers = random.getstate()  # tyro draws from them, and they are the caller's
+    numbers = random.getstate()  # tyro draws random numbers, which must not change those of the caller
     try:
         _run(words)
     finally:
@@ -59,22 +57,22 @@ def _run(words: list[str]) -> None:
             commands, prog="mechicl", description=DESCRIPTION, args=words, config=options, registry=registry
         )
         command.execute(shlex.join(["mechicl", *words]))
-    except BrokenPipeError:  # the reader has seen enough, as in `mechicl list | head -1`
-        # what is still to be flushed when Python ends must not fail again
+    except BrokenPipeError:  # the reader has stopped, as in `mechicl list | head -1`
+        # flushing the rest when Python ends must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (FloatingPointError, ValueError, OSError) as error:  # the first is a loss that is no longer finite
+    except (FloatingPointError, ValueError, OSError) as error:  # the first for a loss that is no longer finite
         print(f"mechicl: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("mechicl: interrupted; the same command goes on from what it has saved", file=sys.stderr)
+        print("mechicl: interrupted; the same command resumes from its last save", file=sys.stderr)
         sys.exit(130)
 
 
 def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegistry | None]:
-    """The commands as tyro takes them, and the rules for their words.
+    """The commands for tyro, and the rules that parse their words.
 
-    The options of `train PRESET` are fields of configs, which import torch: only a preset that is named has them.
+    The options of `train PRESET` are fields of configs, which import torch: only a preset in the words has them.
     """
     train, registry = Train, None
     completions = any(word.startswith("--tyro-") for word in words)
@@ -82,7 +80,7 @@ def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegis
         summaries = json.loads(files("mechicl.cli").joinpath("presets.json").read_text("utf-8"))
         presets: dict[str, Any] = dict.fromkeys(summaries, NamedPreset())
         if completions or not presets.keys().isdisjoint(words):
-            from mechicl.cli.train import REGISTRY as registry  # here, because it takes seconds
+            from mechicl.cli.train import REGISTRY as registry  # here, because it imports torch
             from mechicl.cli.train import named_presets
 
             presets |= named_presets(words, summaries if completions else words)
@@ -91,8 +89,6 @@ def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegis
 
 
 def _train_command(presets: Any) -> Any:
-    """The class of `train`, with a subcommand for each preset."""
-
     @dataclass(frozen=True)
     class WithPresets:
         preset: Annotated[presets, tyro.conf.arg(name="")]  # pyright: ignore[reportInvalidTypeForm]

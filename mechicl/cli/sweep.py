@@ -12,46 +12,47 @@ import tyro
 
 @dataclass(frozen=True)
 class SweepCommand:
-    """Train a preset over a grid of values and measure every model, or say how far a sweep is.
+    """Train a preset over a grid of values and measure every model, or report the progress of a sweep.
 
     `mechicl sweep PRESET --over model.n_layers=1:8 task.noise_std=0,0.5 seed=0:5 --measure regret`; the same command
-    goes on after a kill. `mechicl sweep status DIR` lists the cells of a running or ended sweep, `mechicl sweep report
-    DIR` draws a page of it, `mechicl sweep list` names the ready-made sweeps and measures."""
+    resumes after a kill. `mechicl sweep status DIR` lists the cells of a running or ended sweep, `mechicl sweep report
+    DIR` draws a page of it, `mechicl sweep list` lists the ready-made sweeps and measures."""
 
     what: tyro.conf.Positional[str]
     """A training preset, a ready-made sweep (`mechicl sweep list`), or `status`, `report` or `list`."""
     folder: tyro.conf.Positional[Path | None] = None
-    """Folder of the sweep that `status` or `report` is about."""
+    """Folder of the sweep, for `status` and `report`."""
     over: tuple[str, ...] = ()
-    """The axes: fields by their path, as model.n_layers=1:8 (1 to 7), task.n_tasks=8,64,512, seed=0:5, or x_dim=5,10
-    for the size of task and model together. They replace or join those of a ready-made sweep."""
+    """The axes: fields by their path, such as model.n_layers=1:8 (1 to 7), task.n_tasks=8,64,512, seed=0:5, or
+    x_dim=5,10 for the size of task and model together. They are added to those of a ready-made sweep, or replace
+    them."""
     fixed: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
-    """Fields that all cells have instead of the preset's, as steps=1000 model.d_model=32."""
+    """Fields that replace the preset's in all cells, such as steps=1000 model.d_model=32."""
     measure: str | None = None
-    """What is measured of each model: names with commas between them (`mechicl sweep list`), or module:function."""
+    """Measures of each model: names with commas between them (`mechicl sweep list`), or module:function."""
     out: Path | None = None
-    """Folder of the sweep; by default runs/sweeps/NAME. Of `report`: folder of the page; by default DIR/report."""
+    """Folder of the sweep; by default runs/sweeps/NAME. For `report`, folder of the page; by default DIR/report."""
     workers: int | None = None
     """Processes that run cells; by default one for each core."""
     ray: str | None = None
-    """Run the cells on Ray: auto for the cluster that is running, else this machine's cores, or a cluster's address."""
+    """Run the cells on Ray: the address of a cluster, or auto for a running cluster, else this machine."""
     gpus: float | None = None
     """GPUs of a Ray machine that each cell takes; 0.25 lets four share one. By default 1 if there are any."""
     launch: str | None = None
-    """Words that start a training of several processes, as "accelerate launch --num_processes 2"."""
+    """Words that start a training of several processes, such as "accelerate launch --num_processes 2"."""
     together: int | None = None
-    """Models that train as one ensemble at most; 8 by default. More are quicker where models are small."""
+    """Most models that train as one ensemble; 8 by default. More are quicker if models are small."""
     threads: int = 1
     """Threads of torch for each cell."""
     retry: bool = False
     """Try failed cells again."""
     extend: bool = False
-    """Go on with a folder that holds a sweep with other axes or measures."""
+    """Extend a sweep in a folder by other axes or measures."""
     quiet: bool = False
     """No progress bar."""
 
     def execute(self, command: str) -> None:
-        """Run the sweep, or say how far it is."""
+        """Run the sweep, or report its progress."""
         if self.what == "list":
             self._list()
         elif self.what == "status":
@@ -69,7 +70,7 @@ class SweepCommand:
         return self.folder
 
     def _run(self) -> None:
-        from mechicl.sweeps import SWEEPS, Sweep  # here, because they take seconds: help must not wait
+        from mechicl.sweeps import SWEEPS, Sweep  # here, so that help does not wait for torch
         from mechicl.sweeps.axes import change, parse_axes
         from mechicl.sweeps.presets import SweepPreset
         from mechicl.training import PRESETS
@@ -81,7 +82,7 @@ class SweepCommand:
             )
         ready = SWEEPS.get(self.what) or SweepPreset("", self.what, {})
         base = PRESETS[ready.config] if isinstance(ready.config, str) else ready.config
-        sys.path.insert(0, str(Path.cwd()))  # where a user's own module:function is looked for first, as with python -m
+        sys.path.insert(0, str(Path.cwd()))  # for a user's own module:function, as with python -m
         fixed = parse_axes(self.fixed)
         several = [name for name, values in fixed.items() if len(values) != 1]
         if several:

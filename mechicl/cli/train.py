@@ -17,7 +17,7 @@ from accelerate import PartialState
 from mechicl.base.files import check_writable
 from mechicl.base.version import __version__
 from mechicl.checkpoints import Snapshots, save
-from mechicl.cli.listing import held_out
+from mechicl.cli.checkpoints import held_out
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.config import resize_task
@@ -30,23 +30,22 @@ class TrainPreset:
     """Train a preset, any of whose fields can be overridden, and save it as a checkpoint."""
 
     config: Annotated[TrainingConfig, tyro.conf.arg(name="")]
-    """What to train."""
+    """The training config."""
     task: TaskKind | None = None
-    """Another kind of task than the preset's, whose fields are then --task.FIELD. FixedTasks are drawn from the
+    """Replace the preset's task by one of another kind, with fields --task.FIELD. FixedTasks are drawn from the
     preset's task (--task.task.FIELD)."""
     d: int | None = None
-    """Dimension of the inputs: of the task and of the model, and the curriculum follows in proportion."""
+    """Dimension of the inputs of task and model; the curriculum is scaled in proportion."""
     n: int | None = None
-    """Number of context points, in the same way."""
+    """Number of context points of task and model; the curriculum is scaled in proportion."""
     curriculum: Literal["preset", "none", "None"] = "preset"
-    """The preset's curriculum, which takes the same share of the run where there are fewer steps, or none: whole
-    prompts throughout."""
+    """The preset's curriculum, which takes the same share of a shorter run, or none: whole prompts throughout."""
     out: Path | None = None
     """Folder of the checkpoint; by default "checkpoint" in the run's folder."""
     run: Path | None = None
     """Folder of the run's saves, from which a killed run resumes; by default runs/PRESET."""
     restart: bool = False
-    """Throw away the run folder's saves and start over."""
+    """Delete the run folder's saves and start over."""
     quiet: bool = False
     """No progress bar."""
 
@@ -63,7 +62,7 @@ class TrainPreset:
             print(f"curriculum: {config.curriculum}")
         out = self.out or run / "checkpoint"
         if os.environ.get("RANK", "0") == "0":  # before accelerate has started the processes' group
-            check_writable(out)  # now, and not when everything has been trained
+            check_writable(out)  # before training, not after it
         result = train(config, run, restart=self.restart, progress=not self.quiet)
         if PartialState().is_main_process:
             record = {"name": name, "command": command, **result.record}
@@ -90,22 +89,22 @@ def _word_after(words: Sequence[str], option: str) -> str | None:
 
 def _number_after(words: Sequence[str], option: str) -> int | None:
     word = _word_after(words, option)
-    return int(word) if word is not None and word.isdecimal() else None  # what is no number is refused when parsed
+    return int(word) if word is not None and word.isdecimal() else None  # others are refused when parsed
 
 
 def _task(preset: TrainingConfig, kind: str | None) -> AnyTask:
-    """The task of a kind that the command line starts from. One that does not fit the model is refused later."""
+    """The task of a kind that the command line starts from; whether it fits the model is checked later."""
     if kind not in get_args(TaskKind):
         return preset.task
-    if kind == "FixedTasks":  # these hold prompts of points, which a task of token sequences has none of
+    if kind == "FixedTasks":  # these are prompts of points, not token sequences
         return FixedTasks(LinearRegression() if preset.on_tokens else preset.eval_tasks[0], n_tasks=preset.batch_size)
     return LinearRegression() if kind == "LinearRegression" else SineRegression()
 
 
 def _defaults(preset: TrainingConfig, words: Sequence[str]) -> TrainPreset:
-    """A preset as a command line starts from it: of the kind and the size that its words ask for.
+    """A preset that a command line starts from, with the kind and size of task in its words.
 
-    Nothing is checked yet, and no field that depends on others is filled in: the other words change those fields.
+    Nothing is checked yet, and fields that depend on others are not filled in, because the other words change them.
     """
     d, n, steps = (_number_after(words, option) for option in ("--d", "--n", "--steps"))
     task = resize_task(_task(preset, _word_after(words, "--task")), d, n)
@@ -125,7 +124,7 @@ def _defaults(preset: TrainingConfig, words: Sequence[str]) -> TrainPreset:
 
 
 def named_presets(words: Sequence[str], names: Iterable[str]) -> dict[str, TrainPreset]:
-    """The presets of these names, with the defaults that the words of a command line ask for."""
+    """Return the presets of these names, with defaults that depend on the words of a command line."""
     return {name: _defaults(PRESETS[name], words) for name in names if name in PRESETS}
 
 
@@ -134,7 +133,7 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def _ramp(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """A ramp of a curriculum is two to four words, or None."""
+    """Parse a ramp of a curriculum: two to four words, or None."""
     if info.type != Ramp | None:
         return None
 
@@ -156,7 +155,7 @@ def _ramp(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Primit
 
 @REGISTRY.primitive_rule
 def _more_tasks(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """The further tasks of a preset can be kept or dropped, not overridden one by one."""
+    """Parse the further tasks of a preset, which can be kept or dropped, but not overridden one by one."""
     if info.type != tuple[AnyTask, ...]:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(

@@ -22,9 +22,9 @@ from mechicl.reports.tokens import Tokens
 from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
 
-__all__ = ["Comparison", "Row", "Section", "published", "report", "write_report"]
+__all__ = ["Comparison", "Row", "Section", "published", "report"]
 
-_ONE_STEP = {  # what the one-layer study takes for granted: its construction's architecture
+_ONE_STEP = {  # the architecture of the construction that the report on one layer compares with
     "n_layers": 1, "n_heads": 1, "attention": "linear", "normalization_type": None, "d_mlp": None, "damping": 1.0,
     "attn_bias": False, "keys": "context", "normalize_by_context": False, "recurrent": False,
     "positional_embedding_type": "none", "read_in": "identity", "read_out": "identity",
@@ -40,32 +40,34 @@ def report(
     sections: Sequence[str] | None = None,
     n_prompts: int | None = None,
     seed: int | None = None,
+    task_index: int | None = None,
     progress: bool = True,
 ) -> Path:
-    """Study a model and write what was measured as a page, which opens with a verdict, and as JSON.
+    """Study a model and write the measurements as a page, which opens with a verdict, and as JSON.
 
-    What is measured depends on what the model can be opened by: any learner has its losses, the nearest algorithms and
-    what happens on other inputs; a model with layers (`mechicl.wrap`, or of this package) what each layer holds,
-    patching, and ablation of heads. What is left out stands at the end of the page, with the reason.
+    The parts of the report depend on the model. Any learner has losses, the nearest algorithms and losses on other
+    inputs; a model with layers (of this package or from `mechicl.wrap`) also has layers, patching, and ablation of
+    heads. Parts that are left out are listed at the end of the page with the reason.
 
     Args:
-        model: a learner (`predict` and `predict_prefixes`), a list of them (seeds of one training), or a checkpoint.
-        task: what prompts are drawn from: any object with the `Task` protocol. A checkpoint has its own.
+        model: a learner (`predict` and `predict_prefixes`), a list of them (seeds of one training), a checkpoint, or
+            the name or path of one.
+        task: the task that prompts are drawn from: any object with the `Task` protocol. A checkpoint has its own.
         path: a folder for report.html and report.json, or the path of an .html file.
-        compare: learners to rank among the algorithms, by name or with names of their own, as they are.
-        sections: names of the sections to measure; all by default, but for those that take minutes.
-        n_prompts: held-out prompts for losses; by default what the intervals need.
+        compare: learners to rank among the algorithms, unfitted, as a dictionary by name or a list.
+        sections: names of the sections to measure; by default all but those that take minutes.
+        n_prompts: held-out prompts for losses; by default enough for narrow intervals.
         seed: the training seed to open; by default the one with the least held-out loss.
+        task_index: for a checkpoint that was trained on several tasks, the index of the task; the first by default.
         progress: show progress bars.
 
     Returns:
         The path of the page.
 
     Raises:
-        CheckpointError: a damaged checkpoint, or no task.
-        UnknownSeedError: no model of that seed.
+        CheckpointError: an unknown or damaged checkpoint, no task, or no model of that seed.
         TypeError: a model that does not predict.
-        ValueError: a section that there is not; the message lists those that there are.
+        ValueError: an unknown section; the message lists the sections.
 
     Example:
         >>> five_steps = AlgorithmLearner(algorithms.gradient_descent, dict(steps=[5], step_size=0.05))
@@ -74,47 +76,12 @@ def report(
     """
     path = Path(path)
     folder, name = (path.parent, path.stem) if path.suffix == ".html" else (path, "report")
-    opened = study(model, task, compare=compare, seed=seed)
+    model = load_checkpoint(model) if isinstance(model, str | Path) else model
+    opened = study(model, task, compare=compare, seed=seed, task_index=task_index)
     return _kind(opened)(opened, n_prompts=n_prompts, progress=progress).write(folder, name, sections)
 
 
-def write_report(
-    name: str | Path,
-    out: str | Path,
-    *,
-    task: Any = None,
-    compare: Learners = (),
-    sections: Sequence[str] | None = None,
-    n_prompts: int | None = None,
-    seed: int | None = None,
-    task_index: int | None = None,
-    progress: bool = True,
-) -> Path:
-    """Study a saved checkpoint and write `report.html` and `report.json` into a folder: `report` on its name.
-
-    Args:
-        name: of a shipped checkpoint, or the path of one.
-        out: folder to write to; made if need be.
-        task: another task than the one in the record.
-        compare: as for `report`, like the three that follow.
-        sections: names of sections.
-        n_prompts: held-out prompts.
-        seed: the training seed to open.
-        task_index: of a checkpoint that was trained on several tasks, the one to report on; the first by default.
-        progress: show progress bars.
-
-    Returns:
-        The path of report.html.
-
-    Raises:
-        CheckpointError: no such checkpoint, a damaged one, or one without a task; else as `report`.
-    """
-    opened = study(load_checkpoint(name), task, compare=compare, seed=seed, task_index=task_index)
-    return _kind(opened)(opened, n_prompts=n_prompts, progress=progress).write(Path(out), "report", sections)
-
-
 def _kind(opened: Study) -> type[Kind]:
-    """The kind of report that fits the model and its task."""
     cfg: Any = getattr(opened.model, "cfg", None)
     ours, task = isinstance(opened.model, PromptedModel), opened.task
     if ours and isinstance(task, TopicClassification):

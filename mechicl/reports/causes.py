@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mechicl import viz
-from mechicl.algorithms.card import COPYING, step_kind
+from mechicl.algorithms.card import COPYING, count, step_kind
 from mechicl.analysis import test_hypotheses
 from mechicl.analysis.causes import HypothesisTest, Interchange
 from mechicl.analysis.causes.interchange import Kind
@@ -24,30 +25,34 @@ FLOWS = ("query exchanged", "context exchanged", "query stops reading", "context
 LAYERWISE = ("query does not read", "query skips", "context skips")
 KEPT = ("hypothesis", "effects", "low", "high", "exchanges", "ablations", "prediction", "weakest_r2", "weakest",
         "steps_after_layers")  # fmt: skip
-LEAST = -100.0  # R² below which only that it is below is said
+LEAST = -100.0  # R² that are lower are reported as this
 MOVED = "moved by: "
 EXPLAINED = "effects explained: "
 WEAKEST = "R² of the best hypothesis's weakest counterfactual"
 STAND = "hypotheses that stand (every counterfactual's R² at least 0.9)"
 N_REPORT, PROMPT_SEED = 256, 5_000_003  # of a report
-QUICK = 5  # layers beyond which a report does not test hypotheses by itself
-N_CONTROL = 256  # prompts for models that were not trained
+QUICK = 5  # layers up to which a report tests hypotheses unasked
+N_CONTROL = 256  # prompts for untrained models
 SOME = ("query exchanged", "context exchanged", "point exchanged", "context skips", "query does not read",
         "context frozen")  # fmt: skip
+TITLE = "Does it run the algorithm?"
 
 
 def causal_part(
     checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool = True
 ) -> Measured:
-    """What interventions say of each of a checkpoint's models: rows by family, pictures of the first, all numbers.
+    """Test hypotheses on each model of a checkpoint by interventions.
 
     Args:
-        checkpoint: of models that read prompts of points.
-        task: that prompts are drawn from.
+        checkpoint: models that read prompts of points.
+        task: the task that prompts are drawn from.
         n_prompts: to measure on.
         seed: of the prompts.
         control: also test an untrained model and one whose trained weights are shuffled.
         progress: show progress bars.
+
+    Returns:
+        Rows by family, pictures of the first model, and all numbers.
     """
     tests = [test_hypotheses(m, task, n_prompts=n_prompts, seed=seed, progress=progress) for m in checkpoint.models]
     families: dict[str, list[Interchange]] = {}
@@ -55,81 +60,77 @@ def causal_part(
         best = {step_kind(each.hypothesis): each for each in reversed(test.tests)}
         for family, each in best.items():
             families.setdefault(family, []).append(each)
-    ranked = sorted(families, key=lambda family: -sum(each.effects.mean for each in families[family]))
-    title = "Does it run the algorithm?"
-    rows = [_family_row(family, families[family], checkpoint) for family in ranked]
-    rows += [
-        Row(STAND, None, _standing(tests), "seeds",
-            "; ".join(dict.fromkeys(test.hypothesis for each in tests for test in each.supported)))
-    ]  # fmt: skip
+    rows = []
+    for family in sorted(families, key=lambda family: -sum(each.effects.mean for each in families[family])):
+        each = families[family]
+        name = each[0].hypothesis.removeprefix(COPYING)
+        everyone = checkpoint if len(each) == len(checkpoint.models) else None
+        note = "" if name == family else name
+        rows.append(over_models(EXPLAINED + family, [one.effects for one in each], everyone, note=note))
+    standing = f"{sum(bool(test.supported) for test in tests)} of {len(tests)} seeds have one"
+    named = dict.fromkeys(test.hypothesis for each in tests for test in each.supported)
+    rows.append(Row(STAND, None, standing, "seeds", "; ".join(named)))
     weak = "; ".join(dict.fromkeys(str(test.best.cells[test.best.weakest]) for test in tests))
-    capped = [_at_least(test.best.score) for test in tests]
-    rows.append(over_models(WEAKEST, capped, checkpoint, note=weak))
+    rows.append(over_models(WEAKEST, [_capped(test.best.score) for test in tests], checkpoint, note=weak))
     kinds: tuple[Kind, ...] = ("exchange", "ablation")
     for kind in kinds:
         explained = [test.best.explained([kind]) for test in tests]
         rows.append(over_models(f"effects of {kind}s explained by the best", explained, checkpoint))
-    rows += _flow_rows(tests, checkpoint)
+    for name in (*FLOWS, *LAYERWISE):
+        moved = [_moved(test, name) for test in tests]
+        rows += [
+            over_models(f"{MOVED}{name} {_where(name, layer)}", [each[layer] for each in moved], checkpoint)
+            for layer in moved[0]
+        ]
     data: dict[str, Any] = {"n_prompts": n_prompts, "seed": seed, "tests": [_numbers(test) for test in tests]}
     if control:
         without, more = _controls(checkpoint, task, seed, progress)
         rows, data = [*rows, *without], {**data, **more}
-    rows = [Row(**{**vars(row), "section": title}) for row in rows]
-    return rows, _sections(title, tests[0], n_prompts), data
+    return [replace(row, section=TITLE) for row in rows], _sections(tests[0], n_prompts), data
 
 
 def causes(study: Study, *, progress: bool = True) -> Measured:
-    """The test of the model that a report is on, with its controls."""
+    """Test the opened model of a report, with controls."""
     one = study.select([0])
     rows, sections, data = causal_part(one, study.task, n_prompts=N_REPORT, seed=PROMPT_SEED, progress=progress)
     return [row for row in rows if not row.quantity.startswith(MOVED)], sections, {"causes": data}
 
 
 def no_causes(study: Study) -> str:
-    """Why there is nothing to exchange; empty if there is."""
+    """Return the reason why there is nothing to exchange; empty if there is."""
     if study.model.cfg.n_layers < 2:
         return "states are exchanged between layers, and the model has one"
     return "" if study.task.n_context else "there is no context to exchange"
 
 
 def slow_causes(study: Study) -> str:
-    """Why interventions wait to be asked for; empty if they are quick."""
+    """Return the reason why interventions are made only on request; empty if they are quick."""
     n_layers = study.model.cfg.n_layers
-    return f"it takes minutes for {n_layers} layers: ask for it by --sections causes" if n_layers > QUICK else ""
+    return f"it takes minutes for {n_layers} layers: --sections causes measures it" if n_layers > QUICK else ""
 
 
-def _family_row(family: str, best: Sequence[Interchange], checkpoint: Checkpoint) -> Row:
-    name = best[0].hypothesis.removeprefix(COPYING)
-    note = "" if name == family else name
-    everyone = checkpoint if len(best) == len(checkpoint.models) else None
-    return over_models(EXPLAINED + family, [each.effects for each in best], everyone, note=note)
-
-
-def interventions_in_words(rows: Sequence[Row]) -> str:
-    """What interventions said of algorithms, from the rows of `causal_part`; empty where it was not measured."""
+def interventions_as_text(rows: Sequence[Row]) -> str:
+    """Summarise the rows of `causal_part` in sentences; empty without such rows."""
     tested = [row for row in rows if row.quantity.startswith(EXPLAINED)]
     if not tested:
         return ""
     standing, weakest = (next(row for row in rows if row.quantity == name) for name in (STAND, WEAKEST))
     names = [row.note or row.quantity.removeprefix(EXPLAINED) for row in tested]
-    shares = [f"{name} explains {row.measured}" for name, row in zip(names[:2], tested, strict=False)]
-    verdict = (
-        f"no counterfactual contradicts {' or '.join(standing.note.split('; '))}"
-        if standing.note
-        else f"none stands: the best fails at {weakest.note}, R² {weakest.measured}"
-    )
-    return (
-        f"By interventions, made on the model and on the algorithm, {shares[0]} of the effects, {shares[1]}; {verdict}."
-    )
+    if standing.note:
+        verdict = f"No intervention contradicts {' or '.join(standing.note.split('; '))}."
+    else:
+        verdict = (
+            f"No candidate algorithm predicts the outcome of every intervention; the best fails at "
+            f"'{weakest.note}' (R² {weakest.measured})."
+        )
+    shares = f"{names[0]} explains {tested[0]} of their effects"
+    if tested[1:]:
+        shares += f", and the next candidate, {names[1]}, {tested[1]}"
+    return f"Interventions were made in the model and in the algorithms: {shares}. {verdict}"
 
 
-def _at_least(score: Interval) -> Interval:
-    """An R² that exploded, as a number that can be read."""
-    return Interval(max(score.mean, LEAST), max(score.low, LEAST), max(score.high, LEAST), score.n, score.level)
-
-
-def _standing(tests: Sequence[HypothesisTest]) -> str:
-    return f"{sum(bool(test.supported) for test in tests)} of {len(tests)} seeds have one"
+def _capped(score: Interval) -> Interval:
+    return replace(score, **{end: max(getattr(score, end), LEAST) for end in ("mean", "low", "high")})
 
 
 def _moved(test: HypothesisTest, intervention: str) -> dict[int, Interval]:
@@ -138,34 +139,21 @@ def _moved(test: HypothesisTest, intervention: str) -> dict[int, Interval]:
     return {cell.layer: value for cell, value in moved if cell.intervention == intervention}
 
 
-def _flow_rows(tests: Sequence[HypothesisTest], checkpoint: Checkpoint) -> list[Row]:
-    """What moves predictions, whatever the hypothesis: a row for each intervention and layer."""
-    rows = []
-    for name in (*FLOWS, *LAYERWISE):
-        moved = [_moved(test, name) for test in tests]
-        rows += [
-            over_models(f"{MOVED}{name} {_where(name, layer)}", [each[layer] for each in moved], checkpoint)
-            for layer in moved[0]
-        ]
-    return rows
-
-
 def _where(name: str, layer: int) -> str:
     if name in LAYERWISE:
         return f"in layer {layer}" if "read" in name else f"layer {layer}"
-    layers = f"{layer} layer{'' if layer == 1 else 's'}"
-    return f"{'after' if 'exchanged' in name else 'from'} {layers}{'' if 'exchanged' in name else ' on'}"
+    return f"after {count(layer, 'layer')}" if "exchanged" in name else f"from {count(layer, 'layer')} on"
 
 
 def _controls(checkpoint: Checkpoint, task: Task, seed: int, progress: bool) -> tuple[list[Row], dict[str, Any]]:
-    """The most that any fitted hypothesis explains of models in which nothing is to be explained."""
+    """The most that any fitted hypothesis explains of models without an algorithm."""
     one = checkpoint.select([0])
     models = {"untrained": untrained(one).models[0], "weights shuffled": shuffled(one.models[0], seed)}
     rows, data = [], {}
     for name, model in models.items():
         try:
             test = test_hypotheses(model, task, n_prompts=N_CONTROL, seed=seed, progress=progress)
-        except ValueError as error:  # what diverges has nothing to explain
+        except ValueError as error:  # the model diverges
             rows.append(Row(f"{name}: effects explained by the best", None, "cannot be measured", "", str(error)[:160]))
             continue
         rows.append(Row(f"{name}: effects explained by the best", None, test.best.effects, "prompts",
@@ -178,7 +166,7 @@ def _controls(checkpoint: Checkpoint, task: Task, seed: int, progress: bool) -> 
 
 @torch.no_grad()
 def shuffled(model: Model, seed: int) -> Model:
-    """A copy of a model with the entries of each of its weights in random order."""
+    """Copy a model with the entries of each of its weights in random order."""
     model, generator = deepcopy(model), torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         weight.copy_(weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(weight))
@@ -186,34 +174,30 @@ def shuffled(model: Model, seed: int) -> Model:
 
 
 def _numbers(test: HypothesisTest) -> dict[str, Any]:
-    """What is kept of a test: a line a hypothesis."""
+    """The saved numbers of a test, one line per hypothesis."""
     table = test.to_dataframe()[list(KEPT)]
     numbers = table.select_dtypes("number").columns
     table[numbers] = table[numbers].clip(lower=-1e6).map(lambda value: float(f"{value:.4g}"))
     return {"likeness": test.likeness, "hypotheses": table.to_dict("records")}
 
 
-def _sections(title: str, test: HypothesisTest, n_prompts: int) -> list[Section]:
+def _sections(test: HypothesisTest, n_prompts: int) -> list[Section]:
     """Pictures of one model's test."""
     words = (
-        f"Interventions on {n_prompts} prompts, made on the model and on the algorithm. By predictions alone the "
-        f"nearest is {test.likeness}."
+        f"Interventions on {n_prompts} prompts, made in the model and in each algorithm. By its predictions alone, the "
+        f"nearest algorithm is {test.likeness}."
     )
     shown = [name for name in SOME if any(cell.intervention == name for cell in test.best.cells)]
     layers = range(1, max(cell.to_layer for cell in test.best.cells))
-    flows = viz.interval_lines(
-        "What moves the prediction", "layers before the intervention", "part of the distance of both ends", layers,
-        _flow_lines(test, layers),
-    )  # fmt: skip
+    moved: Mapping[str, dict[int, Interval]] = {name: _moved(test, name) for name in FLOWS}
+    lines = {name: [values[layer] for layer in layers] for name, values in moved.items() if values}
+    flows = viz.interval_lines("What moves the prediction", "layers before the intervention",
+                               "part of the distance of both ends", layers, lines)  # fmt: skip
     return [
-        Section(title, words, viz.plot(test, title="What hypotheses explain of the effects of interventions")),
-        Section("The causal model, its arrows as measured", "Each arrow is cut alone.", viz.causal_graph(test.best)),
-        Section("The best hypothesis, cell by cell", "", viz.plot(test.best)),
+        Section(TITLE, words, viz.plot(test, title="What hypotheses explain of the effects of interventions")),
+        Section("The causal model with the measured strength of its arrows", "Each arrow is cut alone.",
+                viz.causal_graph(test.best)),
+        Section("The best hypothesis, by intervention and layer", "", viz.plot(test.best)),
         Section("Model and hypothesis after interventions", "", viz.counterfactual_scatter(test.best, shown)),
-        Section("Which layers matter", "Whatever the hypothesis.", flows),
-    ]
-
-
-def _flow_lines(test: HypothesisTest, layers: range) -> Mapping[str, Sequence[Interval]]:
-    moved = {name: _moved(test, name) for name in FLOWS}
-    return {name: [values[layer] for layer in layers] for name, values in moved.items() if values}
+        Section("Which layers matter", "Effects on the model alone, whatever the hypothesis.", flows),
+    ]  # fmt: skip

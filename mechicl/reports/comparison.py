@@ -12,6 +12,8 @@ from mechicl.reports.rows import Row
 from mechicl.viz.page import Section, page, table
 
 HEADER = ("quantity", "published", "measured", "interval", "note")
+SHOWN = 12
+"""Rows of a long table that are shown; the others are folded under it."""
 Measured = tuple[list[Row], list[Section], dict[str, Any]]
 """Rows, sections and numbers of a part of a comparison."""
 
@@ -21,8 +23,8 @@ class Comparison:
     """Measured values next to published ones.
 
     Attributes:
-        title: of the page.
-        lead: what was measured, on what.
+        title: title of the page.
+        lead: description of the model and the prompts.
         rows: published and measured values.
         sections: pictures with their captions.
         data: every number behind them, as plain data.
@@ -46,10 +48,7 @@ class Comparison:
     def with_more(
         self, rows: Sequence[Row] = (), sections: Sequence[Section] = (), data: dict[str, Any] | None = None
     ) -> "Comparison":
-        """A comparison with further rows, sections and numbers after those that it has.
-
-        Rows without a section belong to the first of the sections that they come with.
-        """
+        """Append rows, sections and numbers; rows without a section belong to the first of the new sections."""
         if sections:
             rows = [row if row.section else replace(row, section=sections[0].title) for row in rows]
         return replace(
@@ -57,12 +56,12 @@ class Comparison:
         )
 
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:
-        """Save NAME.json and NAME.html in a folder, and return the path of the page.
+        """Save NAME.json and NAME.html in a folder, which is made if need be, and return the path of the page.
 
         Args:
-            out: the folder; made if need be.
+            out: the folder.
             name: of the files.
-            opening: what the page opens with.
+            opening: first section of the page.
         """
         out = Path(out)
         out.mkdir(parents=True, exist_ok=True)
@@ -72,21 +71,21 @@ class Comparison:
         return out / f"{name}.html"
 
     def write_numbers(self, path: Path) -> None:
-        """Save what is measured, without the page."""
+        """Save the numbers without the page."""
         saved = {"title": self.title, "lead": self.lead, "date": time.strftime("%Y-%m-%d"), **self.data}
         saved |= {"table": [row.to_json() | {"verdict": row.verdict} for row in self.rows], **self.more_data()}
         write_json(path, finite(saved))
 
     def more_data(self) -> dict[str, Any]:
-        """What a subclass saves besides."""
+        """Return further entries of the saved file; for subclasses."""
         return {}
 
     def verdict_on(self, row: Row) -> str:
-        """Whether what was published of a row holds."""
+        """Return the outcome of a row's comparison with its paper."""
         return row.verdict
 
     def _laid_out(self) -> list[Section]:
-        """What the page shows: a table of what was published, each section with its rows, and the rows of none."""
+        """The sections of the page: published values, each section with its rows, and rows without a section."""
         titles = {section.title for section in self.sections}
         printed = [row for row in self.rows if row.published is not None]
         others = [row for row in self.rows if row.published is None]
@@ -98,21 +97,27 @@ class Comparison:
             lines = [(*row.cells()[:3], self.verdict_on(row).replace("not printed", "—"), *row.cells()[3:])
                      for row in printed]  # fmt: skip
             header = (*HEADER[:3], "verdict", *HEADER[3:])
-            sections.insert(0, Section("Published and measured", "", table(header, lines)))
-        homeless = [row for row in others if row.section not in titles]
-        if homeless:
-            sections.append(Section("Also measured", "", _measured(homeless)))
+            sections.insert(0, Section("Published and measured", "", folded_table(header, lines)))
+        if rest := [row for row in others if row.section not in titles]:
+            sections.append(Section("Also measured", "", _measured(rest)))
         return sections
 
 
 def _measured(rows: Sequence[Row]) -> str:
-    """A table of rows of which nothing was published."""
-    lines = [(cells[0], *cells[2:]) for cells in (row.cells() for row in rows)]
-    return table((HEADER[0], *HEADER[2:]), lines)
+    """A table of rows without published values."""
+    return folded_table((HEADER[0], *HEADER[2:]), [(cells[0], *cells[2:]) for cells in (row.cells() for row in rows)])
+
+
+def folded_table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """Make a table that shows its first lines and folds the others."""
+    if len(lines) <= SHOWN + 2:
+        return table(header, lines)
+    rest = f"<details><summary>{len(lines) - SHOWN} more rows</summary>{table(header, lines[SHOWN:])}</details>"
+    return table(header, lines[:SHOWN]) + rest
 
 
 def finite(value: Any) -> Any:
-    """JSON data in which numbers that are not finite are null."""
+    """Copy JSON data with null for numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

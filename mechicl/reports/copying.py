@@ -1,21 +1,16 @@
 """The report on models whose tokens see later ones (von Oswald et al. 2023, section 4): loss, copying, heads."""
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from mechicl import viz
 from mechicl.analysis import measure_target_copying
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.learners import squared_errors
-from mechicl.reports.algorithm import causes_in_words
-from mechicl.reports.comparison import Comparison, Measured, Section
+from mechicl.reports.comparison import Comparison, Measured
 from mechicl.reports.heads import ATTENTION
-from mechicl.reports.kind import ALGORITHM, HEADS, Kind, Part, plural
+from mechicl.reports.kind import ALGORITHM, HEADS, Kind, Part
 from mechicl.reports.rows import Row, below, equal
 from mechicl.reports.verdict import Verdict, percent
 from mechicl.statistics import interval, ratio_interval
@@ -42,25 +37,19 @@ def _losses(kind: "Copying") -> Measured:
     claim = "about 1 (Fig. 5)" if study.task == LinearRegression() and study.model.cfg.n_layers == 2 else None
     rows.append(Row("loss over that of one tuned step of gradient descent", claim, ratio, "prompts", "the opened seed",
                     equal(ratio, 1), SOURCE))  # fmt: skip
-    data = {"mse": errors.mean(-1).tolist()}
-    if "curve" not in study.record or study.is_own:
-        return rows, [], data
-    curve = study.record["curve"]
-    drawn = viz.losses_over_training(
-        curve["eval_step"], {"each seed": curve["eval_loss"]},
-        references={"gradient descent, one tuned step": reference.mean().item()},
-    )  # fmt: skip
-    return rows, [Section("Learning", "Half the mean squared error of each seed on held-out prompts.", drawn)], data
+    words = "Half-MSE of each seed on held-out prompts."
+    drawn = kind.learning(words, {"gradient descent, one tuned step": reference.mean().item()})
+    return rows, drawn, {"mse": errors.mean(-1).tolist()}
 
 
 def _copying(kind: "Copying") -> Measured:
-    """Whether the first layer puts each target onto its input's token, and what is lost without that."""
+    """Test if the first layer copies each target onto its input's token, and measure the loss without the copy."""
     study = kind.study
     copied = measure_target_copying(study.model, study.task.sample(N_COPIED, seed=kind.seed + 2))
     means = copied.intervals()
     error = means["decoding_errors"]
     rows = [
-        Row(AFTER, "copied (section 4)", error, "prompts", "0: all there, 1: nothing; below a half is called copied",
+        Row(AFTER, "copied (section 4)", error, "prompts", "0 is perfect, 1 is useless; below a half counts as copied",
             below(error, 0.5), SOURCE),
         Row(BEFORE, None, means["decoding_errors_before"], "prompts"),
         Row(WITHOUT, None, ratio_interval(copied.errors_without, copied.errors), "prompts"),
@@ -73,33 +62,12 @@ def _copying(kind: "Copying") -> Measured:
 
 
 class Copying(Kind):
-    """The loss and the model's parts, for models on interleaved prompts whose tokens see later ones."""
+    """Loss, copying and components of models on interleaved prompts whose tokens see later ones."""
 
     parts = (Part("loss", _losses), ALGORITHM, Part("copying", _copying), HEADS)
+    heading = "Loss and heads ({name})"
     n_held_out, prompt_seed = 4096, 2_000_003
-    no_weights = (
-        "No construction with this prompt format is fitted to its weights, which therefore decide nothing here."
-    )
-
-    @cached_property
-    def squared_errors(self) -> Float[Tensor, "seed prompt"]:
-        """Of the models."""
-        return torch.stack([squared_errors(model, self.held_out)[:, 0] for model in self.study.models])
-
-    @property
-    def title(self) -> str:
-        """Of the page."""
-        return f"Loss and heads ({self.study.name})"
-
-    @property
-    def lead(self) -> str:
-        """What was measured, on what."""
-        task = self.study.task
-        return (
-            f"{self.study.name}: {plural(len(self.study.models), 'seed')}, {self.study.model.cfg.n_layers} layers, on "
-            f"{task.n_context} points in {task.x_dim} dimensions; {self.n_prompts:,} held-out prompts (seed "
-            f"{self.seed}). {self.study.chosen}"
-        )
+    no_weights = "No construction with this prompt format is fitted to its weights."
 
     @property
     def data(self) -> dict[str, Any]:
@@ -107,18 +75,16 @@ class Copying(Kind):
         return {"seed": self.seed, "n_prompts": self.n_prompts}
 
     def verdict(self, comparison: Comparison) -> Verdict:
-        """Copying is what is known of the weights."""
-        rows = {row.quantity: row.ends[1] for row in comparison.rows if row.quantity in (AFTER, BEFORE, WITHOUT)}
-        words = ""
-        if AFTER in rows:
-            left = f"(a linear readout there leaves {percent(rows[AFTER])} of them, {percent(rows[BEFORE])} before the"
+        """Report whether the first layer copies targets next to the usual sentences."""
+        rows = {row.quantity: row for row in comparison.rows if row.quantity in (AFTER, BEFORE, WITHOUT)}
+        words = self.no_weights
+        if rows:
+            after, before, without = (rows[name].ends[1] for name in (AFTER, BEFORE, WITHOUT))
+            copies = rows[AFTER].verdict == "agrees"
             words = (
-                f"Its first layer copies targets onto their inputs' tokens {left} layer), and it needs this: without, "
-                f"the squared error is {rows[WITHOUT]:.2g} times as large. "
+                f"Its first layer {'copies' if copies else 'does not copy'} targets onto their inputs' tokens: the "
+                f"relative error of a linear readout is {percent(after)} after the layer and {percent(before)} before. "
+                + (f"Without the copies the squared error is {without:.2g} times as large. " if copies else "")
+                + words
             )
-            if not any(row.quantity == AFTER and row.verdict == "agrees" for row in comparison.rows):
-                words = (
-                    f"Its first layer does not copy targets onto their inputs' tokens: a linear readout there leaves "
-                    f"{percent(rows[AFTER])} of them. "
-                )
-        return self.question.verdict(comparison, words + self.no_weights, causes_in_words(comparison.rows))
+        return self.question.verdict(comparison, words)

@@ -22,26 +22,27 @@ from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports.comparison import Measured, Section
-from mechicl.reports.kind import ALGORITHM, CAUSES, HEADS, Kind, Part, plural
+from mechicl.reports.kind import ALGORITHM, CAUSES, HEADS, Kind, Part
+from mechicl.reports.one_layer import nearest_in_weights
 from mechicl.reports.published import published
 from mechicl.reports.rows import Row, Value, above, below, equal, near, over_seeds
-from mechicl.reports.verdict import NEAR, percent
 from mechicl.statistics import interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 N_SHIFTED = 4096  # prompts at each scale
 N_TUNING, TUNING_SEED = 8192, 2**31 + 1
-N_DEEP_PATHS = 2000  # prompts along paths of models with five layers and more, which take so much longer
-MOST_OWN = 8  # steps with parameters of their own that are tuned with a clip: many take minutes
+N_DEEP_PATHS = 2000  # prompts along paths of models with five layers and more
+MOST_OWN = 8  # steps with separate parameters that are tuned with a clip: more take minutes
 SOURCE = "vonoswald2023"
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 WORDS = {
-    "learning": "Half the held-out loss of each seed; the dashed line is gradient descent with as many steps, tuned.",
-    "shifts": "Inputs or weights scaled by α; the last panel draws inputs that training never showed. The trained "
-    "model is the opened seed; lines end where predictions overflow.",
-    "paths": "From the opened seed to the tuned member of the family, to the one nearest to its weights, and to the "
-    "one whose layers write most nearly what its layers write, in the products W_KQ and W_PV, on held-out prompts. "
-    "Raw, in the gauge of A.3, and with both models' heads side by side.",
+    "learning": "Half-MSE of each seed on held-out prompts. The dashed line is tuned gradient descent with the same "
+    "number of steps.",
+    "shifts": "Half-MSE where inputs or weights are scaled by α; the last panel has inputs that training never showed. "
+    "The trained model is the opened seed. Lines end where predictions overflow.",
+    "paths": """From the opened seed to three members of the family of constructions: the one tuned on the task, the one
+        nearest to the model's weights, and the one whose layers write most nearly what the model's layers write. Paths
+        run through the products W_KQ and W_PV: raw, rescaled as in A.3, and with both models' heads side by side.""",
 }
 Tuned = SpectralLearner | ClippedDescent
 
@@ -68,19 +69,12 @@ def _losses(kind: "Descent") -> Measured:
         claim = ("near 1", near(cosine, 1), SOURCE) if "++" in name else (None, None, "")
         rows.append(Row(f"sensitivity cosine with {name}", claim[0], cosine, over, "", *claim[1:]))
     data = {"references": {name: values.mean().item() for name, values in references.items()}}
-    curve = kind.study.record.get("curve")
-    if curve is None or kind.study.is_own:
-        return rows, [], data
     name, values = next(iter(references.items()))
-    drawn = viz.losses_over_training(
-        curve["eval_step"], {"each seed": curve["eval_loss"]}, log_x=True,
-        references={f"{name}, tuned": values.mean().item()},
-    )  # fmt: skip
-    return rows, [Section("Learning", WORDS["learning"], drawn)], data
+    return rows, kind.learning(WORDS["learning"], {f"{name}, tuned": values.mean().item()}, log_x=True), data
 
 
 def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, tuple[str, Callable[[Value], bool]]]:
-    """What the paper says of the loss over that of descent, and how that is checked."""
+    """The paper's claims on the loss relative to that of descent, with their checks."""
     if attention == "softmax":
         return {"gradient descent": ("above 1; less with two heads (Fig. 12)", lambda ratio: above(ratio, 1))}
     if norm is not None:
@@ -141,16 +135,18 @@ def _shifts(kind: "Descent") -> Measured:
 
 
 class Descent(Kind):
-    """Models on paired prompts, in float64, against tuned descent with as many steps as they have layers.
+    """Models on paired prompts, in float64, against tuned descent with one step per layer.
 
-    Step sizes and γ are shared or one a step. If the model clips its tokens, so does the descent, and it is tuned with
-    the clip (von Oswald et al. 2023, A.2). Source: Figs. 3, 7, 8, 12 and 14.
+    Step sizes and γ are shared or one per step. If the model clips its tokens, descent is tuned with the same clip (von
+    Oswald et al. 2023, A.2). Source: Figs. 3, 7, 8, 12 and 14.
 
     Raises:
         CheckpointError: a model of another kind, or without a task of linear regression.
     """
 
     parts = (Part("loss", _losses), ALGORITHM, Part("weights", _weights), Part("shifts", _shifts), CAUSES, HEADS)
+    dtype = torch.float64
+    heading = "Against gradient descent ({name})"
 
     def __init__(self, checkpoint: Checkpoint, **options: Any):
         super().__init__(checkpoint, **options)
@@ -163,22 +159,12 @@ class Descent(Kind):
 
     @cached_property
     def models(self) -> list[HookedTransformer]:
-        """In float64."""
+        """The models in float64."""
         return [copy.deepcopy(model).double() for model in self.study.models if isinstance(model, HookedTransformer)]
-
-    @cached_property
-    def held_out(self) -> Prompts:
-        """Held-out prompts."""
-        return self.task.sample(self.n_prompts, seed=self.seed, dtype=torch.float64)
-
-    @cached_property
-    def squared_errors(self) -> Float[Tensor, "seed prompt"]:
-        """Of the models."""
-        return torch.stack([squared_errors(model, self.held_out)[:, 0] for model in self.models])
 
     @property
     def references(self) -> Mapping[str, Tuned]:
-        """Tuned descent by name."""
+        """Tuned descent, by name."""
         return tuned_references(self.task, self.cfg.n_layers, self.cfg.recurrent, self.cfg.token_clip)
 
     @cached_property
@@ -193,7 +179,7 @@ class Descent(Kind):
 
     @cached_property
     def fit(self) -> ConstructionFit | str:
-        """The members of the family nearest to weights and predictions; or why weights cannot be read off."""
+        """The members of the family nearest to weights and predictions; or the reason why weights cannot be read."""
         try:
             return fit_construction(self.models, self.family, self.task)
         except ValueError as error:  # softmax, norms, MLPs
@@ -211,45 +197,27 @@ class Descent(Kind):
         return members.member(torch.tensor(values, dtype=torch.float64))
 
     @property
-    def title(self) -> str:
-        """Of the page."""
-        return f"Against gradient descent ({self.study.name})"
-
-    @property
-    def lead(self) -> str:
-        """What was measured, on what."""
-        cfg, task = self.cfg, self.task
-        layers = f"{plural(cfg.n_layers, 'layer')}{' (one, looped)' if cfg.recurrent else ''}"
-        clipped = ""
-        if cfg.token_clip is not None:
-            clipped = f" Tokens are clipped at {cfg.token_clip:g} after every layer, in descent too, which is tuned so."
-        return (
-            f"{self.study.name}: {plural(len(self.models), 'seed')}, {layers} with "
-            f"{plural(cfg.n_heads, f'{cfg.attention} head')} each, on {task.n_context} points in {task.x_dim} "
-            f"dimensions; {len(self.held_out):,} held-out prompts (seed {self.seed}). Losses are halved where the "
-            f"paper's are; its inputs are U(-1/2, 1/2).{clipped} {self.study.chosen}"
-        ).rstrip()
+    def remark(self) -> str:  # type: ignore[override]
+        """The scale of losses, and the clip."""
+        words = "Figures of losses during training and on scaled inputs show half-MSE, as the paper's do."
+        clip = self.cfg.token_clip
+        return words + (f" Tokens are clipped at {clip:g} after every layer, in tuned descent too." if clip else "")
 
     @property
     def data(self) -> dict[str, Any]:
         """Each seed's loss."""
         return {"mse": self.squared_errors.mean(-1).tolist()}
 
-    def weights_in_words(self) -> str:
-        """Whether the member of the family nearest to the weights predicts what the opened seed predicts."""
-        fit = self.fit
-        if isinstance(fit, str):
-            return "Its weights cannot be read as an algorithm: softmax, layer norms or MLPs stand in the way."
-        name = {"gd": "gradient descent", "gd++": "GD++", "gd++ per layer": "GD++ with parameters for each step"}
-        distance, ratio = fit.relative_distances(fit.projected)[0], fit.loss_ratios(fit.projected)[0]
-        read = f"The {name[self.family]} nearest to its weights leaves {percent(distance)} of its squared predictions"
-        if distance.mean <= NEAR:
-            return f"{read}: the weights agree."
-        return f"{read}, at {ratio.mean:.2g} times its loss: the weights do not show it."
+    def weights_as_text(self) -> str:
+        """Compare the opened seed with the member of the family nearest to its weights."""
+        if isinstance(self.fit, str):
+            return "Its weights cannot be read as an algorithm: softmax, layer norms or MLPs prevent it."
+        names = {"gd": "gradient descent", "gd++": "GD++", "gd++ per layer": "GD++ with parameters for each step"}
+        return nearest_in_weights(self.fit, names[self.family])
 
 
 def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> list[Row]:
-    """Parameters in the weights, with intervals over seeds, and how far weights and predictions are from the family."""
+    """Make rows of the parameters in the weights, and of the distance of weights and predictions from the family."""
     paper = (
         published_gammas().get(task.n_context)
         if looped and task == LinearRegression(n_context=task.n_context)
@@ -285,19 +253,19 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
 
 
 def published_gammas() -> dict[int, float]:
-    """γ of von Oswald et al.'s two looped layers by the number of points (A.10)."""
+    """Return γ of von Oswald et al.'s two looped layers by the number of points (A.10)."""
     printed = published("oswald2023_a10")
     return dict(zip(printed["n"], printed["gamma_of_trained_2_layer_recurrent"], strict=True))
 
 
 def left_the_plateau(squared_errors: Float[Tensor, "seed prompt"], prompts: Prompts) -> Bool[Tensor, "seed"]:
-    """Which seeds have a loss below 0.9 of that of predicting 0, where trainings from small weights begin."""
+    """Return True for seeds with a loss below 0.9 of that of predicting 0, where trainings from small weights begin."""
     return squared_errors.mean(-1) < 0.9 * prompts.query.ys.square().mean()
 
 
 @cache
 def tuned_references(task: LinearRegression, steps: int, looped: bool, clip: float | None) -> Mapping[str, Tuned]:
-    """Tuned descent by name, from the least to the most parameters."""
+    """Tune gradient descent and GD++; by name, from the least to the most parameters."""
     tuning = task.sample(N_TUNING, seed=TUNING_SEED, dtype=torch.float64)
 
     def tuned(**kind: bool) -> Tuned:

@@ -1,4 +1,4 @@
-"""The part of reports that fine-tunes: a model tuned on a prompt's context against the same model reading it."""
+"""The part of reports on fine-tuning: a model tuned on a prompt's context against the same model reading it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,24 +20,20 @@ from mechicl.statistics import interval
 PROMPT_SEED = 3_000_003
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
 EPOCHS = (1, 4)
-N_PROMPTS = 24  # fewer have intervals that tell nothing
-STEPS = 1200  # of gradient descent that measuring may take without being asked for
+N_PROMPTS = 24  # fewer have intervals that are too wide
+STEPS = 1200  # most steps of gradient descent that a report takes unasked
 ONE_TOKEN = "the query is one token: the cosine of one score is a sign"
-WORDS = {
-    "updates": """
-        For each prompt the model's key and value projections are fine-tuned on the context's points (SGD, learning rate
-        and epochs best on other prompts), and the fine-tuned model predicts the query without them. Drawn is the
-        cosine between what this changes in each attention layer's output at the query and what reading the context
-        changes there (SimAOU of Dai et al. 2023); random changes have 0. With 95% intervals over prompts.""",
-    "maps": """
-        Cosine of each layer's attention scores, before the softmax, between the model that reads the context and the
-        one that does not, before and after fine-tuning (SimAM), mean over heads. The tokens are those that a prompt has
-        without its context too.""",
-}
+UPDATES = """For each prompt the model's key and value projections are fine-tuned on the context's points (SGD; learning
+    rate and epochs are the best on other prompts), and the fine-tuned model predicts the query without them. The figure
+    shows the cosine between the changes that fine-tuning and reading the context make to each attention layer's output
+    at the query (SimAOU of Dai et al. 2023). Random changes have 0. Bars are 95% intervals over prompts."""
+MAPS = """Cosine of each layer's attention scores, before the softmax, between the model that reads the context and the
+    one that does not (SimAM), before and after fine-tuning; mean over heads. Only tokens that both prompts have are
+    used."""
 
 
 def no_finetuning(checkpoint: Checkpoint) -> str:
-    """Why a model cannot be fine-tuned on contexts; empty if it can."""
+    """Return the reason why a model cannot be fine-tuned on contexts; empty if it can."""
     model = checkpoint.models[0]
     if not isinstance(model, HookedTransformer) or not model.cfg.n_layers:
         return "there are no keys and values to fine-tune"
@@ -47,7 +43,7 @@ def no_finetuning(checkpoint: Checkpoint) -> str:
 
 
 def slow_finetuning(checkpoint: Checkpoint) -> str:
-    """Why fine-tuning is measured only where it is asked for; empty where it is quick."""
+    """Return the reason why fine-tuning is measured only on request; empty if it is quick."""
     steps = N_PROMPTS * max(EPOCHS) * checkpoint.task.n_context * checkpoint.models[0].cfg.n_layers
     if steps <= STEPS:
         return ""
@@ -55,7 +51,7 @@ def slow_finetuning(checkpoint: Checkpoint) -> str:
 
 
 def finetuning(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
-    """What fine-tuning on contexts does to a model with keys and values; see `no_finetuning`."""
+    """Compare fine-tuning on contexts with reading them, for a model with keys and values; see `no_finetuning`."""
     model, task = checkpoint.models[0], checkpoint.task
     assert isinstance(model, HookedTransformer)
     prompts = task.sample(N_PROMPTS + 2, seed=PROMPT_SEED)
@@ -63,14 +59,14 @@ def finetuning(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
     try:
         tuning = search_on_prompts(model, prompts[N_PROMPTS:], progress=progress, **options).best
         measured = compare_on_prompts(model, prompts[:N_PROMPTS], tuning, progress=progress)
-    except FineTuningDivergedError as error:  # words in its place, rather than no report
+    except FineTuningDivergedError as error:
         return [Row("fine-tuning on contexts", None, "diverged", "", str(error))], [], {"finetuning": None}
     rows, sections, data = finetuning_sections({"fine-tuned": measured}, {"fine-tuned": tuning})
     return rows, sections, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": N_PROMPTS}}
 
 
 def finetuning_sections(comparisons: Mapping[str, FineTuningComparison], tunings: Mapping[str, FineTuning]) -> Measured:
-    """Rows, sections and numbers on fine-tuning against reading a prompt's context, by kind of fine-tuning."""
+    """Make rows, sections and numbers on fine-tuning against reading a prompt's context, by kind of fine-tuning."""
     first = next(iter(comparisons.values()))
     rows = [
         Row("squared error without the context", None, interval(first.zero_shot_loss), "prompts"),
@@ -86,13 +82,10 @@ def finetuning_sections(comparisons: Mapping[str, FineTuningComparison], tunings
                 comparison.recall(), "prompts"),
             *_metric_rows(comparison, name),
         ]  # fmt: skip
-    sections = [
-        Section(
-            "Fine-tuning changes what reading changes?", WORDS["updates"], viz.update_similarity_figure(comparisons)
-        )
-    ]
+    updates = viz.update_similarity_figure(comparisons)
+    sections = [Section("Does fine-tuning change what reading changes?", UPDATES, updates)]
     if first.map_similarity_before.isfinite().any():
-        sections.append(Section("Attention after fine-tuning", WORDS["maps"], viz.map_similarity_figure(comparisons)))
+        sections.append(Section("Attention after fine-tuning", MAPS, viz.map_similarity_figure(comparisons)))
     data = {
         name: {field: value.mean(-1).tolist() for field, value in comparison.samples().items()}
         | {"learning_rate": tunings[name].learning_rate, "epochs": tunings[name].epochs}
@@ -102,7 +95,7 @@ def finetuning_sections(comparisons: Mapping[str, FineTuningComparison], tunings
 
 
 def _metric_rows(comparison: FineTuningComparison, name: str) -> list[Row]:
-    """Means over layers and heads; metrics that are not defined for all prompts say so."""
+    """Means over layers and heads; metrics that are not defined for all prompts are reported as such."""
     means = comparison.intervals()
     rows = []
     for field, words in (

@@ -1,39 +1,38 @@
-"""The part of reports that opens a transformer: what heads do, what is lost without them, where information is."""
+"""The part of reports on a model's components: attention heads, the loss without them, and where information is."""
+
+from typing import Any
 
 from mechicl import viz
 from mechicl.analysis import InterventionSweep, ablate, corrupt, patch, score_heads
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
-from mechicl.reports.comparison import Measured, Section
+from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.rows import Row
-from mechicl.statistics import interval
+from mechicl.reports.verdict import percent
+from mechicl.statistics import Interval, interval
 
 N_PROMPTS, N_FEWEST = 64, 8
-N_MEASURED = 256  # other prompts, on which what was chosen among many is measured
+N_MEASURED = 256  # other prompts, on which the components chosen among many are measured
 RUNS = 8192  # prompts times places to patch; beyond it there are fewer prompts
 PROMPT_SEED = 2_000_003
 ATTENTION = "What the heads attend to"
-WORDS = {
-    "heads": """
-        Share of each head's attention (of its absolute value, where attention is not softmax) that goes to the token
-        before, from a target to its own input, and, where a position sees later ones, from an input to its target.
-        Of the opened seed, as all that follows.""",
-    "ablation": """
-        Change of the mean squared error of the query's prediction when a head's output is replaced by its mean over
-        prompts at the same position. Hovering shows the 95% interval over prompts.""",
-    "patching": """
-        The model reads prompts whose labels are exchanged within the context. The stream before one layer, at one
-        position, is put back as it is with the right labels: the share of the loss that this recovers. Blue cells are
-        where information on the labels is at that depth.""",
-    "head patching": """
-        The output of one head at one position put back, on these prompts. A head that acts only on top of others may
-        recover nothing alone.""",
-}
+ABLATED = "change of the loss (MSE) without the head that changes it most"
+RESTORED = "share of the loss recovered when one head's output, at one position, sees the right labels"
+SCORES = """Share of each head's attention (of its absolute value, if attention is not softmax) to the token before,
+    from a target to its input and, where positions see later ones, from an input to its target. All that follows is of
+    the opened seed."""
+ABLATION = """Change of the mean squared error of the query's prediction when a head's output is replaced by its mean
+    over prompts at the same position. Hovering shows the 95% interval over prompts."""
+STREAM = """The model reads prompts whose labels are exchanged within the context. The residual stream before one layer,
+    at one position, is restored to its value with the right labels. Cells are the share of the loss that this recovers:
+    blue cells carry information on the labels."""
+HEADS = """The output of one head at one position is restored on these prompts. A head that acts only together with
+    others may recover nothing alone."""
 
 
 def model_parts(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
-    """What the parts of a checkpoint's first model do; see `no_model_parts`."""
+    """Measure the components of a checkpoint's first model; see `no_model_parts`."""
     prompts = checkpoint.task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
     rows, sections, data = measure_model_parts(
         checkpoint.models[0], prompts[:N_PROMPTS], prompts[N_PROMPTS:], progress=progress
@@ -42,7 +41,7 @@ def model_parts(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
 
 
 def no_model_parts(checkpoint: Checkpoint) -> str:
-    """Why a model has no parts to open; empty if it has."""
+    """Return the reason why a model has no heads to ablate or patch; empty if it has."""
     model = checkpoint.models[0]
     if not isinstance(model, HookedTransformer):
         return f"{type(model).__name__} has no attention heads with hooks to ablate or patch"
@@ -51,39 +50,59 @@ def no_model_parts(checkpoint: Checkpoint) -> str:
     return "" if checkpoint.task.n_context >= 2 else "labels are exchanged within a context of two points or more"
 
 
+def ablate_heads(model: Any, prompts: Prompts, **options: Any) -> tuple[InterventionSweep, Section]:
+    """Replace each head's output by its mean."""
+    without = ablate(model, prompts, "z", **options)
+    drawn = viz.patching_grid(without, title="Every head's output replaced by its mean")
+    return without, Section("What is lost without each head", ABLATION, drawn)
+
+
+def restore_stream(model: Any, prompts: Prompts, *, seed: int, progress: bool) -> tuple[InterventionSweep, Section]:
+    """Restore the residual stream at each layer and position where labels were exchanged."""
+    form = getattr(model.cfg, "format", None)
+    stream = patch(model, prompts, corrupt(prompts, "labels", seed=seed), "resid_pre", progress=progress)
+    drawn = viz.patching_grid(stream, labels=form.labels(prompts.n_context) if form else None,
+                              title="The stream before each layer restored")  # fmt: skip
+    return stream, Section("Where the labels are", STREAM, drawn)
+
+
 def measure_model_parts(
     model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool = True
 ) -> Measured:
-    """Rows, sections and numbers on heads, ablation and patching of a model on prompts.
+    """Measure rows, sections and numbers on heads, ablation and patching of a model.
 
     Args:
-        model: one seed's.
+        model: one seed.
         prompts: at least two, of two context points or more. In large models only the first 8 are patched.
-        others: on which the head that does most is measured once more; means of ablation are over all of both.
+        others: prompts on which the strongest head is measured again; means of ablation are over all of both.
         seed: of the corruption.
         progress: show progress bars.
-
-    Raises:
-        ValueError: too few prompts or points.
     """
     labels = model.cfg.format.labels(prompts.n_context)
-    places = model.cfg.n_layers * model.cfg.n_heads * len(labels)
-    patched = prompts[: max(N_FEWEST, RUNS // places)]
-    corrupted = corrupt(patched, "labels", seed=seed)
-    everything = prompts + others
-    without = ablate(model, prompts, "z", reference=everything, progress=progress)
-    stream = patch(model, patched, corrupted, "resid_pre", progress=progress)
-    heads = patch(model, patched, corrupted, "z", ("layer", "pos", "head"), progress=progress)
-    rows = [_ablation_row(model, without, others, everything), *_patching_rows(model, heads, others, labels, seed)]
-    pictures = {
-        "ablation": viz.patching_grid(without, title="Every head's output replaced by its mean"),
-        "patching": viz.patching_grid(stream, labels=labels, title="The stream before each layer put back"),
-        "head patching": viz.patching_grid(heads, labels=labels, title="Each head's output put back"),
-    }
-    titles = ("What is lost without each head", "Where the labels are", "Which heads move them")
-    sections = [
-        Section(title, WORDS[name], picture) for title, (name, picture) in zip(titles, pictures.items(), strict=True)
-    ]
+    patched = prompts[: max(N_FEWEST, RUNS // (model.cfg.n_layers * model.cfg.n_heads * len(labels)))]
+    axes = ("layer", "pos", "head")
+    without, ablation = ablate_heads(model, prompts, reference=prompts + others, progress=progress)
+    stream, streams = restore_stream(model, patched, seed=seed, progress=progress)
+    heads = patch(model, patched, corrupt(patched, "labels", seed=seed), "z", axes, progress=progress)
+    drawn = viz.patching_grid(heads, labels=labels, title="Each head's output restored")
+    sections = [ablation, streams, Section("Which heads move them", HEADS, drawn)]
+
+    strongest = without.strongest(1).iloc[0]
+    ablated = {name: int(strongest[name]) for name in ("layer", "head")}
+    again = ablate(model, others, "z", only=ablated, reference=prompts + others, progress=False)
+    before = interval(again.unpatched_values["loss"]).mean
+    rows = [Row(ABLATED, None, again.interval(0, 0), "prompts",
+                f"{_head(ablated)}, chosen on other prompts; the loss is {before:.3g} with all heads")]  # fmt: skip
+    restored: dict[str, int] = {}
+    share = heads.recovered()
+    if share.isfinite().any():  # else labels do not matter to the model
+        place = (share == share[share.isfinite()].max()).nonzero()[0].tolist()
+        restored = dict(zip(axes, place, strict=True))
+        again = patch(model, others, corrupt(others, "labels", seed=seed), "z", axes, only=restored, progress=False)
+        cost = interval(again.unpatched_values["loss"] - again.source_values["loss"]).mean
+        at = "the query" if "query" in labels[restored["pos"]] else f"position {labels[restored['pos']]}"
+        note = f"{_head(restored)} at {at}, chosen on other prompts; exchanged labels cost {cost:.3g}"
+        rows.append(Row(RESTORED, None, again.recovered_interval(0, 0, 0), "prompts", note))
     data = {
         "mean_ablation_of_heads": without.effect().mean(-1).tolist(),
         "resid_pre_recovered": stream.recovered().tolist(),
@@ -93,41 +112,36 @@ def measure_model_parts(
     }
     if model.cfg.prompt_format == "interleaved":
         scores = score_heads(model, prompts=prompts)
-        sections.insert(0, Section(ATTENTION, WORDS["heads"], viz.head_table(scores, "Scores of heads")))
+        sections.insert(0, Section(ATTENTION, SCORES, viz.head_table(scores, "Scores of heads")))
         data["head_scores"] = scores.to_dataframe().to_dict("records")
         for name in scores.scores:
             layer, head = scores.best(name)
-            note = f"head {layer}.{head}, the highest; {scores.chance[name]:.3f} if attention were uniform"
+            note = f"head {head} of layer {layer}, the highest; {scores.chance[name]:.3f} if attention were uniform"
             rows.append(
                 Row(f"{name.replace('_', ' ')} score", None, scores.interval(name, layer, head), "prompts", note)
             )
     return rows, sections, data
 
 
-def _ablation_row(model: HookedTransformer, sweep: InterventionSweep, others: Prompts, reference: Prompts) -> Row:
-    strongest = sweep.strongest(1).iloc[0]
-    layer, head = int(strongest["layer"]), int(strongest["head"])
-    again = ablate(model, others, "z", only={"layer": layer, "head": head}, reference=reference, progress=False)
-    before = interval(again.unpatched_values["loss"]).mean
-    note = f"head {layer}.{head}, chosen on other prompts; the loss is {before:.3g} with all heads"
-    return Row(
-        "change of the loss (MSE) without the head that changes it most", None, again.interval(0, 0), "prompts", note
-    )
+def heads_as_text(comparison: Comparison) -> str:
+    """Describe the effects of the strongest heads in sentences; empty if they were not measured."""
+    words = []
+    for row in comparison.rows:
+        if row.quantity not in (ABLATED, RESTORED) or not isinstance(row.measured, Interval):
+            continue
+        where = row.note.partition(", chosen")[0]
+        if row.quantity == RESTORED:
+            head, _, at = where.partition(" at ")
+            words.append(f"If labels are exchanged, restoring the output of {head} at {at} alone recovers "
+                         f"{percent(row.measured)} of the loss.")  # fmt: skip
+        elif row.measured.low > 0:
+            words.append(f"Ablating {where} raises the squared error by {row.measured}.")
+        else:
+            words.append(
+                f"No ablation of a single head raises the squared error: the largest change is {row.measured}."
+            )
+    return " ".join([*words, "These tests locate the computation; they do not identify it."]) if words else ""
 
 
-def _patching_rows(
-    model: HookedTransformer, sweep: InterventionSweep, others: Prompts, labels: list[str], seed: int
-) -> list[Row]:
-    """The head output that recovers most, on prompts that it was not chosen on; no row where labels do not matter."""
-    share = sweep.recovered()
-    if not share.isfinite().any():
-        return []
-    layer, pos, head = (int(i) for i in (share == share[share.isfinite()].max()).nonzero()[0])
-    only = {"layer": layer, "pos": pos, "head": head}
-    again = patch(
-        model, others, corrupt(others, "labels", seed=seed), "z", ("layer", "pos", "head"), only=only, progress=False
-    )
-    cost = interval(again.unpatched_values["loss"] - again.source_values["loss"]).mean
-    note = f"head {layer}.{head} at {labels[pos]}, chosen on other prompts; exchanged labels cost {cost:.3g}"
-    quantity = "share of the loss recovered when one head's output, at one position, sees the right labels"
-    return [Row(quantity, None, again.recovered_interval(0, 0, 0), "prompts", note)]
+def _head(place: dict[str, int]) -> str:
+    return f"head {place['head']} of layer {place['layer']}"

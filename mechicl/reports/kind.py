@@ -1,25 +1,30 @@
-"""What a report is made of: a kind of report is a table of parts that are measured, and a verdict made from them."""
+"""Kinds of reports: a table of parts that are measured, and a verdict made from them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl import viz
+from mechicl.algorithms import references
+from mechicl.algorithms.card import count
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints import Checkpoint
-from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
+from mechicl.learners import squared_errors
+from mechicl.models import HookedTransformer, PromptedModel
+from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.causes import causes, no_causes, slow_causes
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
 from mechicl.reports.heads import model_parts, no_model_parts
-from mechicl.reports.study import as_study
-from mechicl.reports.verdict import Verdict
+from mechicl.reports.study import as_study, task_as_text
+from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms
 from mechicl.viz.page import table
-
-
-def _never(kind: Any) -> str:
-    return ""
 
 
 @dataclass(frozen=True)
@@ -28,32 +33,37 @@ class Part:
 
     Attributes:
         name: as in `--sections`.
-        measure: from the report, its rows, sections and numbers.
-        missing: why this model has no such part; empty if it has.
-        slow: why it is measured only on request; empty if it is quick.
+        measure: takes the report; returns rows, sections and numbers.
+        missing: returns the reason why this model has no such part; empty if it has.
+        slow: returns the reason why the part is measured only on request; empty if it is quick.
     """
 
     name: str
     measure: Callable[[Any], Measured]
-    missing: Callable[[Any], str] = _never
-    slow: Callable[[Any], str] = _never
+    missing: Callable[[Any], str] = lambda kind: ""
+    slow: Callable[[Any], str] = lambda kind: ""
 
 
 class Kind:
-    """A report on one kind of model; subclasses list their parts and name what is compared.
+    """A report on one kind of model; subclasses list their parts.
 
     Args:
-        checkpoint: the models; a `Study` also says which one is opened, and the user's own task and learners.
-        n_prompts: held-out prompts; by default what the intervals need.
+        checkpoint: the models; a `Study` also has the user's own task and learners.
+        n_prompts: held-out prompts; by default enough for narrow intervals.
         seed: of the prompts; by default the kind's.
         progress: show progress bars.
     """
 
     parts: ClassVar[tuple[Part, ...]] = ()
+    heading: ClassVar[str] = "{name}"
+    remark: ClassVar[str] = ""
+    """Sentences at the end of the lead."""
+    dtype: ClassVar[torch.dtype | None] = None
+    """Precision of the held-out prompts; None for the task's default."""
     n_held_out: ClassVar[int] = 10_000
     prompt_seed: ClassVar[int] = 1_000_003
     no_weights: ClassVar[str] = ""
-    """Why weights decide nothing, unless `weights_in_words` is overridden."""
+    """The reason why the verdict has nothing on the weights, unless `weights_as_text` is overridden."""
 
     def __init__(
         self, checkpoint: Checkpoint, *, n_prompts: int | None = None, seed: int | None = None, progress: bool = True
@@ -64,13 +74,22 @@ class Kind:
 
     @property
     def title(self) -> str:
-        """Of the page."""
-        raise NotImplementedError
+        """Title of the page."""
+        return self.heading.format(name=self.study.name)
 
     @property
     def lead(self) -> str:
-        """What was measured, on what."""
-        raise NotImplementedError
+        """Description of the models, the task and the prompts."""
+        study = self.study
+        seeds = f"{count(len(study.models), 'seed')} of " if len(study.models) > 1 else ""
+        described = seeds + _model_as_text(study.model)
+        learner = _best_known(study.task)
+        sentences = (
+            f"Model: {study.name}{f', {described}' if described else ''}.", f"Task: {task_as_text(study.task)}.",
+            f"Its best known learner is {learner}." if learner else "",
+            f"Measured on {self.n_prompts:,} held-out prompts.", self.remark, study.chosen,
+        )  # fmt: skip
+        return " ".join(filter(None, sentences))
 
     @property
     def data(self) -> dict[str, Any]:
@@ -78,13 +97,24 @@ class Kind:
         return {}
 
     @cached_property
+    def models(self) -> list[Any]:
+        """The models of all seeds, the opened one first."""
+        return self.study.models
+
+    @cached_property
     def held_out(self) -> Any:
         """The held-out prompts, or sequences."""
-        return self.study.task.sample(self.n_prompts, seed=self.seed)
+        options = {} if self.dtype is None else {"dtype": self.dtype}
+        return self.study.task.sample(self.n_prompts, seed=self.seed, **options)
+
+    @cached_property
+    def squared_errors(self) -> Float[Tensor, "seed prompt"]:
+        """Squared errors of the models on the held-out prompts."""
+        return torch.stack([squared_errors(model, self.held_out)[:, 0] for model in self.models])
 
     @cached_property
     def question(self) -> AlgorithmQuestion:
-        """Which algorithm the opened model behaves like."""
+        """The algorithm that the opened model behaves like."""
         return AlgorithmQuestion(self.study, self.progress)
 
     @cached_property
@@ -95,16 +125,16 @@ class Kind:
     def _slow(self) -> dict[str, str]:
         return {part.name: why for part in self.parts if part.name not in self._missing and (why := part.slow(self))}
 
-    def weights_in_words(self) -> str:
-        """What the weights show, in a sentence."""
+    def weights_as_text(self) -> str:
+        """Return a sentence on what the weights show."""
         return self.no_weights
 
     def verdict(self, comparison: Comparison) -> Verdict:
-        """The sentences that the page opens with, from all that was measured."""
-        return self.question.verdict(comparison, self.weights_in_words(), causes_in_words(comparison.rows))
+        """Make the sentences that the page opens with from everything that was measured."""
+        return self.question.verdict(comparison, self.weights_as_text())
 
     def chosen(self, sections: Sequence[str] | None) -> list[Part]:
-        """The parts to measure, in the order of the page.
+        """Return the parts to measure, in the order of the page.
 
         Raises:
             ValueError: a part that this kind of report does not have.
@@ -112,8 +142,7 @@ class Kind:
         parts = {part.name: part for part in self.parts if part.name not in self._missing}
         if sections is None:
             return [part for name, part in parts.items() if name not in self._slow]
-        unknown = [name for name in sections if name not in parts]
-        if unknown:
+        if unknown := [name for name in sections if name not in parts]:
             reasons = "".join(f"; {n} is left out here: {self._missing[n]}" for n in unknown if n in self._missing)
             raise ValueError(
                 f"this report has no section {', '.join(map(repr, unknown))}; it has {', '.join(parts)}{reasons}"
@@ -121,7 +150,7 @@ class Kind:
         return [part for name, part in parts.items() if name in sections]
 
     def measure(self, sections: Sequence[str] | None = None) -> Comparison:
-        """Everything that the chosen parts measure."""
+        """Measure the chosen parts."""
         comparison = Comparison(self.title, self.lead, [], [], self.data)
         parts = self.chosen(sections)
         for part in progress_bar(parts, unit="section", progress=self.progress, desc=self.study.name):
@@ -133,18 +162,54 @@ class Kind:
         comparison = self.measure(sections)
         verdict = self.verdict(comparison)
         measured = {part.name for part in self.chosen(sections)}
-        unasked = "not among the sections that were asked for"
         left_out = self._missing | {
-            part.name: unasked if sections is not None else self._slow[part.name]
+            part.name: "not among the requested sections" if sections is not None else self._slow[part.name]
             for part in self.parts
             if part.name not in measured | self._missing.keys()
         }
-        more = [Section("What this report leaves out", "", table(("section", "why"), list(left_out.items())))]
+        more = []
+        if left_out:
+            gaps = f"Sections that were not measured, for the reasons below: {', '.join(left_out)}."
+            verdict.sentences[NOT_TESTED] = f"{verdict.sentences.get(NOT_TESTED, '')} {gaps}".strip()
+            more = [Section("What this report leaves out", "", table(("section", "why"), list(left_out.items())))]
         comparison = comparison.with_more(
-            sections=more if left_out else (),
+            sections=more,
             data={"verdict": {"headline": verdict.headline, "sentences": verdict.sentences} | verdict.numbers},
         )
-        return comparison.write(out, name, opening=verdict.section())
+        words = [comparison.lead, *verdict.sentences.values(), *(row.quantity + row.note for row in comparison.rows)]
+        words += [f"{section.title} {section.words}" for section in comparison.sections]
+        terms = replace(comparison, sections=[*comparison.sections, explained_terms(" ".join(words))])
+        return terms.write(out, name, opening=verdict.section())
+
+    def learning(self, words: str, references: dict[str, float], *, log_x: bool = False) -> list[Section]:
+        """Draw the learning curve of the record, with losses of reference learners; none if there is no curve."""
+        curve = self.study.record.get("curve")
+        if curve is None or self.study.is_own:
+            return []
+        losses = {"each seed": curve["eval_loss"]}
+        drawn = viz.losses_over_training(curve["eval_step"], losses, references=references, log_x=log_x)
+        return [Section("Learning", words, drawn)]
+
+
+def _model_as_text(model: Any) -> str:
+    """The architecture of a model; empty for learners without one."""
+    if isinstance(model, HookedTransformer):
+        heads = count(model.cfg.n_heads, f"{model.cfg.attention} head")
+        repeated = " (one layer, repeated)" if model.cfg.recurrent else ""
+        mlps = f" and MLPs of width {model.cfg.d_mlp}" if model.cfg.d_mlp else ""
+        layers = f"{count(model.cfg.n_layers, 'layer')}{repeated}"
+        return f"a transformer with {layers}, each with {heads}{mlps}, and width {model.cfg.d_model}"
+    if isinstance(model, PromptedModel):
+        return f"an LSTM with {count(model.cfg.n_layers, 'layer')} and width {model.cfg.d_model}"
+    return ""
+
+
+def _best_known(task: Any) -> str:
+    try:
+        name = next(iter(references(task)))
+    except TypeError:  # no reference learner is known
+        return ""
+    return {"bayes": "the exact Bayes predictor", "ols": "least squares"}.get(name, name)
 
 
 # ---- parts of several kinds ----
@@ -157,8 +222,3 @@ HEADS = Part("heads", lambda kind: model_parts(kind.study, progress=kind.progres
              lambda kind: no_model_parts(kind.study))  # fmt: skip
 FINETUNING = Part("fine-tuning", lambda kind: finetuning(kind.study, progress=kind.progress),
                   lambda kind: no_finetuning(kind.study), lambda kind: slow_finetuning(kind.study))  # fmt: skip
-
-
-def plural(number: int, noun: str) -> str:
-    """ "1 layer", "2 layers"."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -1,4 +1,4 @@
-"""What each seed's layers match, and the rows that come of it."""
+"""Matches of each seed's layers with families of algorithms, and the rows made from them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,17 @@ from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression, Task
 
 SOURCE = "fu2024"
-N_SCALE, SCALE_SEED = 4096, 2**31  # prompts that decide the step size of gradient descent, always the same ones
+N_SCALE, SCALE_SEED = 4096, 2**31  # prompts that decide the step size of gradient descent
 PAPER_GRID = (1, *range(50, 1301, 50))
 """Numbers of gradient descent steps in Figs. 2, 4 and 12: none between 1 and 50."""
 RIVALS = ("gradient descent", "ridge path", "steepest descent", "conjugate gradients", "Chebyshev")
-"""What Newton's method is compared with. Only the first is in the paper; the second has no iterations."""
+"""Rivals of Newton's method. Only the first is in the paper; the second has no iterations."""
 GROWING = ("Newton", "gradient descent", "ridge path", "steepest descent")
 PUBLISHED_GROWTH = {
     "Newton": ("linear, about 3 a layer in layers 3 to 9", "linear"),
     "gradient descent": ("exponential", "exponential"),
 }
-QUERIES = 2  # that weights are regressed on, for each dimension of the inputs
+QUERIES = 2  # for each dimension of the inputs, to regress weights on
 PER_LAYER, ONE_READOUT = "errors, a readout a layer", "errors, one readout for all layers"
 GRID = "gradient descent on the paper's grid"
 IN_ITS_PLACE = "a ridge path in the model's place"
@@ -42,14 +42,14 @@ RESOLVED = 256
 
 @dataclass(frozen=True, eq=False)
 class MatchedSeed:
-    """One model's layers beside every family of algorithms, by what was compared.
+    """Matches of one model's layers with every family, by compared quantity.
 
     Attributes:
-        readouts: for each layer and point, by which `errors` and `weights` are read.
+        readouts: for each layer and point; `errors` and `weights` are read with them.
         errors: of the readouts.
-        matches: by what was compared, then by family.
-        rankings: by what was compared.
-        growths: of the families' best steps, by what was compared; where enough layers have one.
+        matches: by quantity, then by family.
+        rankings: by quantity.
+        growths: of the families' best steps, by quantity, where enough layers have one.
     """
 
     readouts: Readouts
@@ -60,17 +60,12 @@ class MatchedSeed:
 
 
 class LayerMatching:
-    """Matches models' layers with families; what does not depend on the model is computed once for all seeds.
+    """Matches models' layers with families; the families' trajectories are computed once for all seeds.
 
     Args:
-        task: what prompts are drawn from.
-        similarities: what to compare.
-        n_prompts: held-out prompts.
-        n_fitting: prompts to fit readouts on.
-        seed: of the fitting prompts; the held-out ones have the next.
-        shared: also read all points by one readout a layer, and all layers by the model's own.
+        task: the task that prompts are drawn from.
         resamples: of the prompts, for the intervals of growth.
-        progress: show progress bars.
+        similarities, n_prompts, n_fitting, seed, shared, progress: as for `match_layers`.
     """
 
     def __init__(
@@ -87,14 +82,11 @@ class LayerMatching:
             GRID: GRADIENT_DESCENT.on(task.sample(N_SCALE, seed=SCALE_SEED), steps=PAPER_GRID),
         }
         self.families = {name: learner.trajectory(self.prompts) for name, learner in learners.items()}
-        self.with_weights = {}
-        if "weights" in similarities:
-            self.with_weights = {
-                name: each.trajectory(self.prompts, with_weights=True) for name, each in learners.items()
-            }
+        known = learners if "weights" in similarities else {}
+        self.with_weights = {name: each.trajectory(self.prompts, with_weights=True) for name, each in known.items()}
 
     def of(self, model: Any) -> MatchedSeed:
-        """A model's layers beside every family."""
+        """Match a model's layers with every family."""
         readouts = fit_readouts(model, self.fitting, progress=self.progress)
         trajectory = readouts.trajectory(self.prompts)
         errors = LayerErrors.of(trajectory, self.prompts, at="points")
@@ -115,7 +107,7 @@ class LayerMatching:
         return matched
 
     def ridge_path_rows(self, n_layers: int) -> list[Row]:
-        """The growths that would be measured if the model were a ridge path: the control of all statements on them."""
+        """Measure the growths for a ridge path in the model's place, as a control."""
         rows: list[Row] = []
         for similarity in self.similarities:
             with_weights = similarity == "weights"
@@ -132,12 +124,11 @@ class LayerMatching:
         return rows
 
     def resolution_rows(self, task: Task) -> list[Row]:
-        """How alike the families are to each other here, and in the paper's size: what no model could tell apart."""
+        """Measure how similar the families are to each other on this task and on the paper's."""
         rows = []
         for n, (d, n_context) in enumerate(dict.fromkeys(((task.x_dim, task.n_context), (20, 40)))):
-            there = task if n == 0 else LinearRegression(x_dim=d, n_context=n_context, inputs="gaussian")
-            prompts = there.sample(RESOLVED, seed=1)
-            families = reference_families(there)
+            size = task if n == 0 else LinearRegression(x_dim=d, n_context=n_context, inputs="gaussian")
+            prompts, families = size.sample(RESOLVED, seed=1), reference_families(size)
             for similarity in self.similarities:
                 weights = similarity == "weights"
                 trajectories = {
@@ -164,14 +155,14 @@ class LayerMatching:
 
 
 def reference_families(task: Task) -> dict[str, IterativeLearner]:
-    """Every algorithm that has steps to match layers with, by name."""
+    """Return every algorithm that has steps to match layers with, by name."""
     prompts = task.sample(N_SCALE, seed=SCALE_SEED)
     known = {card.layer_name or card.name: card.on(prompts) for card in cards() if card.path is not None}
     return {name: known[name] for name in (*GROWING, *RIVALS, *known)}
 
 
 def untrained_rows(model: Any, task: Task, *, n_prompts: int = 256, n_fitting: int = 1024) -> list[Row]:
-    """What the same readouts find in a model of this config that was never trained: the report's control."""
+    """Match the layers of an untrained model of this config, as a control."""
     if not isinstance(model, PromptedModel):
         return []
     readouts = fit_readouts(build(model.cfg, seed=1_000_003).eval(), task.sample(n_fitting, seed=0), progress=False)
@@ -189,7 +180,7 @@ def untrained_rows(model: Any, task: Task, *, n_prompts: int = 256, n_fitting: i
 
 
 def fit_growths(matches: Mapping[str, Match], resamples: int) -> dict[str, Growth]:
-    """Fits where there are enough layers whose best match lies inside the steps that were tried."""
+    """Fit growths where at least five layers have their best match inside the steps that were tried."""
     growths = {}
     for name, matched in matches.items():
         rows = matched.growth_rows()
@@ -199,10 +190,10 @@ def fit_growths(matches: Mapping[str, Match], resamples: int) -> dict[str, Growt
 
 
 def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) -> list[Row]:
-    """All rows of one comparison: last layer, growth, differences from Newton by layer, and the nearest family.
+    """Make all rows of one quantity: last layer, growth, differences from Newton by layer, and the nearest family.
 
     Args:
-        label: what was compared.
+        label: the compared quantity.
         seeds: the matches of each of the checkpoint's models.
         checkpoint: the models.
     """
@@ -246,7 +237,7 @@ def growth_rows(
     label: str, growths: Sequence[Mapping[str, Growth]], families: Sequence[str],
     checkpoint: Checkpoint | None = None, *, with_source: bool = True,
 ) -> list[Row]:  # fmt: skip
-    """How the best steps grow: in kind for each seed, and in numbers over the seeds that have enough layers."""
+    """Make rows of the growth of the best steps: its kind for each seed, and rates over seeds with enough layers."""
     rows = []
     names = list(checkpoint.record.get("seeds", range(len(growths)))) if checkpoint else []
     for family in families:
@@ -263,16 +254,16 @@ def growth_rows(
                 )
             rows.append(Row(f"{label}: {family}, growth of the best step with the layer{seed}", claim, measured, over,
                             note, measured == kind if claim else None, SOURCE))  # fmt: skip
-        told = [growth for growth in each if growth is not None]
-        if told:
-            note = f"{len(told)} of {len(each)} seeds" if len(told) < len(each) else ""
-            whose = checkpoint if len(told) == len(each) else None
+        grown = [growth for growth in each if growth is not None]
+        if grown:
+            note = f"{len(grown)} of {len(each)} seeds" if len(grown) < len(each) else ""
+            models = checkpoint if len(grown) == len(each) else None
             slope = 3 if family == "Newton" and with_source else None
             rows += [
-                over_models(f"{label}: {family}, steps a layer (linear fit)", [g.slope for g in told], whose,
+                over_models(f"{label}: {family}, steps a layer (linear fit)", [g.slope for g in grown], models,
                             slope, note, source=SOURCE if slope else ""),
-                over_models(f"{label}: {family}, doublings a layer (exponential fit)", [g.doubling for g in told],
-                            whose, note=note),
+                over_models(f"{label}: {family}, doublings a layer (exponential fit)", [g.doubling for g in grown],
+                            models, note=note),
             ]  # fmt: skip
     ratios = torch.tensor([
         seed["Newton"].slope.mean / seed["gradient descent"].doubling.mean
@@ -286,7 +277,7 @@ def growth_rows(
 
 
 def _nearest(rankings: Sequence[FamilyRanking], layer: float) -> str:
-    """The nearest family and those as near, as text: over seeds if there are several, else over prompts."""
+    """The nearest family and those tied with it: over seeds if there are several, else over prompts."""
     families, i = [name for name in rankings[0].families if name != GRID], rankings[0].rows.index(layer)
     means = {
         name: torch.tensor([ranking.similarities[ranking.families.index(name), i].nanmean() for ranking in rankings])
@@ -294,7 +285,7 @@ def _nearest(rankings: Sequence[FamilyRanking], layer: float) -> str:
     }
     order = sorted(families, key=lambda name: -means[name].mean().nan_to_num(nan=-2.0).item())
     if len(rankings) == 1:
-        near_ = [name for name in rankings[0].nearest(layer) if name in families]
+        tied = [name for name in rankings[0].nearest(layer) if name in families]
     else:
-        near_ = [name for name in order if name == order[0] or interval(means[order[0]] - means[name]).low <= 0]
-    return f"{near_[0]}; as near: {', '.join(near_[1:])}" if near_[1:] else near_[0]
+        tied = [name for name in order if name == order[0] or interval(means[order[0]] - means[name]).low <= 0]
+    return f"{tied[0]}; as near: {', '.join(tied[1:])}" if tied[1:] else tied[0]

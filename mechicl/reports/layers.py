@@ -1,8 +1,8 @@
 """The report on models of many layers: which iteration of which algorithm each layer matches (Fu et al. 2024)."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from mechicl import viz
@@ -20,8 +20,7 @@ from mechicl.reports.verdict import Verdict
 from mechicl.statistics import interval, ratio_interval
 from mechicl.viz.behaviour import match_curve
 
-N_HELD_OUT = 1024  # the report and analyses/fu_matching.py match on the same prompts and the same grids
-RESAMPLES = {1: 100}  # of the prompts, for the growth of one seed; of several, seeds give the interval
+N_HELD_OUT = 1024  # as in analyses/fu_matching.py
 LEFT_OUT = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Chebyshev", GRID))
 
 
@@ -40,21 +39,19 @@ def match_layers(
     Newton's method is compared with gradient descent, as in the paper, and with rivals that the paper does not try: a
     ridge path, which has no iterations, steepest descent, conjugate gradients and Chebyshev's polynomials. Steps are
     chosen on half of the prompts and similarities measured on the others. Rows are over seeds if there are several, and
-    over prompts otherwise.
+    over prompts otherwise. Source: Fu et al. 2024, section 4 and B.1 to B.4.
 
     Args:
-        checkpoint: with interleaved, causal models and their task in the record.
-        similarities: what to compare.
+        checkpoint: interleaved, causal models with their task in the record.
+        similarities: quantities to compare: errors, weights or both.
         n_prompts: held-out prompts.
         n_fitting: prompts to fit readouts on.
         seed: of the fitting prompts; the held-out ones have the next.
-        shared: match errors also by one readout a layer for all points, and by the model's own for all layers.
+        shared: also match errors with one readout per layer for all points, and with the model's own readout.
         progress: show a progress bar.
 
     Raises:
         CheckpointError: a model of another kind.
-
-    Source: Fu et al. 2024, section 4 and B.1 to B.4.
     """
     model, task = checkpoint.models[0], checkpoint.task
     if not model.cfg.one_pass:
@@ -64,7 +61,7 @@ def match_layers(
         )
     matching = LayerMatching(
         task, similarities, n_prompts=n_prompts, n_fitting=n_fitting, seed=seed, shared=shared, progress=progress,
-        resamples=RESAMPLES.get(len(checkpoint.models), 20),
+        resamples=100 if len(checkpoint.models) == 1 else 20,  # of several models, seeds give the interval
     )  # fmt: skip
     seeds = [matching.of(each) for each in checkpoint.models]
     errors, prompts = seeds[0].errors, matching.prompts
@@ -101,36 +98,20 @@ def match_layers(
 
 
 def _layers(kind: Kind) -> Measured:
-    """Without rows that the rows "nearest family" contain, and with an untrained model."""
+    """Matches of all layers without rows that "nearest family" contains, and matches of an untrained model."""
     rows, sections, data = match_layers(kind.study, n_prompts=kind.n_prompts, progress=kind.progress)
     rows = [row for row in rows if not row.quantity.endswith(LEFT_OUT)]
     return [*rows, *untrained_rows(kind.study.model, kind.study.task)], sections, data
 
 
 class Layers(Kind):
-    """Which iterations layers match, the nearest algorithms, interventions, heads and fine-tuning."""
+    """Iterations that layers match, the nearest algorithms, interventions, heads and fine-tuning."""
 
     parts = (Part("layers", _layers), ALGORITHM, CAUSES, HEADS, FINETUNING)
+    heading = "Which iteration does each layer match? ({name})"
+    remark = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
     n_held_out, prompt_seed = N_HELD_OUT, 0
-    no_weights = (
-        "Softmax attention, layer norms and MLPs stand between its weights and any construction: nothing is read there."
-    )
-
-    @property
-    def title(self) -> str:
-        """Of the page."""
-        return f"Which iteration does each layer match? ({self.study.name})"
-
-    @property
-    def lead(self) -> str:
-        """What was measured, on what."""
-        task = self.study.task
-        return (
-            f"Layers of {self.study.name} ({self.study.model.cfg.n_layers} layers, d = {task.x_dim}, {task.n_context} "
-            f"points), read by linear readouts fitted in closed form, against algorithms on {self.n_prompts:,} "
-            f"held-out prompts (seed {self.seed + 1}). Published numbers are of the paper's 12-layer model with d = 20 "
-            f"and 40 points. {self.study.chosen}"
-        ).rstrip()
+    no_weights = "Its weights are not compared with a construction: softmax, layer norms and MLPs prevent it."
 
     @property
     def data(self) -> dict[str, Any]:
@@ -138,23 +119,21 @@ class Layers(Kind):
         return {"checkpoint": self.study.name}
 
     def verdict(self, comparison: Comparison) -> Verdict:
-        """Layers follow the algorithm in the first answer."""
+        """Append the matches of layers to the first answer."""
         made = super().verdict(comparison)
-        which = f"{made.sentences['Which algorithm?']} {layers_in_words(comparison)}".rstrip()
+        which = f"{made.sentences['Which algorithm?']} {layers_as_text(comparison)}".rstrip()
         return replace(made, sentences={**made.sentences, "Which algorithm?": which})
 
 
-def layers_in_words(comparison: Comparison) -> str:
-    """Which families are nearest to which layers, and how the best steps grow: of rates, not of algorithms."""
+def layers_as_text(comparison: Comparison) -> str:
+    """Describe which family is nearest to the most layers, and how the best steps grow with the layer."""
     nearest = comparison.data.get("nearest", {}).get("errors", {})
     if not nearest:
         return ""
-    words = []
-    for families, group in groupby(nearest.items(), lambda item: item[1]):
-        layers = [layer for layer, _ in group]
-        names = ["least squares" if name == "OLS" else name for name in families]
-        either = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]} (none is nearer)"
-        words.append(f"layer{f's {layers[0]} to {layers[-1]}' if layers[1:] else f' {layers[0]}'} by {either}")
+    counts = Counter(name.replace("OLS", "least squares") for families in nearest.values() for name in families)
+    most = max(counts.values())
+    names = " and ".join(name for name, n in counts.items() if n == most)
+    words = f"After each layer, errors are matched best by {names} in {most} of {len(nearest)} layers, ties included."
     grows = [
         f"{name}'s best step grows {row.measured}ly"
         for name in ("Newton", "gradient descent", "ridge path")
@@ -165,10 +144,10 @@ def layers_in_words(comparison: Comparison) -> str:
     rates = ""
     if grows:
         rates = (
-            f" {'; '.join(grows)}: all of them say how fast errors shrink from layer to layer, and none by which "
-            f"algorithm, since a ridge path has no iterations."
+            f" With the layer, {', '.join(grows)}. This growth shows how fast errors shrink, not which algorithm is at "
+            f"work: it is as regular for a ridge path, which has no iterations."
         )
-    return f"Its errors after each layer are matched best: {'; '.join(words)}.{rates}"
+    return words + rates
 
 
 def _match_figures(
@@ -179,7 +158,7 @@ def _match_figures(
     several = {name: matched for name, matched in matches.items() if len(matched.columns) > 1}
     heatmaps = [
         Section(f"Similarity of {compared}: {name}",
-                "Mean cosine over held-out prompts; white squares mark each layer's best match.",
+                "Mean cosine over held-out prompts. White squares mark each layer's best match.",
                 viz.plot(matched, title=f"Similarity of {compared}"))
         for name, matched in several.items() if name in GROWING
     ]  # fmt: skip
@@ -200,7 +179,7 @@ def _match_figures(
 
 
 def loss_figure(title: str, errors: LayerErrors, prompts: Prompts, labels: Sequence[str] | None = None) -> Section:
-    """Loss by number of context points, a line a layer, relative to the mean square of the targets (Fig. 3)."""
+    """Draw the loss by number of context points, one line per layer, over the mean square of the targets (Fig. 3)."""
     labels = labels or [f"layer {i}" for i in range(len(errors.squared_errors))]
     square = prompts.ys.double().square().mean((1, 2))
     lines = {

@@ -1,4 +1,4 @@
-"""The report on any learner: what it does on any task, and inside it as far as it can be opened."""
+"""The report on any learner: its behaviour on any task, and its components as far as it can be opened."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,12 +7,12 @@ import plotly.graph_objects as go
 import torch
 
 from mechicl import algorithms, viz
-from mechicl.analysis import ablate, corrupt, fit_readouts, measure_shifted_losses, patch
+from mechicl.analysis import fit_readouts, measure_shifted_losses
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import LayeredModel
 from mechicl.reports.comparison import Comparison, Measured, Section
-from mechicl.reports.heads import model_parts, no_model_parts
-from mechicl.reports.kind import ALGORITHM, Kind, Part, plural
+from mechicl.reports.heads import ablate_heads, model_parts, no_model_parts, restore_stream
+from mechicl.reports.kind import ALGORITHM, Kind, Part
 from mechicl.reports.layers import match_layers
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import Verdict
@@ -21,19 +21,16 @@ from mechicl.statistics import interval, ratio_interval
 N_SHIFTED, N_FITTING, N_PATCHED = 1024, 4096, 64
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 WORDS = {
-    "loss": "Squared error of the prediction after so many points of the context, over the mean square of the targets: "
-    "1 is what predicting 0 gets. Bands are 95% intervals over prompts.",
-    "shifts": "Half the squared error on inputs scaled by α, which training may never have shown.",
-    "layers": "Squared error of linear readouts of the stream after each layer, fitted in closed form on other "
-    "prompts, over the mean square of the targets. Layer 0 is the stream before the first layer.",
-    "patching": "The model reads prompts whose labels are exchanged within the context, and the stream before one "
-    "layer, at one position, is restored to its value with the right labels: the share of the loss that this recovers.",
-    "ablation": "Change of the squared error when a head's output is replaced by its mean over prompts.",
+    "loss": "Squared error of the prediction by the number of context points, relative to the mean square of the "
+    "targets: predicting 0 has 1. Bands are 95% intervals over prompts.",
+    "shifts": "Half-MSE on inputs scaled by α, which training may never have shown.",
+    "layers": "Squared error of linear readouts after each layer, fitted in closed form on other prompts, relative to "
+    "the mean square of the targets. Layer 0 is the stream before the first layer.",
 }
 
 
 def _loss(kind: "Own") -> Measured:
-    """Losses by number of context points, of the model, of algorithms and of the user's own learners."""
+    """Losses by number of context points of the model, of algorithms and of the user's own learners."""
     study, prompts = kind.study, kind.held_out
     learners: dict[str, Learner] = {
         study.name: study.model, "least squares": AlgorithmLearner(algorithms.ols),
@@ -84,9 +81,9 @@ def _no_layers(kind: "Own") -> str:
 
 
 def _layers(kind: "Own") -> Measured:
-    """The iteration that each layer matches if every point is predicted in one pass; else what each layer contains."""
+    """Match layers with iterations if every point is predicted in one pass; else fit readouts of the query."""
     study, task = kind.study, kind.study.task
-    study.model.encode(task.sample(2, seed=kind.seed))  # a wrapped module shows only on prompts what it predicts
+    study.model.encode(task.sample(2, seed=kind.seed))  # only prompts show what a wrapped module predicts
     if study.model.cfg.one_pass:
         rows, sections, data = match_layers(
             study, n_prompts=min(kind.n_prompts, 1024), n_fitting=N_FITTING, progress=kind.progress
@@ -95,13 +92,13 @@ def _layers(kind: "Own") -> Measured:
     readouts = fit_readouts(study.model, task.sample(N_FITTING, seed=kind.seed + 2), progress=kind.progress)
     square = kind.held_out.query.ys.double().square().mean(-1)
     shares = [ratio_interval(layer[0], square) for layer in readouts.errors(kind.held_out).squared_errors]
-    drawn = viz.interval_lines("What each layer holds of the answer", "layer", "MSE / E y²", list(range(len(shares))),
-                               {"linear readout": shares}, log_y=True)  # fmt: skip
+    drawn = viz.interval_lines("What each layer contains of the answer", "layer", "MSE / E y²",
+                               list(range(len(shares))), {"linear readout": shares}, log_y=True)  # fmt: skip
     rows = [
         Row(f"error of a linear readout after layer {i}, over the mean square", None, share, "prompts")
         for i, share in enumerate(shares)
     ]
-    return rows, [Section("What each layer holds", WORDS["layers"], drawn)], {}
+    return rows, [Section("What each layer contains", WORDS["layers"], drawn)], {}
 
 
 def _no_hook(kind: "Own", name: str, keyword: str) -> str:
@@ -115,30 +112,23 @@ def _no_hook(kind: "Own", name: str, keyword: str) -> str:
 
 
 def _patching(kind: "Own") -> Measured:
-    model = kind.study.model
-    if not no_model_parts(kind.study):  # a transformer of this package: all its parts at once
+    if not no_model_parts(kind.study):  # a transformer of this package: all its components at once
         return model_parts(kind.study, progress=kind.progress)
     prompts = kind.study.task.sample(N_PATCHED, seed=kind.seed + 3)
-    form: Any = getattr(model.cfg, "format", None)
-    stream = patch(model, prompts, corrupt(prompts, "labels", seed=0), "resid_pre", progress=kind.progress)
-    drawn = viz.patching_grid(stream, labels=form.labels(prompts.n_context) if form else None,
-                              title="The stream before each layer put back")  # fmt: skip
-    data = {"resid_pre_recovered": stream.recovered().tolist()}
-    return [], [Section("Where the labels are", WORDS["patching"], drawn)], data
+    stream, section = restore_stream(kind.study.model, prompts, seed=0, progress=kind.progress)
+    return [], [section], {"resid_pre_recovered": stream.recovered().tolist()}
 
 
 def _heads(kind: "Own") -> Measured:
     if not no_model_parts(kind.study):
         return [], [], {}
     prompts = kind.study.task.sample(N_PATCHED, seed=kind.seed + 4)
-    without = ablate(kind.study.model, prompts, "z", progress=kind.progress)
-    drawn = viz.patching_grid(without, title="Every head's output replaced by its mean")
-    data = {"mean_ablation_of_heads": without.effect().mean(-1).tolist()}
-    return [], [Section("What is lost without each head", WORDS["ablation"], drawn)], data
+    without, section = ablate_heads(kind.study.model, prompts, progress=kind.progress)
+    return [], [section], {"mean_ablation_of_heads": without.effect().mean(-1).tolist()}
 
 
 class Own(Kind):
-    """Losses, nearest algorithms, shifts, and whatever of layers, patching and heads the model can be opened by."""
+    """Losses, nearest algorithms and shifts, and layers, patching and heads as far as the model can be opened."""
 
     parts = (
         Part("loss", _loss),
@@ -148,23 +138,9 @@ class Own(Kind):
         Part("patching", _patching, lambda kind: _no_hook(kind, "hook_resid_pre", "layers=...")),
         Part("heads", _heads, lambda kind: _no_hook(kind, "attn.hook_z", "attention={'z': ..., 'n_heads': ...}")),
     )
+    heading = "Which algorithm does {name} behave like?"
     n_held_out, prompt_seed = 2048, 6_000_003
-    no_weights = "No construction is fitted to weights of this kind of model, which therefore decide nothing here."
-
-    @property
-    def title(self) -> str:
-        """Of the page."""
-        return f"Which algorithm does {self.study.name} behave like?"
-
-    @property
-    def lead(self) -> str:
-        """What was measured, on what."""
-        study, task = self.study, self.study.task
-        return (
-            f"{study.name}: {plural(len(study.models), 'model')} on prompts of {type(task).__name__} "
-            f"({task.n_context} points, {task.x_dim} dimensions); {self.n_prompts:,} held-out prompts (seed "
-            f"{self.seed}). {study.chosen}"
-        )
+    no_weights = "No construction is fitted to the weights of this kind of model."
 
     @property
     def data(self) -> dict[str, Any]:
@@ -172,13 +148,13 @@ class Own(Kind):
         return {"n_prompts": self.n_prompts, "prompt_seed": self.seed}
 
     def verdict(self, comparison: Comparison) -> Verdict:
-        """The nearest algorithm, or why none can be fitted."""
+        """Name the nearest algorithm, or the reason why none can be fitted."""
         why = self.question.no_answer
         if not why:
             return super().verdict(comparison)
         figures = [part for each in comparison.sections for part in each.parts if isinstance(part, go.Figure)]
         return Verdict(
-            "Which algorithm it behaves like cannot be told",
-            {"Why?": f"{why[:1].upper()}{why[1:]}. What it loses beside other learners stands below."},
+            "Its algorithm cannot be identified",
+            {"Why?": f"{why[:1].upper()}{why[1:]}. Its losses next to those of other learners are shown below."},
             figures[0] if figures else None,
         )

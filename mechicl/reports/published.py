@@ -1,4 +1,4 @@
-"""What papers print: numbers in `published.json`, and the papers themselves in `sources.bib`."""
+"""Numbers printed in papers (`published.json`), and the papers (`sources.bib`)."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from mechicl.base.arguments import checked
 
 @checked
 def published(key: str) -> dict[str, Any]:
-    """Numbers printed in the papers: an entry of `published.json`, whose keys are an author, a year and a place.
+    """Return numbers printed in a paper: an entry of `published.json`, whose keys are an author, a year and a place.
 
     Raises:
         KeyError: no such entry.
@@ -22,9 +22,9 @@ def published(key: str) -> dict[str, Any]:
 
 
 def read_sources() -> dict[str, dict[str, str]]:
-    """Fields of every entry of `sources.bib`, by key.
+    """Read the fields of every entry of `sources.bib`, by key.
 
-    Only the layout of that file is understood: one `name = {value},` a line.
+    The file must have one `name = {value},` per line.
     """
     text = files("mechicl").joinpath("sources.bib").read_text(encoding="utf-8")
     entries = re.findall(r"^@\w+\{([^,]+),\n(.*?)^\}", text, flags=re.DOTALL | re.MULTILINE)
@@ -32,7 +32,7 @@ def read_sources() -> dict[str, dict[str, str]]:
 
 
 def authors_and_year(entry: dict[str, str]) -> str:
-    """How the text cites an entry: "Fu et al. 2024"; without a year where none is known."""
+    """Format a citation, such as "Fu et al. 2024"; without a year if none is known."""
     names = [name.split(",")[0].strip("{}") for name in entry["author"].split(" and ")]
     authors = " and ".join(names) if len(names) < 3 else f"{names[0]} et al."
     return f"{authors} {entry.get('year', '')}".strip()

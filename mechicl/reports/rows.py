@@ -1,4 +1,4 @@
-"""A measured quantity beside what was published of it."""
+"""Rows of reports: a measured quantity next to its published value."""
 
 import math
 import re
@@ -13,14 +13,13 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, interval, median_interval
 
 ROUNDING = 1e-6
-"""Numbers whose whole interval is this near to a whole number (for 0: a thousandth of it) differ from it by rounding
-errors of float32 sums, which are no finding."""
+"""An interval this near to a whole number (for 0: a thousandth of it) differs from it by float32 rounding only."""
 SLACK = 0.05
 """Relative difference up to which two numbers agree, and absolute difference from 0 or 1 that counts as near."""
 
 
 class NoNumberError(TypeError):
-    """A number is needed of a quantity that was measured in words."""
+    """A check needs a number, but the quantity was measured as text."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,12 @@ class Row:
     """A line of the table "published / measured / interval".
 
     Attributes:
-        quantity: what it is.
+        quantity: name of the quantity.
         published: as printed in the paper; None where the paper prints no number.
-        measured: with its interval; a plain number where there is nothing to take an interval over, or words.
-        over: what the interval is over: "seeds" or "prompts".
+        measured: with its interval; a plain number where there is nothing to take an interval over, or text.
+        over: samples of the interval: "seeds" or "prompts".
         note: how to read it.
-        agrees: whether the paper is right; None where `published` is a number that decides by `equal`, or is None.
+        agrees: True if the paper is right; None where `published` is None, or a number that is compared by `equal`.
         source: the key in sources.bib of the paper that published it.
         section: title of the section that shows it.
     """
@@ -48,7 +47,7 @@ class Row:
     section: str = ""
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """The line as words."""
+        """Return the cells of the line as text."""
         published = "—" if self.published is None else str(self.published)
         samples = self.over
         if isinstance(self.measured, Interval):
@@ -56,8 +55,8 @@ class Row:
         return self.quantity, published, str(self), samples, self.note
 
     def __str__(self) -> str:
-        """The measured value alone."""
-        return self.measured if isinstance(self.measured, str) else in_words(self.measured)
+        """Return the measured value alone."""
+        return self.measured if isinstance(self.measured, str) else as_text(self.measured)
 
     @property
     def ends(self) -> tuple[float, float, float]:
@@ -66,7 +65,7 @@ class Row:
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "not printed"]:
-        """Whether what a paper published of this row holds."""
+        """Outcome of the comparison with the paper."""
         agrees = self.agrees
         if agrees is None and isinstance(self.published, int | float) and not isinstance(self.measured, str):
             agrees = equal(self, self.published)
@@ -74,7 +73,7 @@ class Row:
 
     @property
     def n_seeds(self) -> int | None:
-        """How many seeds it is over; None where it is over something else."""
+        """Number of seeds; None if the row is not over seeds."""
         if not re.search(r"\bseeds?\b", self.over):
             return None
         count = re.search(r"(\d+) (?:\w+ )?seeds?\b", self.over)
@@ -83,7 +82,7 @@ class Row:
         return self.measured.n
 
     def to_json(self) -> dict[str, Any]:
-        """The row as data; source and section are omitted if empty."""
+        """Return the row as plain data, without empty sources and sections."""
         saved = asdict(self)
         del saved["agrees"]
         if isinstance(self.measured, Interval) and self.measured.middle == "mean":
@@ -92,7 +91,7 @@ class Row:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Row":
-        """A row of a results file, in which numbers that are not finite are null; what is no field is left out.
+        """Read a row of a results file, in which numbers that are not finite are null; ignore unknown fields.
 
         Raises:
             ValueError: a field is missing, or has a value of another type.
@@ -107,14 +106,14 @@ class Row:
             agrees = {"agrees": True, "differs": False}.get(saved.get("verdict", ""))
             return cls(**{**known, "measured": math.nan if measured is None else measured, "agrees": agrees})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"saved is no row of a results file: {error!r}") from error
+            raise ValueError(f"saved is not a row of a results file: {error!r}") from error
 
 
 Value = Row | Interval | float | str
 
 
 def ends(value: Value) -> tuple[float, float, float]:
-    """Lower end, mean and upper end of an interval or of a row's; three times the number where there is no interval.
+    """Return the lower end, mean and upper end of an interval, or three times a number that has none.
 
     Raises:
         NoNumberError: it was measured as text.
@@ -128,49 +127,40 @@ def ends(value: Value) -> tuple[float, float, float]:
 
 
 def near(value: Value, target: float) -> bool:
-    """The mean is within 0.05 of a number, and the interval is no wider than that."""
+    """Return True if the mean is within 0.05 of a number and the interval is at most that wide on each side."""
     low, mean, high = ends(value)
     return abs(mean - target) <= SLACK and high - low <= 2 * SLACK
 
 
 def equal(value: Value, target: Value) -> bool:
-    """Within 5% of a number, or the interval covers it and is no wider than half of it."""
+    """Return True if a value is within 5% of a number, or its interval covers it and is at most half of it wide."""
     low, mean, high = ends(value)
     number = ends(target)[1]
     return high - low <= abs(number) / 2 and (low <= number <= high or abs(mean - number) <= SLACK * abs(number))
 
 
 def below(value: Value, other: Value) -> bool:
-    """The whole interval lies below another, or below a number."""
+    """Return True if the whole interval lies below another, or below a number."""
     return ends(value)[2] < ends(other)[0]
 
 
 def above(value: Value, other: Value) -> bool:
-    """The whole interval lies above another, or above a number."""
+    """Return True if the whole interval lies above another, or above a number."""
     return ends(value)[0] > ends(other)[2]
 
 
 def over_seeds(
-    values: Tensor | Sequence[float],
-    checkpoint: Checkpoint,
-    *,
-    median: bool = False,
+    values: Tensor | Sequence[float], checkpoint: Checkpoint, *, median: bool = False
 ) -> tuple[Interval, str, str]:
-    """A quantity over all seeds of a checkpoint, and what it would be without those that are stuck.
-
-    The one rule for seeds: a row is over all N of them, and where some are stuck (`Checkpoint.stuck_seeds`), its note
-    gives the same statistic without them.
+    """Return an interval over all seeds of a checkpoint, and in a note the same without stuck seeds.
 
     Args:
-        values: one a seed, in the checkpoint's order.
-        checkpoint: whose seeds they are.
-        median: the median with a bootstrap interval, for positive or skewed quantities, and not the mean.
+        values: one per seed, in the checkpoint's order.
+        checkpoint: the models, some of which may be stuck (`Checkpoint.stuck_seeds`).
+        median: the median with a bootstrap interval instead of the mean, for skewed quantities.
 
     Returns:
         `measured`, `over` and `note` of a row.
-
-    Raises:
-        ValueError: another number of values than of seeds.
 
     Example:
         >>> measured, over, note = over_seeds(losses, load_checkpoint("softmax-2h"))
@@ -179,34 +169,27 @@ def over_seeds(
     sample = torch.as_tensor(values, dtype=torch.float64).flatten()
     if len(sample) != len(checkpoint.models):
         raise ValueError(f"{len(sample)} values for the {len(checkpoint.models)} seeds of {checkpoint.name}")
-    statistic = median_interval if median else interval
-    stuck = checkpoint.stuck
-    measured, over = statistic(sample), f"seed{'s' if len(sample) != 1 else ''}"
-    if not stuck:
-        return measured, over, ""
-    others = [i for i in range(len(sample)) if i not in stuck]
-    without = in_words(statistic(sample[others]))
-    return measured, over, f"without {len(stuck)} of {len(sample)} stuck seeds: {without}"
+    statistic, stuck = median_interval if median else interval, checkpoint.stuck
+    note = ""
+    if stuck:
+        without = as_text(statistic(sample[[i for i in range(len(sample)) if i not in stuck]]))
+        note = f"without {len(stuck)} of {len(sample)} stuck seeds: {without}"
+    return statistic(sample), f"seed{'s' if len(sample) != 1 else ''}", note
 
 
 def over_models(
-    quantity: str,
-    values: Sequence[Interval],
-    checkpoint: Checkpoint | None = None,
-    printed: float | str | None = None,
-    note: str = "",
-    check: Callable[[Value], bool] | None = None,
-    source: str = "",
-) -> Row:
-    """A row of a quantity over the models of a checkpoint, or over prompts if there is one model.
+    quantity: str, values: Sequence[Interval], checkpoint: Checkpoint | None = None,
+    printed: float | str | None = None, note: str = "", check: Callable[[Value], bool] | None = None, source: str = "",
+) -> Row:  # fmt: skip
+    """Make a row of a quantity over the models of a checkpoint, or over prompts if there is one model.
 
     Args:
-        quantity: what it is.
-        values: each model's, with its interval over prompts.
+        quantity: name of the quantity.
+        values: for each model, with its interval over prompts.
         checkpoint: the models; None if some of them have no value.
         printed: published value.
         note: how to read it.
-        check: decides from the measured value whether the paper is right.
+        check: decides from the measured value if the paper is right.
         source: of the published value.
     """
     measured, over = values[0], "prompts"
@@ -219,13 +202,13 @@ def over_models(
     return Row(quantity, printed, measured, over, note, check and check(measured), source)
 
 
-def in_words(value: Interval | float) -> str:
-    """A number or an interval, to as many digits as it is known; one that is whole but for rounding says so.
+def as_text(value: Interval | float) -> str:
+    """Format a number or an interval to the known digits, and name differences that are only rounding.
 
     Example:
-        >>> in_words(Interval(1.000000012, 1.00000001, 1.000000014, n=5))
+        >>> as_text(Interval(1.000000012, 1.00000001, 1.000000014, n=5))
         '1 (to rounding)'
-        >>> in_words(2.2e-16)
+        >>> as_text(2.2e-16)
         'rounding'
     """
     if not isinstance(value, Interval):
@@ -237,6 +220,4 @@ def in_words(value: Interval | float) -> str:
         if value.half_width or value.mean != whole:
             return f"{whole} (to rounding)" if whole else "rounding"
         return f"{whole}"
-    if value.half_width < ROUNDING * abs(value.mean):
-        return f"{value.mean:.6g}"
-    return str(value)
+    return f"{value.mean:.6g}" if value.half_width < ROUNDING * abs(value.mean) else str(value)

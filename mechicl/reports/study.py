@@ -1,4 +1,4 @@
-"""What a report opens: a checkpoint, or models of the user's own, with the seed that stands for the others first."""
+"""The model that a report opens: one seed of a checkpoint or of the user's own models, with the other seeds."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,19 +11,20 @@ from mechicl.checkpoints import Checkpoint, CheckpointError, UnknownSeedError
 from mechicl.learners import Learner, Learners, named_learners, squared_errors
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
 
 N_CHOOSING, CHOOSING_SEED = 512, 4_000_003  # prompts that seeds without a learning curve are compared on
 
 
 @dataclass(frozen=True, eq=False)
 class Study(Checkpoint):
-    """A checkpoint as a report reads it.
+    """A checkpoint as a report reads it; its first model is the one that is opened.
 
     Attributes:
         drawn_from: the task; None for the one in the record.
         compare: the user's learners to compare with, by name.
-        chosen: how the seed that is opened was chosen, in words; empty where there is one model.
-        built: models of snapshots that were built already.
+        chosen: a sentence on how the opened seed was chosen; empty if there is one model.
+        built: cache of the models of snapshots.
     """
 
     models: list[Any]
@@ -33,13 +34,13 @@ class Study(Checkpoint):
     built: dict[int, list[Any]] = field(default_factory=dict, repr=False)
 
     def models_at(self, snapshot: int) -> list[Any]:
-        """The models as they were at a snapshot, built once however many parts of the report look at them."""
+        """Return the models at a snapshot, which are built once."""
         if snapshot not in self.built:
             self.built[snapshot] = super().models_at(snapshot)
         return self.built[snapshot]
 
     def select(self, indices: Iterable[int]) -> "Study":
-        """Some of the models, in this order, with what the record and the snapshots say of them."""
+        """Select models by their indices, with their entries of the record and the snapshots."""
         chosen = list(indices)
         if all(isinstance(model, PromptedModel) for model in self.models):
             return dataclasses.replace(self, **_fields(super().select(chosen)), built={})
@@ -48,7 +49,7 @@ class Study(Checkpoint):
 
     @property
     def task(self) -> Any:
-        """What prompts are drawn from.
+        """The task that prompts are drawn from.
 
         Raises:
             CheckpointError: there is no task, neither in the record nor from the user.
@@ -67,92 +68,98 @@ class Study(Checkpoint):
 
     @property
     def is_own(self) -> bool:
-        """Whether the task is another than the record's, so that what the record measured is of other prompts."""
-        return self.drawn_from is not None and self.drawn_from != self._recorded_task()
-
-    def _recorded_task(self) -> Any:
+        """True if the task differs from the record's, so that losses in the record do not apply."""
+        if self.drawn_from is None:
+            return False
         try:
-            return super().task
+            return self.drawn_from != super().task
         except CheckpointError:
-            return None
+            return True
 
 
 def study(
-    model: Any,
-    task: Any = None,
-    *,
-    compare: Learners = (),
-    seed: int | None = None,
-    task_index: int | None = None,
+    model: Any, task: Any = None, *, compare: Learners = (), seed: int | None = None, task_index: int | None = None
 ) -> Study:
-    """A checkpoint, a model or the seeds of one as a report reads them.
+    """Prepare a checkpoint, a model or several seeds of one for a report.
 
-    The seed that is opened is the one that `load` gives, with the least held-out loss at the end of training; what the
-    others do stands in the rows that are over seeds.
+    The report opens the seed that `load` returns, the one with the least held-out loss at the end of training.
 
     Args:
         model: a learner, several (seeds of one training), or a checkpoint.
-        task: what to draw prompts from; by default the checkpoint's.
+        task: the task to draw prompts from; by default the checkpoint's.
         compare: learners to compare with, with names or named after themselves.
         seed: the training seed to open; by default the one with the least held-out loss.
-        task_index: of a checkpoint that was trained on several tasks, the one whose models are opened.
+        task_index: for a checkpoint that was trained on several tasks, the index of the task.
 
     Raises:
         CheckpointError: no task, no model, or a task index that the checkpoint does not have.
         UnknownSeedError: no model of that seed.
-        TypeError: something that does not predict.
+        TypeError: an object that does not predict.
     """
     words = ""
     if isinstance(model, Checkpoint):
         model, words = _of_one_task(model, task_index)
         whole = as_study(model)
     else:
-        whole = _own(model)
+        models = list(model) if isinstance(model, Sequence) else [model]
+        if not models:
+            raise CheckpointError("there is no model to report on: the list of models is empty")
+        (name, *_) = named_learners(models[:1] if len(models) == 1 else models)
+        whole = Study(str(getattr(models[0], "name", name)), models)
     whole = dataclasses.replace(whole, drawn_from=task, compare=named_learners(compare))
-    index, rule = choose(whole, seed)
+    index, rule = _choose(whole, seed)
     others = [i for i in range(len(whole.models)) if i != index]
-    chosen = " ".join(filter(None, (words, rule)))
-    return dataclasses.replace(whole.select([index, *others]), chosen=chosen)
+    return dataclasses.replace(whole.select([index, *others]), chosen=" ".join(filter(None, (words, rule))))
 
 
 def as_study(checkpoint: Checkpoint) -> Study:
-    """A checkpoint whose first model is the one that is opened."""
+    """Convert a checkpoint to a study that opens its first model."""
     return checkpoint if isinstance(checkpoint, Study) else Study(**_fields(checkpoint))
 
 
-def choose(checkpoint: Study, seed: int | None = None) -> tuple[int, str]:
-    """The index of the model to open, and how it was chosen, in words."""
+def task_as_text(task: Any) -> str:
+    """Describe a task: its size, the distributions of inputs and weights, the noise, and all other settings.
+
+    Example:
+        >>> task_as_text(LinearRegression(x_dim=3, n_context=7)).partition(";")[0]
+        'linear regression (7 context points, 3 dimensions'
+    """
+    if not isinstance(task, LinearRegression):
+        return repr(task) if dataclasses.is_dataclass(task) else type(task).__name__
+    changed = {f.name: getattr(task, f.name) for f in dataclasses.fields(task) if getattr(task, f.name) != f.default}
+    inputs = {"uniform": "uniform on [-1/2, 1/2]", "gaussian": "standard normal"}.get(str(task.inputs), task.inputs)
+    described = [f"inputs {inputs}", "standard normal weights",
+                 f"noise of standard deviation {task.noise_std:g}" if task.noise_std else "no noise"]  # fmt: skip
+    known = ("x_dim", "n_context", "inputs", "noise_std")
+    described += [f"{name.replace('_', ' ')} {value}" for name, value in changed.items() if name not in known]
+    size = f"{task.n_context} context points, {task.x_dim} dimensions"
+    return f"linear regression ({size}; {', '.join(described)})"
+
+
+def _choose(checkpoint: Study, seed: int | None) -> tuple[int, str]:
+    """The index of the model to open, and a sentence on how it was chosen."""
     seeds = checkpoint.seeds
     if seed is not None:
         if seed not in seeds:
             raise UnknownSeedError(f"{checkpoint.name} has no seed {seed}; it has {', '.join(map(str, seeds))}")
-        return seeds.index(seed), f"Opened is seed {seed}, as asked for."
+        return seeds.index(seed), f"The opened model is seed {seed}, as requested."
     if len(seeds) == 1:
         return 0, ""
     losses = _losses(checkpoint)
     index = losses.index(min(losses))
-    return index, f"Opened is seed {seeds[index]}, the one of the {len(seeds)} with the least held-out loss."
-
-
-def _own(model: Any) -> Study:
-    """Models of the user's own: one, or the seeds of one."""
-    models = list(model) if isinstance(model, Sequence) else [model]
-    if not models:
-        raise CheckpointError("there is no model to report on: the list of models is empty")
-    (name, *_) = named_learners(models[:1] if len(models) == 1 else models)
-    return Study(str(getattr(models[0], "name", name)), models)
+    return index, f"The opened model is seed {seeds[index]}, which has the least held-out loss of {len(seeds)} seeds."
 
 
 def _of_one_task(checkpoint: Checkpoint, index: int | None) -> tuple[Checkpoint, str]:
-    """The models of one of the tasks that were trained on at once, and words on it."""
+    """The models of one of several tasks that were trained on at once, and a sentence on it."""
     n = 1 + len(checkpoint.record.get("training", {}).get("more_tasks", ()))
     if not 0 <= (index or 0) < n:
         raise CheckpointError(f"{checkpoint.name} was trained on {n} task(s), so its task index is 0 to {n - 1}: "
                               f"got {index}")  # fmt: skip
     if n == 1:
         return checkpoint, ""
-    words = f"Trained on {n} tasks, with models of its own on each: these are of task {index or 0}"
-    return checkpoint.by_task()[index or 0], f"{words} (--task-index opens another)."
+    words = f"Trained on {n} tasks with separate models: these are of task {index or 0} (--task-index selects another)."
+    return checkpoint.by_task()[index or 0], words
 
 
 def _losses(checkpoint: Study) -> list[float]:

@@ -1,4 +1,4 @@
-"""A page on a sweep: what was measured over its grid, drawn and in numbers."""
+"""A page on a sweep: the measurements over its grid as pictures and tables."""
 
 import itertools
 from pathlib import Path
@@ -14,17 +14,17 @@ from mechicl.viz.page import Section, table
 
 DIVERGED = "diverged_at"
 PICTURES = 12
-"""Of one value, where the grid has more than two axes."""
+"""Most pictures of one value, where the grid has more than two axes."""
 
 
 def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") -> Path:
     """Write sweep.html (offline) and sweep.json in a folder.
 
-    Every number that was measured has a section: a phase diagram where the grid has two axes or more, lines with
-    intervals over seeds where it has one, and the numbers.
+    Every measured value has a section: a phase diagram if the grid has two axes or more, lines with intervals over
+    seeds if it has one, and a table.
 
     Args:
-        grid: what a sweep measured (`sweeps.load_table`); it may be half done.
+        grid: the table of a sweep (`sweeps.load_table`), which may be unfinished.
         out: the folder; made if need be.
         title: of the page.
 
@@ -38,14 +38,17 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
         >>> write_sweep_page(load_table("runs/rates"), "runs/rates/report")
     """
     if grid.frame.empty:
-        raise ValueError("nothing of the sweep is done yet: there is nothing to draw")
+        raise ValueError("no cell of the sweep is done yet")
     axes = [name for name in grid.axes if name != SEED]
     wide = [name for name in axes if grid.frame[name].nunique(dropna=False) > 1]
+    words = "Means over seeds with 95% intervals."
+    if len(wide) > 1:
+        words = "Colours are medians over seeds; the table has means over seeds with 95% intervals."
     sections = []
     for value in grid.values:
         if value != DIVERGED and pd.api.types.is_numeric_dtype(grid.frame[value]) and grid.frame[value].notna().any():
-            figures = [_figure(part, wide, value, words) for part, words in _parts(grid, wide[2:])]
-            sections.append(Section(value, _words(wide), [*figures, _numbers(grid, value)]))
+            figures = [_figure(part, wide, value, label) for part, label in _parts(grid, wide[2:])]
+            sections.append(Section(value, words, [*figures, _numbers(grid, value)]))
     diverged = int(grid.frame[DIVERGED].notna().sum()) if DIVERGED in grid.frame else 0
     lead = f"{len(grid.frame)} models over {', '.join(grid.axes)}; {diverged} of them diverged."
     data = {"axes": list(grid.axes), "rows": _plain(grid.frame)}
@@ -53,7 +56,7 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
 
 
 def _parts(grid: GridTable, further: list[str]) -> list[tuple[GridTable, str]]:
-    """The grid at each combination of its further axes, and that combination in words."""
+    """The grid at each combination of its further axes, and a label for the combination."""
     values = [grid.frame[name].unique().tolist() for name in further]
     places = [dict(zip(further, each, strict=True)) for each in itertools.product(*values)]
     return [
@@ -62,17 +65,11 @@ def _parts(grid: GridTable, further: list[str]) -> list[tuple[GridTable, str]]:
     ]
 
 
-def _figure(grid: GridTable, wide: list[str], value: str, words: str) -> go.Figure:
-    title = f"{value}, {words}" if words else value
+def _figure(grid: GridTable, wide: list[str], value: str, label: str) -> go.Figure:
+    title = f"{value}, {label}" if label else value
     if len(wide) > 1:
         return draw.phase_diagram(grid, x=wide[0], y=wide[1], value=value, title=title)
     return draw.lines(grid, x=wide[0] if wide else SEED, value=value, title=title)
-
-
-def _words(wide: list[str]) -> str:
-    if len(wide) > 1:
-        return "Colours are medians over seeds; the table has means over seeds with 95% intervals."
-    return "Mean over seeds, with its 95% interval."
 
 
 def _numbers(grid: GridTable, value: str) -> str:
@@ -83,11 +80,6 @@ def _numbers(grid: GridTable, value: str) -> str:
 
 
 def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON has them."""
-    return [{str(name): _plain_value(value) for name, value in row.items()} for row in frame.to_dict("records")]
-
-
-def _plain_value(value: Any) -> Any:
-    if pd.isna(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
+    """Rows as plain data, with null for missing values."""
+    items = [[(str(name), value) for name, value in row.items()] for row in frame.to_dict("records")]
+    return [{n: None if pd.isna(v) else v.item() if hasattr(v, "item") else v for n, v in row} for row in items]

@@ -1,5 +1,6 @@
-"""What a report opens with: a few sentences that are made from the numbers, and one picture."""
+"""The opening of a report: sentences made from the numbers, a picture, and explanations of the terms on the page."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,24 +17,60 @@ from mechicl.statistics import Interval
 from mechicl.viz.page import Section, text
 
 NEAR = 0.05
-"""Share of a model's squared predictions that an algorithm may leave unexplained for the model to behave like it."""
+"""Largest unexplained share at which a model is said to behave like an algorithm."""
 FAR = 0.5
-"""From this share on the nearest algorithm is no nearer than what knows nothing of the model."""
+"""Unexplained share from which the nearest algorithm is not worth naming."""
 SAME = 0.01
-"""An algorithm that leaves no more than this is named in place of one that contains it, with parameters to spare."""
+"""An algorithm that leaves at most this much is named instead of a more general one with more parameters."""
 MOST_NAMED = 4
-SPREAD = "\u00a0±\u00a0"  # an interval is not broken across lines
+SPREAD = "\u00a0±\u00a0"  # keeps an interval on one line
+NOT_TESTED = "What was not tested?"
 Nearness = Literal["like", "nearest", "none"]
+
+TERMS = {  # pattern in the page's text: the term and its explanation
+    "unexplained": ("unexplained", "squared distance between the predictions of the model and of an algorithm, as a "
+                    "share of the model's squared predictions: 0% if they are equal, 100% for predicting 0"),
+    r"MSE|squared error": ("MSE", "mean squared error of the prediction; half-MSE, which some papers print, is half of "
+                           "it; MSE / E y² is relative to the mean square of the targets, so that predicting 0 has 1"),
+    "held-out": ("held-out", "drawn with another seed than the prompts of training and fitting"),
+    r"step size": ("step size", "factor of the gradient of the squared error, summed over the context's points"),
+    "η": ("η", "the step size of papers that average the gradient: the step size times the number of context points"),
+    r"GD\+\+": ("GD++", "gradient descent that also changes the inputs at each step, x ← (I − γ XᵀX) x"),
+    "[Pp]reconditioned": ("preconditioned gradient descent", "a matrix takes the place of the step size"),
+    "Newton": ("Newton's method", "iterates towards the inverse of XᵀX; each iteration squares the relative error"),
+    "ridge path": ("ridge path", "ridge regression with smaller and smaller penalties: a control without iterations"),
+    r"\bof S\b|X'X|eigenvector of S": ("S", "XᵀX, the matrix of second moments of the context's inputs"),
+    "sensitivit": ("sensitivity", "derivative of the prediction with respect to the query"),
+    "[Rr]eadout": ("readout", "linear map from the activations after a layer to predictions, fitted on other prompts"),
+    "barrier": ("barrier", "how far the loss on a path between two models rises above the line between its ends"),
+    "[Aa]blat|without .*head": ("ablation", "a head's output is replaced by its mean over prompts"),
+    "restor": ("restoring", "on corrupted prompts, an activation is replaced by its value on the original prompts"),
+    "counterfactual|[Ii]nterventions": ("intervention", "a change of an intermediate state, made in the model and in "
+                                        "the algorithm; a counterfactual is the prediction that results"),
+    "SimAOU": ("SimAOU", "cosine between the changes that reading and fine-tuning make to attention outputs"),
+    "SimAM": ("SimAM", "cosine between attention scores with and without the context"),
+    "Rec2FTP": ("Rec2FTP", "share of the queries improved by fine-tuning that reading the context improves too"),
+    "induction": ("induction head", "attends from a token to the one that followed its earlier occurrence"),
+    "faithful": ("faithfulness", "share of the loss's improvement by all heads that the circuit alone keeps"),
+    "completeness": ("completeness", "share of the loss's improvement by all heads that is lost without the circuit"),
+}  # fmt: skip
+
+
+def explained_terms(words: str) -> Section:
+    """Explain the terms of `TERMS` that a page uses."""
+    used = [each for pattern, each in TERMS.items() if re.search(pattern, words)]
+    items = "".join(f"<li><b>{text(term)}</b>: {text(meaning)}</li>" for term, meaning in used)
+    return Section("Terms on this page", "", f"<ul>{items}</ul>")
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What a report opens with.
+    """The opening of a report.
 
     Attributes:
         headline: the answer in a few words.
-        sentences: by question, such as "Which algorithm?", the answer.
-        picture: what shows the first answer.
+        sentences: for each question, such as "Which algorithm?", the answer.
+        picture: the figure that shows the first answer.
         numbers: behind the sentences, as plain data.
     """
 
@@ -43,7 +80,7 @@ class Verdict:
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def section(self) -> Section:
-        """The verdict as a page opens with it."""
+        """Return the verdict as the first section of a page."""
         words = "".join(
             f"<p><b>{text(title)}</b> {text(answer.replace(' ± ', SPREAD))}</p>"
             for title, answer in self.sentences.items()
@@ -53,13 +90,13 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Which algorithm a model behaves like.
+    """The algorithm that a model behaves like.
 
     Attributes:
         headline: the answer in a few words.
         nearness: "like" an algorithm; "nearest" to one, but not like it; or "none".
         match: the algorithm that is named.
-        rivals: other algorithms that these prompts do not tell from the nearest.
+        rivals: other algorithms that fit equally well on these prompts.
         words: the answer as sentences.
         numbers: behind it.
     """
@@ -73,56 +110,74 @@ class Answer:
 
 
 def percent(value: Interval | float) -> str:
-    """A share in percent, with half the width of its interval; what is only rounding says so."""
+    """Format a share in percent, with half the width of its interval."""
     mean = value.mean if isinstance(value, Interval) else value
     if abs(mean) < 1e-9:
         return "0% (to rounding)"
     if mean > 10:
         return "more than 1,000%"
-    number = f"{100 * mean:.0f}%" if mean >= 0.1 else f"{100 * mean:.2g}%"
+    large = abs(mean) >= 0.1
+    number = f"{100 * mean:.0f}%" if large else f"{100 * mean:.2g}%"
     half = value.half_width if isinstance(value, Interval) else 0.0
-    if not half > 0 or (mean >= 0.1 and half < 0.005):
+    if not half > 0 or (large and half < 0.005):
         return number
-    return f"{number} ± {100 * half:.0f}%" if mean >= 0.1 else f"{number} ± {100 * half:.1g}%"
+    return f"{number} ± {100 * half:.0f}%" if large or half > 0.095 else f"{number} ± {100 * half:.1g}%"
 
 
 def which_algorithm(identified: Identification, untrained: float | None = None) -> Answer:
-    """The algorithm that a model behaves like, what is tied with it, and how sure that is, in words.
+    """Name the algorithm that a model behaves like, the algorithms tied with it, and the evidence.
 
-    Families for scale (any polynomial, any function of S) are named only as what even they leave. Where an algorithm
-    leaves no more than 1% and the nearest one contains it, the simpler one is named.
+    Families for scale (any polynomial, any function of S) are never named. Where an algorithm leaves at most 1% and is
+    a special case of the nearest one, the simpler one is named.
 
     Args:
-        identified: of `identify`.
-        untrained: the least distance of any algorithm from an untrained network, for scale.
+        identified: the result of `identify`.
+        untrained: the least unexplained share of an untrained network over all algorithms, for comparison.
     """
     named = [match for match in identified.matches if not is_for_scale(match.name)]
     tied = [match for match in named if identified.tied(match)] or named[:1]
     match = min(tied, key=lambda each: each.n_fitted)
     simpler = [m for m in named if contains(match.name, m.name) and identified.distance(m).mean <= SAME]
     match = min(simpler, key=lambda each: each.n_fitted) if simpler else match
-    rivals = [m for m in tied if m is not match and not contains(m.name, match.name)
-              and not contains(match.name, m.name)]  # fmt: skip
-    distance = identified.distance(match)
+
+    def is_unrelated(other: FamilyMatch) -> bool:
+        return other is not match and not contains(other.name, match.name) and not contains(match.name, other.name)
+
+    rivals = [m for m in tied if is_unrelated(m)]
+    distance, name = identified.distance(match), phrase(match.name)
     nearness: Nearness = "none" if not distance.mean < FAR else "like" if distance.mean <= NEAR else "nearest"
-    scale = "predicting 0 leaves 100%"
-    if untrained is not None:
-        scale += (
-            f", and of an untrained network of this shape every algorithm leaves {percent(min(untrained, 1.0))} or more"
-        )
     if nearness == "like":
-        words = _like(identified, match, rivals, named, scale)
-    elif nearness == "nearest":
-        words = (
-            f"It behaves like no algorithm that was tried. The nearest, {phrase(match.name)}, leaves "
-            f"{percent(distance)} of its squared predictions unexplained ({scale}), where up to {NEAR:.0%} would be "
-            f"called alike{_also(rivals, ' and as near are')}."
-        )
+        headline = f"It behaves like {name}" + (f", tied with {_listed(rivals)}" if rivals else "")
+        words = [f"Fitted to the model's predictions, {name} leaves {percent(distance)} of them unexplained."]
+        if match.hyperparameters and len(match.hyperparameters) <= 2:
+            fitted = " and ".join(f"{n.replace('_', ' ')} {v:.3g}" for n, v in match.hyperparameters.items())
+            words.append(f"The fit has {fitted}.")
+        nearer = [m for m in named if contains(m.name, match.name) and identified.distance(m).high < distance.low]
+        if nearer:
+            verb = "contain it as a special case and fit" if len(nearer) > 1 else "contains it as a special case, fits"
+            least = percent(identified.distance(nearer[0]).mean)
+            words.append(f"{_capital(_listed(nearer))}{', which' if len(nearer) == 1 else ''} {verb} better still "
+                         f"({least}).")  # fmt: skip
+        others = [m for m in named if is_unrelated(m) and m not in rivals]
+        if others and not rivals:
+            left = percent(identified.distance(others[0]))
+            words.append(f"The next algorithm, {phrase(others[0].name)}, leaves {left}.")
     else:
-        words = (
-            f"It behaves like none of the {len(named)} algorithms that were tried: the nearest, {phrase(match.name)}, "
-            f"leaves {percent(distance)} of its squared predictions unexplained ({scale})."
+        headline = "It behaves like no algorithm that was tried"
+        headline += f"; the nearest is {name}" if nearness == "nearest" else ""
+        words = [f"It behaves like none of the {len(named)} algorithms that were tried.",
+                 f"The nearest, {name}, leaves {percent(distance)} of its predictions unexplained."]  # fmt: skip
+        if nearness == "nearest":
+            words.append(f"Up to {NEAR:.0%} would count as alike.")
+    if rivals:
+        words.append(f"This is a tie: these {distance.n:,} prompts do not distinguish it from {_listed(rivals)}.")
+    if untrained is not None:
+        least = f"at least {percent(untrained)}" if untrained < 0.9 else "about everything"
+        words.append(
+            f"For comparison, every algorithm leaves {least} of an untrained network's predictions unexplained."
         )
+    if identified.note:
+        words.append(f"Note: {identified.note}.")
     numbers = {
         "nearness": nearness,
         "algorithm": match.name,
@@ -132,61 +187,22 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         "untrained": untrained,
         "n_prompts": distance.n,
     }
-    return Answer(_headline(nearness, match, rivals), nearness, match, rivals, words, numbers)
-
-
-def _headline(nearness: Nearness, match: FamilyMatch, rivals: Sequence[FamilyMatch]) -> str:
-    name = phrase(match.name)
-    if nearness == "none":
-        return "It behaves like no algorithm that was tried"
-    if nearness == "nearest":
-        return f"It behaves like no algorithm that was tried; the nearest is {name}"
-    if rivals:
-        return f"It behaves like {name}, which is tied with {_listed(rivals)}"
-    return f"It behaves like {name}"
-
-
-def _like(identified: Identification, match: FamilyMatch, rivals: list[FamilyMatch], named: list[FamilyMatch],
-          scale: str) -> str:  # fmt: skip
-    distance = identified.distance(match)
-    unexplained = f"{percent(distance)} of its squared predictions unexplained ({scale})"
-    if rivals:
-        words = (
-            f"It behaves like {phrase(match.name)}, but this is a tie: these {distance.n:,} prompts do not tell it "
-            f"from {_listed(rivals)}. {_capital(phrase(match.name))} leaves {unexplained}."
-        )
-    else:
-        settings = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in match.hyperparameters.items())
-        settings = f" ({settings})" if settings and len(match.hyperparameters) <= 2 else ""
-        words = f"It behaves like {phrase(match.name)}{settings}: fitted to its predictions, this leaves {unexplained}."
-    nearer = [m for m in named if contains(m.name, match.name) and identified.distance(m).high < distance.low]
-    if nearer:
-        words += (
-            f" {_capital(phrase(nearer[0].name))}, which contains it, comes nearer still: "
-            f"{percent(identified.distance(nearer[0]).mean)}."
-        )
-    others = [
-        m for m in named
-        if m is not match and m not in rivals and not contains(m.name, match.name) and not contains(match.name, m.name)
-    ]  # fmt: skip
-    if others and not rivals:
-        words += f" The next algorithm, {phrase(others[0].name)}, leaves {percent(identified.distance(others[0]))}."
-    return words
+    return Answer(headline, nearness, match, rivals, " ".join(words), numbers)
 
 
 def since_when(
     steps: Sequence[int], distances: Sequence[float], answer: Answer, threshold: float
 ) -> tuple[str, int | None]:
-    """The first snapshot from which on a model stays as near to its algorithm as at the end, in words.
+    """Find the first snapshot from which on a model stays near to its algorithm.
 
     Args:
         steps: of the snapshots.
-        distances: of the model from the algorithm at each.
+        distances: unexplained share at each snapshot.
         answer: the algorithm.
-        threshold: what counts as near.
+        threshold: shares up to this count as near.
 
     Returns:
-        The sentence, and the step (None where the last snapshot is not near).
+        The sentences, and the step (None if the last snapshot is not near).
     """
     far = [i for i, distance in enumerate(distances) if not distance <= threshold]
     first = far[-1] + 1 if far else 0
@@ -194,20 +210,18 @@ def since_when(
     if first == len(steps):
         words = f"At no saved snapshot up to step {steps[-1]:,} did {name} leave less than {percent(threshold)}."
         return words, None
-    start = f"at step {steps[0]:,} it left {percent(distances[0])}"
     words = (
-        f"Since step {steps[first]:,} of {steps[-1]:,}: from this snapshot on {name} leaves less than "
-        f"{percent(threshold)} ({start}, at the end {percent(distances[-1])}; {len(steps)} snapshots)."
+        f"Since step {steps[first]:,} of {steps[-1]:,}. From this snapshot on, {name} leaves less than "
+        f"{percent(threshold)} unexplained. At the first of {len(steps)} snapshots it left {percent(distances[0])}."
     )
     return words, steps[first]
 
 
-def beside_published(rows: Sequence[Row]) -> str:
-    """How many of the published numbers and claims hold of what was measured, by paper."""
-    outcomes = [(row, row.verdict) for row in rows]
-    judged = [(row, verdict) for row, verdict in outcomes if verdict in ("agrees", "differs")]
+def agreement_with_papers(rows: Sequence[Row]) -> str:
+    """Count the published numbers and claims that the measured values confirm, by paper; empty if there are none."""
+    judged = [(row, row.verdict) for row in rows if row.verdict != "not printed"]
     if not judged:
-        return "No number was published for this model."
+        return ""
     papers, right = Counter(row.source for row, _ in judged), Counter(r.source for r, v in judged if v == "agrees")
     known = read_sources()
     counts = " and ".join(
@@ -216,16 +230,11 @@ def beside_published(rows: Sequence[Row]) -> str:
         for source, n in papers.items()
     )
     verb = "agrees" if sum(right.values()) == 1 else "agree"
-    differing = [row.quantity for row, verdict in judged if verdict == "differs"]
-    words = f"{counts} {verb} with what was measured (the table below)"
-    if differing:
-        shown = "; ".join(differing[:2]) + (f"; and {len(differing) - 2} more" if len(differing) > 2 else "")
-        words += f". What differs: {shown}"
-    return f"{_capital(words)}."
-
-
-def _also(matches: Sequence[FamilyMatch], words: str) -> str:
-    return f";{words} {_listed(matches)}" if matches else ""
+    words = f"{counts} {verb} with the measured values (table below)."
+    if differing := [row.quantity for row, verdict in judged if verdict == "differs"]:
+        more = f"; and {len(differing) - 2} more" if len(differing) > 2 else ""
+        words += f" These differ: {'; '.join(differing[:2])}{more}."
+    return words
 
 
 def _listed(matches: Sequence[FamilyMatch]) -> str:

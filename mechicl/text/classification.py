@@ -8,35 +8,30 @@ from typing import Literal, assert_never
 
 import torch
 
-from mechicl.base.arguments import check_fields
-from mechicl.base.checks import require_whole
+from mechicl.base.arguments import Natural, check_fields
 from mechicl.statistics import storable
 from mechicl.tasks.topics import TOPICS
 
 Labels = Literal["true", "flipped", "random"]
-"""Which labels demonstrations show."""
+"""Labels that demonstrations show."""
 
 
 @storable
 @dataclass(frozen=True)
 class TextTask:
-    """A text classification data set: where it is, how an example is written, and the word for each class.
+    """A text classification data set: its source, the template of an example, and the word for each class.
 
     Attributes:
-        name: what it is called here.
-        template: with a `{column}` for each text column; ends where the label is to follow.
+        name: name in `TEXT_TASKS`.
+        template: with a `{column}` for each text column; ends before the label.
         labels: one for each class index, as they follow the template: `" Negative"`, with the space.
-        separator: what is written after the label of a demonstration.
+        separator: text after the label of a demonstration.
         hub: name on the Hugging Face hub.
-        subset: of the data set on the hub, where it has several.
-        label_column: where the labels are.
-        splits: where demonstrations and queries come from.
-        n_demonstrations: how many stand before a query.
+        subset: of the data set on the hub, if it has several.
+        label_column: column of the labels.
+        splits: splits of demonstrations and of queries.
+        n_demonstrations: number of demonstrations before a query.
         topics: classes of a rule-made task, in the language of `mechicl.tasks.topics`; it has no hub name.
-
-    Raises:
-        ValueError: a template without columns or with nameless ones; labels that are blank, alike, or fewer than two;
-            both a hub name and topics, or neither; topics that are unknown or not as many as the labels.
 
     Source: the templates, labels and numbers of demonstrations of `TEXT_TASKS` follow Dai et al. 2023 ("Why Can GPT
     Learn In-Context?"), appendix.
@@ -55,34 +50,32 @@ class TextTask:
     subset: str | None = None
     label_column: str = "label"
     splits: tuple[str, str] = ("train", "validation")
-    n_demonstrations: int = 32
+    n_demonstrations: Natural = 32
     topics: tuple[str, ...] = ()
 
     def __post_init__(self):
         check_fields(self)
-        require_whole(self, n_demonstrations=0)
         if not self.columns:
             raise ValueError(f"the template of {self.name!r} has no {{column}}: {self.template!r}")
         try:
             self.write(dict.fromkeys(self.columns, ""))
         except (KeyError, ValueError) as error:  # {}, {0}, {a.b}, {a[0]}, {a:{b}} or a format that is not for text
             raise ValueError(f"the fields of a template must be names of columns, got {self.template!r}") from error
-        if self.n_classes < 2 or not all(label.strip() for label in self.labels):
-            raise ValueError(f"{self.name!r} needs at least two labels, none of them blank, got {self.labels}")
-        if len(self.class_words) < self.n_classes:  # one that differs in case only could not be told apart in a file
-            raise ValueError(f"the labels of {self.name!r} must differ in more than case and space, got {self.labels}")
+        if self.n_classes < 2 or "" in self.class_words or len(self.class_words) < self.n_classes:
+            words = "labels must be two or more, none of them blank, that differ in more than case and space"
+            raise ValueError(f"{words}, got {self.labels}")
         if bool(self.hub) == bool(self.topics):
             raise ValueError(f"{self.name!r} needs a name on the hub or topics, and not both")
-        if unknown := [topic for topic in self.topics if topic not in TOPICS]:
-            raise ValueError(f"{self.name!r} has unknown topics {unknown}: there are {list(TOPICS)}")
-        if self.topics and len(self.topics) != self.n_classes:
-            raise ValueError(f"{self.name!r} has {len(self.topics)} topics for {self.n_classes} labels")
-        if self.topics and len(self.columns) != 1:
-            raise ValueError(f"{self.name!r} is made by rule and has one text, got the columns {self.columns}")
+        if self.topics:
+            if unknown := [topic for topic in self.topics if topic not in TOPICS]:
+                raise ValueError(f"{self.name!r} has unknown topics {unknown}: there are {list(TOPICS)}")
+            if len(self.topics) != self.n_classes or len(self.columns) != 1:
+                counts = f"{len(self.topics)} topics for {self.n_classes} labels, and the columns {self.columns}"
+                raise ValueError(f"{self.name!r} needs a topic for each label, and one column; it has {counts}")
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The text columns that the template shows, in its order."""
+        """The text columns of the template, in its order."""
         fields = (field for _, field, _, _ in Formatter().parse(self.template) if field is not None)
         return tuple(dict.fromkeys(fields))
 
@@ -93,27 +86,21 @@ class TextTask:
 
     @property
     def class_words(self) -> dict[str, int]:
-        """The classes by their labels, without regard to case and outer space."""
+        """The classes by their labels, in lower case and without outer spaces."""
         return {label.strip().casefold(): index for index, label in enumerate(self.labels)}
 
     def write(self, text: Mapping[str, str]) -> str:
-        """The template filled with an example's columns, up to where its label is to follow.
+        """Fill the template with an example's columns, up to its label.
 
         Raises:
             KeyError: a column is missing.
         """
-        missing = [name for _, name, _, _ in Formatter().parse(self.template) if name and name not in text]
-        if missing:
+        if missing := [name for name in self.columns if name not in text]:
             raise KeyError(f"text has no column {missing[0]!r}; it has {', '.join(map(repr, text))}")
         return self.template.format_map(text)
 
     def demonstration(self, text: Mapping[str, str], label: int) -> str:
-        """An example with its label and the separator after it.
-
-        Raises:
-            ValueError: a label that is no class.
-            KeyError: a column is missing.
-        """
+        """Write an example with its label and the separator; errors as for `write`."""
         require_classes(self, [label])
         return self.write(text) + self.labels[label] + self.separator
 
@@ -154,13 +141,9 @@ class LabelledTexts:
     """Examples of a task.
 
     Attributes:
-        task: how they are written.
-        texts: one mapping of column to text an example.
+        task: its template and labels.
+        texts: for each example, a mapping of column to text.
         labels: their classes.
-
-    Raises:
-        ValueError: numbers of texts and labels that differ, a label that is no class, or a text without a column that
-            the template shows.
 
     Example:
         >>> from mechicl.text import load_texts
@@ -186,20 +169,16 @@ class LabelledTexts:
         return len(self.labels)
 
     def take(self, indices: Sequence[int]) -> "LabelledTexts":
-        """Those at the indices, in their order.
-
-        Raises:
-            IndexError: an index out of range.
-        """
+        """Select examples by their indices, in this order."""
         return LabelledTexts(self.task, tuple(self.texts[i] for i in indices), tuple(self.labels[i] for i in indices))
 
     def draw(self, n: int, *, seed: int, balanced: bool = True) -> "LabelledTexts":
-        """Different examples at random, in random order; the same seed gives the same ones.
+        """Draw different examples at random, in random order.
 
         Args:
-            n: how many.
+            n: number of examples.
             seed: of the draw.
-            balanced: numbers of examples of any two classes differ by one at most. Else each example is as likely.
+            balanced: numbers of examples of any two classes differ by one at most; if False, all are equally likely.
 
         Raises:
             ValueError: more examples than there are, or a class with too few.
@@ -210,7 +189,7 @@ class LabelledTexts:
         order = shuffled(range(len(self)), generator)
         if not balanced:
             return self.take(order[:n])
-        # equal numbers of each class, and one more of some of those that have one more
+        # equal numbers of each class, and one more of some classes that have one more
         members: list[list[int]] = [[] for _ in self.task.labels]
         for index in order:
             members[self.labels[index]].append(index)
@@ -229,10 +208,10 @@ class LabelledTexts:
         return self.take(shuffled(drawn, generator))
 
     def relabelled(self, labels: Labels, *, seed: int = 0) -> "LabelledTexts":
-        """The same texts with their own labels, with those of the next class (cyclic), or with random ones.
+        """Replace the labels: "true" keeps them, "flipped" takes the next class (cyclic), "random" draws uniform ones.
 
         Args:
-            labels: `"random"` ones are uniform over the classes, each drawn by itself.
+            labels: the kind of labels.
             seed: of the random ones.
         """
         n_classes = self.task.n_classes
@@ -250,12 +229,12 @@ class LabelledTexts:
 
 
 def require_classes(task: TextTask, labels: Sequence[int]) -> None:
-    """Refuse labels that are no classes of a task."""
+    """Refuse labels that are not classes of a task."""
     for label in labels:
         if not 0 <= label < task.n_classes:
             raise ValueError(f"labels of {task.name!r} must be from 0 to {task.n_classes - 1}, got {label}")
 
 
 def shuffled(indices: Sequence[int], generator: torch.Generator) -> list[int]:
-    """Indices in random order."""
+    """Return indices in random order."""
     return [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]

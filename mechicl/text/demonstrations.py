@@ -14,18 +14,18 @@ from mechicl.text.classification import LabelledTexts, TextTask
 
 @checked
 def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledTexts) -> Shots:
-    """Demonstrations and queries of one task, tokenized.
+    """Tokenize demonstrations and queries of one task.
 
-    Each demonstration, and each query, is tokenized by itself, so that a query has the same tokens with and without
-    demonstrations. What the tokenizer puts before a text of its own accord (a start token) stands once before a prompt.
+    Each demonstration and each query is tokenized separately, so that a query has the same tokens with and without
+    demonstrations. The tokenizer's start token, if any, comes once before a prompt.
 
     Args:
         tokenizer: of the model, as in `transformers`.
         demonstrations: shown, and tuned on, in this order and with these labels.
-        queries: whose labels are to be predicted.
+        queries: texts with the labels to predict.
 
     Raises:
-        ValueError: texts of two tasks, or a label that is not one token.
+        ValueError: texts of two tasks; a label that is not one token or unknown; or two labels with the same token.
 
     Example:
         >>> from mechicl.text import load_texts, text_shots, topic_tokenizer
@@ -35,7 +35,7 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
     task = queries.task
     if demonstrations.task != task:
         raise ValueError(f"demonstrations of {demonstrations.task.name!r} for queries of {task.name!r}")
-    choices = label_ids(tokenizer, task)
+    choices = _label_ids(tokenizer, task)
     start = _tensor(tokenizer("").input_ids)
     separator = _encode(tokenizer, task.separator)
     examples = [_encode(tokenizer, task.write(text)) for text in demonstrations.texts]
@@ -56,13 +56,8 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
     )
 
 
-@checked
-def label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
-    """The token of each label, as it follows the template.
-
-    Raises:
-        ValueError: a label that is not one token, one that the tokenizer does not know, or two with the same token.
-    """
+def _label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
+    """The token of each label, as it follows the template."""
     labels = []
     for label in task.labels:
         ids = _encode(tokenizer, label)

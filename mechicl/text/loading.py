@@ -13,14 +13,13 @@ import torch
 from datasets.config import HF_DATASETS_DISABLE_PROGRESS_BARS
 from datasets.exceptions import DatasetsError
 
-from mechicl.base.arguments import checked
-from mechicl.base.checks import is_whole
+from mechicl.base.arguments import Count, checked
 from mechicl.base.files import check_file
 from mechicl.tasks.topics import TopicClassification
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, shuffled
 
 MOST_BYTES = 2**30
-"""Of a file of texts that are read."""
+"""Largest file of texts that is read."""
 
 
 @checked
@@ -29,24 +28,23 @@ def load_texts(
     split: str,
     *,
     source: str | Path | None = None,
-    n_texts: int | None = None,
+    n_texts: Count | None = None,
     seed: int = 0,
 ) -> LabelledTexts:
-    """A split of a task's data set: from the Hugging Face hub, from a file, or made by rule.
+    """Load a split of a task's data set: from the Hugging Face hub, from a file, or made by rule.
 
     Args:
         task: or the name of one of `TEXT_TASKS`.
-        split: of the data set. A file is one split, whichever is asked for; so is a folder that holds one data set.
-        source: instead of the hub, a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder that `save_to_disk` of
-            `datasets` wrote. Labels are class indices, or the labels as words, in any case. In .csv and .tsv a quoted
-            field may hold the separator, and a text is taken as it stands, "NA" too.
-        n_texts: a random subset of so many; all by default. For a rule-made task how many to make, 512 by default.
-        seed: of the subset, or of the rule-made texts. No seed gives two splits the same ones.
+        split: of the data set; ignored for a file, or a folder with one data set.
+        source: replaces the hub: a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder written by `save_to_disk` of
+            `datasets`. Labels are class indices, or the label words in any case. In .csv and .tsv a quoted field may
+            contain the separator, and texts such as "NA" stay texts.
+        n_texts: size of a random subset; all by default. For a rule-made task the number of texts, 512 by default.
+        seed: of the subset, or of the rule-made texts, which differ between splits for every seed.
 
     Raises:
-        ValueError: an unknown task, split or kind of file; a file of more than 1 GiB, or no regular one; a column that
-            the data set lacks; a missing or unknown label; a text that is none; more texts than there are; a source for
-            a rule-made task.
+        ValueError: an unknown task, split or kind of file; a file of more than 1 GiB; a missing column; a missing or
+            unknown label; a value that is not a text; more texts than there are; a source for a rule-made task.
         FileNotFoundError: no such source, or no answer from the hub.
 
     Example:
@@ -56,10 +54,8 @@ def load_texts(
     """
     if isinstance(task, str):
         if task not in TEXT_TASKS:
-            raise ValueError(f"no task {task!r}: there are {', '.join(TEXT_TASKS)}, and TextTask makes others")
+            raise ValueError(f"no task {task!r}: task must be one of {', '.join(TEXT_TASKS)}, or a TextTask")
         task = TEXT_TASKS[task]
-    if n_texts is not None and n_texts < 1:
-        raise ValueError(f"n_texts must be at least 1, got {n_texts}")
     if task.topics:
         if source is not None:
             raise ValueError(f"the texts of {task.name!r} are made by rule, so it takes no source")
@@ -87,7 +83,7 @@ def _from_hub(task: TextTask, split: str) -> datasets.Dataset:
     except (OSError, DatasetsError) as error:
         raise FileNotFoundError(
             f"{task.hub} cannot be loaded from the Hugging Face hub ({_first_line(error)}): pass source=, a file or "
-            "folder that holds it"
+            "folder with it"
         ) from error
 
 
@@ -96,7 +92,7 @@ def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
         raise FileNotFoundError(f"no file or folder {source}")
     if source.is_dir():
         return _from_folder(split, source)
-    # a text that reads "NA" or "12" is a text, and only an empty label is none
+    # texts such as "NA" or "12" stay texts, and only an empty label is missing
     csv: dict[str, Any] = {
         "converters": dict.fromkeys(task.columns, str),
         "keep_default_na": False,
@@ -113,14 +109,14 @@ def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
         raise ValueError(f"{source} must be a folder or a file that ends in {', '.join(readers)}")
     check_file(source, MOST_BYTES)
     read = readers[source.suffix.lower()]
-    # The library knows a file it has read by path and time of change: a copy that keeps the time of another would be
-    # taken for it. So nothing is kept. And it reads a path as a pattern, hence the escape.
+    # The library caches files by path and time of change, and would confuse a file with one that it replaced: hence the
+    # temporary cache. It reads a path as a pattern: hence the escape.
     with tempfile.TemporaryDirectory() as cache:
         try:
             return read(glob.escape(str(source.resolve())), cache_dir=cache, keep_in_memory=True)
         except (DatasetsError, ValueError, StopIteration) as error:  # the last for an empty .json
             reason = _first_line(error.__cause__ or error)
-            raise ValueError(f"{source} holds no examples that can be read ({reason})") from error
+            raise ValueError(f"{source} has no examples that can be read ({reason})") from error
 
 
 def _from_folder(split: str, folder: Path) -> datasets.Dataset:
@@ -139,7 +135,7 @@ def _examples(task: TextTask, dataset: datasets.Dataset, origin: str, n_texts: i
     columns = [*task.columns, task.label_column]
     if absent := [column for column in columns if column not in dataset.column_names]:
         raise ValueError(
-            f"{origin} has no column {absent[0]!r} for {task.name!r}, it has {dataset.column_names}: say which to read "
+            f"{origin} has no column {absent[0]!r} for {task.name!r}, it has {dataset.column_names}: choose others "
             "with dataclasses.replace(task, template=..., label_column=...)"
         )
     if n_texts is not None:
@@ -149,9 +145,9 @@ def _examples(task: TextTask, dataset: datasets.Dataset, origin: str, n_texts: i
     rows = dataset.select_columns(list(dict.fromkeys(columns)))[:]
     for column in task.columns:
         if wrong := [value for value in rows[column] if not isinstance(value, str)]:
-            raise ValueError(f"column {column!r} of {origin} must hold texts, got {wrong[0]!r}")
+            raise ValueError(f"column {column!r} of {origin} must contain texts, got {wrong[0]!r}")
     labels = rows[task.label_column]
-    if any(label is None or label in (-1, "") for label in labels):  # before all others: one makes a csv's ints floats
+    if any(label is None or label in (-1, "") for label in labels):  # first, because one makes a csv's ints floats
         raise ValueError(f"{origin} has texts without a label, as test splits often do: load a split that has them all")
     texts = zip(*(rows[column] for column in task.columns), strict=True)
     return LabelledTexts(
@@ -162,8 +158,8 @@ def _examples(task: TextTask, dataset: datasets.Dataset, origin: str, n_texts: i
 
 
 def _class_index(task: TextTask, label: Any, origin: str) -> int:
-    if is_whole(label):
-        return label  # LabelledTexts refuses those that are no class
+    if isinstance(label, int) and not isinstance(label, bool):
+        return label  # LabelledTexts refuses those that are not classes
     if isinstance(label, str) and label.strip().casefold() in task.class_words:
         return task.class_words[label.strip().casefold()]
     raise ValueError(
@@ -178,7 +174,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    # the library warns when told otherwise than its environment variable says
+    # the library warns if this contradicts its environment variable
     if HF_DATASETS_DISABLE_PROGRESS_BARS is not None or datasets.are_progress_bars_disabled():
         yield
         return

@@ -43,7 +43,6 @@ LEFT_OUT = {
     "mechicl.text.load_texts": "uses the network",
     "mechicl.interop.load_language_model": "uses the network",
     "mechicl.reports.report": "takes minutes",
-    "mechicl.reports.write_report": "takes minutes",
     "mechicl.viz.init_notebook": "is for a notebook",
     "mechicl.viz.save": "starts a browser",
     "mechicl.constructions.certificates_table": "takes a minute",

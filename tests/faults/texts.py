@@ -17,7 +17,7 @@ from mechicl.algorithms import gradient_descent
 from mechicl.analysis import PatchingSession, corrupt, match
 from mechicl.checkpoints import save
 from mechicl.learners import AlgorithmLearner
-from mechicl.reports import Comparison, Row, Section, report, write_report
+from mechicl.reports import Comparison, Row, Section, report
 from mechicl.reports.sweep_page import write_sweep_page
 from mechicl.statistics.grids import GridTable
 from mechicl.tasks import LinearRegression, task_to_dict
@@ -73,7 +73,7 @@ def _checkpoint(text: str, folder: Path) -> Path:
     named: dict[str, Any] = dict.fromkeys(("command", "hardware", "name", "steps_done"), text)
     record = named | {"versions": {text: text}, "seeds": [0], "training": training, "notes": {text: [text]}}
     saved = save(folder / "saved", CONSTRUCTION, record)
-    return write_report(saved, folder / "out", sections=["loss"], n_prompts=64, progress=False)
+    return report(saved, None, folder / "out", sections=["loss"], n_prompts=64, progress=False)
 
 
 def _page(text: str, folder: Path) -> Path:

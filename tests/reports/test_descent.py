@@ -1,4 +1,4 @@
-"""The report against gradient descent, on constructions whose algorithm is known, and which report a model gets."""
+"""The report against gradient descent, on constructions whose algorithm is known, and the kinds of reports."""
 
 import json
 from functools import cache
@@ -14,22 +14,19 @@ from mechicl.analysis import ablate, fit_construction
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.reports import Comparison, Row, write_report
+from mechicl.reports import Comparison, report
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.descent import Descent, fit_rows, left_the_plateau
-from mechicl.statistics import Interval
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression, task_to_dict
+from mechicl.reports.heads import ABLATED
+from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from tests.reports import by_quantity, made
 
 TASK = LinearRegression(x_dim=2, n_context=4)
-SIZES = {"x_dim": 2, "n_context": 4}
-SEED, N = 5, 300
+SIZES: Any = {"x_dim": 2, "n_context": 4}
+SEED, N = 5, 200
 LOOPED = ((0.8, 0.3), (1.6, 0.1))  # (a, γ) of two seeds
 LAYERS = ((0.6, 1.4), (0.3, 0.0))  # a, then γ, of two layers
-CURVE = {"eval_step": [0, 10], "eval_loss": [[1.0], [0.5]]}
-
-
-def checkpoint(models: list[HookedTransformer], task: Any = TASK, **record) -> Checkpoint:
-    return Checkpoint("made", list(models), {"training": {"task": task_to_dict(task)}, **record})
+INTERLEAVED: Any = {"prompt_format": "interleaved", "d_model": 8}
 
 
 def network(**config: Any) -> HookedTransformer:
@@ -47,96 +44,89 @@ def descended(prompts: Prompts, steps: list[tuple[float, float]]) -> Tensor:
     return (-residuals[:, -1] - prompts.ys[:, -1].double()).square().mean(-1)
 
 
-def compare(made: Checkpoint, n_prompts: int = N, seed: int | None = None) -> Comparison:
-    kind = Descent(made, n_prompts=n_prompts, seed=seed, progress=False)
-    kind.question = AlgorithmQuestion(kind.study, False, n_prompts, seed=0)
-    return kind.measure(["loss", "algorithm", "weights", "shifts"])
+def compare(checkpoint: Checkpoint, n_prompts: int = N, seed: int | None = None) -> Comparison:
+    kind = Descent(checkpoint, n_prompts=n_prompts, seed=seed, progress=False)
+    kind.question = AlgorithmQuestion(kind.study, False, min(n_prompts, 100), seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mechicl.reports.descent.N_SHIFTED", 512)
+        return kind.measure(["loss", "algorithm", "weights", "shifts"])
 
 
 def held_out() -> Prompts:
     return TASK.sample(N, seed=SEED, dtype=torch.float64)
 
 
+def loss_of(steps: list[tuple[float, float]]) -> float:
+    return descended(held_out(), steps).mean().item()
+
+
 @cache
 def looped() -> Comparison:
     models = [constructions.gd_plus_plus(**SIZES, steps=2, step_size=a, gamma=g) for a, g in LOOPED]
     curve = {"eval_step": [0, 10], "eval_loss": [[1.0, 1.0], [0.5, 0.4]]}
-    made = checkpoint(models, seeds=[7, 8], curve=curve)
-    return compare(made, seed=SEED)
+    return compare(made(TASK, *models, seeds=[7, 8], curve=curve), seed=SEED)
 
 
 @cache
 def layered() -> Comparison:
     model = constructions.gd_plus_plus(**SIZES, steps=2, step_size=LAYERS[0], gamma=LAYERS[1])
-    return compare(checkpoint([model]), seed=SEED)
-
-
-def rows(result: Comparison) -> dict[str, Row]:
-    by_name = {row.quantity: row for row in result.rows}
-    assert len(by_name) == len(result.rows)  # no name twice
-    return by_name
+    return compare(made(TASK, model), seed=SEED)
 
 
 def mean(result: Comparison, quantity: str) -> float:
-    measured = rows(result)[quantity].measured
-    assert isinstance(measured, Interval)
-    return measured.mean
+    return by_quantity(result.rows)[quantity].ends[1]
 
 
 def settings(result: Comparison, name: str) -> dict[str, float]:
     """Tuned hyperparameters, as the table prints them."""
-    note = rows(result)[f"half-MSE, {name}, tuned"].note
+    note = by_quantity(result.rows)[f"half-MSE, {name}, tuned"].note
     return {key: float(value) for key, value in (part.split("=") for part in note.split(", "))}
 
 
-def drawn(result: Comparison, title: str) -> list[Any]:
-    """The traces of a figure."""
-    content: list[Any] = [section.content for section in result.sections if section.title == title]
-    return list(content[0].data)
+def traces(result: Comparison, title: str) -> list[Any]:
+    (content,) = [section.content for section in result.sections if section.title == title]
+    return list(content.data)  # type: ignore[union-attr]
 
 
 def test_losses_are_those_of_the_formula():
-    truth = [descended(held_out(), [step, step]).mean().item() for step in LOOPED]
+    truth = [loss_of([step, step]) for step in LOOPED]
     assert looped().data["mse"] == pytest.approx(truth, rel=1e-9)
     assert mean(looped(), "half-MSE, trained, mean of the seeds") == pytest.approx(sum(truth) / 4, rel=1e-9)
-    (loss,) = layered().data["mse"]
-    assert loss == pytest.approx(descended(held_out(), list(zip(*LAYERS, strict=True))).mean().item(), rel=1e-9)
+    assert layered().data["mse"] == [pytest.approx(loss_of(list(zip(*LAYERS, strict=True))), rel=1e-9)]
+    shifted = traces(looped(), "Losses out of distribution")
+    trained = [trace for trace in shifted if trace.name == "trained"]
+    assert {trace.name for trace in shifted} == {"trained", "gradient descent", "GD++"}
+    assert len(trained) == 3
+    prompts = TASK.replace(input_scale=trained[0].x[1]).sample(512, seed=SEED)
+    assert trained[0].y[1] == pytest.approx(descended(prompts, [LOOPED[0]] * 2).mean().item() / 2, rel=1e-5)
 
 
 def test_references_are_tuned_and_losses_are_relative_to_theirs():
-    name = "gradient descent, 2 steps"
+    name, each = "gradient descent, 2 steps", "GD++, 2 steps, each its own"
     tuning = TASK.sample(8192, seed=2**31 + 1, dtype=torch.float64)
     a = settings(looped(), name)["step_size"]
     around = [descended(tuning, [(factor * a, 0.0)] * 2).mean() for factor in (0.97, 1.0, 1.03)]
     assert around[1] < min(around[0], around[2])
-    reference = descended(held_out(), [(a, 0.0)] * 2).mean().item()
-    assert looped().data["references"][name] == pytest.approx(reference, rel=0.01)
-    assert mean(looped(), f"loss, trained over {name}") == pytest.approx(
-        sum(looped().data["mse"]) / 2 / looped().data["references"][name]
-    )
-    assert rows(looped())[f"loss, trained over {name}"].over == "seeds"
-    alone = rows(layered())[f"loss, trained over {name}"]
-    assert alone.over == "prompts"
-    assert mean(layered(), alone.quantity) == pytest.approx(
-        layered().data["mse"][0] / layered().data["references"][name]
-    )
-
-
-def test_a_looped_model_is_not_compared_with_parameters_for_each_step():
-    each = "GD++, 2 steps, each its own"
-    assert list(looped().data["references"]) == ["gradient descent, 2 steps", "GD++, 2 steps"]
-    assert list(layered().data["references"]) == ["gradient descent, 2 steps", "GD++, 2 steps", each]
+    assert looped().data["references"][name] == pytest.approx(loss_of([(a, 0.0)] * 2), rel=0.01)
+    for result, over in ((looped(), "seeds"), (layered(), "prompts")):
+        losses = result.data["mse"]
+        expected = sum(losses) / len(losses) / result.data["references"][name]
+        assert mean(result, f"loss, trained over {name}") == pytest.approx(expected)
+        assert by_quantity(result.rows)[f"loss, trained over {name}"].over == over
+    # parameters for each step are tuned only if the layers of the model can differ
+    assert list(looped().data["references"]) == [name, "GD++, 2 steps"]
+    assert list(layered().data["references"]) == [name, "GD++, 2 steps", each]
     tuned = settings(layered(), each)
     assert set(tuned) == {"step_size_1", "step_size_2", "gamma_1"}
     steps = [(tuned["step_size_1"], tuned["gamma_1"]), (tuned["step_size_2"], 0.0)]
-    assert layered().data["references"][each] == pytest.approx(descended(held_out(), steps).mean().item(), rel=0.02)
+    assert layered().data["references"][each] == pytest.approx(loss_of(steps), rel=0.02)
 
 
 def test_parameters_are_read_off_the_weights():
     for kind in ("in the weights", "layer by layer", "matched to predictions"):
         assert mean(looped(), f"step size a, {kind}") == pytest.approx(1.2, abs=1e-6)
         assert mean(looped(), f"γ, {kind}") == pytest.approx(0.2, abs=1e-6)
-        assert rows(looped())[f"γ, {kind}"].published is None  # another task than the paper's
+        assert by_quantity(looped().rows)[f"γ, {kind}"].published is None  # another task than the paper's
     assert torch.tensor(looped().data["parameters"]["gamma"]).allclose(torch.tensor([[0.3], [0.1]]), atol=1e-6)
     for kind in ("in the weights", "layer by layer"):
         for layer, (a, gamma) in enumerate(zip(*LAYERS, strict=True)):
@@ -145,15 +135,33 @@ def test_parameters_are_read_off_the_weights():
     assert torch.tensor(layered().data["parameters"]["step_size"]).allclose(torch.tensor([LAYERS[0]]), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["projected", "layerwise", "matched"])
-def test_a_construction_is_its_own_nearest_member(kind):
-    for result in (looped(), layered()):
-        assert mean(result, f"loss, {kind} member over trained") == pytest.approx(1, abs=1e-6)
+@pytest.mark.parametrize("result", [looped, layered])
+def test_a_construction_is_its_own_nearest_member_without_a_barrier(result):
+    for kind in ("projected", "layerwise", "matched"):
+        assert mean(result(), f"loss, {kind} member over trained") == pytest.approx(1, abs=1e-6)
         distance = f"squared distance of predictions, {kind} member, over squared predictions"
-        assert mean(result, distance) < 1e-12
-        for product in ("KQ", "PV"):
-            label = f"relative distance of W_{product} from the projected member, mean of the layers"
-            assert mean(result, label) < 1e-12
+        assert mean(result(), distance) < 1e-12
+    for product in ("KQ", "PV"):
+        label = f"relative distance of W_{product} from the projected member, mean of the layers"
+        assert mean(result(), label) < 1e-12
+    name = "GD++, 2 steps" + (", parameters for each step" if result is layered else "")
+    assert mean(result(), f"distance from {name}, fitted to the model") < 1e-10
+    assert next(row["name"] for row in result().data["families"] if row["kind"] == "family") == name
+    barriers = result().data["barriers"]
+    assert len(barriers) == 9
+    for path, of_seeds in barriers.items():
+        assert len(of_seeds) == len(result().data["mse"])
+        assert path.startswith("tuned") or max(of_seeds) < 1e-9
+    assert by_quantity(result().rows)["barrier to the tuned member, rescaled"].published == "none (Fig. 3)"
+
+
+def test_the_path_runs_through_parameters_between_both_ends():
+    tuned = settings(looped(), "GD++, 2 steps")
+    ends = torch.tensor([LOOPED[0], (tuned["step_size"], tuned["gamma"])], dtype=torch.float64)
+    (line,) = [t for t in traces(looped(), "From the trained weights to GD++") if t.name == "tuned member, rescaled"]
+    for alpha, loss in zip(line.x, line.y, strict=True):
+        a, gamma = ((1 - alpha) * ends[0] + alpha * ends[1]).tolist()
+        assert loss == pytest.approx(loss_of([(a, gamma)] * 2), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -170,55 +178,16 @@ def test_the_published_gamma_is_for_the_papers_models(n_context, shown, task):
     assert not any(published.values())
 
 
-def test_there_is_no_barrier_to_the_own_construction():
-    for result in (looped(), layered()):
-        barriers = result.data["barriers"]
-        assert len(barriers) == 9
-        for name, of_seeds in barriers.items():
-            assert len(of_seeds) == len(result.data["mse"])
-            if not name.startswith("tuned"):
-                assert max(of_seeds) < 1e-9
-    assert rows(looped())["barrier to the tuned member, rescaled"].published == "none (Fig. 3)"
-
-
-def test_the_path_to_the_tuned_member_is_a_line_through_its_parameters():
-    tuned = settings(looped(), "GD++, 2 steps")
-    ends = torch.tensor([LOOPED[0], (tuned["step_size"], tuned["gamma"])], dtype=torch.float64)
-    (line,) = [t for t in drawn(looped(), "From the trained weights to GD++") if t.name == "tuned member, rescaled"]
-    for alpha, loss in zip(line.x, line.y, strict=True):
-        a, gamma = ((1 - alpha) * ends[0] + alpha * ends[1]).tolist()
-        assert loss == pytest.approx(descended(held_out(), [(a, gamma)] * 2).mean().item(), rel=0.02)
-
-
-def test_the_algorithm_is_identified():
-    for result, name in ((looped(), "GD++, 2 steps"), (layered(), "GD++, 2 steps, parameters for each step")):
-        assert mean(result, f"distance from {name}, fitted to the model") < 1e-10
-        ranked = [row for row in result.data["families"] if row["kind"] == "family"]
-        assert ranked[0]["name"] == name
-    limits = [row.quantity for row in looped().rows if row.quantity.startswith("distance from the best of")]
-    assert len(limits) == 3
-
-
-def test_losses_out_of_distribution_are_those_of_the_formula():
-    traces = drawn(looped(), "Losses out of distribution")
-    trained = [trace for trace in traces if trace.name == "trained"]
-    assert {trace.name for trace in traces} == {"trained", "gradient descent", "GD++"}
-    assert len(trained) == 3
-    scale = trained[0].x[1]
-    prompts = TASK.replace(input_scale=scale).sample(4096, seed=SEED)
-    assert trained[0].y[1] == pytest.approx(descended(prompts, [LOOPED[0]] * 2).mean().item() / 2, rel=1e-5)
-
-
 def test_a_model_of_one_layer_has_one_reference_in_its_own_architecture():
     model = network(n_heads=2, normalize_by_context=True)
-    result = compare(checkpoint([model]), n_prompts=40)
+    result = compare(made(TASK, model), n_prompts=40)
     assert list(result.data["references"]) == ["gradient descent, 1 step"]
-    assert rows(result)["loss, trained over gradient descent, 1 step"].published == "1 (Fig. 2)"
+    assert by_quantity(result.rows)["loss, trained over gradient descent, 1 step"].published == "1 (Fig. 2)"
     assert set(result.data["parameters"]) == {"step_size"}
-    assert "2 linear heads each" in result.lead
-    (line,) = [t for t in drawn(result, "From the trained weights to GD++") if t.name == "tuned member, raw"]
+    assert "1 layer, each with 2 linear heads" in result.lead
+    (line,) = [t for t in traces(result, "From the trained weights to GD++") if t.name == "tuned member, raw"]
     assert line.y[-1] == pytest.approx(result.data["references"]["gradient descent, 1 step"], rel=1e-9)
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}  # the checkpoint stays as it was
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}  # the checkpoint is not changed
 
 
 def test_the_page_has_all_figures_and_the_file_every_number(tmp_path: Path):
@@ -228,50 +197,49 @@ def test_the_page_has_all_figures_and_the_file_every_number(tmp_path: Path):
     assert data["mse"] == looped().data["mse"]
     assert json.dumps(looped().data)  # plain data
     places = [html.index(f"<h2>{section.title}</h2>") for section in looped().sections]
-    assert len(places) == 5
+    assert len(places) == html.count('class="figure" id="figure') == 5
     assert places == sorted(places)
-    assert html.count('class="figure" id="figure') == 5
 
 
-def test_models_without_a_construction_are_compared_all_the_same():
-    model = constructions.softmax_gradient_descent(x_dim=2, n_context=4, step_size=0.7, score_scale=0.01)
-    result = compare(checkpoint([model]), seed=SEED)
+def test_models_without_a_construction_are_compared_too():
+    model = constructions.softmax_gradient_descent(**SIZES, step_size=0.7, score_scale=0.01)
+    result = compare(made(TASK, model), seed=SEED)
     assert "'attention': 'linear'" in result.data["no_fit"]
     assert not {"parameters", "barriers"} & set(result.data)
-    assert result.data["mse"][0] == pytest.approx(descended(held_out(), [(0.7, 0.0)]).mean().item(), rel=1e-2)
-    assert not any("in the weights" in row.quantity for row in result.rows)
-    assert len(result.sections) == 3
-    ratio = rows(result)["loss, trained over gradient descent, 1 step"]
+    assert result.data["mse"][0] == pytest.approx(loss_of([(0.7, 0.0)]), rel=1e-2)
+    rows = by_quantity(result.rows)
+    assert not any("in the weights" in quantity for quantity in rows)
+    ratio = rows["loss, trained over gradient descent, 1 step"]
     assert ratio.published == "above 1; less with two heads (Fig. 12)"
-    assert "Learning" not in [section.title for section in result.sections]  # there is no curve
+    assert [section.title for section in result.sections][:1] == ["Which algorithm is it?"]  # there is no curve
+    assert len(result.sections) == 3
 
 
 @pytest.mark.parametrize(
     ("model", "task", "message"),
     [
-        (network(prompt_format="interleaved", attention="softmax", d_model=8), TASK, "interleaved prompts"),
+        (network(attention="softmax", **INTERLEAVED), TASK, "interleaved prompts"),
         (network(x_dim=1), SineRegression(n_context=4), "SineRegression"),
         (network(), FixedTasks(TASK, 8), "FixedTasks"),
     ],
 )
 def test_other_models_and_tasks_are_refused(model, task, message):
     with pytest.raises(CheckpointError, match=message):
-        compare(checkpoint([model], task), n_prompts=20)
+        compare(made(task, model), n_prompts=20)
 
 
 @pytest.mark.parametrize(
     ("config", "title"),
     [
-        ({"prompt_format": "interleaved", "attention": "softmax", "d_model": 8}, "Which iteration does each layer"),
-        ({"prompt_format": "interleaved", "keys": "context", "d_model": 8}, "Loss and heads (made)"),
+        ({"attention": "softmax", **INTERLEAVED}, "Which iteration does each layer"),
+        ({"keys": "context", **INTERLEAVED}, "Loss and heads (made)"),
         ({}, "One layer and one step of gradient descent (made)"),
         ({"d_mlp": 4}, "Against gradient descent (made)"),
     ],
 )
 def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
-    record = {"seeds": [0], "training": {"task": task_to_dict(TASK)}, "curve": CURVE}
-    folder = save(tmp_path / "made", network(**config), record)
-    path = write_report(folder, tmp_path / "out", n_prompts=20, progress=False)
+    folder = save(tmp_path / "made", network(**config), made(TASK, seeds=[0]).record)
+    path = report(folder, None, tmp_path / "out", n_prompts=20, sections=["heads"], progress=False)
     assert path == tmp_path / "out" / "report.html"
     assert title in path.read_text().split("</title>")[0]
     data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
@@ -279,7 +247,7 @@ def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
     prompts = TASK.sample(64 + 256, seed=data["model_parts"]["seed"])
     swept = ablate(model, prompts[:64], "z", reference=prompts)
     assert data["model_parts"]["mean_ablation_of_heads"] == swept.effect().mean(-1).tolist()
-    (row,) = [row for row in data["table"] if "without the head that changes it most" in row["quantity"]]
+    (row,) = [row for row in data["table"] if row["quantity"] == ABLATED]
     again = ablate(model, prompts[64:], "z", reference=prompts)  # on other prompts than those it was chosen on
     assert row["measured"]["mean"] == pytest.approx(again.effect().mean(-1).item())
 

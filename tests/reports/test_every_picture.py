@@ -1,4 +1,4 @@
-"""Every picture of the reports on the shipped checkpoints: nothing empty, nothing over something else, no empty words.
+"""Every picture of the reports on the shipped checkpoints: nothing empty, no overlaps, no empty captions.
 
 `make test-all` draws one report of each kind, of some of its seeds, snapshots and prompts; `make pictures` draws all.
 """
@@ -12,15 +12,7 @@ from playwright.sync_api import Browser
 
 from mechicl import reports
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, available, load_checkpoint
-from mechicl.reports import (
-    comparison,
-    copying,
-    descent,
-    one_layer_parts,
-    one_layer_setting,
-    texts,
-    write_report,
-)
+from mechicl.reports import comparison, copying, descent, one_layer, report, texts
 from mechicl.viz.page import Section, page
 from tests.pictures import drawn_faults, section_faults
 
@@ -61,7 +53,7 @@ def test_every_picture_of_a_report_shows_what_it_says(
     if name in QUICK:
         _measure_less(monkeypatch)
     try:
-        path = write_report(name, tmp_path, n_prompts=16 if QUICK.get(name) == "texts" else N_PROMPTS, progress=False)
+        path = report(name, None, tmp_path, n_prompts=16 if QUICK.get(name) == "texts" else N_PROMPTS, progress=False)
     except CheckpointError as error:
         pytest.skip(f"there is no report: {error}")
     assert sections
@@ -85,8 +77,8 @@ def _measure_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "LEARNING_RATES", (0.3,))
     monkeypatch.setattr(texts, "EPOCHS", (1,))
     for module, size in (
-        (descent, "N_SHIFTED"), (copying, "N_TUNING"), (one_layer_parts, "N_ALIGNED"), (one_layer_setting, "N_TUNING"),
-        (one_layer_parts, "N_SHIFTED"),
+        (descent, "N_SHIFTED"), (copying, "N_TUNING"), (one_layer, "N_ALIGNED"), (one_layer, "N_TUNING"),
+        (one_layer, "N_SHIFTED"),
     ):  # fmt: skip
         monkeypatch.setattr(module, size, N_MEASURED)
 

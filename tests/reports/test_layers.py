@@ -7,11 +7,12 @@ import pytest
 
 from mechicl.checkpoints import CheckpointError, load_checkpoint, random_weights, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
-from mechicl.reports import Comparison, Row, write_report
+from mechicl.reports import Comparison, Row, report
 from mechicl.reports.layer_matches import LayerMatching
-from mechicl.reports.layers import layers_in_words, match_layers
-from mechicl.tasks import LinearRegression, task_to_dict
+from mechicl.reports.layers import layers_as_text, match_layers
+from mechicl.tasks import LinearRegression
 from tests.pictures import drawn
+from tests.reports import by_quantity, made
 from tests.scripts import import_script
 
 TASK = LinearRegression(x_dim=3, n_context=7, inputs="gaussian")
@@ -24,15 +25,14 @@ CFG = TransformerConfig(
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("checkpoints")
-    record = {"seeds": [0], "training": {"task": task_to_dict(TASK)}}
     lstm = HookedLSTM(LSTMConfig(x_dim=3, n_context=7, n_layers=2, d_model=8))
     models = {"transformer": HookedTransformer(CFG, seed=1), "lstm": lstm}
-    return {name: str(save(root / name, model, record)) for name, model in models.items()}
+    return {name: str(save(root / name, model, made(TASK, seeds=[0]).record)) for name, model in models.items()}
 
 
 @pytest.mark.slow
 def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_path, browser):
-    path = write_report(folders["transformer"], tmp_path, n_prompts=40, progress=False)
+    path = report(folders["transformer"], None, tmp_path, n_prompts=40, progress=False)
     data = json.loads((tmp_path / "report.json").read_text())
     assert data["n_prompts"] == 40
     assert len(data["errors"]["Newton"]["best"]) == 4
@@ -43,14 +43,14 @@ def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_p
     page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     page.goto(path.as_uri())
     titles = page.locator("h2").all_inner_texts()
-    assert titles[-5:] == [
+    assert titles[-6:] == [
         "What the heads attend to", "What is lost without each head", "Where the labels are", "Which heads move them",
-        "What this report leaves out",
+        "What this report leaves out", "Terms on this page",
     ]  # fmt: skip
     assert titles[1] == "Published and measured"
     pictures = page.locator("section:has(.js-plotly-plot .main-svg)")
-    assert pictures.locator("h2").all_inner_texts() == [titles[0], *titles[2:-1]]
-    assert drawn(page) == len(titles) - 2 == 1 + 7 + 2 + 5 + 4
+    assert pictures.locator("h2").all_inner_texts() == [titles[0], *titles[2:-2]]
+    assert drawn(page) == len(titles) - 3 == 1 + 7 + 2 + 5 + 4
     assert pictures.nth(18).locator(".annotation-text").all_text_contents()[:2] == ["head 0", "head 1"]
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     assert "Which iteration does each layer match" in page.inner_text("h1")
@@ -66,24 +66,22 @@ def test_an_lstm_is_compared_too(folders):
 
 @pytest.fixture(scope="module")
 def of_two_seeds(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    record = {"seeds": [4, 7], "training": {"task": task_to_dict(TASK)}}
     models = [HookedTransformer(CFG, seed=seed) for seed in (1, 2)]
-    folder = save(tmp_path_factory.mktemp("seeds") / "gpt2-8l", models, record)
+    folder = save(tmp_path_factory.mktemp("seeds") / "gpt2-8l", models, made(TASK, seeds=[4, 7]).record)
     options = {"similarities": ("errors", "weights"), "n_prompts": 20, "n_fitting": 60, "progress": False}
     return Comparison("", "", *match_layers(load_checkpoint(folder), **options))
 
 
 @pytest.mark.slow
-def test_rows_are_over_seeds_where_there_are_several(of_two_seeds):
-    rows = {row.quantity: row for row in of_two_seeds.rows}
+def test_rows_are_over_seeds_if_there_are_several(of_two_seeds):
+    rows = by_quantity(of_two_seeds.rows)
     for quantity in (
         "errors: last layer and its best Newton step",
         "errors: layer 3, best Newton minus best ridge path",
         "errors, one readout for all layers: layer 3, best Newton minus best gradient descent",
         "weights: layer 2, best Newton minus best steepest descent",
     ):
-        assert rows[quantity].over == "seeds"
-        assert rows[quantity].measured.n == 2
+        assert (rows[quantity].over, rows[quantity].n_seeds) == ("seeds", 2)
     kinds = [name for name in rows if name.startswith("errors: Newton, growth of the best step")]
     assert [name.rsplit(", ", 1)[1] for name in kinds] == ["seed 4", "seed 7"]
     assert rows["errors: layer 1, nearest family"].over == "2 seeds"
@@ -103,7 +101,7 @@ def test_a_ridge_path_in_the_models_place_grows_as_newton_would():
 
 
 @pytest.mark.slow
-def test_the_paper_is_held_against_its_rivals_and_an_untrained_model_passes_none(of_two_seeds):
+def test_an_untrained_model_confirms_no_claim_of_the_paper(of_two_seeds):
     for name in ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill"):
         data = {**of_two_seeds.data, "checkpoint": name}
         with random_weights():
@@ -117,21 +115,20 @@ def test_the_paper_is_held_against_its_rivals_and_an_untrained_model_passes_none
     assert import_script("fu_matching").claims(replace(of_two_seeds, data={"checkpoint": "mine"})) == []
 
 
-def test_what_a_report_says_of_layers_names_all_that_are_as_near():
+def test_the_verdict_counts_the_layers_of_the_nearest_families():
     nearest = {"1": ["gradient descent"], "2": ["gradient descent"], "3": ["Newton", "ridge path", "OLS"]}
     grows = Row("errors: Newton, growth of the best step with the layer", None, "linear")
-    words = layers_in_words(Comparison("", "", [grows], [], {"nearest": {"errors": nearest}}))
-    assert "layers 1 to 2 by gradient descent; layer 3 by Newton, ridge path or least squares (none is nearer)" in words
+    words = layers_as_text(Comparison("", "", [grows], [], {"nearest": {"errors": nearest}}))
+    assert "matched best by gradient descent in 2 of 3 layers, ties included" in words
     assert "Newton's best step grows linearly" in words
-    assert "a ridge path has no iterations" in words
-    assert layers_in_words(Comparison("", "", [grows], [], {})) == ""
+    assert "a ridge path, which has no iterations" in words
+    assert layers_as_text(Comparison("", "", [grows], [], {})) == ""
 
 
-def test_another_kind_of_model_is_an_error_that_names_it(tmp_path):
-    paired = HookedTransformer(TransformerConfig(x_dim=3, n_context=7, n_layers=2))
-    folder = save(tmp_path / "paired", paired, {"seeds": [0], "training": {"task": task_to_dict(TASK)}})
-    with pytest.raises(CheckpointError, match="paired has paired prompts with context keys"):
-        match_layers(load_checkpoint(folder), progress=False)
+def test_another_kind_of_model_is_an_error_that_names_it():
+    paired = made(TASK, HookedTransformer(TransformerConfig(x_dim=3, n_context=7, n_layers=2)))
+    with pytest.raises(CheckpointError, match="made has paired prompts with context keys"):
+        match_layers(paired, progress=False)
 
 
 @pytest.mark.slow
@@ -147,7 +144,7 @@ def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
     assert json.loads((tmp_path / f"{name}.json").read_text())["table"]
 
 
-def test_sizes_are_compared_whatever_their_number(folders, tmp_path):
+def test_scripts_on_several_models_run(folders, tmp_path):
     module = import_script("fu_size")
     args = module.Args(checkpoints=(folders["transformer"], folders["lstm"]), out=tmp_path, n_prompts=20, n_fitting=60)
     result = module.compare(args)
@@ -156,16 +153,13 @@ def test_sizes_are_compared_whatever_their_number(folders, tmp_path):
         f"{k} of {n} layers" for n in (2, 3) for k in range(n + 1)
     }
     assert module.claims(result) == []
-
-
-def test_the_comparison_with_an_lstm_runs(folders, tmp_path):
     module = import_script("fu_lstm")
     args = module.Args(transformer=folders["transformer"], lstm=folders["lstm"], out=tmp_path, n_prompts=20)
-    result = module.compare(args)
-    assert {row.published for row in result.rows if row.quantity.startswith("similarity")} >= {0.991, 0.831}
+    rows = module.compare(args).rows
+    assert {row.published for row in rows if row.quantity.startswith("similarity")} >= {0.991, 0.831}
 
 
-def test_order_matters_to_a_causal_model_and_not_to_gradient_descent(folders, tmp_path):
+def test_order_matters_to_a_causal_model_and_not_to_gradient_descent(folders):
     module = import_script("nertinger_order")
     rows = module.compare(module.Args(checkpoints=(folders["transformer"],), n_prompts=20, n_orders=4)).rows
     shares = {row.quantity.split(":")[0]: row.measured for row in rows if "mean square of" in row.quantity}

@@ -1,4 +1,4 @@
-"""The sections on a model's parts hold the numbers of the sweeps that they show."""
+"""The numbers of the sections on a model's components are those of hooks set by hand."""
 
 import itertools
 import json
@@ -9,21 +9,24 @@ import torch
 from torch import Tensor
 
 from mechicl.analysis import ablate, corrupt, patch, score_heads
-from mechicl.checkpoints import Checkpoint, load_checkpoint, save
+from mechicl.checkpoints import load_checkpoint, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.reports import Comparison, Row, write_report
+from mechicl.reports import Comparison, Row, report
 from mechicl.reports.heads import (
+    ABLATED,
     N_MEASURED,
     N_PROMPTS,
     PROMPT_SEED,
+    RESTORED,
     measure_model_parts,
     model_parts,
     no_model_parts,
 )
 from mechicl.statistics import Interval, interval, ratio_interval
-from mechicl.tasks import LinearRegression, task_to_dict
+from mechicl.tasks import LinearRegression
 from tests.pictures import drawn
+from tests.reports import by_quantity, made
 
 TASK = LinearRegression(x_dim=2, n_context=3)
 PAIRED = TransformerConfig(x_dim=2, n_context=3, n_layers=2, n_heads=2, initializer_range=0.5)
@@ -32,12 +35,8 @@ OTHERS = TASK.sample(9, seed=2)
 PLAIN = Comparison("Title", "Lead.", [Row("loss", None, 1.0, "")], data={"mse": 1.0})
 
 
-def network(cfg: TransformerConfig) -> HookedTransformer:
-    return HookedTransformer(cfg, seed=3).eval()
-
-
-def rows(table: list[Row]) -> dict[str, Row]:
-    return {row.quantity: row for row in table}
+def network(cfg: TransformerConfig, seed: int = 3) -> HookedTransformer:
+    return HookedTransformer(cfg, seed=seed).eval()
 
 
 def errors(model: HookedTransformer, prompts: Any, targets: Tensor, *hooks: Any) -> Tensor:
@@ -52,12 +51,10 @@ def recorded(model: HookedTransformer, prompts: Any, name: str) -> Tensor:
         return model.run_with_cache(model.encode(prompts))[1][name].clone()
 
 
-def same(measured: Any, expected: Interval) -> None:
-    assert isinstance(measured, Interval)
-    assert measured.n == expected.n
-    assert (measured.mean, measured.low, measured.high) == pytest.approx(
-        (expected.mean, expected.low, expected.high), rel=1e-3
-    )
+def same(row: Row, expected: Interval) -> None:
+    assert isinstance(row.measured, Interval)
+    assert row.measured.n == expected.n
+    assert row.ends == pytest.approx((expected.low, expected.mean, expected.high), rel=1e-3)
 
 
 @pytest.mark.parametrize("cfg", [PAIRED, INTERLEAVED], ids=["paired", "interleaved"])
@@ -65,10 +62,10 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
     model, prompts, others = network(cfg), TASK.sample(20, seed=1), TASK.sample(30, seed=2)
     table, figures, data = measure_model_parts(model, prompts, others, seed=7)
     n_pos = model.encode(prompts).shape[1]
-    every = [
-        torch.cat([recorded(model, batch, f"blocks.{i}.attn.hook_z") for batch in (prompts, others)]) for i in range(2)
+    means = [
+        torch.cat([recorded(model, batch, f"blocks.{i}.attn.hook_z") for batch in (prompts, others)]).mean(0)
+        for i in range(2)
     ]
-    means = [z.mean(0) for z in every]  # over all prompts
 
     def without(batch: Prompts, layer: int, head: int) -> Tensor:
         """Change of the loss of some prompts."""
@@ -82,14 +79,13 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
         return errors(model, batch, batch.ys[:, -1], hook) - errors(model, batch, batch.ys[:, -1])
 
     def patched(batch: Prompts, name: str, *place: Any) -> tuple[Tensor, Tensor]:
-        """Change of the loss of corrupted prompts, and what all of the right labels would change."""
+        """Change of the loss of corrupted prompts, and the change by all of the right labels."""
         bad, targets = corrupt(batch, "labels", seed=7), batch.ys[:, -1]
         mixed = recorded(model, bad, name)
         mixed[(slice(None), *place)] = recorded(model, batch, name)[(slice(None), *place)]
         before = errors(model, bad, targets)
-        return errors(model, bad, targets, (name, lambda z, hook: mixed)) - before, errors(
-            model, batch, targets
-        ) - before
+        after = errors(model, bad, targets, (name, lambda z, hook: mixed))
+        return after - before, errors(model, batch, targets) - before
 
     lost = torch.stack([torch.stack([without(prompts, layer, head).mean() for head in range(2)]) for layer in range(2)])
     recovered, stream = torch.empty(2, n_pos, 2), torch.empty(2, n_pos)
@@ -104,19 +100,20 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
     torch.testing.assert_close(torch.tensor(data["resid_pre_recovered"]), stream, atol=1e-4, rtol=1e-4)
     assert (data["n_prompts"], data["n_patched"]) == (20, 20)
 
-    # what was chosen on the prompts is measured on the others
-    ablated = rows(table)["change of the loss (MSE) without the head that changes it most"]
+    # components that were chosen on the prompts are measured on the others
+    rows = by_quantity(table)
     layer, head = divmod(int(lost.abs().argmax()), 2)
     loss = errors(model, others, others.ys[:, -1]).mean()
-    assert ablated.note == f"head {layer}.{head}, chosen on other prompts; the loss is {loss:.3g} with all heads"
-    same(ablated.measured, interval(without(others, layer, head)))
-    share = next(row for row in table if "sees the right labels" in row.quantity)
+    note = f"head {head} of layer {layer}, chosen on other prompts; the loss is {loss:.3g} with all heads"
+    assert rows[ABLATED].note == note
+    same(rows[ABLATED], interval(without(others, layer, head)))
     layer, pos, head = (int(i) for i in (recovered == recovered.max()).nonzero()[0])
     change, whole = patched(others, f"blocks.{layer}.attn.hook_z", pos, head)
-    same(share.measured, ratio_interval(change, whole))
-    assert share.note == (
-        f"head {layer}.{head} at {cfg.format.labels(3)[pos]}, chosen on other prompts; exchanged labels cost "
-        f"{-whole.mean():.3g}"
+    same(rows[RESTORED], ratio_interval(change, whole))
+    label = cfg.format.labels(3)[pos]
+    at = "the query" if "query" in label else f"position {label}"
+    assert rows[RESTORED].note == (
+        f"head {head} of layer {layer} at {at}, chosen on other prompts; exchanged labels cost {-whole.mean():.3g}"
     )
     titles = [section.title for section in figures]
     assert titles[-3:] == ["What is lost without each head", "Where the labels are", "Which heads move them"]
@@ -129,18 +126,17 @@ def test_rows_and_data_are_those_of_hooks_set_by_hand(cfg):
 def test_heads_of_interleaved_models_are_scored():
     model, prompts = network(INTERLEAVED), TASK.sample(20, seed=1)
     table, figures, data = measure_model_parts(model, prompts, OTHERS)
-    scores = score_heads(model, prompts=prompts)
+    scores, rows = score_heads(model, prompts=prompts), by_quantity(table)
     assert set(scores.scores) == {"previous_token", "target_to_input"}
     for name in scores.scores:
         layer, head = scores.best(name)
-        row = rows(table)[f"{name.replace('_', ' ')} score"]
+        row = rows[f"{name.replace('_', ' ')} score"]
         assert row.measured == scores.interval(name, layer, head)
-        assert row.note == f"head {layer}.{head}, the highest; {scores.chance[name]:.3f} if attention were uniform"
+        assert row.note.startswith(f"head {head} of layer {layer}, the highest; {scores.chance[name]:.3f} if")
     assert data["head_scores"] == scores.to_dataframe().to_dict("records")
-    assert figures[0].title == "What the heads attend to"
-    assert len(figures) == 4
-    assert "head_scores" not in measure_model_parts(network(PAIRED), prompts, OTHERS)[2]
-    assert len(measure_model_parts(network(PAIRED), prompts, OTHERS)[1]) == 3
+    assert [len(figures), figures[0].title] == [4, "What the heads attend to"]
+    _, figures, data = measure_model_parts(network(PAIRED), prompts, OTHERS)
+    assert ("head_scores" in data, len(figures)) == (False, 3)
 
 
 def test_large_models_are_patched_on_fewer_prompts(monkeypatch):
@@ -154,52 +150,47 @@ def test_large_models_are_patched_on_fewer_prompts(monkeypatch):
     assert data["mean_ablation_of_heads"] == ablated.effect().mean(-1).tolist()
 
 
-def test_a_model_that_labels_do_not_move_has_no_row_on_them():
+def test_a_model_that_ignores_labels_has_no_row_on_them():
     model = network(PAIRED)
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
     table, figures, _ = measure_model_parts(model, TASK.sample(10, seed=0), OTHERS)
-    assert len(table) == 1
-    assert len(figures) == 3
+    assert (len(table), len(figures)) == (1, 3)
 
 
 def test_sections_come_after_the_rest_with_the_first_seed():
-    models = [HookedTransformer(PAIRED, seed=seed).eval() for seed in (1, 2)]
-    checkpoint = Checkpoint("made", list(models), {"training": {"task": task_to_dict(TASK)}})
+    checkpoint = made(TASK, *(network(PAIRED, seed) for seed in (1, 2)))
     assert no_model_parts(checkpoint) == ""
     result = PLAIN.with_more(*model_parts(checkpoint))
     assert (result.title, result.lead, result.rows[0]) == (PLAIN.title, PLAIN.lead, PLAIN.rows[0])
     assert [row.section for row in result.rows[1:]] == [result.sections[0].title] * 2
     prompts = TASK.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
-    expected = ablate(models[0], prompts[:N_PROMPTS], "z", reference=prompts).effect().mean(-1).tolist()
+    expected = ablate(checkpoint.models[0], prompts[:N_PROMPTS], "z", reference=prompts).effect().mean(-1).tolist()  # type: ignore[arg-type]
     assert result.data["mse"] == 1.0
     assert result.data["model_parts"]["mean_ablation_of_heads"] == expected
     assert result.data["model_parts"]["seed"] == PROMPT_SEED
-    assert (len(PLAIN.rows), len(PLAIN.sections), PLAIN.data) == (1, 0, {"mse": 1.0})  # as it was
+    assert (len(PLAIN.rows), len(PLAIN.sections), PLAIN.data) == (1, 0, {"mse": 1.0})  # unchanged
 
 
 @pytest.mark.parametrize(
     ("model", "task"),
     [
         (HookedLSTM(LSTMConfig(x_dim=2, n_context=3, n_layers=1, d_model=4)), TASK),
-        (HookedTransformer(PAIRED.replace(n_context=1)), TASK.replace(n_context=1)),
-        (HookedTransformer(INTERLEAVED.replace(n_layers=0)), TASK),
+        (network(PAIRED.replace(n_context=1)), TASK.replace(n_context=1)),
+        (network(INTERLEAVED.replace(n_layers=0)), TASK),
     ],
     ids=["lstm", "one point", "no layers"],
 )
-def test_what_has_no_such_parts_says_why(model, task):
-    checkpoint = Checkpoint("made", [model.eval()], {"training": {"task": task_to_dict(task)}})
-    assert no_model_parts(checkpoint)
+def test_models_without_such_parts_have_a_reason(model, task):
+    assert no_model_parts(made(task, model))
 
 
-def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(tmp_path, browser):
-    cfg = INTERLEAVED.replace(keys="context")
-    models = [HookedTransformer(cfg, seed=seed) for seed in (0, 1)]
+def test_copying_models_have_a_report_of_their_parts(tmp_path, browser):
+    models = [network(INTERLEAVED.replace(keys="context"), seed) for seed in (0, 1)]
     curve = {"eval_step": [0, 10], "eval_loss": [[2.0, 1.0], [1.0, 0.5]]}
-    record = {"seeds": [0, 1], "training": {"task": task_to_dict(TASK)}, "curve": curve}
-    folder = save(tmp_path / "made", models, record)
-    path = write_report(folder, tmp_path / "out", n_prompts=30, progress=False)
+    folder = save(tmp_path / "made", models, made(TASK, seeds=[0, 1], curve=curve).record)
+    path = report(folder, None, tmp_path / "out", n_prompts=30, progress=False)
     data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     prompts = TASK.sample(30, seed=PROMPT_SEED)
     opened = load_checkpoint(folder).select([1, 0])  # seed 1 has the lower loss
@@ -214,6 +205,6 @@ def test_models_that_no_algorithm_is_compared_with_have_a_report_of_their_parts(
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(path.as_uri())
     assert drawn(page) == 1 + 5 + 2  # the verdict, loss and parts, algorithms
-    assert "2 seeds, 2 layers, on 3 points in 2 dimensions" in page.inner_text("body")
+    assert "2 seeds of a transformer with 2 layers, each with 2 softmax heads" in page.inner_text("body")
     page.close()
     assert not problems

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mechicl.reports import texts as report
-from mechicl.reports import write_report
+from mechicl.reports import report, texts
 from tests.scripts import import_script
 from tests.text.models import saved
 
@@ -24,9 +24,9 @@ def script() -> Any:
 
 
 def test_the_report_has_numbers_and_pictures(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "LEARNING_RATES", (0.1,))
-    monkeypatch.setattr(report, "EPOCHS", (1,))
-    path = write_report(folder, tmp_path, n_prompts=6, progress=False)
+    monkeypatch.setattr(texts, "LEARNING_RATES", (0.1,))
+    monkeypatch.setattr(texts, "EPOCHS", (1,))
+    path = report(folder, None, tmp_path, n_prompts=6, progress=False)
     page, data = path.read_text(), json.loads((tmp_path / "report.json").read_text())
     rows = {row["quantity"]: row["measured"] for row in data["table"]}
     alone, after = rows["accuracy without demonstrations"], rows["accuracy after demonstrations"]
@@ -51,7 +51,7 @@ def args(script: Any, folder: Path, out: Path, **fields: Any) -> Any:
     return script.Args(model=str(folder), out=out, **(options | fields))
 
 
-def test_the_script_goes_on_where_it_was_stopped(script, folder, tmp_path, monkeypatch):
+def test_the_script_resumes_where_it_was_stopped(script, folder, tmp_path, monkeypatch):
     first = script.compare(args(script, folder, tmp_path, seeds=(0,)))
     studied = []
     real = script.study_task
@@ -68,7 +68,7 @@ def test_the_script_goes_on_where_it_was_stopped(script, folder, tmp_path, monke
     assert both.data["trials"]["home"][0] == trial
 
 
-def test_the_script_sets_published_beside_measured(script, folder, tmp_path):
+def test_the_script_compares_published_with_measured(script, folder, tmp_path):
     comparison = script.compare(args(script, folder, tmp_path))
     rows = {row.quantity: row for row in comparison.rows}
     paper = [0.1091, 0.113, 0.219, 0.193, 0.3053, 0.2013]  # Table 2a, SimAOU FT
@@ -78,19 +78,13 @@ def test_the_script_sets_published_beside_measured(script, folder, tmp_path):
     )
     assert rows["SimAOU, fine-tuned, farm"].published is None
     trials = comparison.data["trials"]
-    means = [
-        sum(values) / len(values)
-        for task in trials.values()
-        for values in [task[0]["comparisons"]["plain"]["update_similarity"]]
-    ]
-    others = [
-        sum(values) / len(values)
-        for task in trials.values()
-        for values in [task[1]["comparisons"]["plain"]["update_similarity"]]
-    ]
+    values = [
+        torch.tensor(task[seed]["comparisons"]["plain"]["update_similarity"]).double().mean()
+        for task in trials.values() for seed in (0, 1)
+    ]  # fmt: skip
     average = rows["SimAOU, fine-tuned, average"].measured
     assert average.n == 2
-    assert average.mean == pytest.approx((sum(means) + sum(others)) / 4)
+    assert average.mean == pytest.approx(torch.stack(values).mean().item())
     assert len(comparison.sections) == 3
 
 

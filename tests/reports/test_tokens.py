@@ -9,37 +9,31 @@ from typing import Any
 import pytest
 import torch
 
-from mechicl.analysis import (
-    corrupt_tokens,
-    find_circuit,
-    measure_circuit,
-    next_token_loss,
-    score_heads,
-)
-from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, save, stack_models
+from mechicl.analysis import corrupt_tokens, find_circuit, measure_circuit, next_token_loss, score_heads
+from mechicl.checkpoints import Snapshots, load_checkpoint, save, stack_models
 from mechicl.constructions import induction
 from mechicl.models import HookedTransformer
-from mechicl.reports import Comparison, Row, write_report
-from mechicl.reports.tokens import Tokens
+from mechicl.reports import Comparison, report
+from mechicl.reports.tokens import FAITHFUL, NODES, RIGHT, Tokens
 from mechicl.statistics import interval
-from mechicl.tasks import MarkovChains, task_to_dict
+from mechicl.tasks import MarkovChains
 from tests.pictures import drawn
+from tests.reports import by_quantity, made
 from tests.training.runs import READER, WORDS
 
 N = 48
 PROMPT_SEED = 2_000_003
-CURVE = {"eval_step": [0, 10, 20], "eval_loss": [[2.0, 1.9], [1.0, 1.2], [0.5, 0.4]]}
-RECORD = {"training": {"task": task_to_dict(WORDS)}}
+LOSS = "cross entropy of tokens that can be predicted (nats)"
+
+
+def networks(first: int = 0) -> list[HookedTransformer]:
+    return [HookedTransformer(READER, seed=first + seed).eval() for seed in range(2)]
 
 
 @cache
 def compared() -> Comparison:
     """The report's numbers on one seed."""
-    return Tokens(Checkpoint("made", [networks()[0]], RECORD), n_prompts=N, progress=False).measure()
-
-
-def networks(first: int = 0) -> list[HookedTransformer]:
-    return [HookedTransformer(READER, seed=first + seed).eval() for seed in range(2)]
+    return Tokens(made(WORDS, networks()[0]), n_prompts=N, progress=False).measure()
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = networks()
     stacks = [stack_models(group) for group in (networks(10), models)]
     snapshots = Snapshots((0, 20), {name: torch.stack([stack[name] for stack in stacks]) for name in stacks[0]})
-    record = {**RECORD, "seeds": [0, 1], "curve": CURVE}
+    curve = {"eval_step": [0, 10, 20], "eval_loss": [[2.0, 1.9], [1.0, 1.2], [0.5, 0.4]]}
+    record = made(WORDS, seeds=[0, 1], curve=curve).record
     return save(tmp_path_factory.mktemp("checkpoints") / "reader", models, record, snapshots)
 
 
 @pytest.fixture(scope="module")
 def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(folder, tmp_path_factory.mktemp("out"), n_prompts=N, progress=False)
-
-
-def table(written: Path) -> dict[str, Any]:
-    data = json.loads((written.parent / "report.json").read_text(), parse_constant=pytest.fail)
-    return {row["quantity"]: row for row in data["table"]}
+    return report(folder, None, tmp_path_factory.mktemp("out"), n_prompts=N, progress=False)
 
 
 def by_loops(model: HookedTransformer) -> tuple[float, float]:
@@ -78,21 +68,23 @@ def by_loops(model: HookedTransformer) -> tuple[float, float]:
 
 
 def test_losses_and_scores_are_those_of_plain_loops(folder, written):
-    rows, models = table(written), load_checkpoint(folder).models
+    data = json.loads(written.with_suffix(".json").read_text(), parse_constant=pytest.fail)
+    rows, models = {row["quantity"]: row for row in data["table"]}, load_checkpoint(folder).models
     losses, right = zip(*map(by_loops, models), strict=True)
-    for quantity, values in (
-        ("cross entropy of tokens that can be predicted (nats)", losses),
-        ("share of tokens that can be predicted that are", right),
-    ):
+    for quantity, values in ((LOSS, losses), (RIGHT, right)):
         expected = interval(torch.tensor(values, dtype=torch.float64))
         measured = rows[quantity]["measured"]
-        assert rows[quantity]["over"] == "seeds"
-        assert measured["n"] == 2
+        assert (rows[quantity]["over"], measured["n"]) == ("seeds", 2)
         assert (measured["mean"], measured["low"]) == pytest.approx((expected.mean, expected.low), rel=1e-4)
     for name in ("previous_token", "induction", "copying", "prefix_matching"):
         best = [score_heads(model, n_prompts=64, seed=PROMPT_SEED).mean(name).max().item() for model in models]
         measured = rows[f"highest {name.replace('_', ' ')} score of a head"]["measured"]
         assert measured["mean"] == pytest.approx(sum(best) / 2)
+    alone = by_quantity(compared().rows)  # of one seed there are no intervals
+    assert (alone[LOSS].measured, alone[RIGHT].measured) == pytest.approx(by_loops(networks()[0]), rel=1e-5)
+    assert alone[RIGHT].over == ""
+    assert "nan" not in str(compared())
+    assert "When heads form" not in [section.title for section in compared().sections]
 
 
 def test_the_page_has_every_picture_and_no_errors(written, browser):
@@ -106,76 +98,71 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     assert titles == [
         "It does no induction", "Published and measured", "When heads form", "What the heads do",
         "Which heads read what others wrote", "Where the earlier occurrence is seen", "The circuit",
-        "What this report leaves out",
+        "What this report leaves out", "Terms on this page",
     ]  # fmt: skip
     assert drawn(page) > 0
-    assert page.locator("section:has(.js-plotly-plot .main-svg) h2").all_inner_texts() == [titles[0], *titles[2:-1]]
-    left_out = page.locator("section", has=page.locator("h2", has_text=titles[-1])).locator("td").all_inner_texts()
+    assert page.locator("section:has(.js-plotly-plot .main-svg) h2").all_inner_texts() == [titles[0], *titles[2:-2]]
+    left_out = page.locator("section", has=page.locator("h2", has_text=titles[-2])).locator("td").all_inner_texts()
     assert left_out == ["learner", "no reference learners are known for sequences that repeat"]
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
-    lead = "reader: 2 seeds of 2 layers with 2 heads, on sequences of 12 tokens out of 7; 48 held-out sequences"
-    assert lead in page.inner_text("body")
+    lead = page.inner_text("p >> nth=0")
+    assert "reader, 2 seeds of a transformer with 2 layers, each with 2 softmax heads" in lead
+    assert "RepeatedTokens(d_vocab=7" in lead
+    assert "48 held-out" in lead
     page.close()
     assert not problems
 
 
-def test_one_seed_without_curve_and_snapshots_has_values_without_intervals():
-    result = Tokens(Checkpoint("bare", [networks()[0]], RECORD), n_prompts=N, progress=False).measure()
-    assert "nan" not in str(result)
-    assert "When heads form" not in [section.title for section in result.sections]
-    rows: dict[str, Row] = {row.quantity: row for row in result.rows}
-    loss, right = by_loops(networks()[0])
-    assert rows["cross entropy of tokens that can be predicted (nats)"].measured == pytest.approx(loss, rel=1e-5)
-    assert rows["share of tokens that can be predicted that are"].measured == pytest.approx(right, rel=1e-5)
-    assert rows["share of tokens that can be predicted that are"].over == ""
-    assert "1 seed of 2 layers" in result.lead
+def patching_grid(result: Comparison) -> torch.Tensor:
+    """Shares of the loss that head outputs recover, `[head layer pos]`."""
+    grid: Any = next(section.content for section in result.sections if section.title.startswith("Where"))
+    return torch.tensor([[list(row) for row in heat.z] for heat in grid.data])
 
 
 def test_a_planted_circuit_is_found_where_it_is():
     task = WORDS.replace(d_vocab=8, min_period=4)
     model = induction(d_vocab=8, n_ctx=12, n_heads=2, induction_head=1, seed=0)
-    result = Tokens(
-        Checkpoint("made", [model], {"training": {"task": task_to_dict(task)}}), n_prompts=N, progress=False
-    ).measure()
-    rows = {row.quantity: row for row in result.rows}
-    assert rows["heads of the circuit"].measured == "head 0.0, head 1.1"
-    assert "all heads" not in rows["heads of the circuit"].note
-    assert rows["highest induction score of a head"].measured > 0.5  # pyright: ignore[reportOperatorIssue]
-    grid: Any = next(section.content for section in result.sections if section.title.startswith("Where"))
-    of_heads = torch.tensor([[list(row) for row in heat.z] for heat in grid.data])  # [head layer pos]
+    kind = Tokens(made(task, model), n_prompts=N, progress=False)
+    result = kind.measure()
+    rows = by_quantity(result.rows)
+    assert rows[NODES].measured == "head 0.0, head 1.1"
+    assert "all heads" not in rows[NODES].note
+    assert rows["highest induction score of a head"].ends[1] > 0.5
+    of_heads = patching_grid(result)
     assert of_heads[1, 1, -1] > 0.9  # the induction head at the last position
     assert of_heads[0, 1].abs().max() < 1e-6  # distractors
     assert of_heads[1, 0].abs().max() < 1e-6
     assert of_heads[0, 0, 1:-1].max() > 0.1  # and its helper, after the earlier occurrences
+    verdict = kind.verdict(result)
+    assert verdict.headline == "It does induction, with head 1 of layer 1"
+    assert "no snapshots were saved" in verdict.sentences["What was not tested?"]
+    assert "Ablation agrees with the scores." in verdict.sentences["Do causal tests and papers agree?"]
 
 
 @torch.no_grad()
-def test_the_circuit_is_measured_on_sequences_that_it_was_not_looked_for():
-    model = networks()[0]
-    rows: dict[str, Row] = {row.quantity: row for row in compared().rows}
+def test_the_circuit_is_measured_on_other_sequences_than_those_of_the_search():
+    model, rows = networks()[0], by_quantity(compared().rows)
     sequences = WORDS.sample(N, seed=PROMPT_SEED)
-    looked_at, others = sequences[:32], sequences[32:]
+    searched, others = sequences[:32], sequences[32:]
     circuit = find_circuit(
-        model, looked_at.read, next_token_loss(looked_at.targets()), method="mean", tolerance=0.05, at="positions"
+        model, searched.read, next_token_loss(searched.targets()), method="mean", tolerance=0.05, at="positions"
     )
     again = measure_circuit(model, circuit, others.read, next_token_loss(others.targets()), at="positions")
-    assert rows["heads of the circuit"].measured == ", ".join(map(str, circuit.nodes))
-    assert rows["loss of the circuit alone (nats)"].measured == interval(again.edges_alone)
-    means = f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} with everything cut"
-    assert rows["loss of the circuit alone (nats)"].note.endswith(means)
-    assert rows["faithfulness of the circuit"].measured == again.faithfulness()
+    assert rows[NODES].measured == ", ".join(map(str, circuit.nodes))
+    alone = rows["loss of the circuit alone (nats)"]
+    assert alone.measured == interval(again.edges_alone)
+    assert alone.note.endswith(f"{again.full.mean():.3g} whole, {again.ablated.mean():.3g} with everything cut")
+    assert rows[FAITHFUL].measured == again.faithfulness()
     whole = len(circuit.nodes) == circuit.n_nodes
-    assert ("all heads that there are" in rows["heads of the circuit"].note) == whole
+    assert ("all heads of the model" in rows[NODES].note) == whole
     assert ("completeness of the circuit" in rows) == (not whole)
     if not whole:
         assert rows["completeness of the circuit"].measured == again.completeness()
 
 
 @torch.no_grad()
-def test_head_outputs_are_put_back_where_periods_are_the_same():
-    model = networks()[0]
-    grid: Any = next(section.content for section in compared().sections if section.title.startswith("Where"))
-    drawn = torch.tensor([[list(row) for row in heat.z] for heat in grid.data])  # [head layer pos]
+def test_head_outputs_are_restored_where_periods_are_the_same():
+    model, drawn_shares = networks()[0], patching_grid(compared())
     clean = WORDS.replace(min_period=WORDS.max_period).sample(32, seed=PROMPT_SEED)
     back = WORDS.n_ctx - 1 - WORDS.max_period
     assert torch.equal(clean.ids[:, back], clean.ids[:, WORDS.n_ctx - 1])  # the occurrence that is replaced
@@ -188,21 +175,20 @@ def test_head_outputs_are_put_back_where_periods_are_the_same():
         mixed[:, pos, head] = right[:, pos, head]
         logits = model.run_with_hooks(corrupted, fwd_hooks=[("blocks.1.attn.hook_z", lambda z, hook, m=mixed: m)])
         expected = (loss(logits[:, -1]).mean() - before) / (whole - before)
-        assert drawn[head, 1, pos].item() == pytest.approx(expected.item(), rel=2e-3, abs=2e-3)
+        assert drawn_shares[head, 1, pos].item() == pytest.approx(expected.item(), rel=2e-3, abs=2e-3)
 
 
 def test_one_layer_composes_with_nothing():
     model = HookedTransformer(READER.replace(n_layers=1), seed=0).eval()
-    result = Tokens(Checkpoint("made", [model], RECORD), n_prompts=N, progress=False).measure()
+    result = Tokens(made(WORDS, model), n_prompts=N, progress=False).measure()
     titles = [section.title for section in result.sections]
     assert titles == ["What the heads do", "Where the earlier occurrence is seen", "The circuit"]
 
 
 def test_markov_chains_have_their_learners_in_place_of_a_circuit(tmp_path):
-    task = MarkovChains(d_vocab=7, n_ctx=12)  # the reader's
-    record = {"name": "chains", "seeds": [0], "training": {"task": task_to_dict(task)}}
-    folder = save(tmp_path / "chains", [networks()[0]], record)
-    saved = json.loads(write_report(folder, tmp_path, n_prompts=N, progress=False).with_suffix(".json").read_text())
+    folder = save(tmp_path / "chains", networks()[0], made(MarkovChains(d_vocab=7, n_ctx=12), seeds=[0]).record)
+    path = report(folder, None, tmp_path, n_prompts=N, progress=False)
+    saved = json.loads(path.with_suffix(".json").read_text())
     quantities = [row["quantity"] for row in saved["table"]]
     assert "divergence from bigram (nats a token)" in quantities
     assert "regret against bigram (nats a token)" in quantities

@@ -1,4 +1,4 @@
-"""What reports open with, on models whose algorithm is known: by construction, untrained, tied, and over training."""
+"""The opening of reports, on models whose algorithm is known: by construction, untrained, tied, and over training."""
 
 from typing import Any
 
@@ -9,53 +9,58 @@ from mechicl import algorithms, constructions
 from mechicl.algorithms.card import contains, phrase
 from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour import FamilyMatch
-from mechicl.checkpoints import Checkpoint, Snapshots, stack_models
+from mechicl.checkpoints import Snapshots, stack_models
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, Row
-from mechicl.reports.algorithm import AlgorithmQuestion, causes_in_words
-from mechicl.reports.study import Study, study
-from mechicl.reports.verdict import beside_published, percent, since_when, which_algorithm
+from mechicl.reports.algorithm import AlgorithmQuestion
+from mechicl.reports.heads import ABLATED, RESTORED, heads_as_text
+from mechicl.reports.study import study
+from mechicl.reports.verdict import agreement_with_papers, explained_terms, percent, since_when, which_algorithm
 from mechicl.statistics import Interval
-from mechicl.tasks import LinearRegression, task_to_dict
+from mechicl.tasks import LinearRegression
+from tests.reports import made
 
 TASK = LinearRegression(x_dim=3, n_context=6)
+SIZES: Any = {"x_dim": 3, "n_context": 6}
 N = 256
-HALF = Interval(0.5, 0.4, 0.6, 9)
 
 
-def answered(model: Any, task: LinearRegression = TASK) -> Any:
-    return which_algorithm(identify(model, task, n_prompts=N, progress=False))
+def answered(model: Any) -> Any:
+    return which_algorithm(identify(model, TASK, n_prompts=N, progress=False))
 
 
-def test_a_construction_of_gradient_descent_is_called_gradient_descent():
-    one = answered(constructions.gradient_descent(x_dim=3, n_context=6, step_size=0.8))
-    assert (one.nearness, one.match.name, one.rivals) == ("like", "gradient descent, 1 step", [])
-    assert one.headline == "It behaves like one step of gradient descent"
-    assert one.match.hyperparameters["step_size"] == pytest.approx(0.8, rel=1e-4)
-    three = answered(constructions.gradient_descent(x_dim=3, n_context=6, step_size=0.3, steps=3))
-    assert three.headline == "It behaves like 3 steps of gradient descent"
-    assert "0% (to rounding)" in three.words
-
-
-def test_a_construction_of_newton_is_called_newton():
-    answer = answered(constructions.newton(x_dim=3, n_context=6, steps=2, alpha=0.3))
-    assert answer.nearness == "like"
-    assert answer.headline == "It behaves like 2 iterations of Newton's method"
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (constructions.gradient_descent(**SIZES, step_size=0.8), "one step of gradient descent"),
+        (constructions.gradient_descent(**SIZES, step_size=0.3, steps=3), "3 steps of gradient descent"),
+        (constructions.newton(**SIZES, steps=2, alpha=0.3), "2 iterations of Newton's method"),
+    ],
+)
+def test_constructions_are_named(model, named):
+    answer = answered(model)
+    assert (answer.nearness, answer.rivals) == ("like", [])
+    assert answer.headline == f"It behaves like {named}"
+    if "one" in named:
+        assert answer.match.hyperparameters["step_size"] == pytest.approx(0.8, rel=1e-4)
+        assert "The fit has step size 0.8." in answer.words
+        assert "0% (to rounding)" in answer.words
 
 
 @pytest.mark.filterwarnings("ignore:the model's loss")
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_an_untrained_model_is_given_no_algorithm(attention):
-    cfg = TransformerConfig(x_dim=3, n_context=6, n_layers=2, attention=attention, d_model=8, n_heads=2,
-                            read_in="linear", read_out="linear", initializer_range=0.3)  # fmt: skip
-    answer = answered(HookedTransformer(cfg, seed=3).eval())
+    cfg = TransformerConfig(**SIZES, n_layers=2, attention=attention, d_model=8, n_heads=2, read_in="linear",
+                            read_out="linear", initializer_range=0.3)  # fmt: skip
+    with pytest.warns(UserWarning, match="looks untrained"):
+        answer = answered(HookedTransformer(cfg, seed=3).eval())
+    assert "it looks untrained" in answer.words
     assert answer.nearness == "none"
-    assert "behaves like no algorithm" in answer.headline
-    assert "It behaves like none of the" in answer.words
+    assert answer.headline == "It behaves like no algorithm that was tried"
 
 
-def test_what_lies_between_algorithms_is_like_none_of_them():
+def test_a_mixture_of_algorithms_is_like_none_of_them():
     step = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.8})
     near = AlgorithmLearner(algorithms.nearest_neighbours, {"n_neighbours": 1})
 
@@ -75,44 +80,36 @@ def match(name: str, distances: torch.Tensor, n_fitted: int = 1) -> FamilyMatch:
     return FamilyMatch(name, None, {}, n_fitted, distances, torch.ones(len(distances)), distances)
 
 
-def ranked(*matches: FamilyMatch) -> Identification:
+def ranked(*matches: FamilyMatch) -> Any:
     n = len(matches[0].squared_distances)
-    return Identification(list(matches), [], torch.ones(n), torch.ones(n), torch.ones(2, n))
+    return which_algorithm(Identification(list(matches), [], torch.ones(n), torch.ones(n), torch.ones(2, n)))
 
 
-def test_a_tie_is_called_a_tie():
+def test_ties_are_reported():
     noise = torch.randn(400, generator=torch.Generator().manual_seed(0)).double().abs() / 100
     newton, ridge = match("Newton, 3 iterations", noise), match("ridge", noise.flip(0))
-    answer = which_algorithm(ranked(newton, ridge, match("averaging", 0.9 + noise)))
+    answer = ranked(newton, ridge, match("averaging", 0.9 + noise))
     assert answer.rivals == [ridge]
-    assert answer.headline == "It behaves like 3 iterations of Newton's method, which is tied with ridge regression"
-    assert "this is a tie: these 400 prompts do not tell it from ridge regression" in answer.words
-    apart = which_algorithm(ranked(newton, match("ridge", noise + 0.01)))
+    assert answer.headline == "It behaves like 3 iterations of Newton's method, tied with ridge regression"
+    assert "This is a tie: these 400 prompts do not distinguish it from ridge regression." in answer.words
+    apart = ranked(newton, match("ridge", noise + 0.01))
     assert apart.rivals == []
     assert "The next algorithm, ridge regression, leaves " in apart.words
 
 
-def test_of_an_algorithm_and_one_that_contains_it_the_simpler_is_named():
+def test_a_special_case_is_named_before_the_general_algorithm_and_families_for_scale_never():
     small = torch.linspace(0, 2e-4, 100).double()
-    special, general = (
-        match("gradient descent, 1 step", 3 * small, 2),
-        match("preconditioned gradient descent, 1 step", small, 9),
-    )
-    answer = which_algorithm(ranked(general, special))
+    special = match("gradient descent, 1 step", 3 * small, 2)
+    general = match("preconditioned gradient descent, 1 step", small, 9)
+    answer = ranked(general, special)
     assert answer.match is special
-    assert "which contains it, comes nearer still: 0.01%" in answer.words
-    far = match("gradient descent, 1 step", 300 * small, 2)
-    assert which_algorithm(ranked(general, far)).match is general
-
-
-def test_families_for_scale_are_never_the_answer():
-    small = torch.linspace(0, 2e-4, 100).double()
-    answer = which_algorithm(ranked(match("any function of S", small, 20), match("ridge", 2 * small)))
-    assert answer.match.name == "ridge"
+    assert "which contains it as a special case, fits better still (0.01%)" in answer.words
+    assert ranked(general, match("gradient descent, 1 step", 300 * small, 2)).match is general
+    assert ranked(match("any function of S", small, 20), match("ridge", 2 * small)).match.name == "ridge"
 
 
 @pytest.mark.parametrize(
-    ("general", "special", "held"),
+    ("general", "special", "true"),
     [
         ("preconditioned gradient descent, 1 step", "gradient descent, 1 step", True),
         ("preconditioned gradient descent, 1 step", "gradient descent, 2 steps", False),
@@ -126,45 +123,38 @@ def test_families_for_scale_are_never_the_answer():
         ("ridge", "least squares", True),
     ],
 )
-def test_which_families_contain_which(general, special, held):
-    assert contains(general, special) is held
+def test_families_contain_their_special_cases(general, special, true):
+    assert contains(general, special) is true
 
 
-def answer_at(distance: float) -> Any:
-    return which_algorithm(ranked(match("gradient descent, 1 step", torch.full((50,), distance).double())))
-
-
-def test_since_which_step_is_the_first_snapshot_that_stays_near():
-    steps, answer = (0, 10, 20, 40, 80), answer_at(0.01)
+def test_the_step_is_that_of_the_first_snapshot_that_stays_near():
+    steps, answer = (0, 10, 20, 40, 80), ranked(match("gradient descent, 1 step", torch.full((50,), 0.01).double()))
     words, step = since_when(steps, [30.0, 0.04, 0.2, 0.03, 0.01], answer, 0.05)
     assert step == 40  # at 10 it was near, and left again
     assert words.startswith(
-        "Since step 40 of 80: from this snapshot on one step of gradient descent leaves less than 5%"
+        "Since step 40 of 80. From this snapshot on, one step of gradient descent leaves less than 5%"
     )
-    assert "at step 0 it left more than 1,000%, at the end 1%; 5 snapshots" in words
+    assert words.endswith("At the first of 5 snapshots it left more than 1,000%.")
     assert since_when(steps, [0.01] * 5, answer, 0.05)[1] == 0
     words, step = since_when(steps, [1, 1, 1, 1, float("nan")], answer, 0.05)
     assert (step, "At no saved snapshot up to step 80" in words) == (None, True)
 
 
-def snapshots_of(models: list[HookedTransformer]) -> Study:
-    stacks = [stack_models([model]) for model in models]
-    kept = Snapshots((0, 100, 200), {name: torch.stack([stack[name] for stack in stacks]) for name in stacks[0]})
-    record = {"seeds": [0], "training": {"task": task_to_dict(TASK)}}
-    return study(Checkpoint("made", [models[-1]], record, kept))
-
-
 def test_a_model_that_becomes_gradient_descent_has_its_step():
     sizes = (-0.2, 0.75, 0.8)
-    models = [constructions.gradient_descent(x_dim=3, n_context=6, step_size=size) for size in sizes]
-    question = AlgorithmQuestion(snapshots_of(models), progress=False, n_prompts=N)
+    models = [constructions.gradient_descent(**SIZES, step_size=size) for size in sizes]
+    stacks = [stack_models([model]) for model in models]
+    kept = Snapshots((0, 100, 200), {name: torch.stack([stack[name] for stack in stacks]) for name in stacks[0]})
+    checkpoint = made(TASK, models[-1], seeds=[0])
+    question = AlgorithmQuestion(study(type(checkpoint)("made", checkpoint.models, checkpoint.record, kept)), False, N)
     verdict = question.verdict(Comparison("", "", []))
     assert verdict.numbers["since_step"] == 100
     _, distances = question.over_training or ((), torch.empty(0))
     expected = [((size - 0.8) / size) ** 2 for size in sizes]  # predictions are proportional to the step size
     assert distances[:, 0].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-9)
-    without = AlgorithmQuestion(study(models[-1], TASK), progress=False, n_prompts=N).verdict(Comparison("", "", []))
-    assert without.sentences["Since when?"].startswith("No snapshots were saved during training")
+    without = AlgorithmQuestion(study(models[-1], TASK), False, N).verdict(Comparison("", "", []))
+    assert "Since when?" not in without.sentences
+    assert "no snapshots were saved" in without.sentences["What was not tested?"]
 
 
 def test_published_numbers_are_counted_by_paper():
@@ -174,24 +164,30 @@ def test_published_numbers_are_counted_by_paper():
         Row("c", "above 1", 1.5, agrees=True, source="vonoswald2023"),
         Row("d", None, 1.5),
     ]
-    words = beside_published(rows)
+    words = agreement_with_papers(rows)
     assert "1 of 2 published numbers and claims of Fu et al. 2024" in words
     assert "1 of 1 published numbers and claims of von Oswald et al. 2023 agree" in words
-    assert words.endswith("What differs: b.")
-    assert beside_published(rows[3:]) == "No number was published for this model."
+    assert words.endswith("These differ: b.")
+    assert agreement_with_papers(rows[3:]) == ""
 
 
-def test_causes_say_where_and_not_what():
-    note = "head 0.1, chosen on other prompts; the loss is 1 with all heads"
-    row = Row("change of the loss (MSE) without the head that changes it most", None, HALF, "", note)
-    words = "By ablation and patching: without head 0.1 the squared error changes by 0.50 ± 0.10. "
-    assert causes_in_words([row]) == f"{words}That says where, not what."
-    assert causes_in_words([]) == ""
+def test_sites_are_described_in_words():
+    half, places = Interval(0.5, 0.4, 0.6, 9), ("head 1 of layer 0", "head 0 of layer 2 at the query")
+    rows = [Row(name, None, half, "", f"{at}, chosen on other prompts; the loss is 1")
+            for name, at in zip((ABLATED, RESTORED), places, strict=True)]  # fmt: skip
+    words = heads_as_text(Comparison("", "", rows))
+    assert "Ablating head 1 of layer 0 raises the squared error by 0.50 ± 0.10." in words
+    assert "restoring the output of head 0 of layer 2 at the query alone recovers 50% ± 10% of the loss." in words
+    assert heads_as_text(Comparison("", "", [])) == ""
 
 
-def test_words_for_families_and_shares():
+def test_shares_families_and_terms():
     assert phrase("GD++, 2 steps, parameters for each step") == "2 steps of GD++ with parameters for each step"
     assert phrase("my own rule") == "my own rule"
     assert percent(Interval(3.7e-5, 3.1e-5, 4.3e-5, 9)) == "0.0037% ± 0.0006%"
     assert percent(Interval(1e-13, 0, 2e-13, 9)) == "0% (to rounding)"
+    assert percent(Interval(-0.25, -0.66, 0.16, 9)) == "-25% ± 41%"
     assert (percent(0.5), percent(20.0), percent(1.2)) == ("50%", "more than 1,000%", "120%")
+    terms = str(explained_terms("two steps of GD++").content)
+    assert "XᵀX" in terms
+    assert "Newton" not in terms

@@ -8,7 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from mechicl.tasks.topics import WORDS
-from mechicl.text import TEXT_TASKS, LabelledTexts, TextTask, label_ids, load_texts, text_shots, topic_tokenizer
+from mechicl.text import TEXT_TASKS, LabelledTexts, TextTask, load_texts, text_shots, topic_tokenizer
 
 FARM = TEXT_TASKS["farm"]
 REVIEWS = TextTask("reviews", "Review: {text}\nMood:", (" good", " bad"), hub="me/reviews")
@@ -32,6 +32,11 @@ def byte_pairs(start=False):
 
 def labelled(texts, labels, task=REVIEWS):
     return LabelledTexts(task, tuple({"text": text} for text in texts), tuple(labels))
+
+
+def two_texts(task):
+    """A demonstration and a query."""
+    return labelled(["a"], [0], task), labelled(["b"], [0], task)
 
 
 def check(shots, demonstrations, queries, encode, start):
@@ -80,9 +85,9 @@ def test_labels_that_are_no_choices():
     tokenizer, task = byte_pairs(), replace(REVIEWS, labels=(" good", " goods"))
     message = r"the label ' goods' of 'reviews' is 2 tokens, \['Ġgood', 's'\], and one is needed: choose another word, "
     with pytest.raises(ValueError, match=message + r"dataclasses.replace\(task, labels=...\)"):
-        text_shots(tokenizer, labelled(["a"], [0], task), labelled(["b"], [0], task))
+        text_shots(tokenizer, *two_texts(task))
     with pytest.raises(ValueError, match=r"does not know the label ' crimson' of 'farm': choose another word"):
-        label_ids(topic_tokenizer(), replace(FARM, labels=(" red", " crimson")))
+        text_shots(topic_tokenizer(), *two_texts(replace(FARM, labels=(" red", " crimson"))))
 
     class Deaf:
         unk_token_id = None
@@ -91,7 +96,7 @@ def test_labels_that_are_no_choices():
             return type("Encoded", (), {"input_ids": [5]})
 
     with pytest.raises(ValueError, match=r"two labels of 'farm'.* have the same token.*5"):
-        label_ids(Deaf(), FARM)
+        text_shots(Deaf(), *two_texts(FARM))
 
 
 def test_texts_of_two_tasks_are_refused():

@@ -1,4 +1,4 @@
-"""Untrained models in the place of trained ones, and the seed that stands for a checkpoint."""
+"""The contents of a checkpoint: its best and stuck seeds, and untrained models in place of trained ones."""
 
 import math
 
@@ -13,9 +13,9 @@ from mechicl.checkpoints import (
     load,
     load_checkpoint,
     random_weights,
-    stack_models,
     untrained,
 )
+from mechicl.checkpoints.stacks import stack_models
 from mechicl.models import TransformerConfig, build
 
 CFG = TransformerConfig(x_dim=3, n_context=4)
@@ -35,26 +35,32 @@ def weights(model) -> torch.Tensor:
 
 def test_within_random_weights_every_checkpoint_is_untrained():
     trained = load_checkpoint("lsa-1l")
+    cfg = trained.models[0].cfg
     assert not are_weights_random()
     with random_weights():
         assert are_weights_random()
         twin, model = load_checkpoint("lsa-1l"), load("lsa-1l")
     assert not are_weights_random()
-    assert len(twin.models) == len(trained.models)
     assert [each.cfg for each in twin.models] == [each.cfg for each in trained.models]
     assert not any(each.training for each in twin.models)
     new = torch.stack([weights(each) for each in twin.models])
-    assert len(new.unique(dim=0)) == len(twin.models)  # each seed has weights of its own
-    for seed in trained.record["seeds"]:  # and none of them is where a training started
-        assert not any(torch.equal(weights(build(CFG_1L, seed)), row) for row in new)
+    assert len(new.unique(dim=0)) == len(twin.models) == len(trained.models)
+    for seed in trained.record["seeds"]:  # no training started from these weights
+        assert not any(torch.equal(weights(build(cfg, seed)), row) for row in new)
     assert any(torch.equal(weights(model), row) for row in new)
     assert torch.equal(weights(load_checkpoint("lsa-1l").models[0]), weights(trained.models[0]))
+    drawn = []
+    for seed in (0, 0, 1):
+        with random_weights(seed):
+            drawn.append(weights(load("lsa-1l")))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    with pytest.raises(KeyError), random_weights():
+        raise KeyError
+    assert not are_weights_random()
 
 
-CFG_1L = load_checkpoint("lsa-1l").models[0].cfg
-
-
-def test_new_weights_are_those_that_a_training_would_start_from():
+def test_new_weights_are_drawn_as_a_training_would():
     with random_weights():
         model = load("gpt2-8l")
     expected = build(model.cfg, 0)
@@ -63,72 +69,47 @@ def test_new_weights_are_those_that_a_training_would_start_from():
             assert weight.std().item() == pytest.approx(dict(expected.named_parameters())[name].std().item(), rel=0.1)
 
 
-def test_another_seed_gives_other_weights_and_the_same_the_same():
-    drawn = []
-    for seed in (0, 0, 1):
-        with random_weights(seed):
-            drawn.append(weights(load("lsa-1l")))
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-
-
-def test_an_error_ends_it_too():
-    with pytest.raises(KeyError), random_weights():
-        raise KeyError
-    assert not are_weights_random()
-
-
-def test_curve_and_snapshots_are_those_of_a_training_that_did_nothing():
+def test_curve_and_snapshots_of_untrained_models_are_flat():
     trained = load_checkpoint("copy-2l-one-hot")
     assert trained.snapshots is not None
     twin = untrained(trained)
     assert twin.snapshots is not None
     assert twin.snapshots.steps == trained.snapshots.steps
     for name, stacked in stack_models(twin.models).items():
-        for snapshot in twin.snapshots.weights[name]:
-            assert torch.equal(snapshot, stacked)
+        assert all(torch.equal(snapshot, stacked) for snapshot in twin.snapshots.weights[name])
     curve, before = twin.record["curve"], trained.record["curve"]
-    assert curve["eval_loss"] == [before["eval_loss"][0]] * len(before["eval_loss"])
-    assert curve["loss"] == [before["loss"][0]] * len(before["loss"])
+    for name in ("eval_loss", "loss"):
+        assert curve[name] == [before[name][0]] * len(before[name])
     assert curve["eval_step"] == before["eval_step"]
-    assert before["eval_loss"][0] != before["eval_loss"][-1]  # the trained one's is as it was
+    assert before["eval_loss"][0] != before["eval_loss"][-1]  # the trained one's is not changed
     assert untrained(Checkpoint("bare", trained.models)).record == {}
 
 
-def test_the_best_seed_stands_for_a_checkpoint():
+def test_the_best_seed_represents_a_checkpoint():
     mine = checkpoint([0.5, 0.2, 0.9])
-    assert mine.best is mine.models[1]
-    assert mine.model() is mine.models[1]
+    assert mine.best is mine.model() is mine.models[1]
     assert mine.model(12) is mine.models[2]
-    softmax = load_checkpoint("softmax-1h")  # whose seed 0 did not learn
+    softmax = load_checkpoint("softmax-1h")  # its seed 0 did not learn
     assert 0 in softmax.stuck_seeds
     assert torch.equal(weights(mechicl.load("softmax-1h")), weights(softmax.best))
     assert softmax.final_losses[softmax.models.index(softmax.best)] == min(softmax.final_losses)
 
 
 @pytest.mark.parametrize("record", [{}, {"curve": {}}, {"curve": {"eval_loss": []}}])
-def test_without_a_curve_it_is_the_first(record):
+def test_without_a_curve_the_first_is_the_best(record):
     mine = Checkpoint("mine", [build(CFG, i) for i in range(2)], record)
     assert mine.best is mine.models[0]
     assert mine.stuck_seeds == mine.stuck == mine.final_losses == []
 
 
-def test_stuck_is_more_than_a_tenth_above_the_best():
+def test_seeds_more_than_a_tenth_above_the_best_are_stuck():
     mine = checkpoint([0.5, 0.549, 0.551, 2.0])
-    assert mine.stuck_seeds == [12, 13]
-    assert mine.stuck == [2, 3]
-    assert mine.select([0, 1]).stuck == []
-
-
-def test_a_loss_that_is_no_number_is_stuck_and_never_best():
+    assert (mine.stuck_seeds, mine.stuck, mine.select([0, 1]).stuck) == ([12, 13], [2, 3], [])
     mine = checkpoint([math.nan, 0.5, None])  # type: ignore[list-item] - null in a record
-    assert mine.best is mine.models[1]
-    assert mine.stuck_seeds == [10, 12]
-
-
-def test_seeds_of_several_tasks_are_held_against_those_of_their_own_task():
-    both = checkpoint([0.5, 0.6, 9.0, 9.1], training={"task": {}, "more_tasks": [{}]})
-    assert both.stuck == [1]
-    assert both.best is both.models[0]
+    assert (mine.best, mine.stuck_seeds) == (mine.models[1], [10, 12])
+    both = checkpoint([0.5, 0.6, 9.0, 9.1], training={"task": {}, "more_tasks": [{}]})  # each by its own task
+    assert (both.best, both.stuck) == (both.models[0], [1])
     with pytest.raises(CheckpointError, match="by_task"):
         assert both.stuck_seeds
+    with pytest.raises(IndexError):
+        mine.select([3])
