@@ -98,6 +98,21 @@ def adding(
             point.bwd_hooks = [each for each in point.bwd_hooks if each is not handle]
 
 
+@contextmanager
+def without_user_hooks(model: Any) -> Iterator[None]:
+    """A context with the model's lock, in which the hooks at its hook points do not run."""
+    with holding(model):
+        points = dict.fromkeys(point for point in model.hook_dict.values() if isinstance(point, HookPoint))
+        before = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
+        try:
+            for point, _ in before:
+                point._forward_hooks.clear()
+            yield
+        finally:
+            for point, hooks in before:
+                point._forward_hooks.update(hooks)
+
+
 def _forget_locks() -> None:
     """Forget the locks in a forked process, where the threads that acquired them do not run."""
     global _LOOKUP

@@ -163,10 +163,8 @@ class PromptedModel(LayeredModel):
         except (IndexError, RuntimeError) as error:
             if not tokens.numel() or 0 <= int(tokens.min()) <= int(tokens.max()) < logits.shape[-1]:
                 raise
-            raise IndexError(
-                f"tokens have ids from {int(tokens.min())} to {int(tokens.max())}, the logits are of 0 to "
-                f"{logits.shape[-1] - 1}"
-            ) from error
+            ids = f"{int(tokens.min())} to {int(tokens.max())}"
+            raise IndexError(f"tokens have ids from {ids}, the logits are of 0 to {logits.shape[-1] - 1}") from error
 
     # ---- prompts in, predictions out ----
 
@@ -175,10 +173,8 @@ class PromptedModel(LayeredModel):
         """Encode prompts as tokens of this model, on its device and in its dtype."""
         cfg, form = self.cfg, self.cfg.format
         if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
-            raise ValueError(
-                f"the model takes x_dim={cfg.x_dim}, y_dim={cfg.y_dim}; "
-                f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"
-            )
+            prompts_dims = f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"
+            raise ValueError(f"the model takes x_dim={cfg.x_dim}, y_dim={cfg.y_dim}; {prompts_dims}")
         # only models on paired prompts have initial weights
         return form.encode(prompts.to(cfg.device, cfg.torch_dtype), getattr(self, "initial_weights", None))
 
@@ -299,8 +295,6 @@ class PromptedModel(LayeredModel):
 
     def _check_residual(self, residual: Tensor) -> Tensor:
         if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model:
-            raise ValueError(
-                f"with start_at_layer the input is a residual stream [batch pos {self.cfg.d_model}], "
-                f"got {tuple(residual.shape)}"
-            )
+            expected = f"a residual stream [batch pos {self.cfg.d_model}]"
+            raise ValueError(f"with start_at_layer the input is {expected}, got {tuple(residual.shape)}")
         return residual.clone()  # the first hook may change it in place

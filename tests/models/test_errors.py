@@ -134,7 +134,7 @@ def test_lstm_configs(change: dict[str, Any], named: str):
 # ---- calls ----
 
 TASK = LinearRegression(x_dim=3, n_context=4)
-PROMPTS = TASK.sample(3, seed=0)
+PROMPTS = TASK.sample(8, seed=0)
 ONE_DIM = Prompts(torch.zeros(2, 3, 2), torch.zeros(2, 3, 1))
 
 

@@ -1,10 +1,9 @@
-"""Threads: right predictions beside interventions, no hooks left, whole copies."""
+"""Threads: right predictions next to interventions, no hooks left, complete copies."""
 
 import copy
 import gc
 import pickle
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,43 +17,24 @@ from mechicl.analysis import PatchingSession, ablate, corrupt, patch
 from mechicl.analysis.finetuning import linearized_outputs
 from mechicl.analysis.finetuning.forward_passes import weights_changed
 from mechicl.checkpoints.stacks import models_from_stack, stack_models
-from mechicl.models import HookedLSTM, HookedTransformer, LayeredModel, LSTMConfig, TransformerConfig, holding
+from mechicl.models import LayeredModel, holding
 from mechicl.models.holding import adding, holds_models, lock_of
 from mechicl.models.opening.sites import Site
-from mechicl.tasks import LinearRegression
-from tests.models.modules import NanoGPT
+from tests.models.kinds import KINDS, PARTS, TASK
 
-TASK = LinearRegression(x_dim=2, n_context=5)
 PROMPTS = TASK.sample(16, seed=0)
 CORRUPTED = corrupt(PROMPTS, "labels")
 POINT = "blocks.0.hook_resid_post"
-GPT2 = TransformerConfig(
-    x_dim=2, n_context=5, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_mlp=16, attention="softmax",
-    normalization_type="LN",
-)  # fmt: skip
-PARTS: dict[str, Any] = {
-    "layers": "blocks.{}",
-    "attention": {"z": "blocks.{}.attn.proj", "n_heads": 4},
-    "mlp": "blocks.{}.mlp",
-}
 
 
-def make_wrapped() -> LayeredModel:
-    torch.manual_seed(0)
-    return mechicl.wrap(NanoGPT(d_in=2).eval(), encode="interleaved", **PARTS)
-
-
-MODELS: dict[str, Callable[[], Any]] = {
-    "transformer": lambda: HookedTransformer(GPT2),
-    "linear": lambda: HookedTransformer(TransformerConfig(x_dim=2, n_context=5, n_layers=2)),
-    "lstm": lambda: HookedLSTM(LSTMConfig(x_dim=2, n_context=5, n_layers=2, d_model=6)).eval(),
-    "wrapped": make_wrapped,
-}
-
-
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[name for name in KINDS if name != "looped"])
 def model(request: pytest.FixtureRequest) -> Any:
-    return MODELS[request.param]()
+    return KINDS[request.param]()
+
+
+@pytest.fixture
+def transformer() -> Any:
+    return KINDS["transformer"]()
 
 
 def double(activation, hook):
@@ -62,7 +42,7 @@ def double(activation, hook):
 
 
 def in_threads(*works: Callable[[], object]) -> list[Any]:
-    """What functions return that run at once, each in a thread of its own."""
+    """Run functions at once, each in a separate thread, and return their results."""
     barrier = threading.Barrier(len(works))
 
     def start(work: Callable[[], object]) -> object:
@@ -76,59 +56,48 @@ def in_threads(*works: Callable[[], object]) -> list[Any]:
 def test_predictions_of_eight_threads_are_those_of_one(model):
     expected = [model.predict(PROMPTS[i : i + 4]) for i in range(8)]
     prefixes = model.predict_prefixes(PROMPTS)
-    fresh = copy.deepcopy(model)  # which has not read prompts yet
+    fresh = copy.deepcopy(model)  # it has not read prompts yet
 
-    def predict(thread: int) -> int:
+    def predict(thread: int) -> None:
         for _ in range(99):
             assert torch.equal(fresh.predict(PROMPTS[thread : thread + 4]), expected[thread])
         assert torch.equal(fresh.predict_prefixes(PROMPTS), prefixes)
-        return 100
 
-    assert sum(in_threads(*(lambda thread=thread: predict(thread) for thread in range(8)))) == 800
+    in_threads(*(lambda thread=thread: predict(thread) for thread in range(8)))
 
 
 def test_predictions_do_not_see_the_hooks_of_other_threads(model):
-    plain, point = model.predict(PROMPTS), "blocks.0.hook_resid_post"
-    with model.hooks(fwd_hooks=[(point, double)]):
-        doubled = model.predict(PROMPTS)
+    def patched_and_ablated() -> list[Any]:
+        sweeps = (
+            patch(model, PROMPTS, CORRUPTED, "resid_post", progress=False),
+            ablate(model, PROMPTS, "resid_post", progress=False),
+        )
+        return [swept.predictions for swept in sweeps]
+
+    def hooked() -> torch.Tensor:
+        with model.hooks(fwd_hooks=[(POINT, double)]):
+            return model.predict(PROMPTS)
+
+    plain, doubled, swept = model.predict(PROMPTS), hooked(), patched_and_ablated()
+    activation = model.run_with_cache(PROMPTS)[1][POINT]
     assert not torch.allclose(plain, doubled)
 
-    def patched_and_ablated() -> tuple[torch.Tensor, torch.Tensor]:
-        patched = patch(model, PROMPTS, CORRUPTED, "resid_post", progress=False).predictions
-        ablated = ablate(model, PROMPTS, "resid_post", progress=False).predictions
-        assert patched is not None
-        assert ablated is not None
-        return patched, ablated
+    def repeat(times: int, check: Callable[[], bool]) -> Callable[[], None]:
+        def work() -> None:
+            assert all(check() for _ in range(times))
 
-    patched, ablated = patched_and_ablated()
-    activation = model.run_with_cache(PROMPTS)[1][point]
+        return work
 
-    def predict() -> None:
-        for _ in range(30):
-            assert torch.equal(model.predict(PROMPTS), plain)
-            assert not model.has_hooks()
-
-    def hook() -> None:
-        for _ in range(15):
-            with model.hooks(fwd_hooks=[(point, double)]):
-                assert torch.equal(model.predict(PROMPTS), doubled)
-
-    def sweep() -> None:
-        for _ in range(2):
-            for now, before in zip(patched_and_ablated(), (patched, ablated), strict=True):
-                assert torch.equal(now, before)
-
-    def record() -> None:
-        for _ in range(10):
-            assert torch.equal(model.run_with_cache(PROMPTS)[1][point], activation)
-
+    predict = repeat(30, lambda: torch.equal(model.predict(PROMPTS), plain) and not model.has_hooks())
+    hook = repeat(15, lambda: torch.equal(hooked(), doubled))
+    sweep = repeat(2, lambda: all(map(torch.equal, patched_and_ablated(), swept)))
+    record = repeat(10, lambda: torch.equal(model.run_with_cache(PROMPTS)[1][POINT], activation))
     in_threads(predict, predict, predict, hook, hook, sweep, sweep, record)
     assert not model.has_hooks()
 
 
-def test_a_session_beside_predictions():
-    model = MODELS["transformer"]()
-    plain, session = model.predict(PROMPTS), PatchingSession(model, PROMPTS, CORRUPTED)
+def test_a_session_next_to_predictions(transformer):
+    plain, session = transformer.predict(PROMPTS), PatchingSession(transformer, PROMPTS, CORRUPTED)
     session.toggle(Site("z", layer=1, head=0))
     expected = session.result().prediction
 
@@ -139,78 +108,70 @@ def test_a_session_beside_predictions():
 
     def predict() -> None:
         for _ in range(50):
-            assert torch.equal(model.predict(PROMPTS), plain)
+            assert torch.equal(transformer.predict(PROMPTS), plain)
 
     in_threads(predict, work, predict)
 
 
-def test_who_holds_a_model_may_run_it_and_hold_it_again():
-    model = MODELS["transformer"]()
-    with holding.holding(model), holding.holding(model):
-        assert model.predict(PROMPTS).shape == (16, 1)
-        with model.hooks(fwd_hooks=[("hook_embed", double)]):
-            model.run_with_cache(PROMPTS)
-            waiting = threading.Thread(target=model.predict, args=(PROMPTS,), daemon=True)
+def test_a_thread_with_the_lock_may_run_the_model_and_lock_it_again(transformer):
+    with holding.holding(transformer), holding.holding(transformer):
+        assert transformer.predict(PROMPTS).shape == (16, 1)
+        with transformer.hooks(fwd_hooks=[("hook_embed", double)]):
+            transformer.run_with_cache(PROMPTS)
+            waiting = threading.Thread(target=transformer.predict, args=(PROMPTS,), daemon=True)
             waiting.start()
             waiting.join(0.1)
             assert waiting.is_alive()
-    waiting.join(10)
+    waiting.join(600)
     assert not waiting.is_alive()
 
 
-def test_a_hook_may_run_the_model_and_change_it():
-    model, seen = MODELS["transformer"](), []
+def test_a_hook_may_run_the_model(transformer):
+    seen = []
 
     def look(activation, hook):
         if not seen:
             seen.append(None)
-            seen[0] = model.run_with_cache(PROMPTS)[1]["hook_embed"]
+            seen[0] = transformer.run_with_cache(PROMPTS)[1]["hook_embed"]
 
-    model.add_hook("hook_embed", look)  # of no context: the run is a pass, and holds the model in its middle
-    model.predict(PROMPTS)
+    transformer.add_hook("hook_embed", look)  # without a context: the run locks the model
+    transformer.predict(PROMPTS)
     assert seen[0].shape[0] == 16
-    model.reset_hooks()
 
 
-def test_two_models_are_locked_in_one_order():
-    a, b = MODELS["transformer"](), MODELS["linear"]()
+def test_two_models_are_locked_in_one_order(transformer):
+    other = KINDS["linear"]()
 
     @holds_models
-    def hold_both(models: list[LayeredModel], other: dict[str, LayeredModel]) -> None:
-        time.sleep(0.001)
+    def hold_both(models: list[LayeredModel], others: dict[str, LayeredModel]) -> None:
+        models[0].predict(PROMPTS)
 
-    in_threads(*[lambda: hold_both([a], {"b": b}), lambda: hold_both([b], {"a": a})] * 4)
+    in_threads(*[lambda: hold_both([transformer], {"b": other}), lambda: hold_both([other], {"a": transformer})] * 4)
 
 
-def test_locks_are_neither_copied_nor_saved_nor_kept(tmp_path):
-    model = MODELS["transformer"]()
-    plain = model.predict(PROMPTS)
-    with model.hooks(fwd_hooks=[]):
-        copied = copy.deepcopy(model)
-        pickled = pickle.loads(pickle.dumps(model))
-        torch.save(model, tmp_path / "model.pt")
+def test_locks_are_neither_copied_nor_saved_nor_kept(transformer, tmp_path):
+    plain = transformer.predict(PROMPTS)
+    with transformer.hooks(fwd_hooks=[]):
+        copied = copy.deepcopy(transformer)
+        pickled = pickle.loads(pickle.dumps(transformer))
+        torch.save(transformer, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    with model.hooks(fwd_hooks=[("hook_embed", double)]):  # others are not held by it
+    with transformer.hooks(fwd_hooks=[("hook_embed", double)]):  # others are not locked by it
         for other in (copied, pickled, loaded):
             assert torch.equal(in_threads(lambda other=other: other.predict(PROMPTS))[0], plain)
-    assert len({id(lock_of(each)) for each in (model, copied, pickled, loaded)}) == 4
+    assert len({id(lock_of(each)) for each in (transformer, copied, pickled, loaded)}) == 4
     gone = weakref.ref(lock_of(copied))
     del copied, other
     gc.collect()
     assert gone() is None
+    wrapped = KINDS["wrapped"]()  # two wrappings of one module share a lock
+    assert lock_of(wrapped) is lock_of(mechicl.wrap(wrapped.module, encode="interleaved", **PARTS))
 
 
-def test_two_wrappings_of_one_module_share_a_lock():
-    model = make_wrapped()
-    other = mechicl.wrap(model.module, encode="interleaved", **PARTS)
-    assert lock_of(model) is lock_of(other)
-
-
-def test_what_is_compiled_takes_no_lock(monkeypatch):
-    model = MODELS["transformer"]()
+def test_compiled_code_takes_no_lock(transformer, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(holding, "lock_of", lambda model: pytest.fail("a lock"))
-    assert model(model.encode(PROMPTS)).shape == (16, 11, 1)
+    assert transformer(transformer.encode(PROMPTS)).shape == (16, 11, 1)
 
 
 # ---- copies, pickles and saved weights while another thread has hooks ----
@@ -238,20 +199,19 @@ def test_a_copy_has_no_temporary_hooks(model, copy_of):
 
 
 @pytest.mark.parametrize("copy_of", [copy.deepcopy, pickled, stacked])
-def test_copies_wait_for_another_threads_changes(copy_of):
-    model = MODELS["transformer"]()
-    expected, started, done = model.predict(PROMPTS), threading.Event(), threading.Event()
-    changes = {name: torch.ones_like(weight) for name, weight in model.named_parameters()}
+def test_copies_wait_for_another_threads_changes(transformer, copy_of):
+    expected, started, done = transformer.predict(PROMPTS), threading.Event(), threading.Event()
+    changes = {name: torch.ones_like(weight) for name, weight in transformer.named_parameters()}
 
     def change() -> None:
-        with model.hooks(fwd_hooks=[(POINT, double)]), weights_changed(model, changes):
+        with transformer.hooks(fwd_hooks=[(POINT, double)]), weights_changed(transformer, changes):
             started.set()
             done.wait(0.2)
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(change)
         started.wait()
-        copied = copy_of(model)
+        copied = copy_of(transformer)
         done.set()
     assert torch.equal(copied.predict(PROMPTS), expected)
     assert not copied.has_hooks()
@@ -260,101 +220,72 @@ def test_copies_wait_for_another_threads_changes(copy_of):
 # ---- hooks come and go ----
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_error_in_a_hook_leaves_none(model, error):
-    expected = model.predict(PROMPTS)
-
-    def fail(activation, hook):
-        raise error
-
-    with pytest.raises(error), model.hooks(fwd_hooks=[(POINT, double), (POINT, fail)], bwd_hooks=[(POINT, fail)]):
-        model(model.encode(PROMPTS))
-    with pytest.raises(error):
-        model.run_with_hooks(model.encode(PROMPTS), fwd_hooks=[(POINT, fail)])
-    with pytest.raises(error):
-        patch(
-            model, PROMPTS, CORRUPTED, "resid_post", metrics=lambda predictions: fail(predictions, None), progress=False
-        )
-    assert_clean(model, expected)
-
-
 def assert_clean(model: LayeredModel, expected: torch.Tensor) -> None:
-    for part in model.modules():
-        assert not part._forward_hooks
-        assert not part._forward_pre_hooks
-        assert not part._backward_hooks
-    for point in model.hook_dict.values():
-        assert not point.fwd_hooks
-        assert not point.bwd_hooks
+    assert not any(p._forward_hooks or p._forward_pre_hooks or p._backward_hooks for p in model.modules())
+    assert not any(point.fwd_hooks or point.bwd_hooks for point in model.hook_dict.values())
+    assert not model.is_caching
     assert model.context_level == 0
     assert torch.equal(in_threads(lambda: model.predict(PROMPTS))[0], expected)  # the lock is free
 
 
-def test_only_ones_own_hooks_go():
-    model = MODELS["transformer"]()
-    seen = []
-    model.add_hook(POINT, lambda activation, hook: seen.append("before"))
-    with model.hooks(fwd_hooks=[(POINT, lambda activation, hook: seen.append("context"))]):
-        model.add_hook(POINT, lambda activation, hook: seen.append("within"))
-        model.predict(PROMPTS)
-        assert seen == ["before", "context", "within"]
-    seen.clear()
-    model.predict(PROMPTS)
-    assert seen == ["before", "within"]
-    assert len(model.hook_dict[POINT].fwd_hooks) == 2
-    with model.hooks(fwd_hooks=[(POINT, double)], reset_hooks_end=False):
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_error_in_a_hook_leaves_none(model, error):
+    expected = model.predict(PROMPTS)
+
+    def fail(activation, hook=None):
+        raise error
+
+    with pytest.raises(error), model.hooks(fwd_hooks=[(POINT, double), (POINT, fail)], bwd_hooks=[(POINT, fail)]):
+        model(model.encode(PROMPTS))
+    with pytest.raises(error), model.hooks(fwd_hooks=[(POINT, fail)]):
+        model.run_with_cache(PROMPTS)
+    with pytest.raises(error):
+        model.run_with_hooks(model.encode(PROMPTS), fwd_hooks=[(POINT, fail)])
+    with pytest.raises(error):
+        patch(model, PROMPTS, CORRUPTED, "resid_post", metrics=fail, progress=False)
+    assert_clean(model, expected)
+
+
+def test_a_context_removes_only_its_own_hooks(transformer):
+    seen, point = [], transformer.hook_dict[POINT]
+    transformer.add_hook(POINT, lambda activation, hook: seen.append("before"))
+    with transformer.hooks(fwd_hooks=[(POINT, lambda activation, hook: seen.append("context"))]):
+        transformer.add_hook(POINT, lambda activation, hook: seen.append("within"))
+        transformer.predict(PROMPTS)
+    with adding([(point, lambda activation, hook: seen.append("first"), "fwd")], prepend=True):
+        transformer.predict(PROMPTS)
+    assert seen == ["before", "context", "within", "first", "before", "within"]
+    assert len(point.fwd_hooks) == len(point._forward_hooks) == 2
+    with transformer.hooks(fwd_hooks=[(POINT, double)], reset_hooks_end=False):
         pass
-    assert len(model.hook_dict[POINT].fwd_hooks) == 3
-    model.reset_hooks()
-    assert not model.has_hooks()
-
-
-def test_hooks_on_modules_and_points():
-    model = MODELS["transformer"]()
-    point, calls = model.hook_dict[POINT], []
-    model.add_hook(POINT, lambda activation, hook: calls.append("user"))
-    with adding([(point, lambda activation, hook: calls.append("first"), "fwd")], prepend=True):
-        model.predict(PROMPTS)
-    assert calls == ["first", "user"]
-    assert len(point._forward_hooks) == len(point.fwd_hooks) == 1
-    model.reset_hooks()
+    assert len(point.fwd_hooks) == 3
+    transformer.reset_hooks()
+    assert not transformer.has_hooks()
 
 
 @pytest.mark.parametrize("changed", [weights_changed, linearized_outputs])
-def test_weights_are_restored_after_an_error(changed):
-    model = MODELS["transformer"]()
-    tokens, expected = model.encode(PROMPTS), model.predict(PROMPTS)
-    parameters = dict(model.named_parameters())
+def test_weights_are_restored_after_an_error(transformer, changed):
+    tokens, expected = transformer.encode(PROMPTS), transformer.predict(PROMPTS)
+    parameters = dict(transformer.named_parameters())
     before = {name: weight.detach().clone() for name, weight in parameters.items()}
     changes = {name: torch.ones_like(weight) for name, weight in before.items() if name.endswith(("W_Q", "W_in"))}
 
     def fail(activation, hook):
         raise KeyboardInterrupt
 
-    model.add_hook(POINT, fail)
+    transformer.add_hook(POINT, fail)
 
     def work() -> None:
         if changed is linearized_outputs:
-            linearized_outputs(model, tokens, changes)
+            linearized_outputs(transformer, tokens, changes)
         else:
-            with weights_changed(model, changes):
-                model(tokens)
+            with weights_changed(transformer, changes):
+                transformer(tokens)
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    model.reset_hooks()
-    assert_clean(model, expected)
-    for name, weight in model.named_parameters():
+    transformer.reset_hooks()
+    assert_clean(transformer, expected)
+    for name, weight in transformer.named_parameters():
         assert weight is parameters[name]
         assert torch.equal(weight, before[name])
-
-
-def test_unknown_hooks_are_refused():
-    model = MODELS["transformer"]()
-    with pytest.raises(KeyError, match=r"blocks\.9"), model.hooks(fwd_hooks=[("blocks.9.hook_resid_post", double)]):
-        pass
-    with pytest.raises(TypeError, match="is not a hook but a part"), model.hooks(fwd_hooks=[("blocks.0", double)]):
-        pass
-    with pytest.raises(ValueError, match="Invalid direction"):
-        model.reset_hooks(direction="both ways")
-    assert_clean(model, model.predict(PROMPTS))

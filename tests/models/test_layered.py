@@ -1,55 +1,56 @@
-"""Predictions of any number of prompts in bounded memory, and when they carry a graph."""
+"""What all kinds of models share: memory, gradients, and parts that other libraries have replaced."""
+
+import copy
+import types
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mechicl import wrap
-from mechicl.models import HookedLSTM, HookedTransformer, LayeredModel, LSTMConfig, TransformerConfig
+from mechicl.models import LayeredModel, LSTMConfig, ModelConfig, TransformerConfig, WrappedModel, build
+from mechicl.models.architectures import build_unfilled, outline
 from mechicl.prompts import Prompts
-from mechicl.tasks import LinearRegression
+from tests.analysis.interventions.test_runs import peak
+from tests.models.kinds import GPT2, KINDS, OURS, TASK
+from tests.strategies import random_prompts
 
-TASK = LinearRegression(x_dim=3, n_context=4)
-GPT2 = TransformerConfig(
-    x_dim=3, n_context=4, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, d_mlp=16, attention="softmax",
-    normalization_type="LN", dtype="float64",
-)  # fmt: skip
+PROMPTS = TASK.sample(8, seed=0)
 
 
-class Sum(torch.nn.Module):
+class Sum(nn.Module):
     """Predicts the sum of the context's targets, times a weight and the query's first coordinate."""
 
     def __init__(self):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, tokens):
-        return (self.weight * tokens[:, :-1, 3].sum(1) * tokens[:, -1, 0])[:, None]
+        return (self.weight * tokens[:, :-1, 2].sum(1) * tokens[:, -1, 0])[:, None]
 
 
 def read(prompts: Prompts):
     return torch.cat([prompts.xs, prompts.ys.index_fill(1, torch.tensor([prompts.n_context]), 0.0)], dim=2)
 
 
-MODELS = {
-    "one pass": lambda: HookedTransformer(GPT2),
-    "one pass a prefix": lambda: HookedTransformer(TransformerConfig(x_dim=3, n_context=4, dtype="float64")),
-    "lstm": lambda: HookedLSTM(LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=6, dtype="float64")),
-    "wrapped": lambda: wrap(Sum().double(), encode=read),
-}
-
-
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[*OURS, "wrapped", "own encode"])
 def model(request: pytest.FixtureRequest) -> LayeredModel:
-    torch.manual_seed(0)
-    return MODELS[request.param]()
+    made = wrap(Sum(), encode=read) if request.param == "own encode" else KINDS[request.param]()
+    return made.double()
 
 
 def prompts_of(n: int) -> Prompts:
     return TASK.sample(n, seed=0, dtype=torch.float64)
 
 
+# ---- memory and gradients ----
+
+
 def test_predictions_come_in_parts_of_bounded_memory(model, monkeypatch):
     prompts = prompts_of(50)
+    close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-14)
     expected, expected_prefixes = model.predict(prompts), model.predict_prefixes(prompts)
     at_once, encode = [], model.encode
     monkeypatch.setattr(model, "encode", lambda part: at_once.append(len(part)) or encode(part))
@@ -57,12 +58,12 @@ def test_predictions_come_in_parts_of_bounded_memory(model, monkeypatch):
     assert at_once == [50]
     at_once.clear()
     monkeypatch.setattr("mechicl.models.layered.MEMORY", 16.5 * model.bytes_per_prompt(prompts))
-    torch.testing.assert_close(model.predict(prompts), expected, rtol=1e-12, atol=1e-14)
+    close(model.predict(prompts), expected)
     assert at_once == [16, 16, 16, 2]
-    torch.testing.assert_close(model.predict_prefixes(prompts), expected_prefixes, rtol=1e-12, atol=1e-14)
+    close(model.predict_prefixes(prompts), expected_prefixes)
     assert model.predict(prompts_of(0)).shape == (0, 1)
-    monkeypatch.setattr("mechicl.models.layered.MEMORY", 1.0)  # less than one takes: one at a time
-    torch.testing.assert_close(model.predict(prompts[:3]), expected[:3], rtol=1e-12, atol=1e-14)
+    monkeypatch.setattr("mechicl.models.layered.MEMORY", 1.0)  # too little for one: one at a time
+    close(model.predict(prompts[:3]), expected[:3])
 
 
 def test_a_graph_leads_to_prompts_that_require_gradients_and_to_nothing_else(model):
@@ -77,12 +78,12 @@ def test_a_graph_leads_to_prompts_that_require_gradients_and_to_nothing_else(mod
     assert model.predict_prefixes(Prompts(prompts.xs, labels)).requires_grad
     with torch.no_grad():
         assert not model.predict(prompts.with_query(query)).requires_grad
-    assert model(model.encode(prompts)).requires_grad  # what the network itself returns is for training
+    assert model(model.encode(prompts)).requires_grad  # the network's own outputs are for training
 
 
-@pytest.mark.parametrize("name", ["one pass", "lstm"])
-def test_hooks_see_all_prompts_at_once_and_may_ask_for_gradients(name, monkeypatch):
-    model, prompts = MODELS[name](), prompts_of(20)
+@pytest.mark.parametrize("name", ["transformer", "lstm"])
+def test_hooks_see_all_prompts_at_once_and_may_require_gradients(name, monkeypatch):
+    model, prompts = KINDS[name]().double(), prompts_of(20)
     monkeypatch.setattr("mechicl.models.layered.MEMORY", 1.0)
     seen, probe = [], torch.zeros((), dtype=torch.float64, requires_grad=True)
 
@@ -90,9 +91,110 @@ def test_hooks_see_all_prompts_at_once_and_may_ask_for_gradients(name, monkeypat
         seen.append(len(activation))
         return activation + probe * torch.arange(activation.shape[-1])  # LN removes a shift of the whole stream
 
-    assert not model.has_hooks()
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", look)]):
-        assert model.has_hooks()
         predictions = model.predict(prompts)
     assert seen == [20]
     assert torch.autograd.grad(predictions.sum(), probe)[0].abs() > 1e-6
+
+
+SIZE: dict[str, Any] = {"x_dim": 5, "n_context": 20, "n_layers": 2}
+GPT: dict[str, Any] = SIZE | {"prompt_format": "interleaved", "d_model": 64, "n_heads": 4, "attention": "softmax"}
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        TransformerConfig(**SIZE, n_heads=4, dtype="float64"),
+        TransformerConfig(**SIZE, d_head=40),
+        TransformerConfig(x_dim=5, n_context=100, n_layers=2),
+        TransformerConfig(**SIZE, attention="softmax", d_head=6, n_heads=2, sink="learned", keys="causal"),
+        TransformerConfig(**SIZE, attention="relu", keys="causal", normalize_by_context=True),
+        TransformerConfig(**GPT, d_mlp=256, normalization_type="LN", act_fn="gelu_new"),
+        TransformerConfig(**GPT, momentum=0.5),
+        LSTMConfig(**SIZE, d_model=96),
+    ],
+)
+def test_bytes_per_prompt_is_an_upper_estimate_of_the_measured_peak(cfg: ModelConfig):
+    model, n = build(cfg), 32
+    prompts = random_prompts(cfg, batch=n)
+    with torch.no_grad():
+        quick = max(peak(lambda: model.predict(prompts))[0], peak(lambda: model.predict_prefixes(prompts))[0]) / n
+        with model.hooks(fwd_hooks=[("hook_embed", lambda x, hook: None)]):
+            hooked = peak(lambda: model(prompts))[0] / n
+    assert quick <= model.bytes_per_prompt(prompts)
+    assert hooked <= model.bytes_per_prompt(prompts) <= 3 * hooked  # far larger ones would slow analyses down
+
+
+# ---- parts that other libraries have replaced, without torch's hooks, count in plain runs ----
+
+
+class Half(nn.Module):
+    """Half of a part's result."""
+
+    def __init__(self, part: nn.Module):
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.part(*args, **kwargs) / 2
+
+
+def assert_halved(model: Any, expected: Tensor) -> None:
+    for outputs in (model(PROMPTS), model.run_with_cache(PROMPTS)[0], copy.deepcopy(model)(PROMPTS)):
+        torch.testing.assert_close(outputs, expected)
+    assert model.has_hooks()
+    if not isinstance(model, WrappedModel):
+        model.setup()  # it indexes the parts anew, and must not take the new one for ours
+    torch.testing.assert_close(model(PROMPTS), expected)
+    torch.testing.assert_close(model.to(torch.float64)(PROMPTS).float(), expected, atol=1e-5, rtol=1e-4)
+
+
+SPLICED = [  # a part, and the hook at its output
+    ("wrapped", "blocks.1.hook_resid_post", "blocks.1.hook_resid_post"),
+    *((name, path, hook) for name in OURS for path, hook in [
+        ("blocks.1.hook_resid_post", "blocks.1.hook_resid_post"), ("blocks.0", "blocks.0.hook_resid_post")]),
+    *((name, "blocks.0.attn", "blocks.0.hook_attn_out") for name in ("transformer", "looped", "linear")),
+    *((name, "blocks.0.mlp", "blocks.0.hook_mlp_out") for name in ("transformer", "looped")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path", "hook"), SPLICED)
+def test_a_replaced_part(name, path, hook):
+    model = KINDS[name]()
+    expected = model.run_with_hooks(PROMPTS, fwd_hooks=[(hook, lambda activation, hook: activation / 2)])
+    parent, _, child = path.rpartition(".")
+    setattr(model.get_submodule(parent), child, Half(model.get_submodule(path)))
+    assert_halved(model, expected)
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("path", ["blocks.0", "blocks.1.hook_resid_post", "hook_embed"])
+def test_a_replaced_forward(name, path):
+    model = OURS[name]()
+    part = model.get_submodule(path)
+    hook = path if "hook" in path else f"{path}.hook_resid_post"
+    plain = model(PROMPTS)
+    expected = model.run_with_hooks(PROMPTS, fwd_hooks=[(hook, lambda activation, hook: activation / 2)])
+    forward = part.forward
+    part.forward = types.MethodType(lambda self, stream: forward(stream) / 2, part)
+    for outputs in (model(PROMPTS), model.run_with_cache(PROMPTS)[0]):
+        torch.testing.assert_close(outputs, expected)
+    del part.forward
+    assert torch.equal(model(PROMPTS), plain)
+    assert not model.has_hooks()
+
+
+def test_names_that_other_libraries_read(model):
+    assert model.config == model.cfg
+    assert model.device == torch.device("cpu")
+
+
+def test_models_without_weights():
+    """`build_unfilled` and `outline` make the same parts as `build`."""
+    for cfg in (GPT2.replace(recurrent=True), KINDS["lstm"]().cfg):
+        made, empty, meta = build(cfg), build_unfilled(cfg), outline(cfg)
+        empty.load_state_dict(made.state_dict())
+        assert torch.equal(empty(PROMPTS), made(PROMPTS))
+        assert empty.cfg == made.cfg
+        assert {n: w.shape for n, w in meta.state_dict().items()} == {n: w.shape for n, w in made.state_dict().items()}
+        assert next(meta.parameters()).is_meta

@@ -16,9 +16,9 @@ from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, count_bytes
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
+from mechicl.models.holding import holds_models, without_user_hooks
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.edits import check_edits, without_user_hooks
+from mechicl.models.opening.edits import check_edits
 from mechicl.models.opening.sites import Site, hook_names
 from mechicl.prompts import At
 

@@ -220,8 +220,7 @@ class BridgeParts:
                 raise ValueError(f"layer {layer} of {self.name} cannot be taken apart ({error})") from error
             if not _add_up(written, after - stream, after):
                 raise ValueError(
-                    f"the stream of {self.name} is not the sum of its parts' outputs: layer {layer} adds something "
-                    f"other than the outputs of its heads and its MLP"
+                    f"the stream of {self.name} is not the sum of its parts' outputs: layer {layer} adds more"
                 )
         if not _add_up(self.read_out(run.streams[-1]), run.outputs, run.outputs):
             raise ValueError(f"{self.name} reads more than the stream after its last layer")

@@ -1,15 +1,14 @@
 """Check on the model itself that an edit at a hook has an effect."""
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.models.holding import holding
+from mechicl.models.holding import without_user_hooks
 from mechicl.models.opening.adapter import ModelAdapter, same_up_to_rounding
 from mechicl.models.opening.sites import check_hook, hook_names, instead_of, silent_hook
 
@@ -51,25 +50,7 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
                 raise ValueError(f"this model ignores edits at {name!r}, so every effect would be 0{instead_of(name)}")
         for name in names:
             if name.endswith("hook_resid_mid") and not _decides_what_follows(adapter, tokens, name):
-                raise ValueError(
-                    f"an edit at {name!r} reaches only some of the parts that read the stream: take "
-                    f"'attn_out', or 'resid_post' of the layer before"
-                )
-
-
-@contextmanager
-def without_user_hooks(model: Any) -> Iterator[None]:
-    """A context with the model's lock, in which the hooks at its hook points do not run."""
-    with holding(model):
-        points = dict.fromkeys(point for point in model.hook_dict.values() if isinstance(point, HookPoint))
-        before = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
-        try:
-            for point, _ in before:
-                point._forward_hooks.clear()
-            yield
-        finally:
-            for point, hooks in before:
-                point._forward_hooks.update(hooks)
+                raise ValueError(f"an edit at {name!r} reaches only some of the readers of the stream: take 'attn_out'")
 
 
 @torch.no_grad()

@@ -28,10 +28,8 @@ class TransformerParts:
 
     def __init__(self, adapter: ModelAdapter):
         if not adapter.is_transformer:
-            raise ValueError(
-                f"edges are cut in a HookedTransformer of this package and in TransformerLens' bridges, not in "
-                f"{type(adapter.model).__name__}, whose parts have unknown inputs"
-            )
+            kind = type(adapter.model).__name__
+            raise ValueError(f"edges are cut in a HookedTransformer or a TransformerBridge, not in {kind}")
         if adapter.model.cfg.token_clip is not None:
             raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
         self.adapter, self.model = adapter, adapter.model

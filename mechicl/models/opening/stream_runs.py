@@ -38,8 +38,7 @@ class StreamRuns:
         self.base, self.source = base, source
         if self.last % self.tokens_per_point or base[0].shape[1] != tokens.shape[1]:
             raise ValueError(
-                f"{tokens.shape[1]} tokens and {base[0].shape[1]} positions of the stream do not fit "
-                f"{self.tokens_per_point} for each context point and one for the query"
+                f"{self.last + 1} tokens are not {self.tokens_per_point} for each point and one for the query"
             )
 
     def exchange(

@@ -89,10 +89,7 @@ def read_lens_config(cfg: Any) -> TransformerConfig:
     if not isinstance(cfg, type) and hasattr(cfg, "n_layers") and hasattr(cfg, "d_model") and hasattr(cfg, "__dict__"):
         known = FIELDS | set(UNCOMPUTED) | set(DESCRIPTIVE)
         return HookedTransformerConfig(**{name: value for name, value in vars(cfg).items() if name in known})
-    raise TypeError(
-        f"a HookedTransformer is made from a TransformerConfig, or a mapping or config of TransformerLens' names, got "
-        f"{type(cfg).__name__}"
-    )
+    raise TypeError(f"cfg must be a TransformerConfig or TransformerLens' fields, got {type(cfg).__name__}")
 
 
 def _refuse_uncomputed(fields: Mapping[str, Any]) -> None:

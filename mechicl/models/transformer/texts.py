@@ -54,8 +54,7 @@ class TextModel(PromptedModel):
         """
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise TypeError(
-                f"{type(tokenizer).__name__} is not a tokenizer of transformers: wrap it as "
-                f"transformers.PreTrainedTokenizerFast(tokenizer_object=...)"
+                f"{type(tokenizer).__name__} is not a tokenizer of transformers: wrap it in PreTrainedTokenizerFast"
             )
         if self.cfg.prompt_format != "token_ids":
             raise ValueError(f"a model with prompt_format={self.cfg.prompt_format!r} reads points, not text")
@@ -287,7 +286,4 @@ def _one_prompt(tokens: Tensor) -> Int[Tensor, "pos"]:
 def _check_side(**sides: Any) -> None:
     for name, side in sides.items():
         if side not in (USE_DEFAULT_VALUE, None, "right"):
-            raise ValueError(
-                f"{name}={side!r}: this model has no attention mask, and would attend to padding on the left. Pad on "
-                f"the right, or use transformer_lens.TransformerBridge"
-            )
+            raise ValueError(f"{name}={side!r}: without an attention mask, padding on the left would be attended to")

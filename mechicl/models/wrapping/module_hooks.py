@@ -158,7 +158,7 @@ class HookedParts:
     def __init__(self, module: nn.Module, parts: Sequence[tuple[str, Place]], blocks: nn.ModuleList):
         self.module = module
         self.opens_attention = any(place.side == "inside" for _, place in parts)
-        self._points: dict[tuple[str, int], HookPoint] = {}
+        self._points: dict[tuple[str, int], tuple[nn.Module, str]] = {}  # as a module and an attribute of it
         self._places: dict[str, list[Place]] = {}
         self._compared: set[Any] = set()
         for name, place in parts:
@@ -169,12 +169,12 @@ class HookedParts:
                 if not hasattr(holder, part):
                     holder.add_module(part, nn.Module())
                 holder = getattr(holder, part)
-            point = self._points[place.component, place.layer] = HookPoint()
-            holder.add_module(last, point)
+            holder.add_module(last, HookPoint())
+            self._points[place.component, place.layer] = holder, last
 
     def has_hooks(self) -> bool:
-        """True if a hook point has hooks."""
-        return any(map(has_torch_hooks, self._points.values()))
+        """True if a hook point has hooks, or another library has replaced it or its `forward`."""
+        return any(map(_is_hooked, self._points.values()))
 
     @contextmanager
     def attached(self, calls: Counter[str]) -> Iterator[None]:
@@ -206,17 +206,15 @@ class HookedParts:
             named = Counter(place.component for place in places).most_common(1)[0][1]
             if not calls[name]:
                 raise ValueError(
-                    f"{name!r}, named as {places[0].component!r}, does not run in a pass: another part may read its "
-                    f"weights, as torch's MultiheadAttention reads those of its out_proj. Name a part that runs"
+                    f"{name!r}, named as {places[0].component!r}, does not run in a pass: name a part that runs"
                 )
             if calls[name] != named:
                 raise ValueError(
-                    f"{name!r} runs {calls[name]} times in a pass, and is named {named} times: name it once for each "
-                    f"run, layers={[name] * min(calls[name], 3)}..., in the order of its runs"
+                    f"{name!r} runs {calls[name]} times in a pass, and is named {named} times: name it for each"
                 )
 
     def _hooked(self, place: Place) -> bool:
-        return has_torch_hooks(self._points[place.component, place.layer])
+        return _is_hooked(self._points[place.component, place.layer])
 
     def _at_call(self, name: str, side: str, number: int) -> list[Place]:
         """The places on one side of a part in its call of that number: each component's layer of that number."""
@@ -252,9 +250,9 @@ class HookedParts:
             if self._at_call(name, "inside", calls[name] - 1):
                 attention.see = None
                 if attention.n_calls != 1:
+                    problem = f"calls torch's fused attention {attention.n_calls} times in a run, not once"
                     raise ValueError(
-                        f"{name!r}, named as 'fused', calls torch's fused attention {attention.n_calls} times in a "
-                        f"run, not once: name its softmax as 'scores' and 'pattern' instead"
+                        f"{name!r} {problem}: name its softmax as 'scores' and 'pattern' instead of 'fused'"
                     )
             for place in self._at_call(name, "output", calls[name] - 1):
                 if isinstance(output, tuple) and output:
@@ -269,12 +267,18 @@ class HookedParts:
         return see_output
 
     def _see(self, place: Place, name: str, activation: Any) -> Any:
-        point = self._points[place.component, place.layer]
+        holder, attribute = self._points[place.component, place.layer]
+        point = getattr(holder, attribute)
         # a hook may write into its activation, and the module may need its own tensor again
         changed = place.join(point(place.split(activation, name).clone()), activation, name)
         if place.component == "resid_mid":  # the stream around the MLP is the tensor that this part receives
             return activation.copy_(changed)
         return changed
+
+
+def _is_hooked(place: tuple[nn.Module, str]) -> bool:
+    point: Any = place[0]._modules[place[1]]
+    return has_torch_hooks(point) or type(point) is not HookPoint or "forward" in point.__dict__
 
 
 def _is_compiled(part: nn.Module) -> bool:

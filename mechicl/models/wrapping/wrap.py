@@ -114,8 +114,7 @@ def wrap(
         raise TypeError(f"{type(module).__name__} has TransformerLens' hooks already: use it without wrap()")
     if not isinstance(module, nn.Module):
         raise TypeError(
-            f"wrap() takes a torch.nn.Module, got {type(module).__name__}; for a function of prompts take "
-            f"AlgorithmLearner"
+            f"wrap() takes a torch.nn.Module, got {type(module).__name__}: see AlgorithmLearner for functions"
         )
     if isinstance(encode, str) and encode not in get_args(PromptFormatName):
         raise ValueError(f"encode={encode!r} is not one of {list(get_args(PromptFormatName))}, nor a function")
@@ -123,10 +122,8 @@ def wrap(
     if layers is not None and isinstance(module, torch.jit.ScriptModule):
         raise TypeError(f"{type(module).__name__} is compiled by torch.jit and runs no hooks: wrap the original")
     if call is None and not _takes_one_tensor(module):
-        raise ValueError(
-            f"{type(module).__name__}.forward{inspect.signature(module.forward)} does not take one tensor: give call=, "
-            f"for instance call=lambda module, tokens: module(inputs=tokens)"
-        )
+        arguments = f"{type(module).__name__}.forward{inspect.signature(module.forward)}"
+        raise ValueError(f"{arguments} does not take one tensor: give call=lambda module, tokens: module(...)")
     heads = _read_attention(module, attention)
     declared = {"attention": heads.parts or None, "mlp": mlp, "resid_mid": resid_mid}
     if layers is None and (without := [keyword for keyword, names in declared.items() if names is not None]):
@@ -208,10 +205,8 @@ def _read_attention(module: nn.Module, attention: Attention | None) -> _Heads:
     n_heads, n_key_value_heads = (parts.pop(key, None) for key in ("n_heads", "n_key_value_heads"))
     split, known = parts.pop("split", None), [*PARTS_OF_ATTENTION, "qkv", "fused"]
     if unknown := [key for key in parts if key not in known]:
-        raise ValueError(
-            f"attention={{{unknown[0]!r}: ...}} is not one of {[*known, 'n_heads', 'n_key_value_heads', 'split']}: "
-            f"name sub-modules by their inputs or outputs"
-        )
+        others = [*known, "n_heads", "n_key_value_heads", "split"]
+        raise ValueError(f"attention={{{unknown[0]!r}: ...}} is not one of {others}")
     if not parts:
         raise ValueError(f"attention={attention!r} names no sub-module: give at least one of {known}")
     if split is not None and ("qkv" not in parts or not isinstance(split, Callable)):

@@ -14,7 +14,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import checked
-from mechicl.models.holding import holding, in_a_pass, share_lock
+from mechicl.models.holding import holding, in_a_pass, share_lock, without_user_hooks
 from mechicl.models.layered import LayeredModel
 from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, Place
 from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
@@ -149,10 +149,7 @@ class WrappedModel(LayeredModel):
         if at == "positions":
             return outputs
         if at == "points" and not self.cfg.one_pass:
-            raise ValueError(
-                f"{self.name} does not predict every point from the points before it in one pass: take at='query' (for "
-                f"all points, decode must return [prompt point y] and points= be their positions)"
-            )
+            raise ValueError(f"{self.name} does not predict all points from earlier ones in one pass: take at='query'")
         predictions = self.decode(outputs)
         return predictions[:, -1:] if at == "query" else predictions
 
@@ -207,10 +204,8 @@ class WrappedModel(LayeredModel):
             try:
                 parts.append(self.predict(prompts.prefix(t)))
             except (RuntimeError, IndexError) as error:
-                raise ValueError(
-                    f"{self.name} reads no prompts of {t} context points, and predicts the query alone: use predict(), "
-                    f"or an encode= that pads shorter prompts"
-                ) from error
+                problem = f"{self.name} reads no prompts of {t} context points"
+                raise ValueError(f"{problem}: use predict(), or an encode= that pads shorter prompts") from error
         return torch.stack([*parts, predictions[:, -1]], dim=1)
 
     def bytes_per_prompt(self, prompts: Prompts) -> float:
@@ -239,10 +234,7 @@ class WrappedModel(LayeredModel):
             self.forward(tokens)
         widths = [streams[name].shape[-1] for name in names]
         if len(set(widths)) > 1:
-            raise ValueError(
-                f"the stream of {self.name} has the widths {widths} before the first layer and after each, and this "
-                f"analysis needs one width: leave out of layers= what changes it"
-            )
+            raise ValueError(f"the layers of {self.name} have the widths {widths}, not one: leave some out of layers=")
         for name in names:
             yield streams[name][:, self._positions(at, streams[name].shape[1])]
 
@@ -268,10 +260,7 @@ class WrappedModel(LayeredModel):
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """Map the final stream to outputs, by the declared `unembed`."""
         if not self._unembed:
-            raise ValueError(
-                f"{self.name} has no declared way from its stream to its output: wrap it with unembed=, the names of "
-                f"the sub-modules that make it (for instance ['ln_f', 'head'])"
-            )
+            raise ValueError(f"{self.name} has no unembed=, the names of the sub-modules from its stream to its output")
         for name in self._unembed:
             residual = self.module.get_submodule(name)(residual)
         return residual
@@ -282,6 +271,9 @@ class WrappedModel(LayeredModel):
         return f": declare it with wrap(..., {keyword})" if keyword else ": a wrapped module does not have it"
 
     # ---- details ----
+
+    def _is_hooked(self) -> bool:
+        return super()._is_hooked() or self._parts.has_hooks()
 
     def _points(self, n_pos: int) -> slice:
         return self.points
@@ -300,10 +292,8 @@ class WrappedModel(LayeredModel):
             return self._format.encode(prompts)
         tokens = self._encode(prompts)
         if not isinstance(tokens, Tensor):
-            raise TypeError(
-                f"encode returned {type(tokens).__name__}, not one tensor [prompt ...]: return all inputs in one, and "
-                f"take it apart in call=, say lambda module, tokens: module(x=tokens[..., :-1])"
-            )
+            kind = type(tokens).__name__
+            raise TypeError(f"encode returned {kind}, not one tensor [prompt ...]: return one, and split it in call=")
         if tokens.ndim == 0 or len(tokens) != len(prompts):
             raise ValueError(f"encode returned the shape {tuple(tokens.shape)} for {len(prompts)} prompts")
         return tokens
@@ -333,9 +323,9 @@ class WrappedModel(LayeredModel):
         predictions = self.decode(self.forward(self.encode(prompts)))
         n, n_points, width = predictions.shape
         if n != len(prompts) or width != prompts.y_dim or n_points not in (1, prompts.n_context + 1):
+            shape = tuple(predictions.shape)
             raise ValueError(
-                f"predictions of the shape {tuple(predictions.shape)} for {prompts}: decode= must return [prompt y] "
-                f"or [prompt point y]" + ("" if self._decode else f"; without it, the output is read at {self.points}")
+                f"predictions of the shape {shape} for {prompts}: give decode= or points= for [prompt point y]"
             )
         return predictions
 
@@ -349,7 +339,7 @@ class WrappedModel(LayeredModel):
         streams: list[Tensor] = []
         last = get_act_name("resid_post", len(self.blocks) - 1)
         hooks = [(last, lambda activation, hook: streams.append(activation))] if len(self.blocks) else []
-        with in_eval_mode(self.module):
+        with in_eval_mode(self.module), without_user_hooks(self):
             with self.hooks(fwd_hooks=hooks):
                 tokens = self._read(both)
                 with self._naming_errors(tokens):
@@ -358,15 +348,10 @@ class WrappedModel(LayeredModel):
         if streams:
             self._d_model = streams[0].shape[-1]
         if alone.shape != predicted[-1:].shape or differ(alone, predicted[-1:]):
-            raise ValueError(
-                f"the prediction of {self.name} for a prompt changes with the other prompts of its batch: if it reads "
-                f"[pos prompt ...], wrap it with batch_first=False; if encode= mixes prompts, change that"
-            )
+            problem = f"the prediction of {self.name} for a prompt changes with the other prompts of its batch"
+            raise ValueError(f"{problem}: give batch_first=False if it reads [pos prompt ...], or change encode=")
         if differ(*(part[-1:, -1] for part in predicted.chunk(2))):
-            raise ValueError(
-                f"{self.name} sees the query's target: its prediction changes with it, so encode= must leave out "
-                f"prompts.ys[:, -1]"
-            )
+            raise ValueError(f"{self.name} sees the query's target: encode= must leave out prompts.ys[:, -1]")
         if not differ(*(part[:1, -1] for part in predicted.chunk(2))):
             return  # it predicts the same for every input, which shows nothing
         at_points = [stream[:, self.points] for stream in streams]
@@ -376,8 +361,7 @@ class WrappedModel(LayeredModel):
             read = self.read_out(streams[0][:, self._positions("query", streams[0].shape[1])])
             if read.shape != predicted[:, -1:].shape or differ(read[:, -1], predicted[:, -1]):
                 raise ValueError(
-                    f"unembed={list(self._unembed)} does not make the predictions of {self.name} from the stream after "
-                    f"its last layer: name all sub-modules in between, norms too"
+                    f"unembed={list(self._unembed)} does not make the predictions of {self.name}: name norms too"
                 )
         self._tried = self._version()
 
@@ -387,8 +371,7 @@ def refuse_wrapped(models: Any, what: str) -> None:
     for model in models if isinstance(models, list | tuple) else [models]:
         if isinstance(model, WrappedModel):
             raise TypeError(
-                f"{what} of a HookedTransformer of this package, and {model.name} is a wrapped module: its parts can "
-                f"be read by hooks (run_with_cache) and intervened on (patch, ablate)"
+                f"{what} of a HookedTransformer, and {model.name} is a wrapped module: see run_with_cache, patch"
             )
 
 

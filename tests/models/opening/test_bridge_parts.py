@@ -143,7 +143,7 @@ def test_an_edge_to_an_mlp_or_to_the_output_is_a_plain_hook(receiver):
             before = plain_streams(plain, tokens)[3]
         else:
             norm, place = plain.transformer.h[2].ln_2, ("transformer.h.2.mlp", "in")
-            before = middle(plain, tokens, 2)
+            before = seen(plain, "transformer.h.2.ln_2", "in", tokens)
         with putting(plain, place, edit):
             expected = plain(tokens).logits
     torch.testing.assert_close(cut, expected, rtol=0, atol=1e-5)
@@ -173,9 +173,9 @@ def test_an_edge_from_an_mlp_is_a_plain_hook_in_other_families(name, by):
     with torch.no_grad():
         _, references = run(bridge, others, (), {})
         cut, _ = run(bridge, tokens, [Edge(Node(0), receiver, by)], references)
-        written, other = (output_of(plain, f"{layers}.0.{writes}", ids) for ids in (tokens, others))
+        written, other = (seen(plain, f"{layers}.0.{writes}", "out", ids) for ids in (tokens, others))
         module, reader = (plain.get_submodule(f"{layers}.2.{part}") for part in (norm, reads))
-        read = input_of(plain, f"{layers}.2.{norm}", tokens) + other - written
+        read = seen(plain, f"{layers}.2.{norm}", "in", tokens) + other - written
         made = reader(module(read))
         made = made[0] if isinstance(made, tuple) else made
 
@@ -188,28 +188,18 @@ def test_an_edge_from_an_mlp_is_a_plain_hook_in_other_families(name, by):
     assert (cut - plain(tokens).logits).abs().max() > 1e-3 * expected.abs().max()
 
 
-def output_of(plain, name: str, tokens: Tensor) -> Tensor:
-    """The output of a sub-module in a run."""
-    seen: list[Tensor] = []
-    with putting(plain, (name, "out"), lambda out: seen.append(out.clone())):
+def seen(plain, name: str, side: str, tokens: Tensor) -> Tensor:
+    """The input or output of a sub-module in a run."""
+    kept: list[Tensor] = []
+    with putting(plain, (name, side), lambda activation: kept.append(activation.clone())):
         plain(tokens)
-    return seen[0]
-
-
-def input_of(plain, name: str, tokens: Tensor) -> Tensor:
-    """The input of a sub-module in a run."""
-    seen: list[Tensor] = []
-    with putting(plain, (name, "in"), lambda read: seen.append(read.clone())):
-        plain(tokens)
-    return seen[0]
+    return kept[0]
 
 
 def test_heads_that_share_keys_and_values():
     bridge, _ = open_family("Llama")
     edges = list_edges(bridge)
-    assert {edge.receiver for edge in edges if edge.by in ("k", "v")} == {Node(layer, 0) for layer in range(1, 3)} | {
-        Node(0, 0)
-    }
+    assert {edge.receiver for edge in edges if edge.by in ("k", "v")} == {Node(layer, 0) for layer in range(3)}
     assert list_reached(bridge, Edge(EMBEDDING, Node(1, 0), "k")) == [Node(1, 0), Node(1, 1)]
     assert list_reached(bridge, Edge(EMBEDDING, Node(1, 0), "q")) == [Node(1, 0)]
     assert list_reached(bridge, Edge(EMBEDDING, Node(1))) == [Node(1)]
@@ -229,7 +219,7 @@ def test_an_edge_leads_to_all_that_it_can_change(name, on_path):
     assert (left & graph.mask([Edge(Node(1, 1), None)])).any()
 
 
-def test_layers_that_attend_beside_their_mlp():
+def test_parallel_layers():
     edges = list_edges(open_family("GPT-J")[0])
     assert Edge(Node(0, 0), Node(1)) in edges
     assert Edge(Node(1, 0), Node(1)) not in edges
@@ -256,7 +246,7 @@ def test_split_inputs_stay_on():
     assert bridge.cfg.use_split_qkv_input
 
 
-def test_hooks_have_to_be_taken_off():
+def test_hooks_of_the_user_are_refused():
     bridge, _ = open_family("GPT-2")
     bridge.add_hook("blocks.0.hook_resid_pre", lambda stream, hook: 2 * stream)
     with pytest.raises(ValueError, match="reset_hooks"):
@@ -268,56 +258,25 @@ def test_hooks_have_to_be_taken_off():
 
 def plain_streams(plain, tokens: Tensor) -> list[Tensor]:
     """The stream before each layer and after the last."""
-    streams: list[Tensor] = []
-    handles = [
-        block.register_forward_pre_hook(lambda module, args: streams.append(args[0].clone()))
-        for block in (*plain.transformer.h, plain.transformer.ln_f)
-    ]
-    plain(tokens)
-    for handle in handles:
-        handle.remove()
-    return streams
-
-
-def middle(plain, tokens: Tensor, layer: int) -> Tensor:
-    """The stream between a layer's attention and its MLP."""
-    block, seen = plain.transformer.h[layer], []
-    handle = block.ln_2.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
-    plain(tokens)
-    handle.remove()
-    return seen[0]
+    return [seen(plain, f"transformer.{name}", "in", tokens) for name in ("h.0", "h.1", "h.2", "ln_f")]
 
 
 def plain_writes(plain, tokens: Tensor) -> dict[Node, Tensor]:
     """The output of each node."""
-    writes, handles = {EMBEDDING: plain_streams(plain, tokens)[0]}, []
-
-    def keep_heads(layer: int, z: Tensor) -> None:
-        weight, width = plain.transformer.h[layer].attn.c_proj.weight, z.shape[-1] // 2
-        for head in range(2):
-            rows = slice(head * width, (head + 1) * width)
-            writes[Node(layer, head)] = z[..., rows] @ weight[rows]
-
-    def keep_mlp(layer: int, out: Tensor) -> None:
-        writes[Node(layer)] = out.clone()
-
+    writes = {EMBEDDING: plain_streams(plain, tokens)[0]}
     for layer, block in enumerate(plain.transformer.h):
-        handles += [
-            block.attn.c_proj.register_forward_pre_hook(lambda module, args, at=layer: keep_heads(at, args[0])),
-            block.mlp.register_forward_hook(lambda module, args, out, at=layer: keep_mlp(at, out)),
-        ]
-    plain(tokens)
-    for handle in handles:
-        handle.remove()
+        z, weight = seen(plain, f"transformer.h.{layer}.attn.c_proj", "in", tokens), block.attn.c_proj.weight
+        for head, rows in enumerate(torch.arange(len(weight)).chunk(2)):
+            writes[Node(layer, head)] = z[..., rows] @ weight[rows]
+        writes[Node(layer)] = seen(plain, f"transformer.h.{layer}.mlp", "out", tokens)
     return writes
 
 
 def test_the_table_of_families():
     """Each row of the page, by the first of its families."""
     page = (ROOT / "docs/how-to/any-model.md").read_text().partition("| family | an MLP reads")[2]
-    rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in page.splitlines() if line[:1] == "|"][
-        1:
-    ]
+    lines = [line for line in page.splitlines() if line[:1] == "|"][1:]
+    rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in lines]
     assert sorted(name for names, *_ in rows for name in names.split(", ")) == sorted(FAMILIES)
     for names, *cells in rows:
         assert describe(names.split(", ")[0]) == tuple(cells)

@@ -58,7 +58,6 @@ per_token = model(tokens, return_type="loss", loss_per_token=True)
 print(
     loss.item(), per_token.shape, per_token[:, 12:].mean().item(), model.loss_fn(logits, tokens, per_token=True).sum()
 )
-print(model(tokens[0]).shape, model(tokens[0], return_type=None), model(tokens, return_type="logits").argmax(-1).sum())
 logits, cache = model.run_with_cache(tokens)
 print(isinstance(cache, ActivationCache), len(cache), sorted({name.split(".")[-1] for name in cache}))
 print(sorted(cache.keys()))
@@ -69,16 +68,7 @@ induction = pattern.diagonal(1 - 12, dim1=-2, dim2=-1).mean((0, -1))
 previous = cache["pattern", 0, "attn"].diagonal(-1, dim1=-2, dim2=-1).mean((0, -1))
 print(induction, previous, model.all_head_labels()[0] if callable(model.all_head_labels) else model.all_head_labels[0])
 _, single = model.run_with_cache(tokens[0], remove_batch_dim=True)
-print(
-    single["q", 0].shape,
-    single["normalized", 1, "ln2"].norm(),
-    single["scale"].mean(),
-    single[utils.get_act_name("k", 1)].sum(),
-)
-_, some = model.run_with_cache(
-    tokens, names_filter=lambda name: name.endswith("hook_z"), stop_at_layer=1, return_type=None
-)
-print(list(some))
+print(single["q", 0].shape, single["normalized", 1, "ln2"].norm(), single["scale"].mean())
 
 
 # Cell 4: ablations by hooks
@@ -92,23 +82,11 @@ for layer in range(cfg.n_layers):
         hooks = [(utils.get_act_name("z", layer), lambda z, hook, head=head: zero_head(z, hook, head))]
         ablated = model.run_with_hooks(tokens, return_type="loss", fwd_hooks=hooks)
         print(f"L{layer}H{head}", (ablated - loss).item())
-mean_ablated = model.run_with_hooks(
-    tokens,
-    return_type="both",
-    fwd_hooks=[(lambda name: "mlp_out" in name, lambda x, hook: x.mean((0, 1), keepdim=True).expand_as(x))],
-)
-print(mean_ablated[1].item(), mean_ablated.loss.item(), mean_ablated.logits.mean())
 model.add_hook("blocks.0.hook_resid_post", lambda x, hook: print(hook.name, hook.layer(), x.norm().item()))
 model(tokens, return_type=None)
 model.reset_hooks()
 with model.hooks(fwd_hooks=[("hook_embed", lambda x, hook: x * 2)]), torch.no_grad():
     print(model(tokens, return_type="loss").item())
-gradients = {}
-model.add_hook("blocks.1.hook_resid_pre", lambda g, hook: gradients.__setitem__(hook.name, g), dir="bwd")
-model(tokens, return_type="loss").backward()
-model.reset_hooks()
-model.zero_grad()
-print(gradients["blocks.1.hook_resid_pre"].norm())
 residual = model(tokens, stop_at_layer=1)
 print(model(residual, start_at_layer=1).sum(), model(residual, start_at_layer=1, tokens=tokens, return_type="loss"))
 model.set_use_attn_result(True)
@@ -117,19 +95,9 @@ model.set_use_hook_mlp_in(True)
 _, wide = model.run_with_cache(tokens)
 for name in ("attn.hook_result", "hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in"):
     print(name, wide[f"blocks.1.{name}"].shape, wide[f"blocks.1.{name}"].norm())
-no_keys = model.run_with_hooks(
-    tokens,
-    return_type="loss",
-    fwd_hooks=[("blocks.1.hook_k_input", lambda x, hook: x - wide["result", 0].sum(2, keepdim=True))],
-)
-print(no_keys.item())
-model.set_use_split_qkv_input(False)
-model.set_use_hook_mlp_in(False)
-model.set_use_attn_in(True)
-_, wide = model.run_with_cache(tokens)
-print(wide["blocks.0.hook_attn_in"].shape, wide["blocks.0.hook_attn_in"].norm())
-model.set_use_attn_in(False)
-model.set_use_attn_result(False)
+
+for switch in ("attn_result", "split_qkv_input", "hook_mlp_in"):
+    getattr(model, f"set_use_{switch}")(False)
 
 # Cell 5: direct logit attribution, on folded weights
 before = model(tokens)
@@ -171,9 +139,7 @@ def metric(logits: torch.Tensor) -> torch.Tensor:
 
 print(metric(clean_logits).item(), metric(model(corrupted)).item())
 print(patching.get_act_patch_resid_pre(model, corrupted, clean_cache, metric))
-print(patching.get_act_patch_attn_out(model, corrupted, clean_cache, metric))
 print(patching.get_act_patch_attn_head_out_by_pos(model, corrupted, clean_cache, metric))
-print(patching.get_act_patch_attn_head_out_all_pos(model, corrupted, clean_cache, metric))
 print(patching.get_act_patch_attn_head_all_pos_every(model, corrupted, clean_cache, metric))
 print(patching.get_act_patch_block_every(model, corrupted, clean_cache, metric))
 print(patching.get_act_patch_attn_head_pattern_all_pos(model, corrupted, clean_cache, metric))
@@ -188,8 +154,6 @@ print(
     full_OV.AB.argmax(-1).eq(torch.arange(50)).float().mean(), full_OV[:3, :3].AB, (model.OV @ model.W_U)[1, 2].norm()
 )
 print((model.W_pos @ model.W_Q[0, 0] @ model.W_K[0, 0].T @ model.W_pos.T).diagonal(-1).mean(), model.W_E_pos.shape)
-for name in ("b_Q", "b_K", "b_V", "b_O", "b_in", "b_out", "b_U", "W_in", "W_out"):
-    print(name, getattr(model, name).shape, getattr(model, name).norm())
 print(SVDInterpreter(model).get_singular_vectors("OV", layer_index=1, head_index=0, num_vectors=2).shape)
 print(model.accumulated_bias(2).norm(), model.accumulated_bias(1, mlp_input=True).norm())
 embedded = model.embed(tokens) + model.pos_embed(tokens)
@@ -202,30 +166,16 @@ print(
 
 # Cell 8: text
 text = "Mary gave John a drink . John gave"
-print(model.to_tokens(text), model.to_tokens([text, "The cat"], prepend_bos=False).shape)
-print(model.to_string(tokens[0, :5]), model.to_string(tokens[:2, :3]), model.to_str_tokens(text, prepend_bos=False))
-print(model.to_str_tokens(tokens[0, :3]), model.to_single_token("Mary"), model.to_single_str_token(7))
-print(model.get_token_position("gave", text), model.get_token_position("gave", text, mode="last", prepend_bos=False))
+print(model.to_tokens(text), model.to_str_tokens(text, prepend_bos=False), model.to_single_token("Mary"))
 print(
-    model(text).shape,
-    model(["The cat", "The mat"], return_type="loss").item(),
-    model.tokens_to_residual_directions("cat").norm(),
+    model.get_token_position("gave", text), model(text).shape, model(["The cat", "The mat"], return_type="loss").item()
 )
 print(model.generate("The cat", max_new_tokens=6, temperature=0, verbose=False))
-print(model.generate(tokens[:2, :14], max_new_tokens=5, do_sample=False, verbose=False))
-print(model.generate("The cat", max_new_tokens=3, top_k=1, return_type="tokens", verbose=False))
-print(
-    model.generate(
-        tokens[:2, :14], max_new_tokens=3, stop_at_eos=False, top_p=0.9, temperature=0.7, verbose=False
-    ).shape
-)
 utils.test_prompt("Mary gave John a", "drink", model, prepend_space_to_answer=False)
 _, text_cache = model.run_with_cache(text)
 print(text_cache.logit_attrs(text_cache.decompose_resid(), tokens="John", incorrect_tokens="Mary")[..., -1])
-print(
-    detect_head(model, "The cat sat on The cat sat on", "previous_token_head"),
-    transformer_lens.evals.sanity_check(model).item(),
-)
+repeated_text = "The cat sat on The cat sat on"
+print(detect_head(model, repeated_text, "previous_token_head"), transformer_lens.evals.sanity_check(model).item())
 
 # Cell 9: saving and loading
 other = HookedTransformer(HookedTransformerConfig.from_dict(dict(model.cfg.to_dict())), tokenizer=tokenizer)

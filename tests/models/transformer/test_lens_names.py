@@ -85,7 +85,7 @@ def test_composition_scores(mode: Any):
 
 def test_directions_of_outputs():
     model = small()
-    scaled = model.ln_final.w[:, None] * model.W_U
+    scaled = model.get_parameter("ln_final.w")[:, None] * model.W_U
     tokens = torch.tensor([[1, 2], [3, 4]])
     assert torch.equal(model.tokens_to_residual_directions(tokens), scaled.T[tokens])
     for one in (4, torch.tensor(4), torch.tensor([4])):

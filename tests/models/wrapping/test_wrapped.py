@@ -39,6 +39,7 @@ from tests.models.modules import (
     seeded,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:the model's loss")  # they are not trained
 TASK = LinearRegression(x_dim=3, n_context=4)
 PARTS = {
     "layers": "blocks.{}", "mlp": "blocks.{}.mlp", "resid_mid": "blocks.{}.ln2", "unembed": ["ln_f", "head"],
@@ -286,6 +287,15 @@ def test_a_hook_may_write_into_its_activation():
     changed = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x.mul_(5))])
     assert torch.equal(changed, torch.full((2, 3, 4), 6.0))
     assert torch.equal(tokens, torch.ones(2, 3, 4))
+
+
+def test_the_first_run_may_have_a_hook_that_fits_its_prompts_only(net, model):
+    prompts, point = TASK.sample(2, seed=0), "blocks.0.hook_resid_post"
+    source = model.run_with_cache(TASK.sample(2, seed=1))[1][point]
+    fresh = mechicl.wrap(net, encode="interleaved", **PARTS)
+    swapped = [each.run_with_hooks(prompts, fwd_hooks=[(point, lambda x, hook: source)]) for each in (fresh, model)]
+    assert_close(swapped[0], swapped[1])
+    assert fresh.cfg.one_pass
 
 
 def test_modes_device_and_dtype_follow_the_module(net):
