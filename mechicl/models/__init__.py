@@ -7,8 +7,9 @@
 
 from mechicl.models.architectures import Model as Model
 from mechicl.models.architectures import ModelConfig as ModelConfig
-from mechicl.models.architectures import build, config_from_dict
-from mechicl.models.layered import LayeredModel
+from mechicl.models.architectures import build
+from mechicl.models.architectures import config_from_dict as config_from_dict
+from mechicl.models.layered import LayeredModel as LayeredModel
 from mechicl.models.lstm import HookedLSTM, LSTMConfig
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.config import TransformerConfig
@@ -25,12 +26,10 @@ __all__ = [
     "HookedTransformer",
     "HookedTransformerConfig",
     "LSTMConfig",
-    "LayeredModel",
     "PromptedModel",
     "TransformerConfig",
     "WrappedModel",
     "build",
-    "config_from_dict",
     "process_weights",
     "wrap",
 ]

@@ -13,7 +13,14 @@ from mechicl.analysis import corrupt, fit_readouts, patch
 from mechicl.analysis.heads import score_heads
 from mechicl.analysis.interventions import patch_paths
 from mechicl.analysis.layers import Lens
-from mechicl.models import HookedLSTM, HookedTransformer, HookedTransformerConfig, LSTMConfig, TransformerConfig
+from mechicl.models import (
+    HookedLSTM,
+    HookedTransformer,
+    HookedTransformerConfig,
+    LSTMConfig,
+    TransformerConfig,
+    process_weights,
+)
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edits import check_edits
@@ -22,6 +29,7 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from tests.models.modules import Encoder, KeywordsOnly, NanoGPT, mlp, seeded
 from tests.models.transformer.test_texts import word_tokenizer
+from tests.strategies import random_model
 
 PAIRED: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 4}
 INTERLEAVED: dict[str, Any] = PAIRED | {"prompt_format": "interleaved", "d_model": 8}
@@ -193,6 +201,10 @@ def patched(model: Any, component: str) -> None:
     patch(model, PROMPTS, corrupt(PROMPTS, "labels"), component, progress=False)
 
 
+def processed(step: str, **fields: Any) -> None:
+    process_weights(random_model(HookedTransformerConfig(**(LENS | fields))), **{step: True})
+
+
 def enter(context: Any) -> None:
     with context:
         pass
@@ -286,6 +298,18 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: HookedTransformer(linear().cfg, initial_weights=torch.zeros(1, 3)), "initial_weights"),
     (lambda: HookedTransformer(gpt().cfg, initial_weights=torch.zeros(3, 1)), "initial_weights"),
     (lambda: HookedTransformer(3), "got int"),
+    *((lambda model=model, bad=bad: model().query_streams(PROMPTS, bad), "queries") for model in (gpt, linear, lstm)
+      for bad in (torch.zeros(1, 5, 2, 3), torch.zeros(8, 4, 2, 3), torch.zeros(8, 5, 2, 2), torch.zeros(8, 5, 3))),
+    (lambda: gpt().query_streams(PROMPTS, torch.zeros(8, 5, 2, 3), at="query"), r"\[8, 1, any, 3\]"),
+    (lambda: gpt().query_streams(PROMPTS, torch.zeros(8, 5, 2, 3), at="positions"), "at='positions'"),
+    (lambda: gpt().query_streams(ONE_DIM, torch.zeros(8, 5, 2, 3)), "x_dim=3"),
+    (lambda: processed("center_writing_weights", final_norm=False), "final_norm"),
+    (lambda: processed("center_writing_weights", skip_first_norm=True), "skip_first_norm"),
+    (lambda: processed("center_writing_weights", token_clip=3.0), "token_clip"),
+    (lambda: processed("fold_value_biases", sink="learned"), "sink"),
+    (lambda: processed("fold_value_biases", attention="relu"), "attention"),
+    (lambda: processed("fold_ln", gated_mlp=True), "gated_mlp"),
+    (lambda: processed("refactor_factored_attn_matrices", positional_embedding_type="rotary"), "rotary"),
     # losses
     (lambda: gpt()(gpt().encode(PROMPTS), return_type="loss"), "loss of the Prompts"),
     (lambda: gpt()(PROMPTS, return_type="predictions"), "return_type='predictions'"),

@@ -29,8 +29,8 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
     wrapped module may have parts whose results are unused. Checked on the first prompt and without the user's hooks:
 
     - Each hook fires once in a run.
-    - NaN there reaches the predictions, or noise changes them. NaN separates an ignored edit from one without effect (a
-      head that writes zeros).
+    - Noise there changes the predictions, or NaN reaches them, which it does after an edit without effect too (a head
+      that writes zeros).
     - A stream between attention and MLP ("resid_mid") determines everything after it: patched in from a run with an
       earlier edit, it leads to that run's predictions.
 
@@ -62,11 +62,8 @@ def _has_effect(adapter: ModelAdapter, tokens: Tensor, name: str) -> bool:
         raise silent_hook(name)
     if len(fired) > 1:
         raise ValueError(f"the hook {name!r} fires {len(fired)} times in a run, so an edit there is ambiguous")
-    runs = (adapter.run(tokens, [(name, edit)]) for edit in (_put_nan, _add_noise))
-    return any(
-        not torch.equal(plain.nan_to_num(), run.nan_to_num()) or bool((plain.isnan() != run.isnan()).any())
-        for run in runs
-    )
+    edited = (adapter.run(tokens, [(name, edit)]) for edit in (_add_noise, _put_nan))
+    return not all(torch.allclose(plain, run, rtol=0, atol=0, equal_nan=True) for run in edited)
 
 
 @torch.no_grad()

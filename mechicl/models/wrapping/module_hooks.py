@@ -21,22 +21,17 @@ from mechicl.models.wrapping.fused_attention import StepwiseAttention
 Split = Callable[[Tensor], Sequence[Tensor]]
 Side = Literal["input", "output", "inside"]
 KEYWORDS = {  # the argument of `wrap` that declares each hook
-    "hook_resid_pre": "layers='blocks.{}'",
+    **dict.fromkeys(("hook_resid_pre", "hook_resid_post"), "layers='blocks.{}'"),
     "hook_resid_mid": "resid_mid='blocks.{}.ln2'",
-    "hook_resid_post": "layers='blocks.{}'",
     "hook_attn_out": "attention='blocks.{}.attn'",
     "hook_mlp_out": "mlp='blocks.{}.mlp'",
     **{
-        f"hook_{part}": f"attention={{'{part}': 'blocks.{{}}.attn.{part}_proj', 'n_heads': ...}}, or 'qkv' for one "
-        f"projection to all three"
+        f"hook_{part}": f"attention={{{part!r}: ..., 'n_heads': ...}}, or 'qkv' for one projection to all"
         for part in "qkv"
     },
     "hook_z": "attention={'z': 'blocks.{}.attn.proj', 'n_heads': ...}",
-    **{
-        f"hook_{part}": f"attention={{{key!r}: 'blocks.{{}}.attn.softmax'}}, or 'fused' for an attention that calls "
-        f"torch's scaled_dot_product_attention"
-        for part, key in (("attn_scores", "scores"), ("pattern", "pattern"))
-    },
+    "hook_attn_scores": "attention={'scores': 'blocks.{}.attn.softmax'}, or 'fused' for scaled_dot_product_attention",
+    "hook_pattern": "attention={'pattern': 'blocks.{}.attn.softmax'}, or 'fused' for scaled_dot_product_attention",
 }
 NO_HOOKS = "has no hooks: wrap it with layers=, the names of its layers"
 

@@ -16,7 +16,6 @@ from tests.analysis.interventions.oracles import (
     bridge,
     hook_name,
     inputs,
-    lstm,
     model_of,
     pair,
     putting,
@@ -130,13 +129,3 @@ def test_names_and_numbers_of_nodes_and_edges():
     graph = graph_of(adapter.model, *pair(adapter.model))
     assert graph.mask(edges[3:5]).nonzero().flatten().tolist() == [3, 4]
     assert [str(node) for node in list_nodes(bridge())][:3] == ["embedding", "head 0.0", "head 0.1"]
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [(lstm, "not in HookedLSTM"), (None, "clips its stream")],
-)
-def test_other_models_are_refused(model, message):
-    adapter = ModelAdapter(model_of("clipped") if model is None else model())
-    with pytest.raises(ValueError, match=message):
-        EdgeGraph(adapter, torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 1, 5, 8))

@@ -77,7 +77,7 @@ def test_a_stream_that_only_the_mlp_reads_is_refused():
     model = bridge()
     refuse(model, "resid_mid")
     copied = model.blocks[1].ln2.register_forward_pre_hook(lambda module, args: (args[0].clone(), *args[1:]))
-    with pytest.raises(ValueError, match=r"'blocks.1.hook_resid_mid' reaches only some of the parts"):
+    with pytest.raises(ValueError, match=r"'blocks.1.hook_resid_mid' reaches only some of the readers"):
         refuse(model, "resid_mid")
     refuse(model, "resid_mid", 0)
     copied.remove()
@@ -117,5 +117,3 @@ def test_ours_are_not_tried():
     for model in (model_of("gpt"), lstm()):
         adapter = ModelAdapter(model)
         check_edits(adapter, torch.zeros(1), [name for name in model.hook_dict if "resid_pre" in name])
-        with pytest.raises(ValueError, match=r"the model has no hook 'blocks.0.hook_nothing'"):
-            check_edits(adapter, torch.zeros(1), ["blocks.0.hook_nothing"])

@@ -157,20 +157,6 @@ def test_the_context_is_not_computed_for_each_query(name: str, monkeypatch: pyte
     assert all(batch == 2 or pos <= queries.shape[1] for batch, pos, _ in sizes)
 
 
-@every_model
-def test_queries_that_do_not_fit_are_refused_at_once(model: PromptedModel):
-    prompts, queries = prompts_and_queries(model)
-    for bad in (queries[:1], queries[:, 1:], queries[..., :2], queries[:, :, 0]):
-        with pytest.raises((ValueError, TypeError), match=r"queries"):
-            model.query_streams(prompts, bad)
-    with pytest.raises(ValueError, match=r"queries must be \[prompt point query x\] = \[2, 1, any, 3\]"):
-        model.query_streams(prompts, queries, at="query")
-    with pytest.raises(ValueError, match=r"at='positions' is not one of \('points', 'query'\)"):
-        model.query_streams(prompts, queries, at="positions")
-    with pytest.raises(ValueError, match="the model takes x_dim=3"):
-        model.query_streams(Prompts(torch.zeros(2, 5, 2), torch.zeros(2, 5, 1)), queries)
-
-
 def test_no_prompts_no_queries_and_no_context():
     for model in MODELS.values():
         prompts, queries = prompts_and_queries(model)

@@ -118,24 +118,6 @@ def test_in_place_as_transformer_lens_does_it():
     model.reset_hooks()
 
 
-@pytest.mark.parametrize(
-    ("fields", "step", "reason"),
-    [
-        ({"final_norm": False}, "center_writing_weights", "final_norm"),
-        ({"skip_first_norm": True}, "center_writing_weights", "skip_first_norm"),
-        ({"token_clip": 3.0}, "center_writing_weights", "token_clip"),
-        ({"sink": "learned"}, "fold_value_biases", "sink"),
-        ({"attention": "relu"}, "fold_value_biases", "attention"),
-        ({"gated_mlp": True}, "fold_ln", "gated_mlp"),
-        ({"positional_embedding_type": "rotary"}, "refactor_factored_attn_matrices", "rotary"),
-    ],
-)
-def test_steps_that_would_change_outputs_are_refused(fields: dict[str, Any], step: str, reason: str):
-    model = words(**fields)
-    with pytest.raises(ValueError, match=f"{step} would change the outputs of this model .*{reason}"):
-        process_weights(model, **{step: True})
-
-
 # ---- attribution ----
 
 

@@ -478,7 +478,7 @@ def test_positions_first():
         stream = torch.where((torch.arange(5) == pos)[:, None, None], source, stream)
         assert_close(predictions(swept)[0, pos], net.read(net.second(stream)[0])[-1], rtol=0, atol=1e-6)
     assert_close(Lens(model).trajectory(clean).predictions[-1, :, -1], model.predict(clean).detach())
-    with pytest.raises(ValueError, match="wrap it with batch_first=False"):
+    with pytest.raises(ValueError, match="batch_first=False"):
         mechicl.wrap(net, encode="paired", layers=["second"]).predict(clean)
 
 
