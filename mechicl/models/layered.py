@@ -273,7 +273,7 @@ class LayeredModel(HookedRootModule):
             raise ValueError(f"at={at!r} is not one of ('points', 'query'), where queries can be")
         points = range(n + 1) if at == "points" else range(n, n + 1)
         if queries.ndim != 4 or (*queries.shape[:2], queries.shape[3]) != (len(prompts), len(points), prompts.x_dim):
-            shape = [len(prompts), len(points), "any", prompts.x_dim]
+            shape = f"[{len(prompts)}, {len(points)}, any, {prompts.x_dim}]"
             raise ValueError(f"queries must be [prompt point query x] = {shape}, got {tuple(queries.shape)}")
         return prompts, queries.to(cfg.device, cfg.torch_dtype), points
 
