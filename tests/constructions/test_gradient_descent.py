@@ -9,12 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mechicl import constructions
+from mechicl.algorithms import DivergenceWarning
 from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.learners import Learner, squared_errors
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from tests.algorithms.reference import descend, precondition, transform
-from tests.constructions.reference import assert_same, at_query, cases, quick, random_prompts
+from tests.constructions.reference import assert_same, at_query, cases, largest_eigenvalue, quick, random_prompts
 
 ACTIVATIONS = {
     "relu": lambda h: np.maximum(h, 0), "tanh": np.tanh, "square": np.square, "identity": lambda h: h, "cos": np.cos,
@@ -271,3 +272,58 @@ def test_the_loss_of_the_relu_optimum_is_the_closed_form_and_no_other_scale_has_
 
     prompts = LinearRegression(x_dim=d, n_context=n, inputs="gaussian").sample(40_000, seed=0, dtype=torch.float64)
     assert least in interval(squared_errors(model, prompts), level=0.999)
+
+
+PROMPTS = random_prompts(n_context=8)
+LARGEST = largest_eigenvalue(PROMPTS)
+WIDE = {**SIZES, "n_context": 8}
+STEP_BOUND, ALPHA_BOUND = 2 / LARGEST, 2 / LARGEST**2
+KERNEL = {"weights": torch.eye(3), "act_fn": "identity", "y_dim": 2, "n_context": 8}
+PARAMETERS = {  # by name: the parameter that has a bound, the bound, and the other arguments
+    "gradient_descent": ("step_size", STEP_BOUND, WIDE),
+    "gd_plus_plus": ("step_size", STEP_BOUND, {**WIDE, "gamma": 0.0}),
+    "copy_then_gradient_descent": ("step_size", STEP_BOUND, WIDE),
+    "kernel_gradient_descent": ("step_size", STEP_BOUND, KERNEL),
+    "newton": ("alpha", ALPHA_BOUND, WIDE),
+}
+
+
+def builder(name):
+    """Return the construction, with a share of its bound."""
+    parameter, bound, arguments = PARAMETERS[name]
+    return lambda share, **more: getattr(constructions, name)(**{parameter: share * bound}, **arguments, **more)
+
+
+builders = pytest.mark.parametrize(
+    ("build", "bound"), [(builder(name), PARAMETERS[name][1]) for name in PARAMETERS], ids=PARAMETERS
+)
+
+
+@builders
+def test_above_the_bound_there_is_a_warning_that_names_it(build, bound):
+    with pytest.warns(DivergenceWarning) as caught:
+        build(1.001, steps=4, largest_eigenvalue=LARGEST)
+    (warning,) = caught
+    assert f"diverges where λ_max(S) is {LARGEST:.4g}. It converges with" in str(warning.message)
+    assert f" = {bound:.4g}" in str(warning.message)
+
+
+@builders
+def test_below_the_bound_for_one_step_or_unknown_prompts_there_is_none(build, bound):
+    build(0.999, steps=4, largest_eigenvalue=LARGEST)
+    build(5.0, steps=1, largest_eigenvalue=LARGEST)
+    build(5.0, steps=4)
+
+
+def test_gd_plus_plus_is_judged_by_all_of_its_steps():
+    with pytest.warns(DivergenceWarning, match="gamma="):
+        constructions.gd_plus_plus(
+            **WIDE, step_size=0.1 * STEP_BOUND, gamma=1.05 * STEP_BOUND, steps=9, largest_eigenvalue=LARGEST
+        )
+    # a gamma that shrinks the inputs allows a larger step size, and later steps may compensate for a large one
+    constructions.gd_plus_plus(
+        **WIDE, step_size=1.3 * STEP_BOUND, gamma=0.2 * STEP_BOUND, steps=9, largest_eigenvalue=LARGEST
+    )
+    constructions.gd_plus_plus(
+        **WIDE, step_size=[1.2 * STEP_BOUND, 0.5 * STEP_BOUND], gamma=0.0, steps=2, largest_eigenvalue=LARGEST
+    )

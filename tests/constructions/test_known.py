@@ -1,4 +1,4 @@
-"""Known models compute their algorithms, plain, hidden and trained; their variables are in the stated subspaces."""
+"""Constructions and known models compute their algorithms, plain, hidden and trained."""
 
 import dataclasses
 import json
@@ -6,11 +6,12 @@ import json
 import pytest
 import torch
 
-from mechicl import algorithms, analysis
+from mechicl import analysis, constructions
 from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.checkpoints import load_checkpoint
-from mechicl.constructions import hide, known_models
-from mechicl.constructions.circuits import previous_token_then_induction, ridge_by_cramers_rule, two_steps_in_a_layer
+from mechicl.constructions import certificates_table, hide, known_models
+from mechicl.constructions.certificates import certificates
+from mechicl.constructions.circuits import previous_token_then_induction, two_steps_in_a_layer
 from mechicl.constructions.known import KnownModel
 from mechicl.constructions.trained import RECIPES
 from mechicl.models import HookedTransformer
@@ -32,32 +33,6 @@ def test_predictions_equal_those_of_the_algorithm(known):
     tolerance = 1e-8 if known.exact else 1e-3
     error = (known.model.predict(prompts) - expected).abs().max()
     assert error < tolerance * expected.abs().max()
-
-
-def test_two_steps_in_a_layer_are_gradient_descent():
-    prompts = TASK.sample(16, seed=1, dtype=torch.float64)
-    for layers in (1, 3):
-        model, _ = two_steps_in_a_layer(x_dim=5, n_context=20, step_size=0.14, layers=layers)
-        expected = algorithms.gradient_descent(prompts, 2 * layers, step_size=0.14).query()[0]
-        torch.testing.assert_close(model.predict(prompts), expected)
-
-
-def test_ridge_by_cramers_rule_is_ridge_regression():
-    model, _ = ridge_by_cramers_rule(n_context=10, penalty=0.4, largest=25.0)
-    prompts = LinearRegression(x_dim=2, n_context=10, noise_std=0.3).sample(16, seed=1, dtype=torch.float64)
-    expected = algorithms.ridge(prompts, penalty=0.4).query()[0]
-    torch.testing.assert_close(model.predict(prompts), expected)
-    few = prompts.prefix(2)
-    torch.testing.assert_close(model.predict(few), algorithms.ridge(few, penalty=0.4).query()[0])
-
-
-def test_induction_on_continuous_tokens_copies_the_nearest_target():
-    model, _ = previous_token_then_induction(x_dim=5, n_context=20)
-    prompts = TASK.sample(200, seed=1, dtype=torch.float64)
-    expected = algorithms.nearest_neighbours(prompts, n_neighbours=1).query()[0]
-    errors = (model.predict(prompts) - expected).abs()[:, 0]
-    assert errors.median() < 1e-6
-    assert (errors < 1e-2).double().mean() > 0.9  # unless two are nearly equally near
 
 
 def test_variables_are_in_the_subspaces_of_the_hypotheses():
@@ -107,3 +82,49 @@ def test_records_agree_with_recipes(name):
     assert checkpoint.record["interchange"]["hypothesis"] == recipe.hypothesis.name
     assert min(checkpoint.record["interchange"]["r2"][0].values()) >= 0.99
     assert checkpoint.record["command"] == f"python analyses/train_known.py {name} checkpoints/{name}"
+
+
+@pytest.fixture(scope="module")
+def table():
+    return list(certificates(n_prompts=16))
+
+
+def test_errors_of_constructions_are_as_stated(table):
+    exact = [certificate for certificate in table if certificate.statement == "exact"]
+    assert len(exact) >= 15
+    assert {c.construction: c.max_relative_error for c in exact if not c.max_relative_error <= 1e-10} == {}
+    others = [certificate for certificate in table if certificate.statement != "exact"]
+    assert {certificate.construction for certificate in others} == {"copy_targets", "softmax_gradient_descent", "div"}
+    for certificate in others:
+        assert certificate.statement.startswith("O(")
+        # div's 0.8^256 is below rounding, 12 e^-10 and 0.01² are not
+        low, high = (0, 1e-12) if certificate.construction == "div" else (1e-6, 6e-4)
+        assert low < certificate.max_relative_error < high
+
+
+def test_every_construction_has_a_certificate(table):
+    vocabulary = {"Head", "Hidden", "Layer", "Stream", "assemble", "with_pseudo_examples", "certificates_table"}
+    vocabulary |= {
+        "induction",
+        "hide",
+        "known_models",
+        "compress",
+        "weights_circuit",
+    }  # tested elsewhere
+    operations = {"aff", "div", "mov", "mul", "total"}
+    assert {certificate.construction for certificate in table} == operations | set(constructions.__all__) - vocabulary
+
+
+def test_layers_width_and_heads_are_those_of_the_models(table):
+    sizes = {c.theorem: (c.layers, c.width, c.heads) for c in table}
+    assert sizes["von Oswald et al. 2023, Proposition 1"] == (5, 8, 1)
+    assert sizes["Fu et al. 2024, Theorem 1 (linear)"] == (7, 14, 1)
+    assert sizes["Fu et al. 2024, Theorem 1 (relu)"] == (7, 14, 2)
+
+
+def test_the_table_has_one_row_per_certificate(table):
+    frame = certificates_table(n_prompts=16)
+    columns = ["theorem", "construction", "layers", "width", "heads", "max_relative_error", "statement"]
+    assert list(frame.columns) == columns
+    assert frame.max_relative_error.tolist() == [certificate.max_relative_error for certificate in table]
+    assert not frame.duplicated(["theorem", "statement"]).any()

@@ -1,22 +1,22 @@
-"""Circuits as graphs: every node and edge in its place, with the numbers of the circuit."""
+"""Circuits as graphs: layered without overlaps, every node and edge in its place, with the numbers of the circuit."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mechicl.analysis import Circuit, find_circuit, next_token_loss
+from mechicl.analysis import Circuit
 from mechicl.analysis.circuits import Edge, EdgeScores, Node, compare_circuits
 from mechicl.constructions import induction, weights_circuit
 from mechicl.statistics import interval
-from mechicl.tasks import RepeatedTokens
 from mechicl.viz import circuit_graph, plot
-from mechicl.viz.circuits import edge_line, lay_out_circuit
+from mechicl.viz.layered import LANE, NODE, lay_out
 from tests.analysis.circuits.test_curves import made
-from tests.viz.traces import lines, open_page
+from tests.viz.traces import lines
 
 N = 4  # prompts
 EMBEDDING = Node(-1)
@@ -85,17 +85,6 @@ def test_lines_and_numbers_do_not_overlap():
         assert not any(abs(x - a) < 0.1 and abs(y - b) < 0.1 for a, b in list(numbers.values())[:i])
 
 
-def test_a_line_stays_between_the_places_that_it_passes():
-    edges = (Edge(EMBEDDING, FIRST, "q"), Edge(EMBEDDING, SECOND, "v"), Edge(EMBEDDING, None), Edge(SECOND, None))
-    layout = lay_out_circuit(NODES, edges)
-    for edge in edges:
-        line, way = edge_line(layout, edge), layout.way((edge.sender, edge.receiver))
-        assert [y for _, y in line] == sorted(y for _, y in line)
-        for (x0, y0), (x1, y1) in pairwise(way):
-            between = [x for x, y in line if y0 <= y <= y1]
-            assert min(x0, x1) - 0.11 < min(between) <= max(between) < max(x0, x1) + 0.11
-
-
 def test_only_the_strongest_of_many_edges_are_drawn():
     heads = tuple(Node(layer, head) for layer in range(4) for head in range(8))
     edges = tuple(Edge(a, b, by) for a in heads for b in heads if a.layer < b.layer for by in "qkv")[:100]
@@ -152,19 +141,6 @@ def test_a_circuit_is_compared_with_the_truth():
     assert set(traces(plot(empty), edges=False)) == {"embedding", "output"}
 
 
-def test_the_circuit_of_a_construction_is_drawn_in_a_browser(browser: Browser, tmp_path):
-    model = induction(d_vocab=8, n_ctx=14, n_heads=2, induction_head=1, seed=0)
-    sequences = RepeatedTokens(d_vocab=8, n_ctx=14, min_period=4, max_period=7).sample(16, seed=0)
-    circuit = find_circuit(model, sequences.read, {"loss": next_token_loss(sequences.targets())}, at="positions")
-    figure = circuit_graph(circuit)
-    assert set(traces(figure, edges=True)) == set(map(str, circuit.edges))
-    tab, problems = open_page(browser, tmp_path, figure)
-    texts = tab.locator(".js-plotly-plot text").all_text_contents()
-    assert {"embedding", "output", "0.0", "1.1", "layer 0", "layer 1"} <= {text.strip() for text in texts}
-    tab.close()
-    assert not problems
-
-
 def test_curves_are_the_means_with_the_areas_in_the_legend():
     curve = made()
     curve = replace(
@@ -199,3 +175,55 @@ def test_edges_are_ranked_by_size_and_true_ones_have_another_colour():
     assert sorted([*others.x, *true.x]) == list(range(1, 9))
     assert compared.layout.title.text.endswith(f"AUROC {scores.auroc(truth):.3f}")
     assert scores.auroc(truth) == pytest.approx(10 / 12)
+
+
+def crossings(layout, edges):
+    """Count pairs of lines between the same rows whose ends are in opposite orders, shared lanes once."""
+    links = {link for edge in edges for link in pairwise([(x, int(y)) for x, y in layout.way(edge)])}
+    pairs = [(a, b, c, d) for ((a, row), (b, _)), ((c, other), (d, _)) in product(links, links) if row == other]
+    return sum((a - c) * (b - d) < -1e-9 for a, b, c, d in pairs) / 2
+
+
+@st.composite
+def graphs(draw):
+    rows = draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    nodes = [[(r, i) for i in range(n)] for r, n in enumerate(rows)]
+    flat = [node for row in nodes for node in row]
+    pairs = [(a, b) for a in flat for b in flat if a[0] < b[0]]
+    return nodes, draw(st.lists(st.sampled_from(pairs), max_size=25)) if pairs else []
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_nothing_overlaps_and_every_edge_rises_row_by_row(graph):
+    rows, edges = graph
+    layout = lay_out(rows, edges)
+    assert {node: r for r, nodes in enumerate(rows) for node in nodes} == layout.row
+    widths: dict[Any, list[tuple[float, float]]] = {}
+    item: Any  # a node, or a sender's lane in a row
+    for item, x in layout.x.items():
+        is_node = item in layout.row
+        widths.setdefault(layout.row[item] if is_node else item[1], []).append((x, NODE if is_node else LANE))
+    for places in widths.values():
+        for (x, width), (next_x, next_width) in pairwise(sorted(places)):
+            assert next_x - x >= (width + next_width) / 2 - 1e-9
+    for edge in edges:
+        way = layout.way(edge)
+        assert [y for _, y in way] == list(range(edge[0][0], edge[1][0] + 1))
+        assert (way[0][0], way[-1][0]) == (layout.x[edge[0]], layout.x[edge[1]])
+    assert max(layout.x.values()) == pytest.approx(-min(layout.x.values()))
+
+
+def test_edges_that_need_not_cross_do_not():
+    ladder = [(("a", i), ("b", (i * 3) % 5)) for i in range(5)]  # a permutation that another order undoes
+    layout = lay_out([[("a", i) for i in range(5)], [("b", i) for i in range(5)]], ladder)
+    assert crossings(layout, ladder) == 0
+    for low, high in ladder:
+        assert layout.x[low] == pytest.approx(layout.x[high])
+
+
+def test_edges_of_one_sender_share_their_lane():
+    edges = [("a", "c"), ("a", "d"), ("a", "e")]
+    layout = lay_out([["a"], ["b"], ["c", "d"], ["e"]], edges)
+    assert layout.way(("a", "c"))[1] == layout.way(("a", "d"))[1] == layout.way(("a", "e"))[1]
+    assert len(layout.x) == 5 + 2  # a lane in each of the two rows that edges pass

@@ -1,12 +1,8 @@
-"""The patching widget: its messages and traits, and clicks on it in JupyterLab."""
+"""The patching widget: its messages and traits. `tests/test_notebooks.py` clicks on it in JupyterLab."""
 
-from pathlib import Path
-
-import nbformat
 import pytest
 import torch
 import traitlets
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from playwright.sync_api import Browser
 from torch import Tensor
 
@@ -15,20 +11,6 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.sites import Site
 from mechicl.tasks import LinearRegression
 from mechicl.viz import PatchingExplorer
-from tests.browser import JupyterLab
-
-NOTEBOOK = [
-    """from mechicl import viz
-from mechicl.analysis import PatchingSession
-from mechicl.checkpoints import load
-from mechicl.tasks import LinearRegression
-
-model, task = load("copy-2l"), LinearRegression(x_dim=10, n_context=10)
-clean, corrupted = task.sample(3, seed=0), task.sample(3, seed=1)
-viz.init_notebook()""",
-    "viz.prompt_attention(model, clean[:1])",
-    "explorer = viz.PatchingExplorer(PatchingSession(model, clean, corrupted))\nexplorer",
-]
 
 
 def regression(y_dim: int = 1) -> HookedTransformer:
@@ -187,46 +169,5 @@ def test_a_picture_shows_the_state_of_the_widget_and_escapes_labels(browser: Bro
     places = dict(marks)
     way = (places["patched"] - places["corrupted"]) / (places["clean"] - places["corrupted"])
     assert way == pytest.approx(result.prediction_recovered, abs=1e-4)  # the dot agrees with the table
-    assert errors == []
-    page.close()
-
-
-@pytest.mark.slow
-def test_in_jupyterlab_pictures_are_drawn_and_a_click_changes_the_prediction(tmp_path: Path, jupyter_lab: JupyterLab):
-    notebook = new_notebook(cells=[new_markdown_cell("# Patching"), *map(new_code_cell, NOTEBOOK)])
-    nbformat.write(notebook, tmp_path / "patching.ipynb")
-    page = jupyter_lab.drive_notebook(tmp_path / "patching.ipynb")
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-
-    page.locator("figure canvas").nth(3).wait_for()  # a small and a large one in each of two layers
-    boxes = [canvas.bounding_box() for canvas in page.locator("figure canvas").all()]
-    assert len(boxes) == 4
-    assert all(box is not None and min(box["width"], box["height"]) > 50 for box in boxes)
-    assert page.locator("figcaption").count() == 1  # the second layer's linear attention is negative in places
-
-    shown = page.locator("tr[data-run=patched] .prediction")
-    before = shown.inner_text()
-    cell = page.locator('.cell[data-layer="1"][data-pos="20"]')
-    cell.scroll_into_view_if_needed()
-    cell.click()
-    changed = "before => document.querySelector('tr[data-run=patched] .prediction').innerText !== before"
-    page.wait_for_function(changed, arg=before)
-    assert cell.get_attribute("aria-pressed") == "true"
-    assert shown.inner_text() == page.locator("tr[data-run=clean] .prediction").inner_text()  # the last stream of all
-    page.get_by_role("button", name="undo").click()
-    page.wait_for_function("!document.querySelector('.patches button')")
-    assert shown.inner_text() == before
-
-    page.get_by_label("component").select_option("z")
-    page.get_by_label("head", exact=True).select_option("head 0")
-    cell.click()
-    page.get_by_role("button", name="take out: z of layer 1, pos 20, head 0").wait_for()
-    cell.press("ArrowLeft")
-    page.keyboard.press("Enter")
-    page.get_by_role("button", name="take out: z of layer 1, pos 19, head 0").click()
-    page.wait_for_function("document.querySelectorAll('.patches button').length === 1")
-    page.get_by_role("button", name="clear").click()
-    page.wait_for_function("!document.querySelector('.patches button')")
     assert errors == []
     page.close()
