@@ -108,7 +108,7 @@ def test_prompts_lie_last_in_memory_where_one_layer_is_quicker_so(changes, acros
     ("step_seconds", "slowed", "tried", "ahead"), [(0.02, 0.02, 1, 1), (0.02, 0.06, 1, 0), (0.2, 0.2, 0, 0)]
 )
 def test_batches_are_drawn_in_the_quicker_way(monkeypatch, step_seconds, slowed, tried, ahead):
-    """Sampling takes 0.02 s. A thread is tried only if that is notable; it then hides the sampling or slows the step."""
+    """Sampling takes 0.02 s. A thread is tried only if that is notable; it hides the sampling or slows the step."""
     clock, seen = Clock(monkeypatch), []
     config = small(steps=2 * TIMED_BATCHES + 3)
     for batch in stream(config):
