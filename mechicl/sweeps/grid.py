@@ -20,10 +20,8 @@ Place = dict[str, Any]
 class SweepCell:
     """Models of a grid that are trained together, as one ensemble: they differ in seed or task only.
 
-    Attributes:
-        name: name of its folder: its first point as text, and the digest of its config.
-        config: config of the training.
-        places: each model's point of the grid, in the order of `config.members`.
+    Its folder's name is its first point as text and the digest of its config; `places` are each model's point of the
+    grid, in the order of `config.members`.
     """
 
     name: str

@@ -57,12 +57,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell's work ended.
-
-    Attributes:
-        state: "done"; "busy" if another process works on the cell; "failed"; "disk full"; "died" with its process.
-        error: one line.
-    """
+    """How a cell's work ended: "busy" if another process works on it, "died" with its process; the error is a line."""
 
     state: Literal["done", "busy", "failed", "disk full", "died"]
     error: str = ""
@@ -159,10 +154,11 @@ def launch_training(orders: Orders, cell: SweepCell, folder: Path) -> None:
 
 
 def end_with(process: int) -> None:
-    """End this process soon after another process of this machine has ended."""
+    """End this process soon after another process of this machine, or its own parent, has ended."""
+    parent = os.getppid()  # changes at once, while a killed process may keep its number until it is waited for
 
     def watch() -> None:
-        while is_running(process):
+        while is_running(process) and os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
 

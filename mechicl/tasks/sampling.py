@@ -17,13 +17,11 @@ from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import lies_prompts_last
 
 InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere"]
-SIZES, MOST_SHOWN = ("x_dim", "n_context", "d_vocab", "n_ctx"), 200
-"""Fields that a task's `repr` always shows, and the characters of a value."""
+SIZES, MOST_SHOWN = ("x_dim", "n_context", "d_vocab", "n_ctx"), 200  # always in a `repr`; characters of a value
 Batch = TypeVar("Batch", Prompts, TokenSequences)
 D = TypeVar("D", bound="Distribution")
 
-MOST_NUMBERS = 2**32
-"""Bound on the random numbers that are drawn at once: 16 GiB in float32."""
+MOST_NUMBERS = 2**32  # drawn at once: 16 GiB in float32
 
 
 class QuickGenerator(torch.Generator):

@@ -205,68 +205,44 @@ sweep().run(sys.argv[1], doubled, workers=int(sys.argv[2]), progress=False)
 
 
 def driver(folder, workers=1):
-    return subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), str(workers)], cwd=Path(__file__).parents[2])
+    command = [sys.executable, "-c", DRIVER, str(folder), str(workers)]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
 
 
 @pytest.mark.slow
-def test_two_drivers_share_a_folder(tmp_path, whole):
-    both = [driver(tmp_path), driver(tmp_path)]
-    assert [process.wait() for process in both] == [0, 0]
-    assert (tmp_path / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
-    assert len(list(tmp_path.rglob("weights.safetensors"))) == 4
-
-
-@pytest.mark.slow
-def test_killed_drivers_and_workers_lose_nothing(tmp_path, whole):
+@pytest.mark.parametrize("n_kills", [0, 2])
+def test_two_drivers_share_a_folder_and_killed_ones_lose_nothing(tmp_path, whole, n_kills):
     rng = np.random.default_rng(0)
-    for _ in range(2):
-        process = driver(tmp_path, workers=2)
-        deadline = time.monotonic() + 600
+    for _ in range(n_kills):
+        process, deadline = driver(tmp_path, workers=2), time.monotonic() + 600
         while not list(tmp_path.glob("cells/*/run")) and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.5))  # trainings and writes of cells take about as long
+        time.sleep(rng.uniform(0, 0.5))  # about the duration of trainings and writes of cells
         process.send_signal(signal.SIGKILL)
-        process.wait()
-    run(tmp_path)
+        process.communicate(timeout=300)  # until its workers, which have its pipe, end too
+    both = [driver(tmp_path), driver(tmp_path)]
+    assert [process.communicate()[0] or process.returncode for process in both] == [0, 0]
     assert (tmp_path / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
+    assert len(list(tmp_path.rglob("weights.safetensors"))) == 4
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_replaced(tmp_path, whole):
+def test_a_worker_that_is_killed_is_replaced_and_a_cell_whose_process_always_dies_is_given_up(tmp_path, whole):
     flag = tmp_path / "killed"
 
     def measure(checkpoint):
         if not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return 1.0
-
-    table = run(tmp_path / "sweep", measure, workers=2)
-    assert len(table.frame) == 8
-    assert table.frame["loss"].tolist() == load_table(whole).frame["loss"].tolist()
-
-
-@pytest.mark.slow
-def test_a_cell_whose_process_always_dies_is_given_up(tmp_path):
-    def measure(checkpoint):
         if checkpoint.models[0].cfg.n_layers == 2 and checkpoint.record["training"]["learning_rate"] == 1e-2:
             os._exit(3)
         return 1.0
 
     with pytest.raises(SweepError, match=r"(?s)1 of 4 cells failed.*died \(EXIT\(3\)\), 5 times"):
-        run(tmp_path, measure, workers=2)
-    assert len(load_table(tmp_path).frame) == 6
-    assert [cell.state for cell in status(tmp_path)].count("failed") == 1
-
-
-@pytest.mark.slow
-def test_a_training_may_be_launched_by_a_command(tmp_path, whole):
-    over = {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)}
-    launched = Sweep(BASE, over).run(tmp_path, doubled, workers=1, launch=(sys.executable,), progress=False)
-    assert launched.frame.equals(load_table(whole).frame.iloc[:2])
-    with pytest.raises(ValueError, match="launch:"):
-        Sweep(BASE, over).run(tmp_path, doubled, workers=1, progress=False)
+        run(tmp_path / "sweep", measure, workers=2)
+    assert load_table(tmp_path / "sweep").frame["loss"].tolist() == load_table(whole).frame["loss"].tolist()[:6]
+    assert [cell.state for cell in status(tmp_path / "sweep")].count("failed") == 1
 
 
 def test_a_launcher_that_fails_is_a_failed_cell(tmp_path):
@@ -275,27 +251,24 @@ def test_a_launcher_that_fails_is_a_failed_cell(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_launcher_that_is_killed_is_tried_again(tmp_path, whole):
-    over = {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)}
+def test_a_training_may_be_launched_by_a_command_which_is_tried_again_if_it_is_killed(tmp_path, whole):
+    one = Sweep(BASE, {"learning_rate": (1e-3,), "model.n_layers": (1,), "seed": (0, 1)})
     once = tmp_path / "once.sh"
     once.write_text('[ -e "$0.killed" ] || { touch "$0.killed"; kill -9 $$; }\nexec "$PYTHON" "$@"\n', "utf-8")
     launch = ("env", f"PYTHON={sys.executable}", "sh", str(once))
-    launched = Sweep(BASE, over).run(tmp_path / "sweep", doubled, workers=1, launch=launch, progress=False)
+    launched = one.run(tmp_path / "sweep", doubled, workers=1, launch=launch, progress=False)
     assert (tmp_path / "once.sh.killed").exists()
     assert launched.frame.equals(load_table(whole).frame.iloc[:2])
+    with pytest.raises(ValueError, match="launch:"):
+        one.run(tmp_path / "sweep", doubled, workers=1, progress=False)
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ({"workers": 0}, "workers must be"),
-        ({"workers": 2, "ray": "auto"}, "give one"),
-        ({"gpus": 1.0}, "gpus="),
-        ({"measure": "nonsense"}, "no measure 'nonsense'"),
-        ({"measure": "tests.sweeps.runs:nonsense"}, "no measure"),
-        ({"measure": "tests.sweeps.runs:BASE"}, "must be a function"),
-    ],
-)
+    [({"workers": 0}, "workers must be"), ({"workers": 2, "ray": "auto"}, "give one"), ({"gpus": 1.0}, "gpus="),
+     ({"measure": "nonsense"}, "no measure 'nonsense'"), ({"measure": "tests.sweeps.runs:nonsense"}, "no measure"),
+     ({"measure": "tests.sweeps.runs:BASE"}, "must be a function")],
+)  # fmt: skip
 def test_options_that_make_no_sense_are_refused(tmp_path, options, named):
     with pytest.raises(ValueError, match=named):
         run(tmp_path / "sweep", **options)

@@ -85,20 +85,11 @@ def test_a_compiled_run_resumes(tmp_path, monkeypatch):
 
 def test_small_steps_have_one_thread_and_large_ones_more(monkeypatch):
     monkeypatch.setattr("mechicl.base.threads.n_cores", lambda: 64)
-    numbers = {}
+    five_layers = TrainingConfig(model=TransformerConfig(x_dim=10, n_context=10, n_layers=5))
+    configs = [PRESETS["lsa-1l"], small(model=LSTM), reading(), five_layers, PRESETS["gpt2-8l"], PRESETS["gpt2-12l"]]
     with using_threads(16):
-        for name in ("lsa-1l", "gpt2-8l", "gpt2-12l"):
-            numbers[name] = threads_for(PRESETS[name], torch.device("cpu"))
-        numbers["five layers"] = threads_for(
-            TrainingConfig(model=TransformerConfig(x_dim=10, n_context=10, n_layers=5)), torch.device("cpu")
-        )
-        numbers["lstm"] = threads_for(small(model=LSTM), torch.device("cpu"))
-        numbers["tokens"] = threads_for(reading(), torch.device("cpu"))
+        assert [threads_for(config, torch.device("cpu")) for config in configs] == [1, 1, 1, 2, 8, 16]
         assert torch.get_num_threads() == 16
-    assert numbers["lsa-1l"] == numbers["lstm"] == numbers["tokens"] == 1
-    assert numbers["five layers"] == 2
-    assert numbers["gpt2-8l"] == 8
-    assert numbers["gpt2-12l"] == 16
 
 
 def test_a_resumed_run_takes_as_many_threads_as_it_began_with_and_gives_back_the_users(tmp_path, monkeypatch):
