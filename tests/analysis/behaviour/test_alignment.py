@@ -65,14 +65,14 @@ def test_opposite_learners_have_cosine_minus_one_and_their_distances():
     torch.testing.assert_close(result.prediction_distance, 2 * (weights * p.query.xs).sum(1).abs())
 
 
-def test_without_context_the_cosine_is_undefined_and_says_so():
+def test_without_context_the_cosine_is_nan():
     learner = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.2})
     result = align(learner, learner, prompts(n_context=0))
     assert result.sensitivity_cosine.isnan().all()
     assert result.prediction_distance.max() == 0
 
 
-def test_alignment_leaves_a_model_as_it_was_and_splits_prompts_to_its_memory():
+def test_alignment_does_not_change_a_model_and_splits_prompts_to_fit_memory():
     model = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, initializer_range=0.3)).train()
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     sizes = []
@@ -123,7 +123,7 @@ def test_similarity_of_weights_is_a_cosine_for_each_number_of_points(y_dim, n_co
         assert measured[i, 0, p, t - 1].item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_query_alone_can_be_compared():
+def test_trajectories_of_the_query_alone_are_compared():
     prompts = NOISY.sample(4, seed=0)
     a = algorithms.newton(prompts, [1], at="query", with_weights=True)
     b = algorithms.ols(prompts, at="query", with_weights=True)
@@ -147,7 +147,7 @@ CFG = TransformerConfig(
 )  # fmt: skip
 
 
-def test_of_least_squares_they_are_numpys_solution():
+def test_induced_weights_of_least_squares_are_numpys_solution():
     weights = induced_weights(AlgorithmLearner(algorithms.ols), PROMPTS)
     for p in range(4):
         for t in range(6):
@@ -155,13 +155,13 @@ def test_of_least_squares_they_are_numpys_solution():
             np.testing.assert_allclose(weights[0, p, t].numpy(), expected, atol=1e-9)
 
 
-def test_of_a_linear_learner_regression_gives_the_same():
+def test_regressed_weights_of_a_linear_learner_are_its_induced_weights():
     newton = AlgorithmLearner(algorithms.newton, {"steps": [1, 4]})
     exact = induced_weights(newton, PROMPTS)
     torch.testing.assert_close(regressed_weights(newton, PROMPTS, QUERIES), exact, atol=1e-8, rtol=1e-8)
 
 
-def test_of_a_bare_model_they_are_its_sensitivities():
+def test_induced_weights_of_a_model_are_those_of_its_last_layer():
     model = HookedTransformer(CFG, seed=1).eval()
     whole = induced_weights(model, PROMPTS)
     by_layer = induced_weights(Lens(model), PROMPTS)
@@ -169,7 +169,7 @@ def test_of_a_bare_model_they_are_its_sensitivities():
     torch.testing.assert_close(whole[0], by_layer[-1], atol=1e-9, rtol=1e-7)
 
 
-def test_sharing_the_context_gives_what_passes_of_their_own_give():
+def test_sharing_the_context_gives_the_same_as_separate_passes():
     lens = Lens(HookedTransformer(CFG, seed=2).eval())
     shared = regressed_weights(lens, PROMPTS, QUERIES, memory=3 * 13 * lens.bytes_per_prompt(PROMPTS))
     with torch.no_grad():

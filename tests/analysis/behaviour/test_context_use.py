@@ -40,7 +40,7 @@ def test_least_squares_with_fewer_points_than_dimensions_forgets_nothing():
     assert measure_forgetting(AlgorithmLearner(algorithms.ols), PROMPTS.prefix(3)).squared_errors.max() < 1e-18
 
 
-def test_a_model_read_by_layers_is_asked_as_by_separate_prompts():
+def test_forgetting_of_a_model_is_that_of_separate_prompts():
     expected = measure_forgetting(Bare(MODEL), PROMPTS).squared_errors
     for learner in (Lens(MODEL), MODEL):
         torch.testing.assert_close(measure_forgetting(learner, PROMPTS, memory=7 * 2e5).squared_errors, expected)

@@ -22,7 +22,7 @@ def nothing(prompts):
     return torch.zeros_like(prompts.ys)
 
 
-def test_on_points_by_a_plain_loop():
+def test_regret_on_points_is_that_of_a_plain_loop():
     zero = AlgorithmLearner(nothing)
     result = regret(zero, NOISY, n_prompts=50, seed=3)
     prompts = NOISY.sample(50, seed=3, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_losses_of_classes():
     assert (errors.losses[errors.learner] == 0.75).all()
 
 
-def test_the_table_the_words_the_file_and_the_picture(tmp_path):
+def test_the_table_the_text_the_file_and_the_picture(tmp_path):
     result = regret(AlgorithmLearner(nothing), NOISY, n_prompts=50)
     table = result.to_dataframe()
     assert list(table.columns) == ["learner", "points", "loss", "regret", "low", "high"]

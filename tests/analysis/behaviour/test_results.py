@@ -68,7 +68,7 @@ def model():
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_result_is_read_as_it_was_written(name, model, tmp_path):
+def test_results_are_the_same_after_saving_and_loading(name, model, tmp_path):
     result = MAKE[name](model, TASK.sample(12, seed=0))
     again = load_result(result.save(tmp_path / "result"))
     assert type(again) is type(result)

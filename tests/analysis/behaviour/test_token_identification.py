@@ -37,7 +37,7 @@ def test_each_reference_is_recognised(name):
     assert result.gap(list(result.divergences)[1]).low > 0
 
 
-def test_the_table_the_words_and_the_picture():
+def test_the_table_the_text_and_the_picture():
     bigram = algorithms.references(TASK)["bigram"]
     also = {"sharper": TokenAlgorithmLearner(algorithms.bigram_bayes, {"d_vocab": 3, "concentration": 0.5})}
     result = identify_on_tokens(bigram, TASK, also=also, n_prompts=50, progress=False)
@@ -51,7 +51,7 @@ def test_the_table_the_words_and_the_picture():
     assert list(drawn["sharper"].y) == pytest.approx([each.mean for each in result.curve("sharper")])
 
 
-def test_tokens_that_are_never_predicted_take_no_part():
+def test_tokens_of_probability_0_contribute_nothing():
     def sure(sequences):
         logs = torch.full((*sequences.read.shape, 3), -torch.inf)
         logs[..., 0] = 0

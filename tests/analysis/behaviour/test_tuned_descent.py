@@ -42,14 +42,14 @@ def in_a_plain_loop(prompts, sizes, gammas, clip):
     st.lists(st.tuples(st.floats(0, 3), st.floats(0, 2)), min_size=1, max_size=4),
     st.floats(0.05, 20),
 )
-def test_it_is_the_loop_on_tokens(seed, parameters, clip):
+def test_clipped_descent_is_a_loop_on_tokens(seed, parameters, clip):
     prompts = TASK.sample(3, seed=seed, dtype=torch.float64)
     sizes, gammas = zip(*parameters, strict=True)
     learner = ClippedDescent(sizes, gammas, clip, {})
     torch.testing.assert_close(learner.predict(prompts), in_a_plain_loop(prompts, sizes, gammas, clip))
 
 
-def test_it_is_the_construction_with_a_clip():
+def test_clipped_descent_is_the_construction_with_a_clip():
     prompts = LinearRegression(x_dim=3, n_context=4, input_scale=4.0).sample(20, seed=0, dtype=torch.float64)
     made = constructions.gd_plus_plus(x_dim=3, n_context=4, step_size=[0.5, 1.0], gamma=[0.2, 0.1], steps=2)
     layers = HookedTransformer(made.cfg.replace(token_clip=2.0))

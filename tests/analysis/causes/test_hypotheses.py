@@ -68,7 +68,7 @@ def test_a_schedule_is_the_best_of_all_that_rise():
     assert tuple(_rising_steps(predicted, expected)) == min(rising, key=cost)
 
 
-def test_a_hypothesis_that_leaves_layers_out_says_less():
+def test_a_hypothesis_that_covers_fewer_layers_ranks_lower():
     model = gradient_descent(**SIZES, step_size=0.2, steps=3)
     whole = Hypothesis(ResidualDescent(3, step_size=0.2), name="layer by layer")
     part = Hypothesis(ResidualDescent(3, step_size=0.2), schedule=((0, 0), (2, 2), (3, 3)), name="two at once")

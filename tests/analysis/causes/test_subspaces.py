@@ -139,7 +139,7 @@ def small_transformer() -> HookedTransformer:
     return HookedTransformer(config, seed=1).eval()
 
 
-def test_exchanges_are_differentiated_and_only_the_querys_row_need_be_computed():
+def test_exchanges_and_their_derivatives_are_those_of_whole_passes():
     model, task = small_transformer(), LinearRegression(x_dim=3, n_context=6)
     prompts = task.sample(5, seed=0, dtype=torch.float64)
     adapter = ModelAdapter(model)
@@ -178,7 +178,7 @@ def test_the_whole_stream_is_the_exchange_of_everything():
     assert result.searches == ("model", "random targets", "untrained model")
 
 
-def test_models_of_others_are_searched_by_their_hooks():
+def test_wrapped_models_are_searched_through_their_hooks():
     model = wrap(TwoStepsABlock().eval(), encode="paired", decode=lambda out: out, layers="blocks.{}")
     hypothesis = Hypothesis(ResidualDescent(4, step_size=STEP_SIZE), schedule=((0, 0), (1, 2), (2, 4)))
     result = fit_subspace(model, hypothesis, "residual", TASK, place="context", dims=1, restarts=0, **FEW)

@@ -20,7 +20,7 @@ from tests.strategies import random_model, random_tokens
 PROMPTS = LinearRegression(x_dim=3, n_context=5).sample(6, seed=0, dtype=torch.float64)
 
 
-def test_of_gradient_descent_it_is_the_weights_that_one_step_learns():
+def test_the_update_of_gradient_descent_is_the_weights_of_one_step():
     model = constructions.gradient_descent(x_dim=3, n_context=5, step_size=0.7)
     update = read_dual_form(model, PROMPTS).update[:, :, 0]
     for p in range(6):
@@ -29,7 +29,7 @@ def test_of_gradient_descent_it_is_the_weights_that_one_step_learns():
         np.testing.assert_allclose(update[:3, :3, p].numpy(), 0, atol=1e-12)
 
 
-def test_for_softmax_it_says_how_wrong_the_reading_is():
+def test_for_softmax_the_error_is_that_of_the_linear_reading():
     cfg = TransformerConfig(x_dim=3, n_context=5, attention="softmax", initializer_range=0.5, dtype="float64")
     model = HookedTransformer(cfg, seed=2).eval()
     error = read_dual_form(model, PROMPTS).relative_error[0]
@@ -108,7 +108,7 @@ def rotated(x: np.ndarray, base: float = 10_000.0) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("n_demonstrations", [None, 0, 4])
-def test_a_bridge_by_hand(kind: str, n_demonstrations: int | None):
+def test_a_bridge_against_plain_loops(kind: str, n_demonstrations: int | None):
     model, tokens = bridge(kind), ids(3, n=4, n_pos=7, d_vocab=20)
     n = 6 if n_demonstrations is None else n_demonstrations
     for layer in range(model.cfg.n_layers):

@@ -172,7 +172,7 @@ def test_scores_on_prompts_are_those_of_plain_loops(cfg):
         np.testing.assert_allclose(result[name].numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_shares_are_of_absolute_weights_and_silence_is_0():
+def test_shares_are_of_absolute_weights_and_0_for_no_attention():
     model = random_model(POINTS.replace(attention="linear", n_heads=2)).eval()
     with torch.no_grad():
         model.blocks[1].attn.W_Q[1] = 0

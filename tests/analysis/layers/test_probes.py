@@ -36,7 +36,7 @@ def _mean_of_tokens(prompts):
     return sums
 
 
-def test_a_quantity_is_found_where_it_is_written_and_not_before():
+def test_a_quantity_is_found_after_the_layer_that_writes_it():
     result = probe(_averaging_model(), {"sum": _mean_of_tokens}, FITTING, HELD_OUT)
     explained = result.explained()[0]
     assert explained.shape == (2, 9)
@@ -89,7 +89,7 @@ def test_quantities_are_those_of_plain_loops():
             np.testing.assert_allclose(gd[p, t], w[:, 0], atol=1e-12)
 
 
-def test_the_best_site_is_found_where_it_was_looked_for():
+def test_the_best_site_is_among_the_given_positions():
     result = probe(_averaging_model(), {"sum": _mean_of_tokens}, FITTING, HELD_OUT)
     layer, _position, explained = result.best("sum")
     assert layer == 1
