@@ -169,12 +169,7 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
     """Differentiate each prediction exactly with respect to its query, for every prefix of the prompts.
 
     For a learner that is linear in the query these are the weights that it predicts by. Iterative learners (models
-    read layer by layer, algorithms) give them after every step; any other learner once, from one differentiation for
-    each prefix.
-
-    Args:
-        learner: any learner that is differentiable with respect to the query.
-        prompts: the contexts; point t of the result follows the t points before it.
+    read layer by layer, algorithms) give them after every step, any other learner once; point t follows t points.
 
     Source: Fu et al. 2024, A.3.1, whose weights are regressed on sampled queries: see `regressed_weights`.
 
@@ -198,13 +193,8 @@ def regressed_weights(
     """Fit weights by least squares to a learner's predictions on sampled queries, for every prefix.
 
     A model that is read layer by layer computes each context once for all queries and all prefixes. The result is
-    float64, on the learner's device.
-
-    Args:
-        learner: any learner; an iterative one gives the weights after each of its steps.
-        prompts: the contexts; point t of the result follows the t points before it.
-        queries: the same for all contexts, many more than dimensions; the paper draws them from the inputs'
-            distribution.
+    float64, on the learner's device; point t follows t points. The paper draws the queries, the same for all contexts
+    and many more than dimensions, from the inputs' distribution.
 
     Source: Fu et al. 2024, A.3.1, eq. 13 and 14.
 

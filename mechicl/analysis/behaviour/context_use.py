@@ -140,11 +140,8 @@ def measure_outside_span(
 ) -> OutsideSpan:
     """Measure how much of the induced weights of each prefix lies outside the span of the prefix's inputs.
 
-    Any method whose weights are a polynomial in `S = XᵀX` times `B = XᵀY` stays in the span.
-
-    Args:
-        learner: an iterative learner, e.g. `fit_readouts(model, ...)`; every step is measured.
-        prompts: the contexts.
+    Any method whose weights are a polynomial in `S = XᵀX` times `B = XᵀY` stays in the span. All steps of the learner,
+    e.g. of `fit_readouts(model, ...)`, are measured.
 
     Source: Fu et al. 2024, C.4, eq. 42.
 

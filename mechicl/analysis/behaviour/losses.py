@@ -115,8 +115,7 @@ def regret(
     """Subtract the loss of the best known learner of a task from a learner's, on the same prompts, after each point.
 
     Where the reference is exact Bayes (`algorithms.references` puts it first), no learner has a negative regret except
-    by chance. The task's other references are measured too: a model whose regret falls below theirs does something
-    that they cannot.
+    by chance. A model whose regret falls below that of the task's other references does something that they cannot.
 
     Args:
         learner: any learner; for a task of tokens a network on ids, or anything with `log_probabilities`.

@@ -43,15 +43,15 @@ class TokenIdentification(Result):
 
     def divergence(self, name: str, level: float = 0.95) -> Interval:
         """The mean over all points, with an interval over prompts."""
-        return interval(self._of(name).mean(0), level)
+        return interval(self._named(name).mean(0), level)
 
     def gap(self, name: str, level: float = 0.95) -> Interval:
         """How much farther than the nearest, on the same prompts."""
-        return interval((self._of(name) - self._of(self.best)).mean(0), level)
+        return interval((self._named(name) - self._named(self.best)).mean(0), level)
 
     def curve(self, name: str, level: float = 0.95) -> list[Interval]:
         """The mean divergence after each number of tokens."""
-        return [interval(at_point, level) for at_point in self._of(name)]
+        return [interval(at_point, level) for at_point in self._named(name)]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """One row per learner, ranked: its divergence, and how much farther than the nearest, with intervals (nats)."""
@@ -64,7 +64,7 @@ class TokenIdentification(Result):
             })  # fmt: skip
         return pd.DataFrame(rows)
 
-    def _of(self, name: str) -> Float[torch.Tensor, "point prompt"]:
+    def _named(self, name: str) -> Float[torch.Tensor, "point prompt"]:
         index_of("learner", name, self.divergences)
         return self.divergences[name]
 

@@ -83,15 +83,12 @@ class Interchange(Result):
         return self.explained()
 
     def explained(self, kinds: Collection[Kind] = ("exchange", "ablation")) -> Interval:
-        """The explained share of the effects of interventions, with a bootstrap interval over prompts.
+        """The explained share of the effects of interventions of these kinds, with a bootstrap interval over prompts.
 
         In each cell, with Δ the change from the prediction without intervention,
         `1 - E|Δmodel - Δhypothesis|² / (E|Δmodel|² + E|Δhypothesis|²)`: 1 where both change alike, 0 where one of them
         does not change or the changes are unrelated, -1 where they are opposite. Cells are averaged with weights: their
         changes relative to that between both ends, at most 1, so that neither tiny nor exploding changes decide.
-
-        Args:
-            kinds: kinds of interventions to count. Without any of them the interval is NaN.
         """
         chosen = [i for i, cell in enumerate(self.cells) if cell.kind in kinds]
         if not chosen:

@@ -26,8 +26,7 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
     induction head does through a previous-token head; see `score_heads`. Norms are left out.
 
     Returns:
-        `[earlier layer, its head, later layer, its head]`, between -1 and 1; 0 unless the first layer is earlier.
-        Float64 on the CPU.
+        `[earlier layer, its head, later layer, its head]`, from -1 to 1, 0 unless the first layer is earlier.
 
     Source: Elhage et al. 2021, section "Induction heads".
 

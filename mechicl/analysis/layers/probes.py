@@ -165,10 +165,6 @@ def probe(
         penalties: candidates, relative to the mean variance of the stream.
         folds: number of folds of the cross-validation.
 
-    Raises:
-        ValueError: a model whose positions see later points, different numbers of points, or a quantity of another
-            shape than `[prompt point quantity]`.
-
     Source: the quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in Hewitt &
     Liang 2019.
 

@@ -28,10 +28,9 @@ class Readouts(LayerLearner):
         model: the model to read.
         weights: `[layer point d_model y]`; one point where the readout is shared.
         bias: `[layer point y]`.
+        penalties: chosen ridge penalties `[layer point y]`, relative to the mean variance of the stream.
         normalized: for each layer, True if its stream is normalised (layer norm without weights) before it is read.
         shared: True if one readout serves all points.
-        penalties: ridge penalty `[layer point y]` chosen by cross-validation, relative to the mean variance of the
-            stream.
         name: for tables and pictures.
         memory: bound in bytes on a pass.
     """
