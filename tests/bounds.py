@@ -23,7 +23,7 @@ def _peak() -> float:
 
 
 def make_no_file(path: Path, kind: str) -> None:
-    """Put a pipe that nobody writes to, a device without an end, or 3 GiB of zeros that take no place on the disk."""
+    """Create a pipe without a writer, a link to an endless device, or a sparse file of 3 GiB."""
     path.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(path)

@@ -1,4 +1,4 @@
-"""What all tests share: the hypothesis profiles, the browser and JupyterLab."""
+"""Shared by all tests: hypothesis profiles, the browser, JupyterLab, a summary of CPU time."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that `--every` asks for."""
+    """Keep every N-th test."""
     items[:] = items[:: config.getoption("every")]
 
 
@@ -111,7 +111,7 @@ def browser() -> Iterator[Browser]:
     """The system's Chromium, headless. Without one the test is skipped, or fails under CI.
 
     Playwright keeps an event loop running in this thread until the session ends, so tests that call
-    `asyncio.run` must do so in a thread or process of their own (nbclient does).
+    `asyncio.run` must do so in a separate thread or process (nbclient does).
     """
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:

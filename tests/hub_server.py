@@ -26,7 +26,7 @@ class Hub:
         self.requests: list[tuple[str, str]] = []
 
     def commit(self, name: str, files: dict[str, bytes], branch: str = "main") -> str:
-        """Add a commit with these files beside those of the one before; its id."""
+        """Add a commit with these files and those of the previous one; return its id."""
         repository = self.repositories.setdefault(name, {"commits": {}, "branches": {}, "private": False})
         before = repository["commits"].get(repository["branches"].get(branch), {})
         files = before | files

@@ -1,4 +1,4 @@
-"""How many planted faults do the tests notice? `python tests/mutants.py --root . --n 200 --seed 0`.
+"""Count the planted faults that the tests notice. `python tests/mutants.py --root . --n 200 --seed 0`.
 
 A mutant is the library with one small fault: a comparison, an arithmetic operation, a number, a condition or a
 default changed in one place of `algorithms/`, `constructions/` or `analysis/`. Each is run against the test files that
@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOMS = ("algorithms", "constructions", "analysis")
+PACKAGES = ("algorithms", "constructions", "analysis")
 COMPARISONS = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -46,7 +46,7 @@ class Mutant:
 
 
 def mutants_of(root: Path, file: Path) -> list[Mutant]:
-    """Every mutant of a file. Annotations, decorators, messages of errors and docstrings are left as they are."""
+    """List every mutant of a file; annotations, decorators, error messages and docstrings stay unchanged."""
     tree = ast.parse(file.read_text())
     lines, mutants = file.read_text().splitlines(keepends=True), []
 
@@ -104,15 +104,15 @@ def mutants_of(root: Path, file: Path) -> list[Mutant]:
 
 
 def tests_for(root: Path, mutant: Mutant) -> list[str]:
-    """Test files that mirror the mutant's module, then those of the library's rooms that name what it changes."""
+    """List the test files of the mutant's module, then those of other packages that name the changed function."""
     module = Path(mutant.file)
     mirrored = Path("tests", *module.parts[1:-1])
     files = [root / mirrored / f"test_{module.stem}.py", root / mirrored.parent / f"test_{module.parent.name}.py"]
     named = re.compile(rf"\b{re.escape(mutant.name)}\b|\b{re.escape(module.stem)}\b")
     others = [
         path
-        for room in ROOMS
-        for path in sorted((root / "tests" / room).rglob("test_*.py"))
+        for package in PACKAGES
+        for path in sorted((root / "tests" / package).rglob("test_*.py"))
         if path not in files and named.search(path.read_text())
     ]
     others.sort(key=lambda path: (path.parent != root / mirrored, path.stat().st_size))
@@ -121,7 +121,7 @@ def tests_for(root: Path, mutant: Mutant) -> list[str]:
 
 
 def start(tree: Path, mutant: Mutant, tests: list[str]) -> int:
-    """Put the fault into a copy of the tree, and run the tests there in a fork; returns its process number."""
+    """Write the mutant into a copy of the tree, run the tests there in a fork, and return the process id."""
     (tree / mutant.file).write_text(mutant.source)
     pid = os.fork()
     if pid:
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="lines of JSON, one a mutant; those already there are not run again")
     arguments = parser.parse_args()
     root = arguments.root.resolve()
-    files = [path for room in ROOMS for path in sorted((root / "mechicl" / room).rglob("*.py"))]
+    files = [path for package in PACKAGES for path in sorted((root / "mechicl" / package).rglob("*.py"))]
     every = [mutant for path in files for mutant in mutants_of(root, path)]
     sample = random.Random(arguments.seed).sample(every, min(arguments.n, len(every)))
     print(f"{len(every)} mutants in {len(files)} files; {len(sample)} of them, seed {arguments.seed}", flush=True)

@@ -23,20 +23,20 @@ INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe
 class Pretended(Tensor):
     """A tensor on the pretended device."""
 
-    held: Tensor
-    is_meta = False  # whoever asks wants to know whether there are values
+    inner: Tensor
+    is_meta = False  # "meta" would mean that there are no values
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> "Pretended":
+    def __new__(cls, inner: Tensor) -> "Pretended":
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
-            held.shape,
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
             device=DEVICE,
         )
-        made.held = held
+        made.inner = inner
         return made
 
     @classmethod
@@ -53,7 +53,7 @@ class Pretended(Tensor):
         return self.detach().cpu().tolist()
 
     def __repr__(self, **kwargs: Any) -> str:
-        return f"Pretended({self.held!r})"
+        return f"Pretended({self.inner!r})"
 
 
 class PretendDevice(TorchDispatchMode):
@@ -91,7 +91,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         on_it = isinstance(args[0], Pretended)
     if not on_it:
         return out
-    wrappers = {id(leaf.held): leaf for leaf in there}  # what is changed in place stays the same tensor
+    wrappers = {id(leaf.inner): leaf for leaf in there}  # what is changed in place stays the same tensor
 
     def wrap(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or isinstance(leaf, Pretended):
@@ -102,7 +102,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _real(leaf: Any) -> Any:
-    return leaf.held if isinstance(leaf, Pretended) else leaf
+    return leaf.inner if isinstance(leaf, Pretended) else leaf
 
 
 def _check_together(name: str, args: Any, leaves: list[Tensor]) -> None:
@@ -118,7 +118,9 @@ def _check_together(name: str, args: Any, leaves: list[Tensor]) -> None:
 def pretend_device() -> Iterator[torch.device]:
     """A context in which "meta" is a device like a GPU; random numbers there are those of the CPU."""
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # swapping data would leave what is held behind
+    torch.__future__.set_overwrite_module_params_on_conversion(
+        True
+    )  # swapped data would lose it
     try:
         with PretendDevice(), FromNumbers():
             yield DEVICE

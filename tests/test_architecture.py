@@ -62,12 +62,12 @@ def test_packages_import_only_from_packages_before_them():
     order = [name for level in LEVELS for name in level]
     for path in MODULES:
         here = package(module_of(path))
-        if here:  # not the front door, which names them all
+        if here:  # not the top-level module, which names all packages
             others = {package(name) for name in imports(path)} - {here}
             assert others <= set(order[: order.index(here)]), path
 
 
-def test_nothing_inside_imports_the_front_door():
+def test_no_module_imports_the_top_level_package():
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -117,7 +117,7 @@ def examples() -> list[str]:
 
 @pytest.fixture(scope="module")
 def names() -> dict:
-    """What every example may use without making it."""
+    """Names that every example may use."""
     import torch
 
     from mechicl import algorithms, constructions

@@ -35,7 +35,7 @@ class Budget:
 
     Attributes:
         memory: the bound, in bytes.
-        held: bytes that are kept throughout: results, activations to patch in.
+        kept: bytes that are needed throughout: results, activations to patch in.
 
     Example:
         >>> Budget(2**20).holding(torch.zeros(1000, dtype=torch.float64)).rows(per_row=4096)
@@ -43,11 +43,11 @@ class Budget:
     """
 
     memory: float = MEMORY
-    held: float = 0.0
+    kept: float = 0.0
 
     def holding(self, *kept: Kept) -> "Budget":
         """Return the budget with more bytes kept."""
-        return replace(self, held=self.held + sum(map(count_bytes, kept)))
+        return replace(self, kept=self.kept + sum(map(count_bytes, kept)))
 
     @property
     def for_tensors(self) -> float:
@@ -60,15 +60,15 @@ class Budget:
         Raises:
             TooLittleMemory: a ValueError; not even one row fits, and the message names the smallest sufficient bound.
         """
-        needed = self.held + per_row
+        needed = self.kept + per_row
         if not needed <= self.for_tensors:
             needed += SET_ASIDE if needed > SET_ASIDE else 0
             raise TooLittleMemory(
-                f"memory={self.memory:.4g} bytes is too little: results take {self.held:.4g}, and each prompt of a run "
+                f"memory={self.memory:.4g} bytes is too little: results take {self.kept:.4g}, and each prompt of a run "
                 f"{per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells",
                 needed,
             )
-        return int(max(min((self.for_tensors - self.held) / max(per_row, 1), at_most), 1))
+        return int(max(min((self.for_tensors - self.kept) / max(per_row, 1), at_most), 1))
 
 
 def count_bytes(kept: Kept) -> float:

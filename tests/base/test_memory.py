@@ -14,16 +14,16 @@ from mechicl.base.memory import SET_ASIDE, Budget, TooLittleMemory
 )  # fmt: skip
 def test_part_of_a_large_bound_is_set_aside(memory, for_tensors):
     assert Budget(memory).for_tensors == for_tensors
-    assert Budget(memory, held=500).rows(100) == (for_tensors - 500) // 100
+    assert Budget(memory, kept=500).rows(100) == (for_tensors - 500) // 100
 
 
 @pytest.mark.parametrize("per_row", [10, SET_ASIDE - 7, SET_ASIDE + 1, 5 * SET_ASIDE])
 def test_what_is_said_to_be_enough_is_enough(per_row):
     with pytest.raises(TooLittleMemory, match="is too little") as refused:
-        Budget(9, held=7).rows(per_row)
-    assert Budget(refused.value.needed, held=7).rows(per_row) == 1
+        Budget(9, kept=7).rows(per_row)
+    assert Budget(refused.value.needed, kept=7).rows(per_row) == 1
     with pytest.raises(TooLittleMemory):
-        Budget(refused.value.needed - 1, held=7).rows(per_row)
+        Budget(refused.value.needed - 1, kept=7).rows(per_row)
     with pytest.raises(TooLittleMemory):
         Budget(float("nan")).rows(1)
 

@@ -1,4 +1,4 @@
-"""Learned subspaces in a report: a row for each layer and number of dimensions, beside its controls."""
+"""Learned subspaces in a report: a row for each layer and number of dimensions, and its controls."""
 
 import pytest
 
