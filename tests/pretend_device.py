@@ -118,9 +118,7 @@ def _check_together(name: str, args: Any, leaves: list[Tensor]) -> None:
 def pretend_device() -> Iterator[torch.device]:
     """A context in which "meta" is a device like a GPU; random numbers there are those of the CPU."""
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(
-        True
-    )  # swapped data would lose it
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # swapped data would lose it
     try:
         with PretendDevice(), FromNumbers():
             yield DEVICE
