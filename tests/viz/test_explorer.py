@@ -96,7 +96,7 @@ def test_errors_are_displayed_until_the_next_action():
     explorer = explorer_of(regression())
     before = explorer.state["runs"]
     state = send(explorer, "toggle", layer=1, pos=9)
-    assert "pos goes from 0 to 8" in state["error"]
+    assert "pos must be 0 to 8" in state["error"]
     assert state["runs"] == before
     assert send(explorer, "toggle", layer=1, pos=8)["error"] == ""
     explorer.session.model.train()
