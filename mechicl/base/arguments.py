@@ -294,9 +294,10 @@ def _as_python(value: Any, hint: Any = None) -> Any:
     if type(value) in (list, tuple):
         to_tuple = any(get_origin(part) is tuple for part in parts_of(hint))
         element = next((args[0] for part in parts_of(hint) if (args := get_args(part))), None)
-        plain = set(map(type, value)) <= {int, float}  # a long list in one pass of C code
+        plain = set(map(type, value)) <= {int, float}  # a long list is converted at once
         elements = list(value) if plain else [_as_python(each, element) for each in value]
-        return (tuple if to_tuple else type(value))(elements)
+        kind: Any = tuple if to_tuple else type(value)
+        return kind(elements)
     if isinstance(value, dict):
         return {_as_python(key): _as_python(each) for key, each in value.items()}
     return value
