@@ -96,7 +96,7 @@ def read_out(cfg: TransformerConfig, weights: Weights, row: Array) -> Array:
 
 
 def targets(cfg: TransformerConfig) -> list[int]:
-    """The y-dimensions of the stream: those of a paired token as it is, else the last ones."""
+    """The y-dimensions of the stream: those of a paired token unchanged, else the last ones."""
     if cfg.prompt_format == "paired" and cfg.read_in == "identity":
         assert cfg.x_dim is not None
         return [cfg.x_dim + i for i in range(cfg.y_dim)]
@@ -152,7 +152,7 @@ def descend(cfg: TransformerConfig, block: Weights, stream: Array, *, skip_norm:
 
 
 def momentum(cfg: TransformerConfig, outputs: Array, values: Array) -> Array:
-    """What momentum makes of one head's outputs `[pos d]`: each position takes over a state from the one before."""
+    """One head's outputs `[pos d]` with momentum: each position takes over a state from the one before."""
     if cfg.momentum == 0:
         return outputs
     made, state = [], np.zeros(outputs.shape[1])

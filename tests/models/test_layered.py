@@ -1,4 +1,4 @@
-"""What all kinds of models share: memory, gradients, and parts that other libraries have replaced."""
+"""Memory, gradients, and parts replaced by other libraries, for all kinds of models."""
 
 import copy
 import types

@@ -81,12 +81,7 @@ class TextModel(PromptedModel):
     ) -> Tensor:
         """Convert text to token ids `[batch pos]`, padded on the right; prompts are encoded, tokens stay unchanged.
 
-        Args:
-            input: a text, several, prompts (models of points), or tokens.
-            prepend_bos: put the beginning-of-sequence token before a text, see the class.
-            padding_side: "right" or None.
-            move_to_device: to the model's device.
-            truncate: cut texts at n_ctx tokens.
+        Texts are cut at n_ctx tokens, unless `truncate` is False.
         """
         if isinstance(input, Prompts | Tensor):
             return super().to_tokens(input)
@@ -186,28 +181,12 @@ class TextModel(PromptedModel):
         use_past_kv_cache: bool = True,
         padding_side: str | None = USE_DEFAULT_VALUE,
     ) -> Any:
-        """Generate tokens after a prompt.
+        """Generate tokens after a prompt, a text, several, or token ids.
 
-        Several texts are continued separately. A row of tokens that has ended is filled up with the end-of-sequence
-        token until all have ended.
-
-        Args:
-            input: a text, several, or token ids.
-            max_new_tokens: largest number of new tokens; prompt and answer must fit into n_ctx.
-            stop_at_eos: end a row at an end-of-sequence token.
-            eos_token_id: this token, or several; by default the tokenizer's.
-            do_sample: draw tokens; False for the likeliest.
-            top_k: draw from the k likeliest tokens only.
-            top_p: draw from the fewest tokens whose probabilities sum to this.
-            temperature: divisor of the logits; 0 for the likeliest token.
-            freq_penalty: subtracted from a token's logit for each earlier occurrence.
-            repetition_penalty: divides positive logits of earlier tokens, and multiplies negative ones.
-            prepend_bos: as for `to_tokens`.
-            return_type: "str", "tokens", or the kind of the input. Texts come without special tokens.
-            verbose: show a progress bar.
-            seed: of the draws; by default torch's global generator continues.
-            use_past_kv_cache: ignored, as there is none; for code written for TransformerLens.
-            padding_side: ignored likewise.
+        Arguments are those of TransformerLens, except `seed`, of the draws (by default torch's global generator
+        continues); `use_past_kv_cache` and `padding_side` are ignored. Several texts are continued separately. A row of
+        tokens that has ended is filled up with the end-of-sequence token until all have ended. `temperature=0` takes
+        the likeliest token.
 
         Returns:
             The prompt and the new tokens: a text, a list of texts, or token ids `[batch pos_and_new]`.

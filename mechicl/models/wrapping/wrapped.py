@@ -100,7 +100,7 @@ class WrappedModel(LayeredModel):
     def cfg(self) -> WrappedConfig:  # type: ignore[override]
         """The facts known about the module."""
         weight = next((t for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()), torch.empty(0))
-        is_current = self._tried == self._version()
+        is_current = (self._one_pass or self._causal) and self._tried == self._version()
         return WrappedConfig(
             n_layers=len(self.blocks),
             n_heads=self._n_heads,
@@ -171,12 +171,11 @@ class WrappedModel(LayeredModel):
         """Extract the predictions from the module's output: of all points, or of one, the query."""
         predictions = outputs if self._decode is None else self._decode(outputs)
         source = "the module returned" if self._decode is None else "decode returned"
+        expected = "predictions [prompt y] or [prompt point y]: give decode=, a function of the module's output"
         if not isinstance(predictions, Tensor):
-            raise TypeError(f"{source} {type(predictions).__name__}, not predictions [prompt y] or [prompt point y]: "
-                            f"give decode=, a function of the module's output")  # fmt: skip
+            raise TypeError(f"{source} {type(predictions).__name__}, not {expected}")
         if predictions.ndim not in (2, 3):
-            raise ValueError(f"{source} the shape {tuple(predictions.shape)}, not [prompt y] or [prompt point y]: give "
-                             f"decode=")  # fmt: skip
+            raise ValueError(f"{source} the shape {tuple(predictions.shape)}, not {expected}")
         if predictions.ndim == 2:
             return predictions[:, None]
         return predictions if self._decode is not None else predictions[:, self.points]

@@ -38,7 +38,7 @@ DEFAULTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         "attn_bias": True, "read_bias": True, "positional_embedding_type": "standard", "attention_dir": "causal",
         "attn_scale": 2.0, "d_vocab_out": 7, "d_out": 7, "seed": None, "initializer_range": 0.8 / math.sqrt(12),
     }),
-    # an identity read-in has room for positions and, where an x token has none, for y
+    # an identity read-in leaves space for positions and, where an x token has none, for y
     (PAIRED | {"positional_embedding_type": "one_hot"}, {"d_model": 5 + 5}),
     (PAIRED | {"positional_embedding_type": "sinusoidal"}, {"d_model": 5 + 20}),
     (PAIRED | {"prompt_format": "interleaved", "read_in": "identity", "read_out": "identity",

@@ -73,7 +73,7 @@ def assert_streams_and_jacobians_are_the_plain_ones(model: PromptedModel, n_quer
     expected = run_alone(model, prompts, plain)
     streams = torch.stack(list(model.query_streams(prompts, shared)))
     assert_equal(streams, expected)
-    # a direction of its own for every row: what leaked into another row would show
+    # a separate direction for every row, which shows leaks into other rows
     directions = torch.randn(streams.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     (jacobian,) = torch.autograd.grad((streams * directions).sum(), shared)
     (expected_jacobian,) = torch.autograd.grad((expected * directions).sum(), plain)
