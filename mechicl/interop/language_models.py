@@ -1,5 +1,8 @@
 """Language models with their tokenizers: ours, and all that TransformerLens supports."""
 
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,24 +40,35 @@ class LanguageModel:
 
 @checked
 def load_language_model(
-    name: str | Path, *, seed: int | None = None, device: str | torch.device = "cpu"
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    seed: int | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> LanguageModel:
     """Load a language model by name or path.
 
     Args:
         name: one of our checkpoints trained on texts ("topics-3l", or a folder), or a causal language model of
             `transformers`: its name on the hub, or a folder with its config, safetensors and tokenizer.
+        revision: branch, tag or commit on the hub, such as "step1000" of Pythia.
+        gguf_file: file name of quantized weights in the folder or repository. They are dequantized, so they are close
+            to the published weights and not equal (needs the package `gguf`).
         seed: training seed of one of our checkpoints; by default its best.
         device: device of the model.
+        dtype: floating-point type of the weights.
 
     Returns:
         The model and its tokenizer; within `checkpoints.random_weights`, an untrained model of the same config.
 
     Raises:
         UnknownSeedError: our checkpoint has no such seed.
-        ValueError: our checkpoint was not trained on texts; or the config in a folder claims more or larger layers than
-            its safetensors contain.
-        OSError: no such model.
+        ValueError: our checkpoint was not trained on texts or was given a revision; the config in a folder claims more
+            or larger layers than its safetensors contain; or TransformerLens does not support the architecture.
+        ImportError: a GGUF file without the package `gguf`.
+        OSError: no such model, or no network connection to fetch it.
 
     Example:
         >>> load_language_model("topics-3l").tokenizer("cat oak").input_ids
@@ -62,20 +76,74 @@ def load_language_model(
     """
     folder = Path(name)
     if str(name) in available() or (folder / "record.json").is_file():
+        if revision is not None or gguf_file is not None:
+            raise ValueError(f"revision and gguf_file are for models of transformers, {name} is a checkpoint of ours")
         checkpoint = load_checkpoint(name)
         if not isinstance(checkpoint.task, TopicClassification):
             raise ValueError(f"{checkpoint.name} was trained on {type(checkpoint.task).__name__}, not on texts")
         return LanguageModel(checkpoint.name, checkpoint.model(seed).to(device), topic_tokenizer())
-    if (folder / "config.json").exists():
-        _check_folder(folder)
+    if gguf_file is not None:
+        bridge = _bridge_of_gguf(str(name), gguf_file, revision, device, dtype)
+    else:
+        if (folder / "config.json").exists():
+            _check_folder(folder)
+        bridge = _bridge(str(name), revision, seed or 0, device, dtype)
+    bridge.eval()
+    title = folder.name if folder.is_dir() else str(name)
+    return LanguageModel(f"{title}@{revision}" if revision else title, bridge, bridge.tokenizer)
+
+
+def _bridge(name: str, revision: str | None, seed: int, device: str | torch.device, dtype: torch.dtype) -> Any:
     from transformer_lens.model_bridge import TransformerBridge  # takes seconds
 
-    with torch.random.fork_rng(enabled=are_weights_random()):
+    with torch.random.fork_rng(enabled=are_weights_random()), _named_errors(name):
+        if not are_weights_random():
+            return TransformerBridge.boot_transformers(name, revision=revision, device=device, dtype=dtype)
+        torch.manual_seed(UNTRAINED_SEED + seed)
+        return TransformerBridge.boot_transformers(name, revision=revision, load_weights=False).to(device, dtype)
+
+
+def _bridge_of_gguf(
+    name: str, gguf_file: str, revision: str | None, device: str | torch.device, dtype: torch.dtype
+) -> Any:
+    """Open a model of `transformers` with dequantized weights."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError("GGUF files need the package gguf: pip install 'mechicl[gguf]'")
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"gguf_file": gguf_file} | ({} if revision is None else {"revision": revision})
+    with _named_errors(name):
+        tokenizer = AutoTokenizer.from_pretrained(name, **where)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="eager", **where)
+        model.hf_quantizer = None  # the weights are no longer quantized; with these two the model could not be saved
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
         if are_weights_random():
-            torch.manual_seed(UNTRAINED_SEED + (seed or 0))
-        bridge = TransformerBridge.boot_transformers(str(name), device=device, load_weights=not are_weights_random())
-    bridge.eval()
-    return LanguageModel(folder.name if folder.is_dir() else str(name), bridge, bridge.tokenizer)
+            with torch.random.fork_rng():
+                torch.manual_seed(UNTRAINED_SEED)
+                model = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").to(dtype)
+        architecture = (model.config.architectures or [type(model).__name__])[0]
+        return build_bridge_from_module(
+            model.to(device).eval(), architecture, hf_config=model.config, tokenizer=tokenizer, model_name=name
+        )
+
+
+@contextmanager
+def _named_errors(name: str) -> Iterator[None]:
+    """Turn errors of loading into errors that name the model and the fix."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise MemoryError(f"{name} does not fit into memory: give dtype=torch.bfloat16, or a smaller model") from error
+    except OSError as error:
+        if "offline" in str(error) or "connect" in str(error).lower() or "couldn't reach" in str(error).lower():
+            raise OSError(f"{name} is not in a folder and cannot be fetched without a network connection") from error
+        raise
+    except (KeyError, ValueError, NotImplementedError) as error:
+        if "architecture" in str(error).lower() or "model_type" in str(error).lower():
+            raise ValueError(f"TransformerLens does not support the architecture of {name}: {error}") from error
+        raise
 
 
 def _check_folder(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Many interventions in few passes: runs share batches, and each starts at the layer where it begins to differ."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -17,6 +18,7 @@ from mechicl.models import TransformerConfig
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.edits import to_write
 from mechicl.models.opening.sites import Site
+from mechicl.models.opening.suffix_runs import suffix_runs
 
 CACHE_SIZE = 2**26  # bytes of a batch of ours at most: larger batches of a small model leave the processor's caches
 Sites = tuple[Site, ...]  # of one cell of a sweep
@@ -125,7 +127,7 @@ class Experiment:
             measured[name] = example.new_empty(len(cells), len(example))
         cfg = self.adapter.model.cfg
         local = self.adapter.is_transformer and not self.adapter.has_user_hooks()
-        run_each = _run_local_cells if local and all(_is_local(cell, cfg) for cell in cells) else _run_any_cells
+        run_each = _run_local_cells if local and all(_is_local(cell, cfg) for cell in cells) else self._run_by_position
         with using_threads(threads_for_runs(self.adapter, baseline)):
             for index, predicted in run_each(self.adapter, baseline, cells, values):
                 if predictions is not None:
@@ -135,6 +137,37 @@ class Experiment:
                 if advance is not None:
                     advance()
         return CellResults(predictions, measured)
+
+    def _run_by_position(
+        self, adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Run cells from their first position on, where a language model caches keys and values; the others whole."""
+
+        def first_of(index: int) -> int:
+            return min((-1 if site.pos is None else site.pos for site in cells[index]), default=-1)
+
+        for first, group in groupby(sorted(range(len(cells)), key=first_of), key=first_of):
+            members = list(group)
+            suffix = None
+            if len(members) > 1:
+                memory = self.budget.for_tensors / 2
+                suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size, memory)
+            if suffix is None:
+                some = _run_any_cells(adapter, baseline, [cells[i] for i in members], values)
+                yield from ((members[i], predicted) for i, predicted in some)
+                continue
+            later = {name: value[:, first:] for name, value in values.items()}
+            for start in range(0, len(members), suffix.copies):
+                together = members[start : start + suffix.copies]
+                shifted = [tuple(replace(site, pos=(site.pos or 0) - first) for site in cells[i]) for i in together]
+                predicted = suffix.run(partial(_hooks_of_rows, shifted, later, len(baseline)))
+                yield from zip(together, predicted.split(len(baseline)), strict=False)
+
+
+def _hooks_of_rows(cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, rows: slice) -> list[Hook]:
+    """Return the hooks for some rows of cells that follow each other, `n_prompts` rows each."""
+    n_rows = min(rows.stop, len(cells) * n_prompts) - rows.start
+    return _replacing_hooks(cells, values, n_prompts, rows.start, n_rows, copy=True)
 
 
 def rows_at_once(adapter: ModelAdapter, tokens: Tensor, budget: Budget) -> int:

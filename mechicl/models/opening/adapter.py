@@ -97,10 +97,10 @@ class ModelAdapter:
 
     # ---- runs ----
 
-    def run(self, tokens: Tensor, hooks: Sequence[Hook] = ()) -> Tensor:
-        """Run the model on tokens and return its predictions."""
+    def run(self, tokens: Tensor, hooks: Sequence[Hook] = (), **options: Any) -> Tensor:
+        """Return the predictions of a run from the tokens on; `options` are passed to a model of another package."""
         if not self.reads_prompts:
-            return self._select_read(self._run_other(tokens, hooks))
+            return self._select_read(self._run_other(tokens, hooks, **options))
         with self.model.hooks(fwd_hooks=list(hooks)):
             return self._select_read(self.model(tokens, at=self.at))
 
@@ -269,10 +269,10 @@ class ModelAdapter:
         with holding(self.model), replacing_forwards(forwards):
             return self._select_read(self._run_other(streams, hooks, start_at_layer=layer))
 
-    def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **where: int) -> Tensor:
+    def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **options: Any) -> Tensor:
         """Run another package's model, with its lock."""
         with holding(self.model):
-            return self.model.run_with_hooks(inputs, fwd_hooks=[*hooks, *self._unembed_hooks()], **where)
+            return self.model.run_with_hooks(inputs, fwd_hooks=[*hooks, *self._unembed_hooks()], **options)
 
     def _unembed_hooks(self) -> list[Hook]:
         """A hook that unembeds only the last position, if no other is read."""

@@ -1,0 +1,74 @@
+"""Runs of a causal language model from one position on, with the keys and values of earlier positions cached."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter
+from mechicl.models.opening.skipping import same_up_to_rounding
+
+MOST_ROWS = 128
+"""Rows of a run at most: more are no faster."""
+
+
+class SuffixRuns:
+    """Runs that compute only the positions from `first` on, for several copies of the prompts at once.
+
+    In a causal model, an edit at a position changes no earlier one. So the keys and values before the first edited
+    position are computed once, by the cache of `transformers`, and every run reads them.
+
+    Args:
+        adapter: a `TransformerBridge`, opened.
+        tokens: token ids `[prompt pos]`.
+        first: first position that runs compute.
+        batch_size: number of prompts per run.
+        copies: number of copies of the prompts in a run; more than one only if all prompts fit into a run.
+    """
+
+    @torch.no_grad()
+    def __init__(self, adapter: ModelAdapter, tokens: Tensor, first: int, batch_size: int, copies: int = 1):
+        self.adapter, self.first, self.copies = adapter, first, copies
+        self.tokens = tokens.repeat(copies, 1)
+        self.parts = [slice(start, start + batch_size) for start in range(0, len(tokens), batch_size)]
+        cached = {"return_type": "logits_and_cache", "use_cache": True}
+        self.caches = [adapter.model(tokens[part, :first], **cached)[1] for part in self.parts]
+        if copies > 1:
+            self.parts = [slice(0, len(self.tokens))]
+            self.caches[0].batch_select_indices(torch.arange(len(tokens), device=tokens.device).repeat(copies))
+
+    @torch.no_grad()
+    def run(self, hooks_of: Callable[[slice], Sequence[Hook]]) -> Tensor:
+        """Return predictions of all rows, with the hooks for each slice of them; positions count from `first`."""
+        outputs = []
+        for part, cache in zip(self.parts, self.caches, strict=True):
+            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), past_key_values=cache))
+            cache.crop(self.first - self.tokens.shape[1])  # remove the positions that this run added
+        return torch.cat(outputs)
+
+
+@torch.no_grad()
+def suffix_runs(
+    adapter: ModelAdapter, tokens: Tensor, first: int, n_cells: int, batch_size: int, memory: float
+) -> SuffixRuns | None:
+    """Return runs from a position on; None if the model has no such cache, or it does not fit into `memory` bytes.
+
+    The route is tried on the first prompts: models whose cached runs differ from whole runs are run as a whole.
+    """
+    if adapter.ours or adapter.reads_prompts or first < 1 or adapter.at != "query" or adapter.has_user_hooks():
+        return None
+    tried = tokens[:N_TRIED]
+    try:
+        runs = SuffixRuns(adapter, tried[:1], first, 1)
+        bytes_per_row = 2 * sum(layer.keys.nbytes + layer.values.nbytes for layer in runs.caches[0].layers)
+        rows = min(int(memory / bytes_per_row), MOST_ROWS)  # twice: each run copies the keys and values
+        if rows < min(len(tokens), batch_size):
+            return None
+        copies = max(min(rows // len(tokens), n_cells), 1) if len(tokens) <= batch_size else 1
+        runs = SuffixRuns(adapter, tried, first, len(tried), min(copies, 2))
+        again = [runs.run(lambda part: ())[-len(tried) :] for _ in range(2)]  # the first must leave the cache unchanged
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return None  # another kind of cache, or none
+    if not all(same_up_to_rounding(each, adapter.run(tried)) for each in again):
+        return None
+    return SuffixRuns(adapter, tokens, first, min(batch_size, rows), copies)

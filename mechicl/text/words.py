@@ -1,0 +1,247 @@
+"""In-context tasks on words: pairs of input and output, few-shot prompts of them, and the prompts' controls."""
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mechicl.base.arguments import Count, Natural, check_fields, checked
+
+FOLDER = Path(__file__).parent / "words"
+MOST_BYTES = 2**22
+"""Largest CSV file of pairs in bytes."""
+
+WordLabels = Literal["true", "shuffled", "random", "other task"]
+"""Outputs of the demonstrations: true ones, those of other demonstrations, random words, or another task's pairs."""
+
+
+@dataclass(frozen=True)
+class WordTask:
+    """Pairs of words, and how a prompt writes them.
+
+    Attributes:
+        name: name of the task.
+        pairs: inputs with their outputs.
+        template: text of one example, with `{input}` and, at its end, `{output}`.
+        separator: text between examples.
+
+    Raises:
+        ArgumentError: a template without the two fields or with text after `{output}`, fewer than two pairs, a blank
+            word, or an input that occurs twice.
+
+    Source: the template is that of Todd et al. 2024 ("Function vectors in large language models").
+
+    Example:
+        >>> WordTask("double", (("a", "aa"), ("b", "bb"))).write("a", "aa")
+        'Q: a\\nA: aa'
+    """
+
+    name: str
+    pairs: tuple[tuple[str, str], ...]
+    template: str = "Q: {input}\nA: {output}"
+    separator: str = "\n\n"
+
+    def __post_init__(self):
+        check_fields(self)
+        if self.template.count("{input}") != 1 or not self.template.endswith("{output}"):
+            raise ValueError(f"template must contain {{input}} once and end with {{output}}, got {self.template!r}")
+        if len(self.pairs) < 2:
+            raise ValueError(f"task {self.name!r} needs at least two pairs, got {len(self.pairs)}")
+        if blank := [pair for pair in self.pairs if not all(word.strip() for word in pair)]:
+            raise ValueError(f"task {self.name!r} has a blank word in {blank[0]}")
+        (word, times), *_ = Counter(word for word, _ in self.pairs).most_common(1)
+        if times > 1:
+            raise ValueError(f"task {self.name!r} has the input {word!r} {times} times; inputs must be unique")
+
+    def write(self, word: str, output: str | None = None) -> str:
+        """Write an example; without an output, a query, which ends where the output's space begins."""
+        text = self.template.replace("{input}", word)
+        return text.replace("{output}", output) if output is not None else text.removesuffix("{output}").rstrip(" ")
+
+
+@checked
+def read_word_task(path: str | Path, *, name: str | None = None, template: str = WordTask.template) -> WordTask:
+    """Read a task from a CSV file with the columns `input` and `output`.
+
+    Raises:
+        ValueError: the file is too large, has other columns, or its pairs are invalid (see `WordTask`).
+        FileNotFoundError: no such file.
+
+    Example:
+        >>> read_word_task("my_pairs.csv", template="{input} -> {output}")
+    """
+    path = Path(path)
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes, allowed are {MOST_BYTES}")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        if not {"input", "output"} <= set(rows.fieldnames or ()):
+            raise ValueError(f"{path} must have the columns input and output, got {rows.fieldnames}")
+        pairs = tuple((row["input"].strip(), (row["output"] or "").strip()) for row in rows)
+    return WordTask(name or path.stem, pairs, template)
+
+
+WORD_TASKS: dict[str, WordTask] = {path.stem: read_word_task(path) for path in sorted(FOLDER.glob("*.csv"))}
+"""The word tasks of the library, by name: antonyms, capitals, plural, past tense, translation, addition, ..."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordPrompts:
+    """Few-shot prompts of one length, with the token that each is to continue with.
+
+    Attributes:
+        ids: token ids; the answer comes after the last one.
+        targets: first token of each true answer that differs between answers.
+        task: name of the task.
+        labels: kind of the demonstrations' outputs.
+        n_shots: number of demonstrations.
+        queries: input of each query.
+        answers: true answer of each query.
+    """
+
+    ids: Int[Tensor, "prompt pos"]
+    targets: Int[Tensor, " prompt"]
+    task: str
+    labels: WordLabels
+    n_shots: int
+    queries: tuple[str, ...]
+    answers: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@checked
+def word_prompts(
+    tokenizer: Any,
+    task: WordTask | str,
+    *,
+    n_prompts: Count = 64,
+    n_shots: Natural = 10,
+    labels: WordLabels = "true",
+    other: WordTask | str | None = None,
+    seed: int = 0,
+) -> WordPrompts:
+    """Draw few-shot prompts of a task.
+
+    All prompts have the same number of tokens, so that a position has the same meaning in each. Pairs whose words have
+    an unusual number of tokens for this tokenizer are therefore left out. The same seed gives the same queries and the
+    same inputs in the demonstrations for all kinds of labels.
+
+    Args:
+        tokenizer: tokenizer with the interface of `transformers`.
+        task: task, or the name of one in `WORD_TASKS`.
+        n_prompts: number of prompts.
+        n_shots: demonstrations per prompt; 0 for zero-shot prompts.
+        labels: outputs of the demonstrations. "shuffled" exchanges them within a prompt, so that none is at its own
+            input; "random" takes words of other tasks; "other task" shows pairs of `other` instead.
+        other: task of the demonstrations for "other task".
+        seed: seed of the draw.
+
+    Raises:
+        ValueError: an unknown task, too few pairs of one length for the shots, one demonstration to shuffle, or
+            `other` without "other task".
+
+    Example:
+        >>> prompts = word_prompts(tokenizer, "antonyms", n_shots=4, labels="shuffled")
+        >>> prompts.ids.shape
+        torch.Size([64, 43])
+    """
+    task = _named(task)
+    if (other is not None) != (labels == "other task"):
+        raise ValueError(f"other= is for labels='other task', got other={other!r} and labels={labels!r}")
+    if labels == "shuffled" and n_shots == 1:
+        raise ValueError("labels='shuffled' needs at least two demonstrations, got n_shots=1")
+    pairs = _pairs_of_one_length(tokenizer, task)
+    if len(pairs) < n_shots + 1:
+        raise ValueError(
+            f"task {task.name!r} has {len(pairs)} pairs of one length for this tokenizer, and n_shots={n_shots} need "
+            f"{n_shots + 1}: show fewer demonstrations, or give a task with more pairs"
+        )
+    shown = pairs
+    if labels == "other task":
+        shown = _pairs_of_one_length(tokenizer, replace(_named(other), template=task.template))
+        if len(shown) < n_shots:
+            raise ValueError(f"task {_named(other).name!r} has {len(shown)} pairs of one length, n_shots is {n_shots}")
+    words = _random_words(tokenizer, task, pairs) if labels == "random" else []
+    generator = torch.Generator().manual_seed(seed)
+    texts, queries = [], []
+    for _ in range(n_prompts):
+        order = torch.randperm(len(pairs), generator=generator)[: n_shots + 1].tolist()
+        queries.append(pairs[order[0]])
+        examples = [pairs[i] for i in order[1:]]
+        draw = torch.randperm(max(len(shown), len(words), 1), generator=generator).tolist()
+        if labels == "other task":
+            examples = [shown[i] for i in draw[:n_shots]]
+        outputs = [output for _, output in examples]
+        if labels == "random":
+            outputs = [words[i] for i in draw if i < len(words)][:n_shots]
+        elif labels == "shuffled" and n_shots:
+            outputs = outputs[1:] + outputs[:1]  # the order is random, so a rotation exchanges all outputs
+        lines = [task.write(word, output) for (word, _), output in zip(examples, outputs, strict=True)]
+        texts.append(task.separator.join([*lines, task.write(queries[-1][0])]))
+    ids, targets = _with_targets(tokenizer, task, pairs, texts, [answer for _, answer in queries])
+    return WordPrompts(
+        ids, targets, task.name, labels, n_shots, tuple(q for q, _ in queries), tuple(a for _, a in queries)
+    )
+
+
+def _named(task: WordTask | str | None) -> WordTask:
+    if isinstance(task, WordTask):
+        return task
+    if task not in WORD_TASKS:
+        raise ValueError(f"task must be a WordTask or one of {list(WORD_TASKS)}, got {task!r}")
+    return WORD_TASKS[task]
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _lengths(tokenizer: Any, task: WordTask, pair: tuple[str, str]) -> tuple[int, int]:
+    """Count the tokens of a query, and of its answer."""
+    query = len(_encode(tokenizer, task.write(pair[0])))
+    return query, len(_encode(tokenizer, task.write(*pair))) - query
+
+
+def _pairs_of_one_length(tokenizer: Any, task: WordTask) -> list[tuple[str, str]]:
+    """Return the pairs with the most common numbers of tokens."""
+    lengths = [_lengths(tokenizer, task, pair) for pair in task.pairs]
+    ((common, _),) = Counter(lengths).most_common(1)
+    return [pair for pair, length in zip(task.pairs, lengths, strict=True) if length == common]
+
+
+def _random_words(tokenizer: Any, task: WordTask, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return outputs of other tasks, with as many tokens as the outputs of these pairs."""
+    own = {output for _, output in task.pairs}
+    words = {output for each in WORD_TASKS.values() for _, output in each.pairs} - own
+    length = _lengths(tokenizer, task, pairs[0])[1]
+    first = pairs[0][0]
+    return sorted(word for word in words if _lengths(tokenizer, task, (first, word))[1] == length)
+
+
+def _with_targets(
+    tokenizer: Any, task: WordTask, pairs: Sequence[tuple[str, str]], texts: Sequence[str], answers: Sequence[str]
+) -> tuple[Int[Tensor, "prompt pos"], Int[Tensor, " prompt"]]:
+    """Tokenize prompts and find the first token in which answers differ; tokens that all answers share are appended."""
+    tails = [
+        _encode(tokenizer, task.write(word, out))[len(_encode(tokenizer, task.write(word))) :] for word, out in pairs
+    ]
+    shared = 0
+    while len({tail[shared] for tail in tails}) == 1 and shared + 1 < len(tails[0]):
+        shared += 1
+    start = list(tokenizer("").input_ids)
+    tail_of = {output: tail for (_, output), tail in zip(pairs, tails, strict=True)}
+    rows = [start + _encode(tokenizer, text) + tails[0][:shared] for text in texts]
+    if len(set(map(len, rows))) > 1:
+        raise ValueError(
+            f"prompts of task {task.name!r} have {min(map(len, rows))} to {max(map(len, rows))} tokens with this "
+            f"tokenizer, because tokens span several words: use another template"
+        )
+    return torch.tensor(rows), torch.tensor([tail_of[answer][shared] for answer in answers])
