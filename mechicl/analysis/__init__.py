@@ -11,9 +11,21 @@ The most used names are here; each package has more.
 - `analysis.causes`: does it run the algorithm, or only reach the same result?
 - `analysis.finetuning`: is reading demonstrations like fine-tuning on them?
 - `analysis.dynamics`: when does it learn it?
+- `analysis.language`: how do language models learn in context?
 """
 
-from mechicl.analysis import behaviour, causes, circuits, dynamics, finetuning, heads, interventions, layers, weights
+from mechicl.analysis import (
+    behaviour,
+    causes,
+    circuits,
+    dynamics,
+    finetuning,
+    heads,
+    interventions,
+    language,
+    layers,
+    weights,
+)
 from mechicl.analysis.behaviour import (
     Identification,
     Match,
@@ -97,6 +109,7 @@ __all__ = [
     "interchange",
     "interpolate",
     "interventions",
+    "language",
     "layers",
     "match",
     "measure_circuit",

@@ -1,7 +1,7 @@
 """Models of other projects, compiled programs, language models with tokenizers, estimators of scikit-learn."""
 
-from mechicl.interop.garg import from_garg, load_garg
-from mechicl.interop.language_models import load_language_model
+from mechicl.interop.garg import from_garg, load_garg, load_garg_state
+from mechicl.interop.language_models import LanguageModel, load_language_model
 from mechicl.interop.linear_transformer import from_linear_transformer
 from mechicl.interop.scikit_learn import from_sklearn
 from mechicl.interop.tracr import CompiledTransformer, from_tracr
@@ -9,6 +9,7 @@ from mechicl.interop.transformer_lens import from_transformer_lens, to_transform
 
 __all__ = [
     "CompiledTransformer",
+    "LanguageModel",
     "from_garg",
     "from_linear_transformer",
     "from_sklearn",

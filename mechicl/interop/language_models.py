@@ -115,7 +115,7 @@ def _bridge_of_gguf(
     where = {"gguf_file": gguf_file} | ({} if revision is None else {"revision": revision})
     with _named_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(name, **where)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="eager", **where)
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="eager", **where)
         model.hf_quantizer = None  # the weights are no longer quantized; with these two the model could not be saved
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config

@@ -1,9 +1,22 @@
-"""Texts to classify: data sets with templates and labels, a made-up language, and prompts with demonstrations."""
+"""Texts to classify and words to map: data sets with templates and labels, a made-up language, and prompts with demonstrations."""
 
 from mechicl.tasks.topics import topic_tokenizer
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask
 from mechicl.text.classification import Labels as Labels
 from mechicl.text.demonstrations import text_shots
 from mechicl.text.loading import load_texts
+from mechicl.text.words import WORD_TASKS, WordPrompts, WordTask, read_word_task, word_prompts
 
-__all__ = ["TEXT_TASKS", "LabelledTexts", "TextTask", "load_texts", "text_shots", "topic_tokenizer"]
+__all__ = [
+    "TEXT_TASKS",
+    "WORD_TASKS",
+    "LabelledTexts",
+    "TextTask",
+    "WordPrompts",
+    "WordTask",
+    "load_texts",
+    "read_word_task",
+    "text_shots",
+    "topic_tokenizer",
+    "word_prompts",
+]

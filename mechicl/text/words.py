@@ -170,15 +170,15 @@ def word_prompts(
         if len(shown) < n_shots:
             raise ValueError(f"task {_named(other).name!r} has {len(shown)} pairs of one length, n_shots is {n_shots}")
     words = _random_words(tokenizer, task, pairs) if labels == "random" else []
-    generator = torch.Generator().manual_seed(seed)
+    generator, of_labels = (torch.Generator().manual_seed(seed) for _ in range(2))
     texts, queries = [], []
     for _ in range(n_prompts):
         order = torch.randperm(len(pairs), generator=generator)[: n_shots + 1].tolist()
         queries.append(pairs[order[0]])
         examples = [pairs[i] for i in order[1:]]
-        draw = torch.randperm(max(len(shown), len(words), 1), generator=generator).tolist()
+        draw = torch.randperm(max(len(shown), len(words)), generator=of_labels).tolist()
         if labels == "other task":
-            examples = [shown[i] for i in draw[:n_shots]]
+            examples = [shown[i] for i in draw if i < len(shown)][:n_shots]
         outputs = [output for _, output in examples]
         if labels == "random":
             outputs = [words[i] for i in draw if i < len(words)][:n_shots]

@@ -7,7 +7,14 @@
 from mechicl.analysis.interventions.ablation import ablate
 from mechicl.analysis.interventions.attribution import attribute, correlate_effects
 from mechicl.analysis.interventions.corruptions import corrupt, corrupt_tokens
-from mechicl.analysis.interventions.metrics import distance_to, logit_difference, next_token_loss, squared_error
+from mechicl.analysis.interventions.metrics import (
+    Metric,
+    distance_to,
+    logit_difference,
+    next_token_loss,
+    squared_error,
+    target_probability,
+)
 from mechicl.analysis.interventions.patching import patch
 from mechicl.analysis.interventions.paths import patch_paths
 from mechicl.analysis.interventions.session import PatchingSession
@@ -16,6 +23,7 @@ from mechicl.models.opening.sites import Site
 
 __all__ = [
     "InterventionSweep",
+    "Metric",
     "PatchingSession",
     "Site",
     "ablate",
@@ -29,4 +37,5 @@ __all__ = [
     "patch",
     "patch_paths",
     "squared_error",
+    "target_probability",
 ]

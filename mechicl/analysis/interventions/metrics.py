@@ -93,6 +93,21 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
 
 
 @checked
+def target_probability(targets: Int[Tensor, "prompt"]) -> Metric:
+    """Probability of each prompt's target token, at the last position (`at="query"`).
+
+    The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`, and for targets beyond their
+    vocabulary.
+
+    Example:
+        >>> target_probability(torch.tensor([1, 2]))(torch.randn(2, 5)).shape
+        torch.Size([2])
+    """
+    loss = next_token_loss(targets)
+    return lambda logits: (-loss(logits)).exp()
+
+
+@checked
 def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) -> Metric:
     """Make a metric: the cross entropy of target tokens in nats, at the last position or at all (`at="positions"`).
 

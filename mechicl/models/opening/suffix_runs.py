@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter
-from mechicl.models.opening.skipping import same_up_to_rounding
+from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter, same_up_to_rounding
 
 MOST_ROWS = 128
-"""Rows of a run at most: more are no faster."""
+"""Largest number of rows in a run: more rows take as long."""
 
 
 class SuffixRuns:

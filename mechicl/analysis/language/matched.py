@@ -1,0 +1,116 @@
+"""Ablation of a set of heads against random heads of the same layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.interventions.ablation import record_replacements
+from mechicl.analysis.interventions.metrics import target_probability
+from mechicl.analysis.interventions.patching import make_experiment
+from mechicl.base.arguments import Count, checked
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
+from mechicl.models.holding import holds_models
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.sites import Site
+from mechicl.statistics import Interval, Result, interval
+from mechicl.text import WordPrompts
+
+Heads = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedAblation(Result):
+    """Probability of the right answer without some heads, and without random heads of the same layers.
+
+    Attributes:
+        heads: the ablated heads.
+        intact: probability of the right answer without ablation.
+        ablated: the same without the heads.
+        matched: the same without random heads, as many in every layer.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    intact: Float[Tensor, " prompt"]
+    ablated: Float[Tensor, " prompt"]
+    matched: Float[Tensor, "draw prompt"]
+
+    def effect(self, level: float = 0.95) -> Interval:
+        """Return how much more the heads matter than random ones: the difference of probabilities, over prompts."""
+        return interval(self.matched.mean(0) - self.ablated, level)
+
+
+@checked
+@holds_models
+def ablate_matched(
+    model: Any,
+    prompts: WordPrompts,
+    heads: Heads,
+    *,
+    exclude: Heads = (),
+    n_random: Count = 20,
+    seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> MatchedAblation:
+    """Ablate heads together, and compare with as many random heads of the same layers.
+
+    Outputs of heads are replaced by their means over the prompts, at every position. To compare two kinds of heads,
+    exclude those that are of both kinds, which decide the comparison otherwise (Yin and Steinhardt 2025).
+
+    Args:
+        model: a model with hooks, such as `language.model`.
+        prompts: few-shot prompts.
+        heads: layers and heads.
+        exclude: heads that are neither ablated nor drawn at random, for example those of another kind.
+        n_random: number of random sets.
+        seed: seed of the random sets.
+        memory: bound on memory in bytes.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: no heads, heads that the model does not have, or layers with too few other heads to draw from.
+
+    Example:
+        >>> result = ablate_matched(language.model, prompts, found.heads)
+        >>> print(result.effect())
+    """
+    adapter = ModelAdapter(model, "query")
+    n_layers, n_heads = adapter.n_layers, model.cfg.n_heads
+    kept = [head for head in dict.fromkeys(heads) if head not in set(exclude)]
+    if not kept:
+        raise ValueError(f"heads must contain a head that is not excluded, got {list(heads)}")
+    for layer, head in kept:
+        if not (0 <= layer < n_layers and 0 <= head < n_heads):
+            raise ValueError(
+                f"head {layer}.{head} is not in the model: layers 0 to {n_layers - 1}, heads 0 to {n_heads - 1}"
+            )
+    generator = torch.Generator().manual_seed(seed)
+    sets = [kept] + [_random_set(kept, {*kept, *exclude}, n_heads, generator) for _ in range(n_random)]
+    tokens = adapter.encode(prompts.ids)
+    experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets), False, memory)
+    cells = [tuple(Site("z", layer, head=head) for layer, head in each) for each in sets]
+    names = sorted({site.hook_name for cell in cells for site in cell})
+    values = record_replacements(adapter, tokens, names, "mean", None, seed, experiment.budget)
+    baseline = experiment.run_baseline(len(cells), values)
+    with progress_bar(total=len(cells), unit="run", progress=progress) as bar:
+        measured = experiment.run_cells(baseline, cells, values, bar.update).values["metric"].cpu()
+    intact = experiment.metrics["metric"](baseline.predictions).cpu()
+    return MatchedAblation(tuple(kept), intact, measured[0], measured[1:])
+
+
+def _random_set(heads: Heads, taken: set[tuple[int, int]], n_heads: int, generator: torch.Generator) -> Heads:
+    """Draw as many heads in every layer, none of those that are taken."""
+    drawn: list[tuple[int, int]] = []
+    for layer in sorted({layer for layer, _ in heads}):
+        n = sum(each == layer for each, _ in heads)
+        free = [head for head in range(n_heads) if (layer, head) not in taken]
+        if len(free) < n:
+            raise ValueError(f"layer {layer} has {len(free)} other heads to draw {n} from: ablate fewer heads of it")
+        order = torch.randperm(len(free), generator=generator)[:n].tolist()
+        drawn += [(layer, free[i]) for i in order]
+    return drawn

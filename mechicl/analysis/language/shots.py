@@ -1,0 +1,151 @@
+"""In-context learning of language models: accuracy by number of demonstrations, and loss by position."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mechicl.analysis.interventions.runs import rows_at_once
+from mechicl.base.arguments import Count, Natural, checked
+from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.progress import progress_bar
+from mechicl.interop import LanguageModel
+from mechicl.models.holding import holds_models
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.statistics import Interval, Result, interval
+from mechicl.text import WORD_TASKS, WordTask, word_prompts
+from mechicl.text.words import WordLabels
+
+
+@dataclass(frozen=True, eq=False)
+class FewShotScores(Result):
+    """Accuracy and log-probability of the right answer, by task, kind of labels and number of demonstrations.
+
+    Attributes:
+        tasks: names of the tasks.
+        labels: kinds of labels in the demonstrations.
+        shots: numbers of demonstrations.
+        accuracy: 1 where the model's most probable next token is the first of the answer, else 0.
+        log_probability: log-probability of that token, in nats.
+    """
+
+    tasks: tuple[str, ...]
+    labels: tuple[str, ...]
+    shots: tuple[int, ...]
+    accuracy: Float[Tensor, "task label shot prompt"]
+    log_probability: Float[Tensor, "task label shot prompt"]
+
+    def axis_values(self, axis: str, size: int) -> list[Any]:
+        """Return the tasks, labels or numbers of demonstrations."""
+        return list({"task": self.tasks, "label": self.labels, "shot": self.shots}[axis])
+
+    def gain(self, task: str, label: str = "shuffled", shots: int | None = None) -> Interval:
+        """Return how much higher the accuracy is with true labels than with others, paired by query.
+
+        Raises:
+            ValueError: a task, kind of labels or number of demonstrations that was not measured.
+        """
+        shots = self.shots[-1] if shots is None else shots
+        for value, known in ((task, self.tasks), (label, self.labels), ("true", self.labels), (shots, self.shots)):
+            if value not in known:
+                raise ValueError(f"{value!r} was not measured, only {list(known)}")
+        cell = self.accuracy[self.tasks.index(task), :, self.shots.index(shots)]
+        return interval(cell[self.labels.index("true")] - cell[self.labels.index(label)])
+
+
+@checked
+@holds_models
+def icl_score(
+    language: LanguageModel,
+    tasks: Sequence[WordTask | str] | WordTask | str = tuple(WORD_TASKS),
+    *,
+    shots: Sequence[Natural] = (0, 2, 4, 8, 16),
+    labels: Sequence[WordLabels] = ("true", "shuffled", "random"),
+    n_prompts: Count = 50,
+    seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> FewShotScores:
+    """Measure few-shot accuracy by number of demonstrations, with controls for the labels.
+
+    A model that learns the mapping from the demonstrations is better with true labels than with shuffled ones. Format
+    and output words are the same in both. "random" labels also change the output words.
+
+    Args:
+        language: a language model with its tokenizer, from `load_language_model`.
+        tasks: tasks of `mechicl.text`, or their names.
+        shots: numbers of demonstrations; 0 is zero-shot.
+        labels: kinds of labels in the demonstrations (see `word_prompts`). The queries are the same for all of them.
+        n_prompts: prompts per cell.
+        seed: seed of the prompts.
+        memory: bound on memory in bytes.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: as `word_prompts`: one demonstration cannot be shuffled, or a task has too few pairs.
+
+    Example:
+        >>> scores = icl_score(load_language_model("HuggingFaceTB/SmolLM2-135M"), ["antonyms", "capitals"])
+        >>> print(scores.gain("antonyms"))
+    """
+    tasks = (tasks,) if isinstance(tasks, WordTask | str) else tuple(tasks)
+    adapter = ModelAdapter(language.model, "query")
+    shape = (len(tasks), len(labels), len(shots), n_prompts)
+    accuracy, log_probability = torch.empty(shape), torch.empty(shape)
+    cells = [(t, k, s) for t in range(len(tasks)) for s in range(len(shots)) for k in range(len(labels))]
+    for t, k, s in progress_bar(cells, unit="cell", progress=progress):
+        if shots[s] == 0 and k > 0:  # without demonstrations there are no labels
+            accuracy[t, k, s], log_probability[t, k, s] = accuracy[t, 0, s], log_probability[t, 0, s]
+            continue
+        prompts = word_prompts(
+            language.tokenizer, tasks[t], n_prompts=n_prompts, n_shots=shots[s], labels=labels[k], seed=seed
+        )
+        logits = predict_last(adapter, prompts.ids, memory)
+        targets = prompts.targets.to(logits.device)
+        accuracy[t, k, s] = (logits.argmax(-1) == targets).float()
+        log_probability[t, k, s] = logits.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    names = tuple(task if isinstance(task, str) else task.name for task in tasks)
+    return FewShotScores(names, tuple(labels), tuple(shots), accuracy, log_probability)
+
+
+@checked
+@holds_models
+def loss_by_position(
+    language: LanguageModel, ids: Int[Tensor, "text pos"], *, memory: float = MEMORY
+) -> Float[Tensor, "pos text"]:
+    """Return the next-token loss of texts at every position but the last, in nats.
+
+    Example:
+        >>> losses = loss_by_position(language, ids)
+        >>> print(interval(losses[500] - losses[50]))    # negative if the model uses its context
+    """
+    adapter = ModelAdapter(language.model, "positions")
+    ids = adapter.encode(ids)
+    rows = rows_at_once(adapter, ids, Budget(memory).holding(8 * ids.numel()))
+    losses = []
+    for part in ids.split(rows):
+        with torch.no_grad():
+            log_probabilities = adapter.run(part)[:, :-1].float().log_softmax(-1)
+        losses.append(-log_probabilities.gather(-1, part[:, 1:, None])[..., 0])
+    return torch.cat(losses).T.cpu()
+
+
+def late_minus_early(losses: Float[Tensor, "pos text"], early: int = 50, late: int = 500) -> Interval:
+    """Return the mean loss at a late position minus that at an early one (Olsson et al. 2022), over texts.
+
+    Raises:
+        ValueError: texts that are too short.
+    """
+    if not 0 <= early < late < len(losses):
+        raise ValueError(f"positions must be 0 <= early < late < {len(losses)}, got early={early} and late={late}")
+    return interval(losses[late] - losses[early])
+
+
+def predict_last(adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], memory: float) -> Float[Tensor, "prompt vocab"]:
+    """Return the logits at the last position, in batches that fit into memory."""
+    ids = adapter.encode(ids)
+    one = adapter.run(ids[:1]).nbytes
+    return adapter.predict(ids, rows_at_once(adapter, ids, Budget(memory).holding(len(ids) * one)))

@@ -1,0 +1,90 @@
+"""How stable a ranking of heads, a circuit, or any other selection is over prompts, seeds and thresholds."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.analysis.circuits import Circuit
+from mechicl.base.arguments import Count, checked
+from mechicl.base.progress import progress_bar
+from mechicl.statistics import Interval, Result, interval
+
+
+@dataclass(frozen=True, eq=False)
+class Stability(Result):
+    """Selections over repeated draws, and how much they overlap.
+
+    Attributes:
+        selections: the selected items of each draw, as text, best first.
+        jaccard: the share of items that two draws have in common, of those that either has; a mean over the other
+            draws for each draw.
+    """
+
+    selections: tuple[tuple[str, ...], ...]
+    jaccard: Float[Tensor, " draw"]
+
+    def mean(self, level: float = 0.95) -> Interval:
+        """Return the mean Jaccard index over pairs of draws, with its interval over draws."""
+        found = interval(self.jaccard, level)
+        return Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0), found.n)
+
+    def frequencies(self) -> pd.DataFrame:
+        """Return how often each item was selected, as a share of the draws, most frequent first."""
+        counts = Counter(item for selection in self.selections for item in selection)
+        rows = [(item, n / len(self.selections)) for item, n in counts.most_common()]
+        return pd.DataFrame(rows, columns=["item", "share"])
+
+
+@checked
+def stability(
+    find: Callable[[Any], Any], draws: Iterable[Any], *, top: Count | None = 10, progress: bool = True
+) -> Stability:
+    """Repeat an analysis on several draws and compare what it selects.
+
+    Args:
+        find: function of a draw that returns scores `[layer head]` or of any other shape (the `top` largest are
+            selected), a `Circuit` (its edges are), or a collection of hashable items.
+        draws: arguments of `find`, one for each repetition: prompts, seeds, thresholds.
+        top: number of scores that are selected; None is for circuits and collections only.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: fewer than two draws, or scores without `top`.
+
+    Example:
+        >>> found = function_vectors(language, "antonyms")
+        >>> resamples = [torch.randint(32, (32,)) for _ in range(10)]
+        >>> print(stability(lambda rows: found.indirect_effects[..., rows].mean(-1), resamples).mean())
+    """
+    draws = list(draws)
+    if len(draws) < 2:
+        raise ValueError(f"draws must be at least two, got {len(draws)}")
+    selections = [_selected(find(draw), top) for draw in progress_bar(draws, unit="draw", progress=progress)]
+    pairs = torch.ones(len(draws), len(draws))
+    for i, j in itertools.permutations(range(len(draws)), 2):
+        first, second = set(selections[i]), set(selections[j])
+        pairs[i, j] = len(first & second) / max(len(first | second), 1)
+    others = (pairs.sum(1) - 1) / (len(draws) - 1)
+    return Stability(tuple(tuple(map(_named, selection)) for selection in selections), others)
+
+
+def _selected(found: Any, top: int | None) -> list[Hashable]:
+    if isinstance(found, Circuit):
+        return list(found.edges)
+    if not isinstance(found, Tensor):
+        return list(found)
+    if top is None:
+        raise ValueError("top must be a number if find returns scores, got None")
+    order = found.flatten().argsort(descending=True)[:top]
+    return [tuple(int(i) for i in torch.unravel_index(index, found.shape)) for index in order]
+
+
+def _named(item: Hashable) -> str:
+    return ".".join(map(str, item)) if isinstance(item, tuple) else str(item)

@@ -1,0 +1,234 @@
+"""Interchange for token models: find the subspace of a layer that carries a variable of a causal model of the task."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens.tools.analysis.interchange import (
+    SubspaceInterchange,
+    arbitrary_targets,
+    collect_activations,
+    fit_das,
+    intervened_logits,
+)
+from transformer_lens.utilities import get_act_name
+
+from mechicl.base.arguments import Count, Positive, checked
+from mechicl.base.progress import progress_bar
+from mechicl.models import HookedTransformer
+from mechicl.models.holding import holds_models
+from mechicl.models.opening.adapter import check_eval_mode
+from mechicl.statistics import Result
+
+BATCH_SIZE = 32
+"""Pairs per step of the fit."""
+
+
+@dataclass(frozen=True)
+class CausalModel:
+    """A causal model of a task on tokens: variables that are read off a prompt, and the output that they determine.
+
+    Attributes:
+        variables: by name, a function of a prompt's token ids that returns the variable's value.
+        output: function of all values by name that returns the token id of the answer.
+
+    Example:
+        >>> last = CausalModel({"token": lambda ids: int(ids[-2])}, lambda values: values["token"])
+    """
+
+    variables: Mapping[str, Callable[[Tensor], Any]]
+    output: Callable[[Mapping[str, Any]], int]
+
+    def values(self, ids: Int[Tensor, " pos"]) -> dict[str, Any]:
+        """Return the value of each variable in a prompt."""
+        return {name: read(ids) for name, read in self.variables.items()}
+
+    def interchange(self, base: Int[Tensor, " pos"], source: Int[Tensor, " pos"], variable: str) -> int:
+        """Return the output for a prompt with one variable taken from another prompt."""
+        return self.output(self.values(base) | {variable: self.variables[variable](source)})
+
+
+@dataclass(frozen=True, eq=False)
+class VariableAlignment(Result):
+    """How often exchanging a learned subspace has the effect of exchanging the variable, on held-out pairs.
+
+    Samples are pairs of prompts in which the exchange changes the output of the causal model.
+
+    Attributes:
+        variable: name of the variable.
+        layers: layers whose streams were searched.
+        pos: position of the exchange.
+        rank: dimension of the subspace.
+        accuracy: 1 where the model's answer is that of the causal model after the exchange, else 0.
+        random_targets: the same for subspaces that were fitted to random outputs for each pair, judged by such outputs.
+        untrained: the same in an untrained model; None if no untrained model was given.
+        whole_stream: the same when the whole stream at the position is exchanged.
+        bases: orthonormal columns of the learned subspaces.
+    """
+
+    variable: str
+    layers: tuple[int, ...]
+    pos: int
+    rank: int
+    accuracy: Float[Tensor, "layer pair"]
+    random_targets: Float[Tensor, "layer pair"]
+    untrained: Float[Tensor, "layer pair"] | None
+    whole_stream: Float[Tensor, "layer pair"]
+    bases: Float[Tensor, "layer d_model rank"] = field(metadata={"sampled": False})
+
+    def samples(self) -> dict[str, Tensor]:
+        """Return the accuracies."""
+        return {name: value for name, value in super().samples().items() if name != "bases"}
+
+
+@checked
+@holds_models
+def align_variables(
+    model: Any,
+    causal: CausalModel,
+    variable: str,
+    ids: Int[Tensor, "prompt pos"],
+    *,
+    pos: int = -1,
+    read: int = -1,
+    layers: Sequence[int] | None = None,
+    rank: Count = 1,
+    component: str = "resid_post",
+    untrained: Any = None,
+    n_pairs: Count = 512,
+    epochs: Count = 30,
+    learning_rate: Positive = 1e-2,
+    seed: int = 0,
+    progress: bool = True,
+) -> VariableAlignment:
+    """Find, in each layer, the subspace at a position whose exchange acts like exchanging a variable.
+
+    Subspaces are fitted by distributed alignment search on pairs of prompts from one half of `ids`, and judged on pairs
+    from the other half. A fit can find effects anywhere, so two controls are fitted in the same way: random targets
+    and an untrained model.
+
+    Args:
+        model: a model of token ids with hooks, in eval mode.
+        causal: causal model of the task; it should give the model's own answers on `ids`.
+        variable: name of the variable to exchange.
+        ids: prompts of one length.
+        pos: position of the exchange.
+        read: position of the answer.
+        layers: layers to search; all by default.
+        rank: dimension of the subspace.
+        component: activation to search, with the width of the stream.
+        untrained: untrained model of the same kind; for our own models made from the config by default.
+        n_pairs: pairs for the fit, and for the test.
+        epochs: passes over the pairs.
+        learning_rate: of Adam.
+        seed: seed of the pairs and the fit.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: an unknown variable, fewer than four prompts, or exchanges that never change the output.
+
+    Source: Geiger et al. 2024, "Finding alignments between interpretable causal variables and distributed neural
+    representations"; controls after Arora et al. 2024.
+
+    Example:
+        >>> found = align_variables(model, causal, "carry", ids, pos=3, rank=2)
+        >>> found.to_dataframe()[["layer", "accuracy", "random_targets"]]
+    """
+    if variable not in causal.variables:
+        raise ValueError(f"variable must be one of {list(causal.variables)}, got {variable!r}")
+    if len(ids) < 4:
+        raise ValueError(f"ids must contain at least four prompts, got {len(ids)}")
+    check_eval_mode(model)
+    if untrained is None and isinstance(model, HookedTransformer):
+        untrained = HookedTransformer(model.cfg, seed=seed + 1).to(next(model.parameters()).dtype).eval()
+    halves = ids.split(len(ids) // 2 + len(ids) % 2)
+    fitting, held_out = (_pairs(causal, variable, half, n_pairs, seed + i) for i, half in enumerate(halves))
+    classes = torch.tensor(sorted({*fitting.outputs, *held_out.outputs}))
+    place = ids.shape[1] + pos if pos < 0 else pos
+    layers = tuple(range(model.cfg.n_layers)) if layers is None else tuple(layers)
+    random = [arbitrary_targets(pairs.keys(), len(classes), seed) for pairs in (fitting, held_out)]
+    found: dict[str, list[Tensor]] = {"accuracy": [], "random_targets": [], "untrained": [], "whole_stream": []}
+    bases = []
+    for layer in progress_bar(layers, unit="layer", progress=progress):
+        hook = get_act_name(component, layer)
+        fit = {"rank": rank, "epochs": epochs, "lr": learning_rate, "seed": seed, "place": place, "read": read}
+        basis = _fit(model, hook, fitting, fitting.targets(classes), classes, **fit)
+        bases.append(basis)
+        judge = {"classes": classes, "place": place, "read": read}
+        found["accuracy"].append(_accuracy(model, hook, basis, held_out, held_out.targets(classes), **judge))
+        whole = torch.eye(len(basis), dtype=basis.dtype)
+        found["whole_stream"].append(_accuracy(model, hook, whole, held_out, held_out.targets(classes), **judge))
+        other = _fit(model, hook, fitting, random[0], classes, **fit)
+        found["random_targets"].append(_accuracy(model, hook, other, held_out, random[1], **judge))
+        if untrained is not None:
+            basis = _fit(untrained, hook, fitting, fitting.targets(classes), classes, **fit)
+            found["untrained"].append(_accuracy(untrained, hook, basis, held_out, held_out.targets(classes), **judge))
+    stacked = {name: torch.stack(values) if values else None for name, values in found.items()}
+    return VariableAlignment(variable, layers, place, rank, bases=torch.stack(bases), **stacked)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    base: Int[Tensor, "pair pos"]
+    source: Int[Tensor, "pair pos"]
+    outputs: tuple[int, ...]
+
+    def targets(self, classes: Int[Tensor, " class"]) -> Int[Tensor, " pair"]:
+        """Return the class of each pair's output."""
+        return torch.searchsorted(classes, torch.tensor(self.outputs))
+
+    def keys(self) -> list[tuple[int, ...]]:
+        """Return what identifies each pair."""
+        return [tuple(row) for row in torch.cat([self.base, self.source], dim=1).tolist()]
+
+
+def _pairs(causal: CausalModel, variable: str, ids: Int[Tensor, "prompt pos"], n: int, seed: int) -> _Pairs:
+    """Draw pairs in which exchanging the variable changes the output."""
+    generator = torch.Generator().manual_seed(seed)
+    base, source = (torch.randint(len(ids), (8 * n,), generator=generator) for _ in range(2))
+    outputs, rows = [], []
+    for row, (i, j) in enumerate(zip(base.tolist(), source.tolist(), strict=True)):
+        output = causal.interchange(ids[i], ids[j], variable)
+        if output != causal.output(causal.values(ids[i])):
+            outputs.append(output)
+            rows.append(row)
+        if len(rows) == n:
+            break
+    if not rows:
+        raise ValueError(f"exchanging {variable!r} between these prompts never changes the output: give other prompts")
+    return _Pairs(ids[base[rows]], ids[source[rows]], tuple(outputs))
+
+
+def _places(n: int, place: int) -> Int[Tensor, " pair"]:
+    return torch.full((n,), place)
+
+
+def _task_logits(model: Any, classes: Tensor, read: int) -> Callable[[Tensor], Tensor]:
+    return lambda tokens: model(tokens)[:, read, classes]
+
+
+def _fit(
+    model: Any, hook: str, pairs: _Pairs, targets: Tensor, classes: Tensor, *, rank: int, epochs: int, lr: float,
+    seed: int, place: int, read: int,
+) -> Float[Tensor, "d_model rank"]:  # fmt: skip
+    positions = _places(len(targets), place)
+    result = fit_das(
+        model, hook, pairs.base, pairs.source, targets, _task_logits(model, classes, read), rank=rank, epochs=epochs,
+        lr=lr, seed=seed, base_positions=positions, source_positions=positions, batch_size=BATCH_SIZE,
+    )  # fmt: skip
+    return result.basis.detach().cpu()
+
+
+@torch.no_grad()
+def _accuracy(
+    model: Any, hook: str, basis: Tensor, pairs: _Pairs, targets: Tensor, *, classes: Tensor, place: int, read: int
+) -> Float[Tensor, " pair"]:
+    positions = _places(len(targets), place)
+    task_logits = _task_logits(model, classes, read)
+    sources = collect_activations(model, hook, pairs.source, task_logits, positions=positions)
+    exchange = SubspaceInterchange(basis)
+    logits = intervened_logits(model, hook, exchange, pairs.base, sources, task_logits, positions=positions)
+    return (logits.argmax(-1).cpu() == targets).float()

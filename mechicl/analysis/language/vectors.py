@@ -1,0 +1,270 @@
+"""Vectors that carry a task: function vectors of heads, task vectors of layers, and steering by any direction."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens.utilities import get_act_name
+
+from mechicl.analysis.interventions import InterventionSweep, Metric, ablate, target_probability
+from mechicl.analysis.interventions.grids import make_grid
+from mechicl.analysis.interventions.patching import make_experiment, sweep_grid
+from mechicl.analysis.interventions.runs import record_within
+from mechicl.analysis.language.shots import predict_last
+from mechicl.base.arguments import Count, checked
+from mechicl.base.memory import MEMORY, Budget
+from mechicl.interop import LanguageModel
+from mechicl.models.holding import holds_models
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.statistics import Result
+from mechicl.text import WordPrompts, WordTask, word_prompts
+
+Head = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionVector(Result):
+    """A function vector, the heads that make it, and what it does in zero-shot prompts.
+
+    All samples are probabilities of the right answer's first token, or differences of them.
+
+    Attributes:
+        task: name of the task.
+        heads: heads whose mean outputs are summed, strongest first.
+        vector: their sum in the residual stream.
+        indirect_effects: gain in probability on prompts with shuffled labels, when one head's output at the last
+            position is replaced by its mean over prompts with true labels.
+        few_shot: probability on other prompts with true labels.
+        shuffled: probability on prompts with shuffled labels.
+        zero_shot: probability without demonstrations.
+        added: the same with the vector added to the stream after a layer, at the last position.
+        random_added: the control: the same with a random vector of the same length.
+    """
+
+    task: str
+    heads: tuple[Head, ...]
+    vector: Tensor
+    indirect_effects: Float[Tensor, "layer head prompt"]
+    few_shot: Float[Tensor, " prompt"]
+    shuffled: Float[Tensor, " prompt"]
+    zero_shot: Float[Tensor, " prompt"]
+    added: Float[Tensor, "layer prompt"]
+    random_added: Float[Tensor, "layer prompt"]
+
+    def samples(self) -> dict[str, Tensor]:
+        """Return all quantities that are measured on prompts."""
+        return {name: value for name, value in super().samples().items() if name != "vector"}
+
+
+@checked
+@holds_models
+def function_vectors(
+    language: LanguageModel,
+    task: WordTask | str,
+    *,
+    n_heads: Count = 10,
+    n_shots: Count = 10,
+    n_prompts: Count = 32,
+    n_clean: Count = 100,
+    seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> FunctionVector:
+    """Find the heads that carry a task from demonstrations to the answer, and sum up their outputs.
+
+    Each head's output at the last position is averaged over prompts with true labels and put into prompts with
+    shuffled labels. The heads that raise the probability of the right answer most are summed to a vector, which is then
+    added to zero-shot prompts of other queries, after each layer.
+
+    Args:
+        language: a language model with its tokenizer.
+        task: a task of `mechicl.text`, or its name.
+        n_heads: heads in the vector.
+        n_shots: demonstrations per prompt.
+        n_prompts: prompts with shuffled labels, and zero-shot prompts.
+        n_clean: prompts with true labels that the means are taken over.
+        seed: seed of the prompts.
+        memory: bound on memory in bytes.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: as `word_prompts`.
+
+    Source: Todd et al. 2024, "Function vectors in large language models", sections 2 and 3.
+
+    Example:
+        >>> found = function_vectors(load_language_model("HuggingFaceTB/SmolLM2-135M"), "antonyms")
+        >>> found.heads[:3], found.intervals()["added"]
+    """
+    draw = {"tokenizer": language.tokenizer, "task": task}
+    clean = word_prompts(**draw, n_prompts=n_clean, n_shots=n_shots, seed=seed)
+    shuffled = word_prompts(**draw, n_prompts=n_prompts, n_shots=n_shots, labels="shuffled", seed=seed + 1)
+    zero = word_prompts(**draw, n_prompts=n_prompts, n_shots=0, seed=seed + 2)
+    adapter = ModelAdapter(language.model, "query")
+    last = shuffled.ids.shape[1] - 1
+    swept = ablate(
+        language.model,
+        shuffled.ids,
+        "z",
+        ("layer", "pos", "head"),
+        only={"pos": [last]},
+        reference=clean.ids,
+        metrics=target_probability(shuffled.targets),
+        keep_predictions=False,
+        memory=memory,
+        progress=progress,
+    )
+    effects = swept.effect()[:, 0].cpu()
+    heads = strongest_heads(effects.mean(-1), n_heads)
+    vector = sum_of_outputs(adapter, clean.ids, heads, memory)
+    direction = torch.randn(vector.shape, generator=torch.Generator().manual_seed(seed))
+    random = vector.norm() * (direction / direction.norm()).to(vector)
+    by_layer = [_added(adapter, zero, each, memory, progress) for each in (vector, random)]
+    probability = {
+        name: target_probability(prompts.targets)(predict_last(adapter, prompts.ids, memory)).cpu()
+        for name, prompts in (("few_shot", clean), ("zero_shot", zero))
+    }
+    return FunctionVector(
+        task=clean.task,
+        heads=heads,
+        vector=vector.cpu(),
+        indirect_effects=effects,
+        few_shot=probability["few_shot"],
+        shuffled=swept.unpatched_values["metric"].cpu(),
+        zero_shot=probability["zero_shot"],
+        added=by_layer[0],
+        random_added=by_layer[1],
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TaskVectors(Result):
+    """Probability of the right answer in zero-shot prompts whose stream comes from prompts with demonstrations.
+
+    Attributes:
+        task: name of the task.
+        patched: probability when the stream after a layer, at the last position, comes from a prompt with
+            demonstrations and another query.
+        control: the same, from prompts with shuffled labels.
+        zero_shot: probability without patching.
+        few_shot: probability with demonstrations.
+    """
+
+    task: str
+    patched: Float[Tensor, "layer prompt"]
+    control: Float[Tensor, "layer prompt"]
+    zero_shot: Float[Tensor, " prompt"]
+    few_shot: Float[Tensor, " prompt"]
+
+
+@checked
+@holds_models
+def task_vectors(
+    language: LanguageModel,
+    task: WordTask | str,
+    *,
+    n_shots: Count = 10,
+    n_prompts: Count = 32,
+    seed: int = 0,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> TaskVectors:
+    """Measure how much of a task one layer's stream carries, by patching it into zero-shot prompts.
+
+    Args: as for `function_vectors`.
+
+    Source: Hendel et al. 2023, "In-context learning creates task vectors".
+
+    Example:
+        >>> task_vectors(language, "capitals").to_dataframe()
+    """
+    draw = {"tokenizer": language.tokenizer, "task": task, "n_prompts": n_prompts}
+    zero = word_prompts(**draw, n_shots=0, seed=seed)
+    adapter = ModelAdapter(language.model, "query")
+    results = []
+    for labels in ("true", "shuffled"):
+        shown = word_prompts(**draw, n_shots=n_shots, labels=labels, seed=seed + 1)  # other queries
+        streams = _streams_at_end(adapter, shown.ids, memory)
+        results.append(_replace_at_end(adapter, zero, streams, memory, progress))
+    patched, control = (swept.values["metric"][:, 0].cpu() for swept in results)
+    few = word_prompts(**draw, n_shots=n_shots, seed=seed)
+    few_shot = target_probability(few.targets)(predict_last(adapter, few.ids, memory)).cpu()
+    return TaskVectors(zero.task, patched, control, results[0].unpatched_values["metric"].cpu(), few_shot)
+
+
+@contextmanager
+def steering(
+    model: Any, vector: Float[Tensor, "d_model"], layer: int, *, strength: float = 1.0, pos: int | None = None
+) -> Iterator[None]:
+    """Add a vector to the stream after a layer, at one position or at all, for the time of a `with` block.
+
+    Raises:
+        ValueError: a layer that the model does not have.
+
+    Example:
+        >>> with steering(language.model, found.vector, layer=12, pos=-1):
+        ...     logits = language.model(ids)
+    """
+    if not 0 <= layer < model.cfg.n_layers:
+        raise ValueError(f"layer must be 0 to {model.cfg.n_layers - 1}, got {layer}")
+
+    def add(stream: Tensor, hook: Any) -> Tensor:
+        place = slice(None) if pos is None else pos
+        stream = stream.clone()
+        stream[:, place] += strength * vector.to(stream)
+        return stream
+
+    with model.hooks(fwd_hooks=[(get_act_name("resid_post", layer), add)]):
+        yield
+
+
+def strongest_heads(effects: Float[Tensor, "layer head"], n: int) -> tuple[Head, ...]:
+    """Return the layers and heads of the `n` largest values, largest first."""
+    order = effects.flatten().argsort(descending=True)[:n].tolist()
+    return tuple(divmod(index, effects.shape[1]) for index in order)
+
+
+def sum_of_outputs(
+    adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], heads: Sequence[Head], memory: float
+) -> Float[Tensor, "d_model"]:
+    """Return the sum of some heads' mean outputs at the last position, in the residual stream."""
+    names = {layer: get_act_name("z", layer) for layer, _ in heads}
+    recorded = record_within(adapter, adapter.encode(ids), list(names.values()), Budget(memory))
+    means = {layer: recorded[name][:, -1].mean(0) for layer, name in names.items()}  # [head d_head]
+    parts = [means[layer][head] @ adapter.model.blocks[layer].attn.W_O[head] for layer, head in heads]
+    return torch.stack(parts).sum(0).detach()
+
+
+def _streams_at_end(adapter: ModelAdapter, ids: Tensor, memory: float) -> dict[str, Tensor]:
+    """Record the stream after each layer at the last position, `[prompt d_model]` by hook name."""
+    ids = adapter.encode(ids)
+    names = [get_act_name("resid_post", layer) for layer in range(adapter.n_layers)]
+    recorded = record_within(adapter, ids, names, Budget(memory))
+    return {name: stream[:, -1].clone() for name, stream in recorded.items()}
+
+
+def _replace_at_end(
+    adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], memory: float, progress: bool
+) -> InterventionSweep:
+    """Replace the stream after each layer, at the last position."""
+    ids = adapter.encode(prompts.ids)
+    last = ids.shape[1] - 1
+    grid = make_grid(adapter, ids, "resid_post", ("layer", "pos"), {"pos": [last]})
+    values = {name: torch.zeros(len(ids), last + 1, stream.shape[-1]).to(stream) for name, stream in streams.items()}
+    for name, stream in streams.items():
+        values[name][:, last] = stream
+    metric: Metric = target_probability(prompts.targets)
+    experiment = make_experiment(adapter, ids, prompts.ids, metric, False, memory)
+    return sweep_grid(experiment, grid, values, "stream at the last position", progress=progress)
+
+
+def _added(
+    adapter: ModelAdapter, prompts: WordPrompts, vector: Tensor, memory: float, progress: bool
+) -> Float[Tensor, "layer prompt"]:
+    """Return the probability of the answers with a vector added after each layer, at the last position."""
+    streams = {name: stream + vector for name, stream in _streams_at_end(adapter, prompts.ids, memory).items()}
+    return _replace_at_end(adapter, prompts, streams, memory, progress).values["metric"][:, 0].cpu()

@@ -1,0 +1,220 @@
+"""Analyses of language models against the model of `transformers`, run with torch's own hooks."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from mechicl import constructions
+from mechicl.analysis import ablate
+from mechicl.analysis.language import (
+    CausalModel,
+    ablate_matched,
+    align_variables,
+    function_vectors,
+    icl_score,
+    late_minus_early,
+    loss_by_position,
+    stability,
+    steering,
+    task_vectors,
+)
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.suffix_runs import suffix_runs
+from mechicl.text import WORD_TASKS, word_prompts
+
+D_HEAD, N_HEADS = 8, 4
+DRAW = {"n_shots": 4, "n_prompts": 6}
+
+
+@contextmanager
+def edited(parts):
+    """Attach hooks `(module, function)` to the inputs of modules."""
+    handles = [
+        module.register_forward_pre_hook(lambda _, args, f=f: (f(args[0].clone()), *args[1:])) for module, f in parts
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def logits_of(hf_model, ids, parts=()):
+    with edited(parts):
+        return hf_model(ids).logits[:, -1]
+
+
+def probability(logits, targets):
+    return logits.softmax(-1).gather(1, targets[:, None])[:, 0]
+
+
+def heads_outputs(hf_model, ids):
+    """Inputs of the output projections at all positions, `[layer prompt pos head * d_head]`."""
+    kept = []
+    parts = [(layer.self_attn.o_proj, lambda z: kept.append(z) or z) for layer in hf_model.model.layers]
+    logits_of(hf_model, ids, parts)
+    return torch.stack(kept)
+
+
+def test_few_shot_scores(language, hf_model):
+    scores = icl_score(language, ["antonyms", WORD_TASKS["plural"]], shots=(0, 3), n_prompts=5, seed=3, progress=False)
+    assert scores.accuracy.shape == (2, 3, 2, 5)
+    for k, labels in enumerate(scores.labels):
+        prompts = word_prompts(language.tokenizer, "plural", n_shots=3, n_prompts=5, labels=labels, seed=3)
+        logits = logits_of(hf_model, prompts.ids)
+        expected = logits.log_softmax(-1).gather(1, prompts.targets[:, None])[:, 0]
+        torch.testing.assert_close(scores.log_probability[1, k, 1], expected, atol=1e-4, rtol=0)
+        assert scores.accuracy[1, k, 1].equal((logits.argmax(-1) == prompts.targets).float())
+    assert scores.log_probability[1, 0, 0].equal(scores.log_probability[1, 2, 0])
+    difference = scores.accuracy[1, 0, 1] - scores.accuracy[1, 1, 1]
+    assert scores.gain("plural").mean == pytest.approx(difference.mean().item())
+    with pytest.raises(ValueError, match="capitals"):
+        scores.gain("capitals")
+
+
+def test_loss_by_position(language, hf_model):
+    ids = word_prompts(language.tokenizer, "plural", **DRAW).ids
+    with torch.no_grad():
+        logits = hf_model(ids).logits[:, :-1]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    losses = loss_by_position(language, ids)
+    torch.testing.assert_close(losses.T.flatten(), expected, atol=1e-4, rtol=0)
+    assert late_minus_early(losses, 1, 9).mean == pytest.approx((losses[9] - losses[1]).mean().item())
+    with pytest.raises(ValueError, match="late"):
+        late_minus_early(losses, 1, 500)
+
+
+def test_function_vectors(language, hf_model):
+    found = function_vectors(language, "antonyms", n_heads=3, n_clean=9, seed=1, progress=False, **DRAW)
+    draw = {"tokenizer": language.tokenizer, "task": "antonyms", "n_shots": 4}
+    clean = word_prompts(**draw, n_prompts=9, seed=1)
+    shuffled = word_prompts(**draw, n_prompts=6, labels="shuffled", seed=2)
+    means = heads_outputs(hf_model, clean.ids)[:, :, -1].mean(1)  # [layer head * d_head]
+    plain = probability(logits_of(hf_model, shuffled.ids), shuffled.targets)
+    torch.testing.assert_close(found.shuffled, plain, atol=1e-5, rtol=0)
+    effects = torch.empty(3, N_HEADS, 6)
+    for layer in range(3):
+        for head in range(N_HEADS):
+            part = slice(head * D_HEAD, (head + 1) * D_HEAD)
+
+            def put(z, part=part, layer=layer):
+                z[:, -1, part] = means[layer, part]
+                return z
+
+            logits = logits_of(hf_model, shuffled.ids, [(hf_model.model.layers[layer].self_attn.o_proj, put)])
+            effects[layer, head] = probability(logits, shuffled.targets) - plain
+    torch.testing.assert_close(found.indirect_effects, effects, atol=1e-5, rtol=0)
+
+    best = effects.mean(-1).flatten().argsort(descending=True)[:3].tolist()
+    assert found.heads == tuple(divmod(index, N_HEADS) for index in best)
+    vector = torch.zeros(32)
+    for layer, head in found.heads:
+        part = slice(head * D_HEAD, (head + 1) * D_HEAD)
+        vector += hf_model.model.layers[layer].self_attn.o_proj.weight[:, part] @ means[layer, part]
+    torch.testing.assert_close(found.vector, vector.detach(), atol=1e-5, rtol=0)
+
+    zero = word_prompts(language.tokenizer, "antonyms", n_shots=0, n_prompts=6, seed=3)
+    for layer in range(3):
+
+        def add(stream):
+            stream[:, -1] += vector
+            return stream
+
+        following = hf_model.model.layers[layer + 1] if layer < 2 else hf_model.model.norm
+        expected = probability(logits_of(hf_model, zero.ids, [(following, add)]), zero.targets)
+        torch.testing.assert_close(found.added[layer], expected.detach(), atol=1e-5, rtol=0)
+        with steering(language.model, found.vector, layer, pos=-1), torch.no_grad():
+            steered = probability(language.model(zero.ids)[:, -1], zero.targets)
+        torch.testing.assert_close(steered, expected.detach(), atol=1e-5, rtol=0)
+
+
+def test_task_vectors(language, hf_model):
+    found = task_vectors(language, "antonyms", seed=1, progress=False, **DRAW)
+    zero = word_prompts(language.tokenizer, "antonyms", n_shots=0, n_prompts=6, seed=1)
+    shown = word_prompts(language.tokenizer, "antonyms", **DRAW, seed=2)
+    kept = []
+    logits_of(hf_model, shown.ids, [(hf_model.model.layers[2], lambda stream: kept.append(stream) or stream)])
+
+    def put(stream):
+        stream[:, -1] = kept[0][:, -1]
+        return stream
+
+    expected = probability(logits_of(hf_model, zero.ids, [(hf_model.model.layers[2], put)]), zero.targets)
+    torch.testing.assert_close(found.patched[1], expected, atol=1e-5, rtol=0)
+
+
+def test_matched_ablation(language, hf_model):
+    prompts = word_prompts(language.tokenizer, "antonyms", **DRAW)
+    found = ablate_matched(
+        language.model, prompts, [(0, 1), (2, 3), (2, 0)], exclude=[(2, 0)], n_random=4, progress=False
+    )
+    assert found.heads == ((0, 1), (2, 3))
+    outputs = heads_outputs(hf_model, prompts.ids).mean(1, keepdim=True)
+
+    def put(layer, head):
+        part = slice(head * D_HEAD, (head + 1) * D_HEAD)
+
+        def replace(z):
+            z[..., part] = outputs[layer, :, :, part].expand_as(z[..., part])  # means of intact runs
+            return z
+
+        return hf_model.model.layers[layer].self_attn.o_proj, replace
+
+    expected = probability(logits_of(hf_model, prompts.ids, [put(0, 1), put(2, 3)]), prompts.targets)
+    torch.testing.assert_close(found.ablated, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.intact, probability(logits_of(hf_model, prompts.ids), prompts.targets))
+    assert found.matched.shape == (4, 6)
+    with pytest.raises(ValueError, match="layer 0 has 0 other heads"):
+        ablate_matched(language.model, prompts, [(0, h) for h in range(4)], progress=False)
+
+
+def test_stability_of_known_sets():
+    sets = [["a", "b"], ["a", "c"], ["a", "b"]]
+    found = stability(lambda i: sets[i], range(3), progress=False)
+    torch.testing.assert_close(found.jaccard, torch.tensor([(1 / 3 + 1) / 2, 1 / 3, (1 / 3 + 1) / 2]))
+    assert found.frequencies().values.tolist() == [["a", 1.0], ["b", 2 / 3], ["c", 1 / 3]]
+    scores = torch.tensor([[0.0, 5.0], [3.0, 1.0]])
+    assert stability(lambda _: scores, [0, 1], top=2, progress=False).selections[0] == ("0.1", "1.0")
+    with pytest.raises(ValueError, match="draws"):
+        stability(lambda _: scores, [0])
+
+
+def test_the_subspace_of_a_copied_token():
+    model = constructions.induction(d_vocab=8, n_ctx=16, n_heads=2, previous_token_head=0, induction_head=1, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    segments = torch.stack([torch.randperm(8, generator=generator)[:6] for _ in range(200)])
+    ids = torch.cat([segments, segments[:, :3]], dim=1)  # the answer is the fourth token of the segment
+    causal = CausalModel({"copied": lambda row: int(row[3])}, lambda values: values["copied"])
+    found = align_variables(model, causal, "copied", ids, layers=[1], rank=7, n_pairs=256, epochs=20, progress=False)
+    assert found.whole_stream.mean() >= 0.99
+    assert found.untrained is not None
+    assert found.accuracy.mean() >= 0.99
+    assert found.random_targets.mean() <= 0.35
+    assert found.untrained.mean() <= 0.5
+    with pytest.raises(ValueError, match="variable"):
+        align_variables(model, causal, "other", ids)
+    with pytest.raises(ValueError, match="never changes"):
+        align_variables(model, causal, "copied", ids[:1].repeat(8, 1))
+
+
+def test_sweeps_from_a_position_on_are_whole_runs(language, hf_model):
+    prompts = word_prompts(language.tokenizer, "plural", **DRAW)
+    adapter, last = ModelAdapter(language.model, "query"), prompts.ids.shape[1] - 1
+    assert suffix_runs(adapter, prompts.ids, last, 12, 4, 1e9) is not None
+    assert suffix_runs(adapter, prompts.ids, last, 12, 6, 1e3) is None  # too little memory
+    assert suffix_runs(adapter, prompts.ids, 0, 12, 6, 1e9) is None
+    places = [last - 3, last]
+    swept = ablate(
+        language.model, prompts.ids, "attn_out", ("layer", "pos"), only={"pos": places}, method="zero", progress=False
+    )
+    for layer in range(3):
+        for i, place in enumerate(places):
+
+            def put(z, place=place):
+                z[:, place] = 0
+                return z
+
+            expected = logits_of(hf_model, prompts.ids, [(hf_model.model.layers[layer].self_attn.o_proj, put)])
+            torch.testing.assert_close(swept.predictions[layer, i], expected, atol=1e-4, rtol=0)
