@@ -29,6 +29,7 @@ BETWEEN_QUESTIONS = {
     "dynamics": {"behaviour", "heads"},
     "causes": {"behaviour"},
     "circuits": {"interventions"},
+    "language": {"circuits", "interventions"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

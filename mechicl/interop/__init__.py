@@ -1,6 +1,6 @@
 """Models of other projects, compiled programs, language models with tokenizers, estimators of scikit-learn."""
 
-from mechicl.interop.garg import from_garg, load_garg, load_garg_state
+from mechicl.interop.garg import from_garg, load_garg
 from mechicl.interop.language_models import LanguageModel, load_language_model
 from mechicl.interop.linear_transformer import from_linear_transformer
 from mechicl.interop.scikit_learn import from_sklearn

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.interventions.ablation import record_replacements
 from mechicl.analysis.interventions.metrics import target_probability
 from mechicl.analysis.interventions.patching import make_experiment
+from mechicl.analysis.interventions.runs import record_within
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
@@ -95,7 +95,8 @@ def ablate_matched(
     experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets), False, memory)
     cells = [tuple(Site("z", layer, head=head) for layer, head in each) for each in sets]
     names = sorted({site.hook_name for cell in cells for site in cell})
-    values = record_replacements(adapter, tokens, names, "mean", None, seed, experiment.budget)
+    outputs = record_within(adapter, tokens, names, experiment.budget)
+    values = {name: output.mean(0, keepdim=True).expand_as(output) for name, output in outputs.items()}
     baseline = experiment.run_baseline(len(cells), values)
     with progress_bar(total=len(cells), unit="run", progress=progress) as bar:
         measured = experiment.run_cells(baseline, cells, values, bar.update).values["metric"].cpu()

@@ -25,6 +25,9 @@ from mechicl.statistics import Result
 
 BATCH_SIZE = 32
 """Pairs per step of the fit."""
+MARGIN = 8.0
+"""Logits are scaled up for the fit until the best is this far above the second on average, so that an exact exchange has
+almost no loss; otherwise the fit prefers subspaces that exaggerate the logits."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +209,8 @@ def _places(n: int, place: int) -> Int[Tensor, " pair"]:
     return torch.full((n,), place)
 
 
-def _task_logits(model: Any, classes: Tensor, read: int) -> Callable[[Tensor], Tensor]:
-    return lambda tokens: model(tokens)[:, read, classes]
+def _task_logits(model: Any, classes: Tensor, read: int, scale: float = 1.0) -> Callable[[Tensor], Tensor]:
+    return lambda tokens: scale * model(tokens)[:, read, classes]
 
 
 def _fit(
@@ -215,8 +218,12 @@ def _fit(
     seed: int, place: int, read: int,
 ) -> Float[Tensor, "d_model rank"]:  # fmt: skip
     positions = _places(len(targets), place)
+    with torch.no_grad():
+        best = _task_logits(model, classes, read)(pairs.base[:BATCH_SIZE]).topk(2).values
+    scale = max(1.0, MARGIN / max(float((best[:, 0] - best[:, 1]).mean()), 1e-6))
+    logits = _task_logits(model, classes, read, scale)
     result = fit_das(
-        model, hook, pairs.base, pairs.source, targets, _task_logits(model, classes, read), rank=rank, epochs=epochs,
+        model, hook, pairs.base, pairs.source, targets, logits, rank=rank, epochs=epochs,
         lr=lr, seed=seed, base_positions=positions, source_positions=positions, batch_size=BATCH_SIZE,
     )  # fmt: skip
     return result.basis.detach().cpu()

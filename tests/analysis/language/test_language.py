@@ -184,10 +184,10 @@ def test_stability_of_known_sets():
 def test_the_subspace_of_a_copied_token():
     model = constructions.induction(d_vocab=8, n_ctx=16, n_heads=2, previous_token_head=0, induction_head=1, seed=0)
     generator = torch.Generator().manual_seed(0)
-    segments = torch.stack([torch.randperm(8, generator=generator)[:6] for _ in range(200)])
+    segments = torch.stack([torch.randperm(8, generator=generator)[:6] for _ in range(1000)])
     ids = torch.cat([segments, segments[:, :3]], dim=1)  # the answer is the fourth token of the segment
     causal = CausalModel({"copied": lambda row: int(row[3])}, lambda values: values["copied"])
-    found = align_variables(model, causal, "copied", ids, layers=[1], rank=7, n_pairs=256, epochs=20, progress=False)
+    found = align_variables(model, causal, "copied", ids, layers=[1], rank=8, n_pairs=1000, epochs=8, progress=False)
     assert found.whole_stream.mean() >= 0.99
     assert found.untrained is not None
     assert found.accuracy.mean() >= 0.99
