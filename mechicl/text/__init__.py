@@ -1,4 +1,4 @@
-"""Texts to classify and words to map: data sets with templates and labels, a made-up language, and prompts with demonstrations."""
+"""Texts to classify and words to map: data sets, templates and labels, a made-up language, few-shot prompts."""
 
 from mechicl.tasks.topics import topic_tokenizer
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask

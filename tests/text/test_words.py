@@ -9,7 +9,7 @@ TOKENIZER = make_tokenizer()
 
 
 def examples(prompts, row):
-    text = TOKENIZER.decode(prompts.ids[row].tolist()).replace(" \n", "\n").replace("\n ", "\n")
+    text = str(TOKENIZER.decode(prompts.ids[row].tolist())).replace(" \n", "\n").replace("\n ", "\n")
     lines = [line.split(":")[-1].strip() for line in text.splitlines() if ":" in line]
     return list(zip(lines[:-2:2], lines[1:-2:2], strict=True)), lines[-2]
 
@@ -31,7 +31,7 @@ def test_prompts(labels):
         shown, query = examples(prompts, row)
         assert query == prompts.queries[row]
         assert prompts.answers[row] == pairs[query]
-        assert TOKENIZER.decode(prompts.targets[row : row + 1].tolist()).strip() == pairs[query]
+        assert str(TOKENIZER.decode(prompts.targets[row : row + 1].tolist())).strip() == pairs[query]
         assert query not in [word for word, _ in shown]
         if labels == "other task":
             assert set(shown) <= set(WORD_TASKS["plural"].pairs)
@@ -75,7 +75,7 @@ def test_files(tmp_path):
         (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=500), "n_shots=500"),
         (lambda: word_prompts(TOKENIZER, "antonyms", n_shots=1, labels="shuffled"), "n_shots=1"),
         (lambda: word_prompts(TOKENIZER, "antonyms", other="plural"), "other"),
-        (lambda: word_prompts(TOKENIZER, "antonyms", labels="wrong"), "labels"),
+        (lambda: word_prompts(TOKENIZER, "antonyms", labels="wrong"), "labels"),  # type: ignore[arg-type]
     ],
 )
 def test_errors(call, named):

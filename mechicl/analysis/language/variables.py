@@ -26,7 +26,7 @@ from mechicl.statistics import Result
 BATCH_SIZE = 32
 """Pairs per step of the fit."""
 MARGIN = 8.0
-"""Logits are scaled up for the fit until the best is this far above the second on average, so that an exact exchange has
+"""Logits are scaled up for the fit until the best is this far above the second on average. An exact exchange then has
 almost no loss; otherwise the fit prefers subspaces that exaggerate the logits."""
 
 

@@ -26,8 +26,9 @@ def hf_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(make_tokenizer()), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, attn_implementation="eager",
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3,
     )  # fmt: skip
+    config._attn_implementation = "eager"
     return LlamaForCausalLM(config).eval()
 
 

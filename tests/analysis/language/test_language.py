@@ -1,6 +1,7 @@
 """Analyses of language models against the model of `transformers`, run with torch's own hooks."""
 
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from mechicl.models.opening.suffix_runs import suffix_runs
 from mechicl.text import WORD_TASKS, word_prompts
 
 D_HEAD, N_HEADS = 8, 4
-DRAW = {"n_shots": 4, "n_prompts": 6}
+DRAW: dict[str, Any] = {"n_shots": 4, "n_prompts": 6}
 
 
 @contextmanager
@@ -61,7 +62,8 @@ def heads_outputs(hf_model, ids):
 def test_few_shot_scores(language, hf_model):
     scores = icl_score(language, ["antonyms", WORD_TASKS["plural"]], shots=(0, 3), n_prompts=5, seed=3, progress=False)
     assert scores.accuracy.shape == (2, 3, 2, 5)
-    for k, labels in enumerate(scores.labels):
+    kinds: tuple[Any, ...] = scores.labels
+    for k, labels in enumerate(kinds):
         prompts = word_prompts(language.tokenizer, "plural", n_shots=3, n_prompts=5, labels=labels, seed=3)
         logits = logits_of(hf_model, prompts.ids)
         expected = logits.log_softmax(-1).gather(1, prompts.targets[:, None])[:, 0]
@@ -88,7 +90,7 @@ def test_loss_by_position(language, hf_model):
 
 def test_function_vectors(language, hf_model):
     found = function_vectors(language, "antonyms", n_heads=3, n_clean=9, seed=1, progress=False, **DRAW)
-    draw = {"tokenizer": language.tokenizer, "task": "antonyms", "n_shots": 4}
+    draw: dict[str, Any] = {"tokenizer": language.tokenizer, "task": "antonyms", "n_shots": 4}
     clean = word_prompts(**draw, n_prompts=9, seed=1)
     shuffled = word_prompts(**draw, n_prompts=6, labels="shuffled", seed=2)
     means = heads_outputs(hf_model, clean.ids)[:, :, -1].mean(1)  # [layer head * d_head]
@@ -217,4 +219,5 @@ def test_sweeps_from_a_position_on_are_whole_runs(language, hf_model):
                 return z
 
             expected = logits_of(hf_model, prompts.ids, [(hf_model.model.layers[layer].self_attn.o_proj, put)])
+            assert swept.predictions is not None
             torch.testing.assert_close(swept.predictions[layer, i], expected, atol=1e-4, rtol=0)
