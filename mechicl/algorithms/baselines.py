@@ -108,11 +108,6 @@ def lasso(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
         penalty: > 0, in units of x y; for no penalty use `ols`. scikit-learn calls it alpha.
 
     Source: Tibshirani 1996; Efron et al. 2004, section 3, for the path; Garg et al. 2022, section 5, compare with it.
-
-    Example:
-        >>> prompts = SparseLinearRegression(x_dim=5, n_context=20, sparsity=1).sample(1, seed=0)
-        >>> algorithms.lasso(prompts, penalty=0.1, with_weights=True).weights[0, 0, -1, :, 0].count_nonzero()
-        tensor(1)
     """
     x_dim, y_dim = prompts.x_dim, prompts.y_dim
 

@@ -128,11 +128,7 @@ class Algorithm:
         return ", ".join(filter(None, parts))
 
     def members(self, problem: FitProblem) -> list[FittedAlgorithm]:
-        """Return the members that are nearest to the problem's targets, one for each variant.
-
-        Raises:
-            ValueError: no combination of `parameters` predicts finite numbers.
-        """
+        """Return the members that are nearest to the problem's targets, one for each variant."""
         if self.fit is not None:
             return list(self.fit(problem))
         if not self.parameters or self.trajectory is None:
@@ -152,12 +148,7 @@ class Algorithm:
     def on(self, prompts: Prompts, **parameters: Any) -> AlgorithmLearner:
         """Return the iterative learner whose steps `match` compares with layers, scaled to these prompts.
 
-        Args:
-            prompts: that decide scales, such as the largest stable step size.
-            **parameters: in place of those of `path`, for example other `steps`.
-
-        Raises:
-            ValueError: an algorithm without `path`.
+        Other `parameters`, for example `steps`, replace those of `path`.
         """
         if self.path is None or self.trajectory is None:
             raise ValueError(f"{self.name!r} has no path: it has no steps that layers could be compared with")
@@ -165,11 +156,7 @@ class Algorithm:
 
 
 def nearest_learner(name: str, learners: Sequence[Learner], problem: FitProblem) -> int:
-    """Return the index of the learner that predicts nearest to the targets.
-
-    Raises:
-        ValueError: none predicts finite numbers.
-    """
+    """Return the index of the learner that predicts nearest to the targets."""
     with torch.no_grad():
         errors = [problem.error(each.predict(problem.prompts).cpu().double()) for each in learners]
     best = min(range(len(errors)), key=errors.__getitem__)
@@ -184,11 +171,7 @@ CARDS: dict[str, Algorithm] = {}
 
 @checked
 def register(card: Algorithm) -> Algorithm:
-    """Let `identify`, `test_hypotheses` and the reports try your own algorithm; returns its card.
-
-    Raises:
-        ValueError: another algorithm has the name.
-    """
+    """Let `identify`, `test_hypotheses` and the reports try your own algorithm; returns its card."""
     if CARDS.setdefault(card.name, card) is not card:
         raise ValueError(f"name must be one that no other algorithm has, got {card.name!r}")
     return card

@@ -47,12 +47,7 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
 
 
 def chebyshev_filter(eigenvalues: Float[Tensor, "*any x"], degree: int) -> Float[Tensor, "*any x"]:
-    """Return `(1 - T_k(z(λ)) / T_k(z(0))) / λ` on the interval of a prefix's eigenvalues, 0 where these are noise.
-
-    Args:
-        eigenvalues: λ >= 0 of each prefix's S; below `1e-13 x` of the largest they count as absent.
-        degree: k.
-    """
+    """Return `(1 - T_k(z(λ)) / T_k(z(0))) / λ` on the interval of a prefix's eigenvalues, 0 where these are noise."""
     # A polynomial method's residual after k steps is a polynomial r(λ) = 1 - λ f(λ) of degree k with r(0) = 1. Among
     # these T_k(z(λ)) / T_k(z(0)) is the smallest on [λ_min, λ_max]: it swings k + 1 times between ±1 / T_k(z(0)), and
     # its difference from a smaller one would have k roots there besides the one at 0, too many for its degree.

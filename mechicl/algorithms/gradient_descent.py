@@ -62,12 +62,7 @@ def gradient_descent_filter(
 ) -> Float[Tensor, "..."]:
     """Return `(1 - (1 - aλ)^k) / λ`, and its limit `k a` at λ = 0, without cancellation for small λ.
 
-    Differentiable with respect to the step size, as long as no direction has diverged to infinity.
-
-    Args:
-        eigenvalues: λ >= 0.
-        steps: k.
-        step_size: a, a number or a tensor that broadcasts against the eigenvalues.
+    Differentiable with respect to the step size a, a number or a tensor that broadcasts, unless it has diverged.
     """
     # In an eigendirection the weight w moves by w ← w - a (λ w - b): the distance to its end b / λ shrinks by 1 - aλ a
     # step, so from 0 it has come 1 - (1 - aλ)^k of the way. That difference loses all digits where aλ is near rounding,
@@ -131,11 +126,6 @@ def gd_plus_plus_filters(
 
     `λ_i` is the eigenvalue that the inputs have before step i: `λ_0 = λ`, `λ_{i+1} = λ_i (1 - γ_i λ_i)²`.
     Differentiable with respect to all parameters.
-
-    Args:
-        eigenvalues: λ >= 0, of the first S.
-        step_sizes: a, one a step, numbers or tensors that broadcast against the eigenvalues.
-        gammas: γ, likewise.
     """
     # All tokens' coordinates along one eigenvector are multiplied alike, by 1 - γ λ_i, so two numbers describe them:
     # x = stretch * x_0, and XᵀY = moment * X_0ᵀY_0. A step predicts a x XᵀY = a stretch moment x_0 B, takes a λ_i of
@@ -157,12 +147,6 @@ def momentum_filter(
     eigenvalues: Float[Tensor, "*any"], steps: int, step_size: float | Tensor, momentum: float | Tensor
 ) -> Float[Tensor, "..."]:
     """Return the filter of gradient descent with momentum (heavy ball): `v ← β v + a (1 - λ f)`, `f ← f + v`, from 0.
-
-    Args:
-        eigenvalues: λ >= 0.
-        steps: number of steps.
-        step_size: a, a number or a tensor that broadcasts against the eigenvalues.
-        momentum: β, likewise.
 
     Source: Polyak 1964.
     """

@@ -39,11 +39,7 @@ KERNELS: dict[str, tuple[LogKernel, int]] = {
 
 @checked
 def kernel_smoothing(
-    prompts: Prompts,
-    bandwidth: Positive | Sequence[Positive],
-    *,
-    kernel: Kernel = "gaussian",
-    at: PointsAt = "points",
+    prompts: Prompts, bandwidth: Positive | Sequence[Positive], *, kernel: Kernel = "gaussian", at: PointsAt = "points"
 ) -> Trajectory:
     """Predict the Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)`.
 
@@ -152,9 +148,5 @@ def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
 
 
 SMOOTHING = register(
-    Algorithm(
-        name="softmax smoothing",
-        step_forms=_smoothing_steps,
-        step_kinds={"softmax smoothing": ("softmax", "")},
-    )
+    Algorithm(name="softmax smoothing", step_forms=_smoothing_steps, step_kinds={"softmax smoothing": ("softmax", "")})
 )

@@ -76,10 +76,6 @@ def ridge_path(
         shrink: the ratio of each step's penalty to the previous one.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, for each penalty.
-
-    Example:
-        >>> ridge_path(LinearRegression().sample(4, seed=0), steps=[0, 5, 10]).predictions.shape
-        torch.Size([3, 4, 11, 1])
     """
     numbers = step_numbers(steps)
 
@@ -194,12 +190,7 @@ def ridge_filter(
 ) -> Float[Tensor, "... x"]:
     """Return `1 / (λ + penalty)`, and 0 where that sum is rounding noise: with no penalty the filter of `ols`.
 
-    Differentiable with respect to the penalty.
-
-    Args:
-        eigenvalues: λ >= 0 of each prefix's S.
-        penalty: >= 0, a number or a tensor that broadcasts against the eigenvalues.
-        n_context: number of points that S was summed over; beyond the x dimensions the noise grows with it.
+    Differentiable with respect to the penalty. `n_context` is the number of points in S: more points make more noise.
     """
     # S is known to about n ε of its largest eigenvalue (ε = 2e-16); below 500 times that it is noise.
     # 1e-300 is for prefixes of zeros, whose eigenvalues would all count, and keeps 1 / λ finite.

@@ -42,13 +42,6 @@ def mixture_bayes(
         weight_stds: standard deviations of the weights, one for each setting or one for all.
 
     Source: Bai et al. 2023, on mixed noise levels.
-
-    Example:
-        >>> task = MixedRegression(x_dim=5, n_context=10)
-        >>> noise_stds, weight_stds = zip(*task.settings)
-        >>> prompts = task.sample(100, seed=0)
-        >>> algorithms.mixture_bayes(prompts, noise_stds=noise_stds, weight_stds=weight_stds).predictions.shape
-        torch.Size([1, 100, 11, 1])
     """
     stds = tuple(weight_stds) * (len(noise_stds) if len(weight_stds) == 1 else 1)
     if not noise_stds or len(stds) != len(noise_stds):

@@ -41,10 +41,6 @@ def newton(
 
     Source: Fu et al. 2024, section 3.2 and C.3, whose `α = 2 / ‖S Sᵀ‖₂` is on the boundary and does not converge; the
     authors' code has the default.
-
-    Example:
-        >>> newton(LinearRegression().sample(4, seed=0), steps=[0, 5, 10]).predictions.shape
-        torch.Size([3, 4, 11, 1])
     """
     numbers = step_numbers(steps)
 
@@ -71,12 +67,7 @@ def _norms(eigenvalues: Float[Tensor, "*any x"]) -> Float[Tensor, "*any 1"]:
 def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float | Tensor) -> Float[Tensor, "..."]:
     """Return `m_k = (1 - (1 - αλ²)^(2^k)) / λ`, and its limit 0 at λ = 0, without cancellation for small λ.
 
-    Differentiable with respect to α, as long as no direction has diverged to infinity.
-
-    Args:
-        eigenvalues: λ >= 0.
-        steps: k.
-        alpha: α, a number or a tensor that broadcasts against the eigenvalues; it converges for `0 < αλ² < 2`.
+    Differentiable with respect to α, a number or a tensor that broadcasts. It converges for `0 < αλ² < 2`.
     """
     # In an eigendirection m ← 2m - λm² = m (2 - λm), so the error 1 - λm is squared: from the first, 1 - αλ², k times.
     # Where that is near 1 the difference loses digits: see `gradient_descent_filter`.

@@ -37,12 +37,6 @@ def on_features(
         hyperparameters: its keyword arguments.
 
     Source: Guo et al. 2024 call such prompts linear regression on representations.
-
-    Example:
-        >>> prompts = QuadraticRegression(x_dim=3, n_context=10).sample(50, seed=0)
-        >>> fitted = algorithms.on_features(prompts, features=torch.square)
-        >>> bool((fitted.query()[0] - prompts.query.ys).abs().max() < 1e-4)
-        True
     """
     mapped = features(prompts.xs.double())
     if mapped.ndim != 3 or mapped.shape[:2] != prompts.xs.shape[:2]:

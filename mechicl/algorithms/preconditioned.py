@@ -94,14 +94,7 @@ def _warn_of_growth(prompts: Prompts, matrices: Sequence[Tensor]) -> None:
 def descend_on_features(
     prompts: Prompts, *, matrix: Float[Tensor, "*any feature feature"], steps: int, constant: bool
 ) -> Float[Tensor, "prompt y"]:
-    """Return the query's prediction after preconditioned gradient descent from 0 on the mean squared error.
-
-    Args:
-        prompts: with a context.
-        matrix: factor on every step's gradient, one for all prompts or one a prompt.
-        steps: number of steps.
-        constant: prepend a 1 to every input, so that the predictor has an intercept.
-    """
+    """Return the query's prediction after preconditioned gradient descent from 0 on the mean squared error."""
     xs = prompts.xs
     features = torch.cat([torch.ones_like(xs[..., :1]), xs], dim=-1) if constant else xs
     context, query = features[:, :-1], features[:, -1:]

@@ -152,13 +152,7 @@ def above_rounding(eigenvalues: Tensor, dim: int = -1) -> Bool[Tensor, "..."]:
 
 
 def in_parts(prompts: Prompts, per_prompt: float, run: Callable[[Prompts], Trajectory]) -> Trajectory:
-    """Compute the trajectory of all prompts in parts that fit into memory.
-
-    Args:
-        prompts: to predict.
-        per_prompt: numbers that a prompt needs in the largest tensor.
-        run: computes the trajectory of some prompts.
-    """
+    """Compute the trajectory of all prompts in parts, given how many numbers one needs in the largest tensor."""
     parts = [run(part) for part in prompts.split(max(1, int(CHUNK_ELEMENTS // per_prompt)))]
     weights = [part.weights for part in parts if part.weights is not None]
     predictions = torch.cat([part.predictions for part in parts], dim=1)
@@ -255,10 +249,6 @@ def residuals_grow(
     The residual of GD++ is the product of `|1 - a_i λ_i|` with `λ_{i+1} = λ_i (1 - γ_i λ_i)²`. If every a_i and γ_i is
     in that range, no λ_i exceeds the first λ_max and the residual does not grow; outside the range it may or may not (a
     γ that shrinks S allows a larger a), so that the residual itself decides.
-
-    Args:
-        eigenvalues: λ of each context's S.
-        filters: f(λ) of an algorithm that predicts `x U f(λ) Uᵀ B`; an infinite or undefined one counts as growth.
     """
     residuals = (1 - eigenvalues * filters).abs()
     return ~(residuals <= 1 + TOLERANCE).all(-1)

@@ -29,9 +29,6 @@ class SpectralLearner:
         name: for tables and pictures.
         hyperparameters: the fitted values.
         elementwise: True if f of one eigenvalue does not depend on the context's others.
-
-    Example:
-        >>> SpectralLearner(lambda eigenvalues: 1 / (eigenvalues + 0.1), "ridge").predict(prompts)
     """
 
     filter: Filter
@@ -119,12 +116,7 @@ class SpectralProblem:
         return SpectralProblem(self.eigenvalues[:n_prompts], self.contributions[:n_prompts], self.targets[:n_prompts])
 
     def least(self, family: Callable[[float], Tensor], grid: Sequence[float]) -> tuple[float, float]:
-        """Return the value of one hyperparameter with the least error (`minimize_on_grid`), and that error.
-
-        Args:
-            family: value to filter values `[prompt x]`.
-            grid: candidates, ascending.
-        """
+        """Return the value of one hyperparameter with the least error (`minimize_on_grid`), and that error."""
         return minimize_on_grid(lambda value: self.error(family(value)).item(), grid)
 
     def least_steps(
@@ -135,10 +127,7 @@ class SpectralProblem:
     ) -> tuple[int, float, float]:
         """Return the number of steps, the value and the error of the nearest member; the fewest steps among equals.
 
-        Args:
-            family: eigenvalues, number of steps and value to filter values.
-            numbers: of steps to begin with; others between the best ones are tried too.
-            grid: candidates of the value for a number of steps.
+        The search begins with some numbers of steps, and tries others between the best ones.
         """
         few, screened = self.first(SCREENING), {}
 
@@ -177,11 +166,8 @@ class SpectralProblem:
     ) -> tuple[Float[Tensor, "parameter"], float]:
         """Return the hyperparameters with the least error downhill from a start (Levenberg-Marquardt), and that error.
 
-        Args:
-            family: hyperparameters `[parameter prompt x]`, the same for every eigenvalue, to filter values
-                `[prompt x]`, each by the hyperparameters of its eigenvalue alone; differentiable.
-            start: with a finite error.
-            evaluations: largest number of evaluations.
+        The family maps hyperparameters `[parameter prompt x]`, the same for every eigenvalue, to filter values
+        `[prompt x]`, each by the hyperparameters of its eigenvalue alone; it is differentiable.
         """
         # Levenberg-Marquardt needs the slope of every residual with respect to every parameter. Each eigenvalue gets
         # its own copy of the parameters: one backward pass from the sum of all filter values then gives

@@ -19,11 +19,8 @@ def minimize_on_grid(
 ) -> tuple[float, float]:
     """Return the value with the least error, by grid and Brent's method around its best point, and that error.
 
-    Args:
-        error: of a value; one that is not finite counts as diverged.
-        grid: ascending values, whose ends bound the search; neighbours should lie in one valley.
-        tolerance: of the value, relative. Below 1e-8, the square root of float64's precision, errors near the least
-            one differ by rounding alone.
+    The ends of the ascending grid bound the search, and neighbours should lie in one valley. Below a relative tolerance
+    of 1e-8, the square root of float64's precision, errors near the least one differ by rounding alone.
     """
 
     def finite(value: float) -> float:

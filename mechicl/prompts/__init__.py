@@ -5,13 +5,4 @@ from mechicl.prompts.prompts import At, PointsAt, Prompts
 from mechicl.prompts.shots import Shots
 from mechicl.prompts.tokens import TokenSequences
 
-__all__ = [
-    "At",
-    "Interleaved",
-    "Paired",
-    "PointsAt",
-    "Prompts",
-    "Shots",
-    "TokenSequences",
-    "prompt_format",
-]
+__all__ = ["At", "Interleaved", "Paired", "PointsAt", "Prompts", "Shots", "TokenSequences", "prompt_format"]

@@ -12,12 +12,12 @@ from mechicl.prompts import Prompts
 Predict = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def over_prefixes(prompts: Prompts, predict: Predict) -> np.ndarray:
-    """`predict(X, Y, x_q)` for every prefix, `[prompt point y]`."""
+def over_prefixes(prompts: Prompts, predict: Predict, *, empty: bool = False) -> np.ndarray:
+    """Call `predict(X, Y, x_q)` for every prefix, `[prompt point y]`; 0 for the empty ones, unless `empty`."""
     xs, ys = (values.detach().double().numpy() for values in (prompts.xs, prompts.ys))
     out = np.zeros_like(ys)
     for prompt in range(len(xs)):
-        for t in range(xs.shape[1]):
+        for t in range(0 if empty else 1, xs.shape[1]):
             out[prompt, t] = predict(xs[prompt, :t], ys[prompt, :t], xs[prompt, t])
     return out
 

@@ -15,15 +15,11 @@ from .reference import awkward, make_prompts, over_prefixes
 
 
 def average(xs, ys, query):
-    if len(xs) == 0:
-        return np.zeros(ys.shape[1])
     return query @ (sum(np.outer(x, y) for x, y in zip(xs, ys, strict=True)) / len(xs))
 
 
 def nearest(n_neighbours):
     def predict(xs, ys, query):
-        if len(xs) == 0:
-            return np.zeros(ys.shape[1])
         order = sorted(range(len(xs)), key=lambda i: (((xs[i] - query) ** 2).sum(), i))
         return np.mean([ys[i] for i in order[:n_neighbours]], axis=0)
 
@@ -33,10 +29,7 @@ def nearest(n_neighbours):
 @given(x_dim=st.integers(1, 4), y_dim=st.integers(1, 3), n_context=st.integers(0, 7), k=st.integers(1, 9))
 def test_averages_and_neighbours_of_any_shape(x_dim, y_dim, n_context, k):
     prompts = make_prompts(n_prompts=2, n_context=n_context, x_dim=x_dim, y_dim=y_dim)
-    for got, expected in (
-        (averaging(prompts), average),
-        (nearest_neighbours(prompts, n_neighbours=k), nearest(k)),
-    ):
+    for got, expected in ((averaging(prompts), average), (nearest_neighbours(prompts, n_neighbours=k), nearest(k))):
         np.testing.assert_allclose(got.predictions[0], over_prefixes(prompts, expected), rtol=1e-12, atol=1e-13)
 
 
@@ -56,8 +49,6 @@ def test_the_lasso_is_that_of_scikit_learn_on_every_prefix(penalty):
     prompts = make_prompts(n_context=9)
 
     def predict(xs, ys, query):
-        if not len(xs):
-            return np.zeros(1)
         model = linear_model.Lasso(alpha=penalty, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
         return model.fit(xs, ys[:, 0]).predict(query[None])
 
@@ -112,8 +103,6 @@ def grow(depth):
         return ((ys - ys.mean(0)) ** 2).sum() if len(ys) else 0.0
 
     def predict(xs, ys, query):
-        if not len(xs):
-            return np.zeros(ys.shape[1])
         for _ in range(depth):
             splits = []
             for j in range(query.size):
@@ -163,6 +152,3 @@ def test_it_is_the_regression_tree_of_scikit_learn_on_signs():
 def test_with_enough_points_it_grows_the_tree_that_made_them():
     task = DecisionTrees(x_dim=4, n_context=400, depth=1)
     assert squared_errors(references(task)["greedy tree"], task.sample(20, seed=0)).max() < 1e-9
-    task = DecisionTrees(x_dim=4, n_context=60, depth=3)
-    losses = [squared_errors(each, task.sample(300, seed=0)).mean() for each in references(task).values()]
-    assert losses[0] < 0.7 * min(losses[1:])

@@ -88,21 +88,6 @@ def test_elimination_by_a_plain_loop(d, n, seed):
                 kept = {(i, v) for i, v in kept if xs[t][i] == v}
 
 
-def test_elimination_never_errs_on_a_negative_example():
-    prompts = Conjunctions().sample(500, seed=0)
-    predicted = algorithms.elimination(prompts).predictions[0]
-    assert (predicted[prompts.ys == -1] == -1).all()
-
-
-def test_bayes_errs_least():
-    prompts = Conjunctions(6, 20).sample(600, seed=0)
-    errors = [
-        (learner(prompts).predictions[0] - prompts.ys).square().mean()
-        for learner in (algorithms.conjunction_bayes, algorithms.elimination, algorithms.ols)
-    ]
-    assert errors[0] < min(errors[1:])
-
-
 def test_contexts_that_nothing_explains_predict_0():
     xs = torch.ones(1, 3, 2)
     ys = torch.tensor([[[1.0], [-1.0], [1.0]]])

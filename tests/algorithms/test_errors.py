@@ -154,12 +154,7 @@ CALLS = [
     *((partial(best_match, EYE[None], EYE[None], sharpness), "sharpness") for sharpness in (-1.0, 1e300)),
     *(
         (partial(Hypothesis, DESCENT, schedule=schedule), "schedule")
-        for schedule in (
-            ((1, 0), (3, 3)),
-            ((0, 0), (3, 2)),
-            ((0, 0), (2, 2), (2, 3)),
-            ((0, 0), (1, 2), (2, 1), (3, 3)),
-        )
+        for schedule in (((1, 0), (3, 3)), ((0, 0), (3, 2)), ((0, 0), (2, 2), (2, 3)), ((0, 0), (1, 2), (2, 1), (3, 3)))
     ),
     (lambda: Hypothesis(DESCENT, subspaces={"x": torch.ones(4, 2)}), "orthonormal"),
     (lambda: Hypothesis(DESCENT, subspaces={"momentum": EYE[:, :1]}), "has the variables"),

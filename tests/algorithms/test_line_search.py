@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from mechicl.algorithms import chebyshev, conjugate_gradient, gradient_descent, ols, steepest_descent
+from mechicl.algorithms import conjugate_gradient, ols, steepest_descent
 from mechicl.prompts import Prompts
 from tests.algorithms.reference import awkward, make_prompts, over_prefixes, prompts_of_any_size
 
@@ -71,30 +71,11 @@ def test_conjugate_gradients_have_the_least_error_in_the_span_of_k_gradients():
             np.testing.assert_allclose(weights[j, i, 0, :, 0], best, rtol=1e-7, atol=1e-9)
 
 
-def test_no_first_order_method_has_a_smaller_error_on_the_context():
-    prompts, steps = make_prompts(n_context=9, x_dim=5), [1, 2, 3, 4]
-    least = errors_on_context(prompts, conjugate_gradient(prompts, steps, with_weights=True))
-    rivals = (
-        steepest_descent(prompts, steps, with_weights=True),
-        chebyshev(prompts, steps, with_weights=True),
-        gradient_descent(prompts, steps, step_size=0.2, with_weights=True),
-    )
-    for rival in rivals:
-        assert (least <= errors_on_context(prompts, rival) + 1e-12).all()
-
-
 @BOTH
 @given(prompts=prompts_of_any_size())
 def test_no_step_raises_the_error_on_the_context(algorithm, prompts):
     errors = errors_on_context(prompts, algorithm(prompts, [0, 1, 2, 3, 5, 40], with_weights=True))
     assert (errors[1:] <= errors[:-1] * (1 + 1e-9) + 1e-9).all()
-
-
-def test_steepest_descent_goes_to_least_squares_in_time():
-    prompts = make_prompts(n_context=12)
-    torch.testing.assert_close(
-        steepest_descent(prompts, 2000, at="query").predictions, ols(prompts, at="query").predictions
-    )
 
 
 @BOTH
@@ -114,10 +95,3 @@ def test_the_size_of_inputs_and_targets_changes_nothing_else(algorithm, scale):
     plain = algorithm(prompts, [1, 3]).predictions
     larger = algorithm(Prompts(scale * prompts.xs, prompts.ys / scale), [1, 3]).predictions
     torch.testing.assert_close(larger * scale, plain)
-
-
-@BOTH
-def test_a_target_is_predicted_as_if_it_stood_alone(algorithm):
-    prompts = make_prompts(y_dim=3)
-    alone = algorithm(Prompts(prompts.xs, prompts.ys[..., 1:2]), [2]).predictions
-    torch.testing.assert_close(algorithm(prompts, [2]).predictions[..., 1:2], alone)

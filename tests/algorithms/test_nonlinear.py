@@ -7,7 +7,7 @@ import torch
 from mechicl import algorithms
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.prompts import Prompts
-from mechicl.tasks import LogisticRegression, QuadraticRegression, ReluNetworks, SineRegression
+from mechicl.tasks import LogisticRegression, QuadraticRegression, SineRegression
 
 from .reference import make_prompts, over_prefixes
 
@@ -22,7 +22,7 @@ def test_least_squares_on_features_is_least_squares_in_the_features():
 
     def predict(xs, ys, query):
         mapped = features(torch.from_numpy(np.vstack([xs, query]))).numpy()
-        return mapped[-1] @ np.linalg.pinv(mapped[:-1], rcond=1e-7) @ ys if len(xs) else np.zeros(1)
+        return mapped[-1] @ np.linalg.pinv(mapped[:-1], rcond=1e-7) @ ys
 
     trajectory = algorithms.on_features(prompts, features=features)
     np.testing.assert_allclose(trajectory.predictions[0].numpy(), over_prefixes(prompts, predict), rtol=0, atol=1e-7)
@@ -50,13 +50,6 @@ def test_sines_are_settled_by_two_points_and_quadratics_by_one_a_dimension():
         errors = squared_errors(best, task.sample(200, seed=0, dtype=torch.float64), at="points")
         assert errors[:, n].median() < 1e-12
         assert errors[:, n - 1].median() > 1e-6
-
-
-def test_the_first_reference_of_noisy_quadratics_is_the_best():
-    task = QuadraticRegression(x_dim=4, n_context=8, noise_std=1.0)
-    prompts = task.sample(3000, seed=0)
-    losses = [squared_errors(each, prompts).mean() for each in algorithms.references(task).values()]
-    assert losses[0] < 0.9 * min(losses[1:])
 
 
 # ---- logistic regression ----
@@ -113,19 +106,6 @@ def test_the_laplace_average_is_nearer_to_exact_bayes_than_the_mode():
     )
     assert laplace < 0.07**2
     assert laplace < 0.8**2 * mode
-
-
-def test_references_beat_averaging_and_are_odd_in_the_labels():
-    for labels in ("sampled", "sign"):
-        task = LogisticRegression(x_dim=3, n_context=20, weight_scale=2.0, labels=labels)
-        prompts = task.sample(1000, seed=0)
-        references = algorithms.references(task)
-        losses = {name: squared_errors(each, prompts, at="points").mean() for name, each in references.items()}
-        assert list(losses) == ["laplace", "logistic regression", "averaging"][labels == "sign" :]
-        assert list(losses.values()) == sorted(losses.values())
-        best = next(iter(references.values()))
-        flipped = best.predict(Prompts(prompts.xs, -prompts.ys))
-        torch.testing.assert_close(flipped, -best.predict(prompts), rtol=1e-4, atol=1e-4)
 
 
 def test_separable_labels_stay_finite():
@@ -186,11 +166,3 @@ def test_other_seeds_are_other_networks_and_gradients_are_not_needed():
     assert not torch.allclose(one, zero)
     with torch.no_grad():
         torch.testing.assert_close(algorithms.network_descent(prompts, **OPTIONS).predictions, zero)
-
-
-def test_training_fits_networks_better_than_neighbours_do():
-    task = ReluNetworks(x_dim=4, n_context=40, n_hidden=20)
-    prompts = task.sample(100, seed=0)
-    losses = {name: squared_errors(each, prompts).mean() for name, each in algorithms.references(task).items()}
-    assert next(iter(losses)) == "network descent"
-    assert losses["network descent"] < 0.8 * losses["3 nearest neighbours"]

@@ -9,12 +9,19 @@ from mechicl.learners import AlgorithmLearner, Learner, TokenLearner, squared_er
 from mechicl.prompts import Prompts
 from mechicl.tasks import (
     Conjunctions,
+    DecisionTrees,
     FixedTasks,
     GaussianClusters,
     LinearRegression,
+    LogisticRegression,
     MarkovChains,
+    MixedRegression,
     Parities,
     PromptDistribution,
+    QuadraticRegression,
+    ReluNetworks,
+    SparseLinearRegression,
+    TaskPool,
 )
 
 TASK = LinearRegression(x_dim=3, n_context=6, inputs="gaussian", noise_std=0.5, weight_scale=2.0)
@@ -30,13 +37,6 @@ def test_linear_regression_has_ridge_with_the_ratio_of_variances_first():
         for i in range(50)
     ]
     np.testing.assert_allclose(learners["bayes"].predict(prompts).numpy(), expected, rtol=1e-9)
-
-
-def test_the_first_reference_is_nowhere_worse_than_other_penalties():
-    prompts = TASK.sample(20_000, seed=1)
-    best = squared_errors(algorithms.references(TASK)["bayes"], prompts).mean()
-    for penalty in (0.01, 0.25, 1.0):
-        assert best < squared_errors(AlgorithmLearner(algorithms.ridge, {"penalty": penalty}), prompts).mean()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,15 @@ def test_a_task_of_ones_own_brings_its_references_or_registers_them():
 
 
 POINTS = {
+    "linear": (LinearRegression(x_dim=3, n_context=6, noise_std=0.5), "bayes"),
+    "pool": (TaskPool(n_tasks=16), "dmmse"),
+    "mixed noise": (MixedRegression(x_dim=4, n_context=8, noise_stds=(0.1, 2.0)), "bayes"),
+    "sparse": (SparseLinearRegression(x_dim=8, n_context=12, sparsity=2, noise_std=0.3), "bayes"),
+    "quadratic": (QuadraticRegression(x_dim=4, n_context=8, noise_std=1.0), "bayes"),
+    "networks": (ReluNetworks(x_dim=4, n_context=40, n_hidden=20), "network descent"),
+    "trees": (DecisionTrees(x_dim=4, n_context=60, depth=3), "greedy tree"),
+    "sampled labels": (LogisticRegression(x_dim=3, n_context=6, weight_scale=2.0), "laplace"),
+    "signs": (LogisticRegression(x_dim=3, n_context=20, labels="sign"), "logistic regression"),
     "bayes conjunctions": (Conjunctions(x_dim=5, n_context=12), "bayes"),
     "conjunctions too many to enumerate": (Conjunctions(x_dim=20, n_context=12), "elimination"),
     "sparse parities": (Parities(x_dim=6, n_context=12), "bayes"),
@@ -121,7 +130,7 @@ def test_the_first_reference_loses_least(name):
     learners = algorithms.references(task)
     assert next(iter(learners)) == first
     assert all(isinstance(each, Learner) for each in learners.values())
-    prompts = task.sample(300, seed=0)
+    prompts = task.sample(500, seed=0)
     losses = [(each.predict(prompts) - prompts.query.ys).square().mean().item() for each in learners.values()]
     assert losses[0] <= min(losses) + 1e-9
 

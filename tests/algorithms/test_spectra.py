@@ -157,13 +157,6 @@ def test_the_bound_and_the_share_of_all_chunks_are_named(chunk, monkeypatch):
     assert f"that bound is {BOUND:.4g} on the median context, {BOUND / 2:.4g} to {2 * BOUND:.4g} on all" in message
 
 
-@pytest.mark.parametrize("steps", [0, 1, [0, 1]])
-def test_a_single_step_may_be_of_any_size(steps):
-    gradient_descent(SAME, steps, step_size=10 * BOUND)
-    gd_plus_plus(SAME, steps, step_size=10 * BOUND, gamma=10 * BOUND)
-    preconditioned_gd(SAME, steps, preconditioner=100 * IDENTITY)
-
-
 @pytest.mark.parametrize(
     "prompts", [scaled(1.0, 3.0), scaled(1.0, 1.0, 9.0, 9.0), SAME[:0], scaled(0.0), SAME.prefix(0)]
 )

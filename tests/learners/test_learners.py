@@ -32,10 +32,7 @@ def running_means(prompts, steps=(1,), scale=1.0, at="points"):
 def test_a_trajectorys_query_is_the_last_point_of_each_step():
     predictions = torch.arange(2 * 3 * 4 * 2.0).reshape(2, 3, 4, 2)
     query = Trajectory((1, 5), predictions).query()
-    assert query.shape == (2, 3, 2)
-    for step in range(2):
-        for prompt in range(3):
-            assert torch.equal(query[step, prompt], predictions[step, prompt, 3])
+    assert query.tolist() == [[prompt[3] for prompt in step] for step in predictions.tolist()]
 
 
 @pytest.mark.parametrize("at", ["points", "query"])
@@ -45,14 +42,10 @@ def test_step_errors_are_averaged_over_the_targets_dimensions(at):
     errors = trajectory.step_errors(prompts)
     n_points = 4 if at == "points" else 1
     assert errors.shape == (2, 3, n_points)
-    for step in range(2):
-        for prompt in range(3):
-            for point in range(n_points):
-                expected = 0.0
-                for y in range(2):
-                    target = prompts.ys[prompt, 4 - n_points + point, y].item()
-                    expected += (trajectory.predictions[step, prompt, point, y].item() - target) ** 2 / 2
-                assert errors[step, prompt, point].item() == pytest.approx(expected, rel=1e-5)
+    for step, prompt, point in np.ndindex(2, 3, n_points):
+        pairs = zip(trajectory.predictions[step, prompt, point], prompts.ys[prompt, point - n_points], strict=True)
+        expected = sum((float(predicted) - float(target)) ** 2 / 2 for predicted, target in pairs)
+        assert errors[step, prompt, point].item() == pytest.approx(expected, rel=1e-5)
 
 
 # ---- AlgorithmLearner ----
@@ -156,10 +149,7 @@ FIVE = Prompts(torch.randn(3, 5, 2), torch.randn(3, 5, 1))
     ("call", "words"),
     [
         *(
-            (
-                lambda shape=shape: MEANS.step_errors(some_prompts(**shape)),
-                r"\(1, 3, 4, 2\) do not fit Prompts",
-            )
+            (lambda shape=shape: MEANS.step_errors(some_prompts(**shape)), r"\(1, 3, 4, 2\) do not fit Prompts")
             for shape in ({"n_prompts": 1}, {"n_points": 1}, {"y_dim": 1}, {"n_points": 5}, {"n_prompts": 2})
         ),  # the first three would be broadcast
         (lambda: Trajectory((1, 2, 3), torch.zeros(2, 3, 4, 1)), "3 steps for 2 slices"),

@@ -56,10 +56,7 @@ def test_files_from_before_there_were_medians_contain_means():
 
 
 @settings(max_examples=30)
-@given(
-    st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40),
-    st.sampled_from([0.5, 0.9, 0.95, 0.99]),
-)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_the_interval_is_students(values, level):
     measured = interval(torch.tensor(values, dtype=torch.float64), level)
     mean, error = np.mean(values), scipy.stats.sem(values)

@@ -98,13 +98,7 @@ def best_match(
     points: Float[Tensor, "prompt point x"],
     sharpness: Annotated[float, between(0, 1e12)] = 1e6,
 ) -> Float[Tensor, "prompt reader point"]:
-    """Put all weight on the points nearest to the reader, shared where `<x, x_i> - |x_i|² / 2` hardly differ.
-
-    Args:
-        readers: their inputs.
-        points: the inputs that they are matched with.
-        sharpness: factor on these scores before a softmax; larger ones than 1e12 overflow in single precision.
-    """
+    """Put all weight on the points nearest to the reader, shared where `<x, x_i> - |x_i|² / 2` hardly differ."""
     if readers.dtype != points.dtype:
         raise TypeError(f"readers are {readers.dtype} and points {points.dtype}: convert the one to the other")
     scores = readers @ points.mT - points.square().sum(-1)[:, None] / 2

@@ -73,11 +73,8 @@ Planned = tuple[Cell, Call, Call]
 def plan_interventions(hypothesis: Hypothesis, point: int, *, stop_reading: bool, isolate: bool) -> Iterator[Planned]:
     """Yield all interventions of a hypothesis, each as calls on the algorithm and on the model.
 
-    Args:
-        hypothesis: with the schedule of layers and steps.
-        point: the context point that is exchanged alone.
-        stop_reading: True if the model's query can be kept from reading.
-        isolate: True if the model's context points can be kept from reading each other.
+    `stop_reading` and `isolate` are True if the model's query can be kept from reading, and its context points from
+    reading each other.
     """
 
     def twins(name: str, method: str, places: tuple[int, int, int], of_algorithm: tuple, of_model: tuple) -> Planned:

@@ -113,22 +113,6 @@ def test_counterfactuals_are_those_of_a_plain_loop(name, n_context, y_dim, seed,
         compare(runs.repeat(this, "context"), again.take(whole, places["query"]).run(others))
 
 
-def test_the_three_newtons_differ_in_what_the_query_carries():
-    base, source = pair(n_context=8)
-    ends = {}
-    for answer in ("at the end", "anew", "running"):
-        algorithm = NewtonSteps(3, answer=answer)
-        runs = runs_of(algorithm, base, source)
-        ends[answer] = [algorithm.read({k: v[:, -1:] for k, v in run[-1].items()}) for run in (runs.base, runs.source)]
-        torch.testing.assert_close(ends[answer], ends["at the end"], rtol=0, atol=1e-9)
-        for after in range(1, algorithm.n_steps):
-            exchanged = runs.exchange(after, "query")
-            expected = ends[answer][0]
-            if answer == "running":  # what the base adds after the exchange, on top of the source's prediction
-                expected = expected + runs.source[after]["prediction"][:, -1] - runs.base[after]["prediction"][:, -1]
-            torch.testing.assert_close(exchanged, expected, rtol=0, atol=1e-9)
-
-
 def test_both_forms_of_gradient_descent_part_when_the_context_is_frozen():
     base, source = pair()
     by_residuals = runs_of(ResidualDescent(4, step_size=0.1), base, source)
