@@ -309,7 +309,7 @@ def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
 
 @checked
 def prompt_batches(
-    learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1, held: float = 0.0
+    learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1, reserved: float = 0.0
 ) -> Iterator[Prompts]:
     """Yield the prompts in parts on which a learner's predictions take at most `memory` bytes.
 
@@ -318,12 +318,12 @@ def prompt_batches(
         prompts: to be split.
         memory: bound in bytes.
         copies: factor on the memory of the predictions, for example for gradients.
-        held: bytes that the caller uses meanwhile.
+        reserved: bytes that the caller uses meanwhile.
 
     Raises:
         ValueError: not enough memory for one prompt.
     """
-    yield from prompts.split(Budget(memory, held).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
+    yield from prompts.split(Budget(memory, reserved).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
 
 
 @checked

@@ -235,7 +235,7 @@ def _batches(
                 shapes = [stream.shape for stream in model.layer_streams(group[:1], "positions")]
             sums = count_sums((len(shapes), shapes[0][-2]), shapes[0][-1], targets.shape[-1], folds)
         # all positions, twice as many as points, and again in float64 for the sums
-        for part in prompt_batches(Lens(model), group, memory, copies=8, held=sums):
+        for part in prompt_batches(Lens(model), group, memory, copies=8, reserved=sums):
             with torch.no_grad():
                 streams = torch.stack(list(model.layer_streams(part, "positions"))).cpu()
             yield streams, targets[: len(part)], sizes
