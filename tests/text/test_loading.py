@@ -174,7 +174,7 @@ def test_settings_of_the_environment_apply(tmp_path):
     FILES["csv"](as_rows(ROWS), tmp_path / "here.csv")
     code = (
         "import datasets; from mechicl.text import TextTask, load_texts; "
-        "task = TextTask('opinions', '{text}', (' bad', ' fine', ' good'), hub='somebody/opinions'); "
+        "task = TextTask('opinions', '{text}', (' bad', ' fine', ' good'), hub='me/opinions'); "
         "load_texts(task, 'test', source='here.csv'); "
         "assert not datasets.are_progress_bars_disabled(); "
         "load_texts('mr', 'test')"
