@@ -88,7 +88,7 @@ def _alignment(kind: "OneLayer") -> Measured:
         rows.append(Row(quantity, published_, mean, "seeds", "", agrees, source))
     if kind.study.snapshots is None or kind.study.is_own:
         return rows, [], {"alignment_over_training": None}
-    during = align_over_training(kind.study, kind.construction, kind.held_out[:N_FEWER])
+    during = align_over_training(kind.study, kind.construction, kind.held_out[:N_FEWER], progress=kind.progress)
     data = {"steps": during.steps, **{name: getattr(during, name).tolist() for name in (*names, "mse")}}
     drawn = viz.alignments_over_training({"trained": during})
     return rows, [Section("Alignment over training", WORDS["alignment"], drawn)], {"alignment_over_training": data}

@@ -212,7 +212,7 @@ class Tokens(Kind):
         study = self.study
         if study.snapshots is None or "curve" not in study.record or study.is_own:
             return None
-        return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed)
+        return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed, progress=self.progress)
 
     @property
     def data(self) -> dict[str, Any]:

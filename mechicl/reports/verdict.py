@@ -147,8 +147,9 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
     distance, name = identified.distance(match), phrase(match.name)
     nearness: Nearness = "none" if not distance.mean < FAR else "like" if distance.mean <= NEAR else "nearest"
     if nearness == "like":
-        tie = _listed(rivals) if len(rivals) < 3 else f"{len(rivals)} others"
-        headline = f"It behaves like {name}" + (f", tied with {tie}" if rivals else "")
+        headline = f"It behaves like {name}"
+        if rivals:
+            headline += f", tied with {_listed(rivals) if len(rivals) < 3 else f'{len(rivals)} others'}"
         words = [f"Fitted to the model's predictions, {name} leaves {percent(distance)} of them unexplained."]
         if match.hyperparameters and len(match.hyperparameters) <= 2:
             fitted = " and ".join(f"{n.replace('_', ' ')} {v:.3g}" for n, v in match.hyperparameters.items())
