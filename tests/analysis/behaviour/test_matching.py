@@ -81,8 +81,6 @@ def test_a_family_over_another_hyperparameter_and_a_learner_without_steps_are_ma
         assert result.best()[0].column == 0.3
         assert result.columns == (0.01, 0.3, 5.0)
     assert match(Bare(steps), penalties, PROMPTS).best()[0].column == 0.3
-    with pytest.raises(ValueError, match="at least one value of penalty"):
-        AlgorithmFamily(algorithms.ridge, "penalty", ())
     with pytest.raises(ValueError, match="not linear in the query"):
         match(AlgorithmLearner(algorithms.nearest_neighbours), penalties, PROMPTS, similarity="weights")
 
