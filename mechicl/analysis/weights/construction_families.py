@@ -138,7 +138,7 @@ def _in_architecture(made: HookedTransformer, cfg: TransformerConfig) -> WeightP
 
 
 def _template(made: HookedTransformer, cfg: TransformerConfig) -> HookedTransformer:
-    """The construction in a model that normalises, clips and shares its weights as the config says."""
+    """The construction in a model that normalises, clips and shares its weights as in the config."""
     same = {name: getattr(cfg, name) for name in ("normalize_by_context", "token_clip", "recurrent", "n_layers")}
     model = HookedTransformer(made.cfg.replace(**same))
     model.load_state_dict(made.state_dict(), strict=False)

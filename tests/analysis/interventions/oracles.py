@@ -87,7 +87,7 @@ def bridge(kind: str = "gpt2", seed: int = 0, **sizes: Any) -> Any:
     return build_bridge_from_module(LlamaForCausalLM(config).eval(), "LlamaForCausalLM", hf_config=config)
 
 
-shared_bridge = cache(bridge)  # for tests that leave it as it is
+shared_bridge = cache(bridge)  # for tests that do not change it
 
 
 def bridge_pair() -> tuple[Tensor, Tensor]:
