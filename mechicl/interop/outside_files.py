@@ -17,6 +17,8 @@ from mechicl.base.files import check_file, read_bytes
 
 MOST_YAML = 32 * 2**10
 """Largest YAML file in bytes; configs have one or two thousand."""
+MOST_BRACKETS = 500
+"""Most brackets in a YAML file; the parser's time grows with the square of the nesting."""
 MOST_CHECKPOINT = 2**32
 """Largest checkpoint in bytes."""
 MOST_STRUCTURE = 2**20
@@ -59,6 +61,8 @@ def read_yaml(path: Path) -> Any:
     """
     data = read_bytes(path, MOST_YAML)
     try:
+        if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:
+            raise yaml.YAMLError(f"it has more than {MOST_BRACKETS} brackets")
         return yaml.load(data.decode("utf-8"), _PlainLoader)
     except Exception as error:  # whatever stops the parser
         raise ValueError(f"{path} is not plain YAML: {error or type(error).__name__}") from error

@@ -28,7 +28,7 @@ MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{i + 1}: &a{i + 1} {{<<: [{nine}]}}" 
         (MERGES, r"references \(\*a0\)"),
         ("&a [*a]", r"references \(\*a\)"),
         ("model: {<<: {n_embd: 3}}", "merging mappings"),
-        ("a: " + "[" * 20_000, "not plain YAML"),
+        ("a: " + "[" * 20_000, "not plain YAML: it has more than 500 brackets"),
         ("a: " + "9" * 20_000, "not plain YAML"),
         ("a: 2001-99-99", "not plain YAML"),
         ("a: !!bool perhaps", "not plain YAML"),
