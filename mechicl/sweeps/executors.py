@@ -69,7 +69,7 @@ def on_this_machine(orders: Orders, n_workers: int) -> Iterator[RunCells]:
 
 def _begin(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
-    end_with(parent)
+    end_with(parent, parent)  # it may have ended already
 
 
 def _work(orders: bytes, cell: SweepCell) -> Outcome:

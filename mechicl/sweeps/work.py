@@ -153,9 +153,10 @@ def launch_training(orders: Orders, cell: SweepCell, folder: Path) -> None:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {reason}\n{printed[-4000:]}")
 
 
-def end_with(process: int) -> None:
-    """End this process soon after another process of this machine, or its own parent, has ended."""
-    parent = os.getppid()  # changes at once, while a killed process may keep its number until it is waited for
+def end_with(process: int, parent: int | None = None) -> None:
+    """End this process soon after another process of this machine, or its parent, has ended."""
+    # a parent's end shows at once, while a killed process may keep its number until it is waited for
+    parent = parent or os.getppid()
 
     def watch() -> None:
         while is_running(process) and os.getppid() == parent:
