@@ -155,8 +155,7 @@ def launch_training(orders: Orders, cell: SweepCell, folder: Path) -> None:
 
 def end_with(process: int, parent: int | None = None) -> None:
     """End this process soon after another process of this machine, or its parent, has ended."""
-    # a parent's end shows at once, while a killed process may keep its number until it is waited for
-    parent = parent or os.getppid()
+    parent = parent or os.getppid()  # its end shows at once; a killed process keeps its number until it is waited for
 
     def watch() -> None:
         while is_running(process) and os.getppid() == parent:
