@@ -87,7 +87,7 @@ def ranking(n: int = 6):
         (lambda: identify(OLS, other(CHAINS)), "task must be Task, got a MarkovChains"),
         (lambda: also(lambda prompts: prompts.query.ys), r"'mine' \(function\) is no"),
         (lambda: also(BROKEN), "'mine' predicts numbers that are not finite"),
-        (lambda: also(AlgorithmLearner(lambda prompts: prompts.query.xs)), "returned the shape"),
+        (lambda: also(AlgorithmLearner(lambda prompts: prompts.query.xs)), "got the shape"),
         (lambda: also(NOT_FINITE), "'mine' predicts no finite numbers for any of its 2"),
         (lambda: family_weights(torch.ones(2, 3), [0], 1.0), "n_fitted must have a number for each of 2 families"),
         (lambda: identify_on_tokens(UNIFORM, other(TASK)), "task must be TokenDistribution, got a LinearRegression"),
