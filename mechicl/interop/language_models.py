@@ -93,6 +93,16 @@ def load_language_model(
     return LanguageModel(f"{title}@{revision}" if revision else title, bridge, bridge.tokenizer)
 
 
+def is_language_model(name: str | Path) -> bool:
+    """Return True for a folder of `transformers`, a folder with GGUF files, or a name like those on the hub."""
+    folder = Path(name)
+    if str(name) in available() or (folder / "record.json").is_file():
+        return False
+    if folder.is_dir():
+        return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
+    return str(name).count("/") == 1 and not str(name).startswith((".", "/"))
+
+
 def _bridge(name: str, revision: str | None, seed: int, device: str | torch.device, dtype: torch.dtype) -> Any:
     from transformer_lens.model_bridge import TransformerBridge  # takes seconds
 

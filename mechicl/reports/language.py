@@ -1,0 +1,302 @@
+"""The report on a language model: does it learn in context, which heads carry that, and how stable is the answer?"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+
+from mechicl import viz
+from mechicl.analysis.heads import HeadScores, score_heads
+from mechicl.analysis.language import (
+    FewShotScores,
+    FunctionVector,
+    MatchedAblation,
+    Stability,
+    ablate_matched,
+    function_vectors,
+    icl_score,
+    stability,
+)
+from mechicl.analysis.language.vectors import strongest_heads
+from mechicl.base.memory import MEMORY
+from mechicl.base.progress import progress_bar
+from mechicl.interop import LanguageModel
+from mechicl.reports.comparison import Comparison, Section
+from mechicl.reports.rows import Row
+from mechicl.statistics import Interval, interval
+from mechicl.text import WORD_TASKS, word_prompts
+from mechicl.viz.elements import add_heatmap, figure, interval_lines, signed_scale
+
+QUICK = ("antonyms", "capitals", "past_tense", "plural", "english_french")
+N_HEADS = 10
+SEED = 1_000_003
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    tasks: tuple[str, ...]
+    n_prompts: int
+    n_effects: int
+    n_resamples: int
+    shots: tuple[int, ...] = (0, 2, 4, 8, 16)
+
+
+def report_language(
+    language: LanguageModel,
+    folder: str | Path = "report",
+    *,
+    tasks: Sequence[str] | None = None,
+    quick: bool = False,
+    memory: float = MEMORY,
+    progress: bool = True,
+) -> Path:
+    """Study how a language model learns in context, and write report.html and report.json.
+
+    Args:
+        language: a language model with its tokenizer, from `load_language_model`.
+        folder: folder of the report.
+        tasks: names of tasks in `mechicl.text.WORD_TASKS`; by default all of them, or five with `quick`.
+        quick: fewer tasks, prompts and random heads.
+        memory: bound on memory in bytes.
+        progress: whether to show progress bars.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: an unknown task.
+
+    Example:
+        >>> report_language(load_language_model("HuggingFaceTB/SmolLM2-135M"), "report", quick=True)
+    """
+    chosen = tuple(tasks or (QUICK if quick else WORD_TASKS))
+    if unknown := [name for name in chosen if name not in WORD_TASKS]:
+        raise ValueError(f"tasks must be some of {list(WORD_TASKS)}, got {unknown}")
+    sizes = Sizes(chosen, 24 if quick else 50, 16 if quick else 32, 6 if quick else 20)
+    started, options = time.perf_counter(), {"memory": memory, "progress": progress}
+    steps = ["few-shot accuracy", "function vector", "head scores", "ablations"]
+    with progress_bar(total=len(steps), unit="part", progress=progress, desc="report") as bar:
+        scores = icl_score(language, chosen, shots=sizes.shots, n_prompts=sizes.n_prompts, seed=SEED, **options)
+        bar.update()
+        task = _most_learned(scores)
+        vector = function_vectors(
+            language, task, n_prompts=sizes.n_effects, n_clean=2 * sizes.n_effects, seed=SEED, **options
+        )
+        resamples = [
+            torch.randint(sizes.n_effects, (sizes.n_effects,), generator=torch.Generator().manual_seed(i))
+            for i in range(10)
+        ]
+        stable = stability(
+            lambda rows: vector.indirect_effects[..., rows].mean(-1), resamples, top=N_HEADS, progress=False
+        )
+        bar.update()
+        heads = score_heads(language.model, seed=SEED, **options)
+        induction = strongest_heads(heads.mean("induction"), N_HEADS)
+        bar.update()
+        prompts = word_prompts(language.tokenizer, task, n_prompts=sizes.n_effects, n_shots=8, seed=SEED + 5)
+        kinds = {"function-vector heads": (vector.heads, induction), "induction heads": (induction, vector.heads)}
+        ablations = {
+            name: ablate_matched(
+                language.model, prompts, mine, exclude=[head for head in others if head in mine],
+                n_random=sizes.n_resamples, seed=SEED, **options,
+            )
+            for name, (mine, others) in kinds.items()
+            if set(mine) - set(others)
+        }  # fmt: skip
+        bar.update()
+    comparison = Comparison(
+        f"In-context learning of {language.name}",
+        f"{language.model.cfg.n_layers} layers, {language.model.cfg.n_heads} heads. Prompts show pairs of words "
+        f"and end with "
+        f"a query; a prediction is right if the most probable next token is the first token of the answer. "
+        f"Intervals are 95% over prompts. Measured in {time.perf_counter() - started:.0f} s.",
+        _rows(scores, vector, stable, ablations),
+        _sections(scores, vector, stable, heads, ablations),
+        {"few_shot": _accuracies(scores), "function_vector_heads": [list(head) for head in vector.heads]},
+    )
+    return comparison.write(folder, "report", opening=_verdict(scores, vector, stable, ablations, induction))
+
+
+def _most_learned(scores: FewShotScores) -> str:
+    """Return the task with the largest gain of true over shuffled labels."""
+    return max(scores.tasks, key=lambda task: scores.gain(task).mean)
+
+
+def _accuracies(scores: FewShotScores) -> dict[str, Any]:
+    return {
+        task: {label: scores.accuracy[t, k].mean(-1).tolist() for k, label in enumerate(scores.labels)}
+        for t, task in enumerate(scores.tasks)
+    }
+
+
+def _rows(
+    scores: FewShotScores, vector: FunctionVector, stable: Stability, ablations: dict[str, MatchedAblation]
+) -> list[Row]:
+    shots, rows = scores.shots[-1], []
+    for t, task in enumerate(scores.tasks):
+        name = task.replace("_", " ")
+        for k, label in enumerate(scores.labels):
+            rows.append(
+                _row(
+                    f"{name}: accuracy after {shots} pairs, {label} labels",
+                    scores.accuracy[t, k, -1],
+                    "Few-shot accuracy",
+                )
+            )
+        rows.append(
+            Row(f"{name}: true minus shuffled labels", None, scores.gain(task), "prompts", section="Few-shot accuracy")
+        )
+    strongest = vector.indirect_effects[vector.heads[0]]
+    rows += [
+        _row("strongest head's indirect effect on the probability", strongest, "Function vector"),
+        _row("probability without demonstrations", vector.zero_shot, "Function vector"),
+        _row(
+            "the same with the vector added after the best layer", vector.added[_best_layer(vector)], "Function vector"
+        ),
+        _row(
+            "the same with a random vector of that length", vector.random_added[_best_layer(vector)], "Function vector"
+        ),
+        Row(
+            f"Jaccard index of the top {N_HEADS} heads over resampled prompts",
+            None,
+            stable.mean(),
+            "draws",
+            section="Function vector",
+        ),
+    ]
+    for name, result in ablations.items():
+        rows.append(_row(f"probability without the {name}", result.ablated, "Ablation"))
+        rows.append(_row("without random heads of the same layers", result.matched.mean(0), "Ablation"))
+    return rows
+
+
+def _row(quantity: str, values: torch.Tensor, section: str) -> Row:
+    return Row(quantity, None, interval(values.double()), "prompts", section=section)
+
+
+def _best_layer(vector: FunctionVector) -> int:
+    return int(vector.added.mean(-1).argmax())
+
+
+def _named(heads: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{layer}.{head}" for layer, head in heads)
+
+
+def _verdict(
+    scores: FewShotScores,
+    vector: FunctionVector,
+    stable: Stability,
+    ablations: dict[str, MatchedAblation],
+    induction: Sequence[tuple[int, int]],
+) -> Section:
+    """Return the box at the top of the page."""
+    gains = {task: scores.gain(task) for task in scores.tasks}
+    learned = [task.replace("_", " ") for task, gain in gains.items() if gain.low > 0]
+    title = "It learns in context" if learned else "No learning in context beyond what shuffled labels give"
+    lines = [
+        f"On {len(learned)} of {len(gains)} tasks the accuracy after {scores.shots[-1]} pairs is higher with true "
+        f"labels than "
+        f"with shuffled ones{': ' + ', '.join(learned) if learned else ''}.",
+        f"Heads whose outputs carry the task {vector.task.replace('_', ' ')}: {_named(vector.heads[:5])} "
+        f"(layer.head). Two "
+        f"resamplings of the prompts share {100 * stable.mean().mean:.0f}% of their ten strongest heads.",
+    ]
+    best = _best_layer(vector)
+    gain = interval((vector.added[best] - vector.random_added[best]).double())
+    lines.append(
+        f"Added to prompts without demonstrations after layer {best}, their sum changes the probability of the "
+        f"right answer by "
+        f"{gain} more than a random vector does."
+    )
+    lines += [
+        f"Without the {len(result.heads)} "
+        f"{name}{' that are not of the other kind' if len(result.heads) < N_HEADS else ''}, the "
+        f"probability of the right answer falls by {result.effect()} more than without random heads of the same layers."
+        for name, result in ablations.items()
+    ]
+    lines.append("Not tested: longer answers than one token, other templates, and other formats of prompts.")
+    words = " ".join(lines)
+    return Section(title, words, f"<p>Induction heads by score: {_named(induction[:5])}.</p>")
+
+
+def _sections(
+    scores: FewShotScores,
+    vector: FunctionVector,
+    stable: Stability,
+    heads: HeadScores,
+    ablations: dict[str, MatchedAblation],
+) -> list[Section]:
+    layers = list(range(len(vector.added)))
+    added = {"function vector": vector.added, "random vector": vector.random_added}
+    curves = {name: [interval(values.double()) for values in lines] for name, lines in added.items()}
+    title = "Probability of the right answer without demonstrations"
+    over_layers = interval_lines(title, "layer", "probability", layers, curves)
+    return [
+        Section(
+            "Few-shot accuracy",
+            "Accuracy by number of demonstrations. With shuffled labels the same words are shown, but paired "
+            "wrongly; random "
+            "labels are words of other tasks.",
+            [_accuracy_figure(scores, task) for task in scores.tasks],
+        ),
+        Section(
+            "Function vector",
+            "Each head's mean output over prompts with true labels replaces its output in prompts with shuffled "
+            "labels, at "
+            "the last token. The table shows how much that raises the probability of the right answer. The ten "
+            "strongest heads' "
+            "outputs are summed and added to prompts without demonstrations (Todd et al. 2024).",
+            [_effects_figure(vector), over_layers],
+        ),
+        Section("Ablation", "Heads are replaced by their mean outputs, together.", _ablation_figure(ablations)),
+        Section("Head scores", "Scores of every head on repeated random tokens.", viz.plot(heads)),
+    ]
+
+
+def _accuracy_figure(scores: FewShotScores, task: str) -> go.Figure:
+    t = scores.tasks.index(task)
+    curves = {
+        f"{label} labels": [interval(scores.accuracy[t, k, s].double()) for s in range(len(scores.shots))]
+        for k, label in enumerate(scores.labels)
+    }
+    bounded = {name: [_within(each) for each in values] for name, values in curves.items()}
+    fig = interval_lines(task.replace("_", " "), "demonstrations", "accuracy", list(scores.shots), bounded)
+    return fig.update_yaxes(range=[-0.02, 1.02])
+
+
+def _within(value: Interval) -> Interval:
+    """Keep an interval of an accuracy between 0 and 1."""
+    return Interval(value.mean, max(value.low, 0.0), min(value.high, 1.0), value.n)
+
+
+def _effects_figure(vector: FunctionVector) -> go.Figure:
+    values = vector.indirect_effects.mean(-1)
+    bound = float(values.abs().max()) or 1.0
+    fig = figure("Indirect effect of each head on the probability", "head", "layer")
+    heads, layers = range(values.shape[1]), range(values.shape[0])
+    hover = "head %{y}.%{x}: %{z:.4f}"
+    add_heatmap(fig, values, heads, layers, hover, colorbar={"title": "effect"}, **signed_scale(bound))
+    return fig
+
+
+def _ablation_figure(ablations: dict[str, MatchedAblation]) -> go.Figure:
+    fig = figure("Probability of the right answer", "", "probability")
+    bars: dict[str, list[Interval]] = {
+        "intact": [],
+        "without these heads": [],
+        "without random heads of the same layers": [],
+    }
+    for result in ablations.values():
+        for name, values in zip(bars, (result.intact, result.ablated, result.matched.mean(0)), strict=True):
+            bars[name].append(_within(interval(values.double())))
+    for name, values in bars.items():
+        errors = {"type": "data", "symmetric": False, "array": [v.high - v.mean for v in values],
+                  "arrayminus": [v.mean - v.low for v in values]}  # fmt: skip
+        fig.add_bar(x=list(ablations), y=[v.mean for v in values], name=name, error_y=errors)
+    return fig
