@@ -38,7 +38,10 @@ PATTERNS = [
     for words, better in WORDS.items()
 ]
 FIRST = re.compile(r"(?:What|Whose|Whether what|Of)\b")
-MEANT: dict[str, int] = {}  # file: accepted exceptions, which a person has read
+MEANT = {  # accepted exceptions by file, which a person has read
+    "mechicl/analysis/weights/conditioning.py": 2,  # the floor of eigenvalues
+    "tests/analysis/weights/test_errors.py": 1,  # the same
+}
 LONGEST, AVERAGE, COLUMNS = 45, 22, 6
 
 
