@@ -4,7 +4,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mechicl.models import ELEMENTWISE, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.models import HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.models.transformer.config_rules import ELEMENTWISE
 from mechicl.prompts import Prompts
 
 NORMS = (None, "LN", "LNPre", "RMS", "RMSPre")

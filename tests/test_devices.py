@@ -8,7 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from mechicl import algorithms, analysis
-from mechicl.analysis.finetuning import FineTuning, prompt_shots
+from mechicl.analysis.finetuning import FineTuning
+from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts

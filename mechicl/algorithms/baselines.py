@@ -20,7 +20,8 @@ from mechicl.algorithms.spectra import (
 from mechicl.algorithms.stepwise.descent import KernelReading, nearest
 from mechicl.base.arguments import Count, Positive, checked
 from mechicl.learners import AlgorithmLearner, Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 MOST_CHANGES = 20  # of the set of nonzero lasso weights, for each weight: far more than paths have
 ROUNDING = 1e-10

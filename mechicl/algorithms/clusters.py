@@ -14,7 +14,8 @@ from mechicl.algorithms.spectra import selected
 from mechicl.base.arguments import Count, Positive, checked
 from mechicl.base.memory import MEMORY
 from mechicl.learners import Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 MOST_PARTITIONS = 20_000
 

@@ -16,7 +16,8 @@ from mechicl.algorithms.stepwise.descent import OnlineDescent
 from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
 from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 N_KNOTS = 20
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from mechicl.algorithms.spectra import Steps, spectral_trajectory, step_numbers
 from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 
 @checked

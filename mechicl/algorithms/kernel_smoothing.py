@@ -16,7 +16,8 @@ from mechicl.algorithms.stepwise.descent import KernelReading
 from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
 from mechicl.base.arguments import Positive, checked
 from mechicl.learners import Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 LogKernel = Callable[[Tensor, Tensor], Tensor]
 """From `[prompt point x]` and `[prompt other x]` to the kernel's logarithm at bandwidth 1, `[prompt point other]`."""

@@ -16,7 +16,8 @@ from mechicl.algorithms.tuning import geometric_grid
 from mechicl.base.arguments import NonNegative, Positive, checked, strictly_between
 from mechicl.base.warning import warn
 from mechicl.learners import AlgorithmLearner, Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 EPSILON = torch.finfo(torch.float64).eps
 LOST = 1e-5

@@ -11,7 +11,8 @@ from mechicl.algorithms.card import Algorithm, register
 from mechicl.algorithms.spectra import PrefixSpectra, Steps, above_rounding, in_parts, step_numbers
 from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 Coordinates = Float[Tensor, "prompt point x y"]
 Iteration = Callable[[Float[Tensor, "prompt point x 1"], Coordinates], Iterator[Coordinates]]

@@ -16,7 +16,8 @@ from torch import Tensor
 from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, second_moments, selected, sums_before
 from mechicl.base.arguments import Count, NonNegative, Positive, checked
 from mechicl.learners import Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 NO_NOISE = 1e-4
 """The noise that contexts without noise are assumed to have, for each unit of the weights: the evidence is finite then,

@@ -17,7 +17,8 @@ from mechicl.algorithms.stepwise.inverses import NewtonSteps
 from mechicl.algorithms.tuning import geometric_grid
 from mechicl.base.arguments import Natural, Positive, checked
 from mechicl.learners import Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 MOST_ITERATIONS = 12  # of the step forms
 

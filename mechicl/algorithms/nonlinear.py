@@ -14,7 +14,8 @@ from mechicl.algorithms.least_squares import ols
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
 from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.learners import Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 MAX_STEPS = 50
 N_NODES = 32  # of Gauss-Hermite quadrature over the query's score

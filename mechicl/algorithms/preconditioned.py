@@ -25,7 +25,8 @@ from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import ResidualDescent
 from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 MOST_NUMBERS = 600  # in a matrix that several steps share: 24 dimensions
 

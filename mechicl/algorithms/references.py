@@ -17,7 +17,9 @@ from mechicl.algorithms.markov import bigram_bayes, uniform_tokens, unigram_baye
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features, sine_and_cosine
 from mechicl.base.arguments import checked
-from mechicl.learners import AlgorithmLearner, Learner, TokenAlgorithmLearner, named_learners, named_token_learners
+from mechicl.learners import AlgorithmLearner, Learner, TokenAlgorithmLearner
+from mechicl.learners.learners import named_learners
+from mechicl.learners.token_learners import named_token_learners
 from mechicl.tasks.sampling import TokenDistribution
 
 MOST_SUPPORTS = 200  # for which the exact Bayes learner of sparse functions takes a moment

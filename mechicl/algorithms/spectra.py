@@ -19,7 +19,8 @@ from torch import Tensor
 from mechicl.base.arguments import Natural
 from mechicl.base.warning import warn
 from mechicl.learners import Trajectory
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 Steps = Natural | Sequence[Natural]
 """A number of steps, or several in any order."""

@@ -23,11 +23,10 @@ from mechicl.constructions.hiding import hide
 from mechicl.constructions.known import known_models
 from mechicl.constructions.newton import newton, with_pseudo_examples
 from mechicl.constructions.supports import weights_circuit
-from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
+from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 
 __all__ = [
     "Head",
-    "Hidden",
     "Layer",
     "Stream",
     "assemble",

@@ -151,7 +151,7 @@ def kernel_gradient_descent(
         weights: of the features `[x feature]`.
         step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
         bias: of the features, 0 by default.
-        act_fn: their activation, a name in `models.ELEMENTWISE`.
+        act_fn: their activation, a name in `models.transformer.config_rules.ELEMENTWISE`.
         largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)`.
 
     Source: von Oswald et al. 2023, Proposition 2.

@@ -8,19 +8,10 @@ from mechicl.learners.learners import (
     Learners,
     PrefixLearner,
     Trajectory,
-    bytes_per_prompt,
-    named_learners,
     prompt_batches,
     squared_errors,
 )
-from mechicl.learners.token_learners import (
-    TokenAlgorithmLearner,
-    TokenLearner,
-    as_token_learner,
-    named_token_learners,
-    token_log_probabilities,
-    token_losses,
-)
+from mechicl.learners.token_learners import TokenAlgorithmLearner, TokenLearner, token_log_probabilities, token_losses
 
 __all__ = [
     "AlgorithmFamily",
@@ -32,10 +23,6 @@ __all__ = [
     "TokenAlgorithmLearner",
     "TokenLearner",
     "Trajectory",
-    "as_token_learner",
-    "bytes_per_prompt",
-    "named_learners",
-    "named_token_learners",
     "prompt_batches",
     "squared_errors",
     "token_log_probabilities",

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mechicl.base.arguments import check_fields, checked
 from mechicl.base.memory import MEMORY, Budget
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 
 
 @runtime_checkable

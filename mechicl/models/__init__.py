@@ -13,7 +13,6 @@ from mechicl.models.layered import LayeredModel as LayeredModel
 from mechicl.models.lstm import HookedLSTM, LSTMConfig
 from mechicl.models.prompted import PromptedModel
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.config_rules import ELEMENTWISE
 from mechicl.models.transformer.hooked_transformer import HookedTransformer
 from mechicl.models.transformer.lens_config import HookedTransformerConfig
 from mechicl.models.transformer.weight_processing import process_weights
@@ -21,7 +20,6 @@ from mechicl.models.wrapping.wrap import wrap
 from mechicl.models.wrapping.wrapped import WrappedModel
 
 __all__ = [
-    "ELEMENTWISE",
     "HookedLSTM",
     "HookedTransformer",
     "HookedTransformerConfig",

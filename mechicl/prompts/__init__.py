@@ -1,8 +1,8 @@
 """Prompts: points with targets, token sequences, labelled shots, and their layouts as tokens."""
 
 from mechicl.prompts.formats import Interleaved, Paired, prompt_format
-from mechicl.prompts.prompts import At, PointsAt, Prompts
+from mechicl.prompts.prompts import At, Prompts
 from mechicl.prompts.shots import Shots
 from mechicl.prompts.tokens import TokenSequences
 
-__all__ = ["At", "Interleaved", "Paired", "PointsAt", "Prompts", "Shots", "TokenSequences", "prompt_format"]
+__all__ = ["At", "Interleaved", "Paired", "Prompts", "Shots", "TokenSequences", "prompt_format"]

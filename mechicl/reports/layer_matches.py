@@ -11,7 +11,8 @@ from mechicl.algorithms import cards
 from mechicl.algorithms.descent_cards import GRADIENT_DESCENT
 from mechicl.algorithms.least_squares import RIDGE_PATH
 from mechicl.analysis import Lens, Match, Readouts, fit_readouts, match
-from mechicl.analysis.behaviour import Growth, rank_families, regressed_weights
+from mechicl.analysis.behaviour import rank_families, regressed_weights
+from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import FamilyRanking, Similarity
 from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint

@@ -7,7 +7,7 @@ from typing import Any
 
 from mechicl import viz
 from mechicl.analysis import Match
-from mechicl.analysis.behaviour import Growth
+from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import Similarity
 from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint, CheckpointError

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mechicl.checkpoints import Checkpoint, CheckpointError, UnknownSeedError
-from mechicl.learners import Learner, Learners, named_learners, squared_errors
+from mechicl.learners import Learner, Learners, squared_errors
+from mechicl.learners.learners import named_learners
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from mechicl.algorithms.card import contains, is_for_scale, phrase
 from mechicl.analysis import Identification
-from mechicl.analysis.behaviour import FamilyMatch
+from mechicl.analysis.behaviour.families import FamilyMatch
 from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.reports.rows import Row
 from mechicl.statistics import Interval

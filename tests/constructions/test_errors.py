@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.constructions import Head, Hidden, Layer, Stream, assemble, compress, hide, weights_circuit
+from mechicl.constructions import Head, Layer, Stream, assemble, compress, hide, weights_circuit
 from mechicl.constructions.operations import aff, div, mov, mul, total
+from mechicl.constructions.vocabulary import Hidden
 from tests.constructions.reference import random_model, random_prompts
 
 make: Any = constructions

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.constructions import Head, Hidden, Layer, Stream, assemble, hide, weights_circuit
+from mechicl.constructions import Head, Layer, Stream, assemble, hide, weights_circuit
+from mechicl.constructions.vocabulary import Hidden
 from mechicl.models import HookedTransformer
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
 from tests.constructions.reference import random_model

@@ -2,7 +2,8 @@
 
 import torch
 
-from mechicl.constructions import Head, Hidden, Layer, Stream, assemble
+from mechicl.constructions import Head, Layer, Stream, assemble
+from mechicl.constructions.vocabulary import Hidden
 from mechicl.prompts import Prompts
 
 

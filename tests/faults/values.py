@@ -30,7 +30,8 @@ from mechicl.analysis import (
 from mechicl.analysis.behaviour import identify_on_tokens
 from mechicl.analysis.causes import fit_subspace
 from mechicl.analysis.dynamics import find_transitions, score_heads_over_training
-from mechicl.analysis.finetuning import draw_texts, prompt_shots
+from mechicl.analysis.finetuning import draw_texts
+from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.analysis.layers import ols_weights
 from mechicl.analysis.weights import view_kernel
 from mechicl.base.annotations import is_array, parts_of

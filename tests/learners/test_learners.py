@@ -4,7 +4,8 @@ import torch
 
 from mechicl import algorithms, analysis
 from mechicl.analysis.interventions import distance_to
-from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Trajectory, named_learners, squared_errors
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Trajectory, squared_errors
+from mechicl.learners.learners import named_learners
 from mechicl.prompts import Prompts
 
 

@@ -2,14 +2,8 @@ import pytest
 import torch
 
 from mechicl import algorithms
-from mechicl.learners import (
-    TokenAlgorithmLearner,
-    as_token_learner,
-    named_token_learners,
-    token_log_probabilities,
-    token_losses,
-)
-from mechicl.learners.token_learners import LogitsLearner, sequence_batches
+from mechicl.learners import TokenAlgorithmLearner, token_log_probabilities, token_losses
+from mechicl.learners.token_learners import LogitsLearner, as_token_learner, named_token_learners, sequence_batches
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import MarkovChains, RepeatedTokens
 

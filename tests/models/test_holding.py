@@ -14,8 +14,7 @@ import torch
 
 import mechicl
 from mechicl.analysis import PatchingSession, ablate, corrupt, patch
-from mechicl.analysis.finetuning import linearized_outputs
-from mechicl.analysis.finetuning.forward_passes import weights_changed
+from mechicl.analysis.finetuning.forward_passes import linearized_outputs, weights_changed
 from mechicl.checkpoints.stacks import models_from_stack, stack_models
 from mechicl.models import LayeredModel, holding
 from mechicl.models.holding import adding, holds_models, lock_of

@@ -8,7 +8,7 @@ import torch
 from mechicl import algorithms, constructions
 from mechicl.algorithms.card import contains, phrase
 from mechicl.analysis import Identification, identify
-from mechicl.analysis.behaviour import FamilyMatch
+from mechicl.analysis.behaviour.families import FamilyMatch
 from mechicl.checkpoints import Snapshots, stack_models
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mechicl import algorithms, viz
 from mechicl.analysis import Identification, Match, measure_shifted_losses
-from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner
+from mechicl.analysis.behaviour import SpectralLearner
+from mechicl.analysis.behaviour.families import FamilyMatch
 from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.behaviour.losses import ShiftedLosses
 from mechicl.analysis.layers.probes import ProbeResult

@@ -13,8 +13,7 @@ from mechicl.analysis.behaviour.context_use import (
     measure_order_sensitivity,
     measure_outside_span,
 )
-from mechicl.analysis.behaviour.families import FamilyMatch, Identification
-from mechicl.analysis.behaviour.growth import Growth
+from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.identification import identify
 from mechicl.analysis.behaviour.losses import Regret, measure_shifted_losses, regret
 from mechicl.analysis.behaviour.matching import Match, match, rank_families
@@ -23,8 +22,6 @@ from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tune
 
 __all__ = [
     "Alignment",
-    "FamilyMatch",
-    "Growth",
     "Identification",
     "Match",
     "Regret",

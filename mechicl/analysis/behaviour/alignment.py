@@ -11,7 +11,8 @@ from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
-from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
+from mechicl.learners import IterativeLearner, Learner, Trajectory
+from mechicl.learners.learners import bytes_per_prompt
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 from mechicl.statistics.results import COSINE

@@ -23,7 +23,8 @@ from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
-from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Learners, named_learners, prompt_batches
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Learners, prompt_batches
+from mechicl.learners.learners import named_learners
 from mechicl.prompts import Prompts
 from mechicl.tasks import Task
 from mechicl.tasks.sampling import TokenDistribution

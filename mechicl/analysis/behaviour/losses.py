@@ -13,19 +13,11 @@ from mechicl.algorithms.references import references
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
-from mechicl.learners import (
-    Learner,
-    Learners,
-    bytes_per_prompt,
-    named_learners,
-    named_token_learners,
-    prompt_batches,
-    squared_errors,
-    token_losses,
-)
-from mechicl.learners.learners import predictions_at
-from mechicl.learners.token_learners import sequence_batches
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.learners import Learner, Learners, prompt_batches, squared_errors, token_losses
+from mechicl.learners.learners import bytes_per_prompt, named_learners, predictions_at
+from mechicl.learners.token_learners import named_token_learners, sequence_batches
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
 from mechicl.tasks import AnyTask, LinearRegression

@@ -24,8 +24,8 @@ from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
-from mechicl.learners import IterativeLearner, Learner, Trajectory, bytes_per_prompt
-from mechicl.learners.learners import predictions_at
+from mechicl.learners import IterativeLearner, Learner, Trajectory
+from mechicl.learners.learners import bytes_per_prompt, predictions_at
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, storable
 from mechicl.statistics.intervals import percentile_interval

@@ -11,13 +11,8 @@ from mechicl.analysis.behaviour.identification import references_of
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
-from mechicl.learners import (
-    Learners,
-    as_token_learner,
-    named_token_learners,
-    token_log_probabilities,
-)
-from mechicl.learners.token_learners import sequence_batches
+from mechicl.learners import Learners, token_log_probabilities
+from mechicl.learners.token_learners import as_token_learner, named_token_learners, sequence_batches
 from mechicl.statistics import Interval, Result, interval
 from mechicl.statistics.results import index_of
 from mechicl.tasks.sampling import TokenDistribution

@@ -13,7 +13,8 @@ from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
-from mechicl.prompts import PointsAt, Prompts
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
 from mechicl.statistics import Interval, Result, interval
 
 

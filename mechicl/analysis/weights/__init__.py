@@ -13,12 +13,7 @@ from mechicl.analysis.weights.conditioning import measure_conditioning
 from mechicl.analysis.weights.fits import fit_construction
 from mechicl.analysis.weights.kernels import adapted_functions, initial_function, view_kernel
 from mechicl.analysis.weights.paths import LossPath, connect_modes, interpolate
-from mechicl.analysis.weights.products import (
-    WeightProducts,
-    read_weight_products,
-    repeat_layers,
-    replace_products,
-)
+from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 
 __all__ = [
     "LossPath",
@@ -33,7 +28,6 @@ __all__ = [
     "one_step_optimum",
     "preconditioned_gd_optimum",
     "read_weight_products",
-    "repeat_layers",
     "replace_products",
     "view_kernel",
 ]

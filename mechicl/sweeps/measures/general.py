@@ -12,7 +12,8 @@ from mechicl.algorithms import references
 from mechicl.analysis.behaviour import align, identify, regret
 from mechicl.analysis.dynamics import find_transitions
 from mechicl.checkpoints import Checkpoint, CheckpointError
-from mechicl.learners import as_token_learner, token_log_probabilities
+from mechicl.learners import token_log_probabilities
+from mechicl.learners.token_learners import as_token_learner
 from mechicl.tasks import MarkovChains, TokenDistribution
 
 HELD_OUT = 1_000_003

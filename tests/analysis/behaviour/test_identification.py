@@ -15,8 +15,8 @@ from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, momentum_f
 from mechicl.algorithms.newton import newton_filter
 from mechicl.algorithms.preconditioned import descend_on_features
 from mechicl.analysis import Identification, identify
-from mechicl.analysis.behaviour import FamilyMatch, SpectralLearner
-from mechicl.analysis.behaviour.families import family_weights
+from mechicl.analysis.behaviour import SpectralLearner
+from mechicl.analysis.behaviour.families import FamilyMatch, family_weights
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner
 from mechicl.tasks import GaussianClusters, LinearRegression, Parities, TaskPool
 

@@ -11,7 +11,8 @@ from mechicl.analysis import Lens, Match, match
 from mechicl.analysis.behaviour import rank_families
 from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.behaviour.matching import STEP_COPIES
-from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory, bytes_per_prompt
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory
+from mechicl.learners.learners import bytes_per_prompt
 from mechicl.tasks import LinearRegression
 from tests.analysis.behaviour.conftest import Bare
 

@@ -15,13 +15,12 @@ from mechicl.analysis.finetuning import (
     compare_with_finetuning,
     draw_texts,
     fine_tune,
-    linearized_outputs,
     measure_accuracy,
-    prompt_shots,
     search_on_prompts,
     search_tuning,
-)  # fmt: skip
-from mechicl.analysis.finetuning.forward_passes import value_and_derivative, weights_changed
+)
+from mechicl.analysis.finetuning.forward_passes import linearized_outputs, value_and_derivative, weights_changed
+from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.text import TEXT_TASKS, topic_tokenizer
 from tests.analysis.finetuning.oracles import Snapshot, model_on_tokens, token_shots
 from tests.analysis.interventions.oracles import inputs, lstm, model_of

@@ -5,8 +5,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mechicl.analysis.finetuning import FineTuning, fine_tune, linearized_outputs
-from mechicl.analysis.finetuning.forward_passes import run_with_changes, value_and_derivative, weights_changed
+from mechicl.analysis.finetuning import FineTuning, fine_tune
+from mechicl.analysis.finetuning.forward_passes import (
+    linearized_outputs,
+    run_with_changes,
+    value_and_derivative,
+    weights_changed,
+)
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from tests.analysis.finetuning.oracles import D_VOCAB, OURS, Snapshot, added, model_on_tokens, token_shots

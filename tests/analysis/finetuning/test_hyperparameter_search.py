@@ -6,15 +6,10 @@ import math
 import pytest
 import torch
 
-from mechicl.analysis.finetuning import (
-    METHODS,
-    FineTuning,
-    fine_tune,
-    linearized_outputs,
-    prompt_shots,
-    search_tuning,
-)
+from mechicl.analysis.finetuning import METHODS, FineTuning, fine_tune, search_tuning
+from mechicl.analysis.finetuning.forward_passes import linearized_outputs
 from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch
+from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from tests.analysis.finetuning.oracles import model_on_tokens, score_and_loss, token_shots
 from tests.analysis.interventions.oracles import inputs, model_of
 

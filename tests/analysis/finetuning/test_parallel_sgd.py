@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mechicl.analysis.finetuning import FineTuning, FineTuningDivergedError, prompt_shots
+from mechicl.analysis.finetuning import FineTuning, FineTuningDivergedError
+from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.analysis.finetuning.sgd import LARGEST_GROUP, ParallelSGD, fine_tune_each
 from tests.analysis.finetuning.oracles import Snapshot, model_on_tokens, sgd, token_shots
 from tests.analysis.finetuning.test_sgd import assert_changes, key_value

@@ -12,10 +12,10 @@ from mechicl.analysis.finetuning import (
     compare_on_prompts,
     compare_with_finetuning,
     fine_tune,
-    prompt_shots,
     search_on_prompts,
     search_tuning,
 )
+from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from tests.analysis.finetuning.oracles import Snapshot, added, cached, compared
 from tests.analysis.interventions.oracles import model_of
 from tests.strategies import random_prompts

@@ -8,15 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from mechicl.analysis.finetuning import (
-    METHODS,
-    FineTuning,
-    compare_with_finetuning,
-    fine_tune,
-    linearized_outputs,
-    prompt_shots,
-    search_tuning,
-)
+from mechicl.analysis.finetuning import METHODS, FineTuning, compare_with_finetuning, fine_tune, search_tuning
+from mechicl.analysis.finetuning.forward_passes import linearized_outputs
+from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from tests.analysis.finetuning.oracles import (
     KINDS,
     Snapshot,

@@ -16,12 +16,12 @@ from mechicl.analysis.weights import (
     linear_attention_optimum,
     one_step_optimum,
     preconditioned_gd_optimum,
-    repeat_layers,
     view_kernel,
-)  # fmt: skip
+)
 from mechicl.analysis.weights.conditioning import EigenvalueRange
 from mechicl.analysis.weights.construction_families import family_for
 from mechicl.analysis.weights.kernels import contributions, decompose, point_streams
+from mechicl.analysis.weights.products import repeat_layers
 from mechicl.analysis.weights.symmetries import align_heads, check_same_shape, lift_heads, rescale_heads
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression

@@ -5,7 +5,8 @@ import torch
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, read_weight_products
-from mechicl.analysis.weights import WeightProducts, repeat_layers, replace_products
+from mechicl.analysis.weights import WeightProducts, replace_products
+from mechicl.analysis.weights.products import repeat_layers
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mechicl import algorithms, constructions
-from mechicl.models import ELEMENTWISE, HookedTransformer, TransformerConfig
+from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.attention import Attention, elementwise_attention, with_momentum
+from mechicl.models.transformer.config_rules import ELEMENTWISE
 from mechicl.models.transformer.layers import MLP, Block
 from tests.models import reference
 from tests.strategies import configs, random_model, random_prompts, random_tokens

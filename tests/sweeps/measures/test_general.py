@@ -10,7 +10,7 @@ import torch
 
 from mechicl.algorithms import references
 from mechicl.checkpoints import CheckpointError, Snapshots
-from mechicl.learners import as_token_learner
+from mechicl.learners.token_learners import as_token_learner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.sweeps.measures import general as measures
 from mechicl.sweeps.measures.general import HELD_OUT, _phases, markov_phases
