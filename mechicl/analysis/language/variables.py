@@ -1,7 +1,7 @@
 """Interchange for token models: find the subspace of a layer that carries a variable of a causal model of the task."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,9 +66,8 @@ class VariableAlignment(Result):
         pos: position of the exchange.
         rank: dimension of the subspace.
         accuracy: 1 where the model's answer is that of the causal model after the exchange, else 0.
-        random_targets: the same for subspaces that were fitted to random outputs for each pair, judged by such outputs.
-        untrained: the same in an untrained model; None if no untrained model was given.
-        whole_stream: the same when the whole stream at the position is exchanged.
+        controls: the same for "random targets" (subspaces fitted to random outputs for each pair, judged by such
+            outputs), in an "untrained" model if there is one, and for an exchange of the "whole stream".
         bases: orthonormal columns of the learned subspaces.
     """
 
@@ -77,10 +76,8 @@ class VariableAlignment(Result):
     pos: int
     rank: int
     accuracy: Float[Tensor, "layer pair"]
-    random_targets: Float[Tensor, "layer pair"]
-    untrained: Float[Tensor, "layer pair"] | None
-    whole_stream: Float[Tensor, "layer pair"]
-    bases: Float[Tensor, "layer d_model rank"] = field(metadata={"sampled": False})
+    controls: dict[str, Float[Tensor, "layer pair"]]
+    bases: Float[Tensor, "layer d_model rank"]
 
     def samples(self) -> dict[str, Tensor]:
         """Return the accuracies."""
@@ -138,7 +135,7 @@ def align_variables(
 
     Example:
         >>> found = align_variables(model, causal, "carry", ids, pos=3, rank=2)
-        >>> found.to_dataframe()[["layer", "accuracy", "random_targets"]]
+        >>> found.to_dataframe()[["layer", "accuracy", "random targets"]]
     """
     if variable not in causal.variables:
         raise ValueError(f"variable must be one of {list(causal.variables)}, got {variable!r}")
@@ -153,7 +150,7 @@ def align_variables(
     place = ids.shape[1] + pos if pos < 0 else pos
     layers = tuple(range(model.cfg.n_layers)) if layers is None else tuple(layers)
     random = [arbitrary_targets(pairs.keys(), len(classes), seed) for pairs in (fitting, held_out)]
-    found: dict[str, list[Tensor]] = {"accuracy": [], "random_targets": [], "untrained": [], "whole_stream": []}
+    found: dict[str, list[Tensor]] = {"accuracy": [], "random targets": [], "untrained": [], "whole stream": []}
     bases = []
     for layer in progress_bar(layers, unit="layer", progress=progress):
         hook = get_act_name(component, layer)
@@ -163,14 +160,16 @@ def align_variables(
         judge = {"classes": classes, "place": place, "read": read}
         found["accuracy"].append(_accuracy(model, hook, basis, held_out, held_out.targets(classes), **judge))
         whole = torch.eye(len(basis), dtype=basis.dtype)
-        found["whole_stream"].append(_accuracy(model, hook, whole, held_out, held_out.targets(classes), **judge))
+        found["whole stream"].append(_accuracy(model, hook, whole, held_out, held_out.targets(classes), **judge))
         other = _fit(model, hook, fitting, random[0], classes, **fit)
-        found["random_targets"].append(_accuracy(model, hook, other, held_out, random[1], **judge))
+        found["random targets"].append(_accuracy(model, hook, other, held_out, random[1], **judge))
         if untrained is not None:
             basis = _fit(untrained, hook, fitting, fitting.targets(classes), classes, **fit)
             found["untrained"].append(_accuracy(untrained, hook, basis, held_out, held_out.targets(classes), **judge))
-    stacked = {name: torch.stack(values) if values else None for name, values in found.items()}
-    return VariableAlignment(variable, layers, place, rank, bases=torch.stack(bases), **stacked)  # type: ignore[arg-type]
+    stacked = {name: torch.stack(values) for name, values in found.items() if values}
+    return VariableAlignment(
+        variable, layers, place, rank, stacked.pop("accuracy"), controls=stacked, bases=torch.stack(bases)
+    )
 
 
 @dataclass(frozen=True, eq=False)

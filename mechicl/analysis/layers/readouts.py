@@ -101,7 +101,7 @@ def fit_readouts(
     sums = RidgeSums(folds)
     n_layers, _, n_points, width = _read_streams(model, prompts[:1], normalized)[0].shape
     held = count_sums((n_layers,) if shared else (n_layers, n_points), width, prompts.y_dim, folds)
-    batches = list(prompt_batches(Lens(model), prompts, memory, copies=STREAM_COPIES, held=held))
+    batches = list(prompt_batches(Lens(model), prompts, memory, copies=STREAM_COPIES, reserved=held))
     for part in progress_bar(batches, unit="batch", progress=progress, desc="readouts"):
         streams, targets = _read_streams(model, part, normalized)
         if shared:

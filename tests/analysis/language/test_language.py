@@ -190,11 +190,10 @@ def test_the_subspace_of_a_copied_token():
     ids = torch.cat([segments, segments[:, :3]], dim=1)  # the answer is the fourth token of the segment
     causal = CausalModel({"copied": lambda row: int(row[3])}, lambda values: values["copied"])
     found = align_variables(model, causal, "copied", ids, layers=[1], rank=8, n_pairs=1000, epochs=8, progress=False)
-    assert found.whole_stream.mean() >= 0.99
-    assert found.untrained is not None
+    assert found.controls["whole stream"].mean() >= 0.99
     assert found.accuracy.mean() >= 0.99
-    assert found.random_targets.mean() <= 0.35
-    assert found.untrained.mean() <= 0.5
+    assert found.controls["random targets"].mean() <= 0.35
+    assert found.controls["untrained"].mean() <= 0.5
     with pytest.raises(ValueError, match="variable"):
         align_variables(model, causal, "other", ids)
     with pytest.raises(ValueError, match="never changes"):
