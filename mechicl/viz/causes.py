@@ -39,7 +39,7 @@ def hypotheses_ranked(result: HypothesisTest, title: str = "Which algorithm does
     """Draw the share of the interventions' effects that each hypothesis explains, with 95% intervals, best first."""
     names, effects = [test.hypothesis for test in result.tests], [test.effects for test in result.tests]
     weakest = [f"weakest R² {test.score.mean:.3g}, {test.cells[test.weakest]}" for test in result.tests]
-    fig = draw.interval_dots(title, "part of the effects that is explained", names, effects, notes=weakest)
+    fig = draw.interval_dots(title, "effects explained", names, effects, notes=weakest)
     return fig.add_vline(x=1, line={"width": 1, "dash": "dot"})
 
 

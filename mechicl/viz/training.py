@@ -71,9 +71,10 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
         steps = draw.on_log_axis(training.steps)
         for column, measure in enumerate(names):
             means = [interval(seeds) for seeds in getattr(training, measure)]
-            look = {"legendgroup": name, "showlegend": column == 0, "place": draw.panel(column, 3)}
+            look = {"legendgroup": name, "showlegend": column == 0 and len(trainings) > 1,
+                    "place": draw.panel(column, 3)}  # fmt: skip
             draw.add_intervals(fig, steps, means, name, color, **look)
-    fig.update_xaxes(type="log", title={"text": draw.FIRST_STEP, "font": {"size": 11}}, exponentformat="power")
+    fig.update_xaxes(type="log", exponentformat="power").update_xaxes(title={"text": draw.FIRST_STEP}, col=2)
     fig.update_yaxes(rangemode="tozero").update_yaxes(rangemode="normal", range=[-0.2, 1.05], col=1)
     return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
 
