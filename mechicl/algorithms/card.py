@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, count
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import check_fields, checked
 from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.prompts import Prompts
 
@@ -48,6 +48,9 @@ class FittedAlgorithm:
     n_fitted: int = 0
     n_given: int = 0
 
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
+
 
 @dataclass(frozen=True, eq=False)
 class FitProblem:
@@ -66,6 +69,9 @@ class FitProblem:
     steps: int
     causal: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
+
     @property
     def targets(self) -> Float[Tensor, "prompt y"]:
         """The predictions after the last step."""
@@ -76,11 +82,13 @@ class FitProblem:
         """The same prompts and targets in the eigenbases of their contexts."""
         return SpectralProblem.from_prompts(self.prompts, self.targets)
 
+    @checked
     def first(self, n_prompts: int) -> "FitProblem":
         """Return the problem on the first prompts only."""
         few = self.after_steps[:, :n_prompts]
         return dataclasses.replace(self, prompts=self.prompts[:n_prompts], after_steps=few)
 
+    @checked(undefined=True)
     def error(self, predictions: Float[Tensor, "prompt y"]) -> float:
         """Return the mean squared distance of predictions from the targets; infinite if they are not finite."""
         return (predictions - self.targets).square().mean().nan_to_num(math.inf, math.inf).item()
@@ -122,11 +130,16 @@ class Algorithm:
     variants: Mapping[str, str] = field(default_factory=dict)
     for_scale: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
     def member(self, steps: int | None = None, variant: str = "") -> str:
         """Return the name of a member: "Newton, 3 iterations", or "GD++, 2 steps, parameters for each step"."""
         parts = [self.name, "" if steps is None else count(steps, self.unit), variant]
         return ", ".join(filter(None, parts))
 
+    @checked
     def members(self, problem: FitProblem) -> list[FittedAlgorithm]:
         """Return the members that are nearest to the problem's targets, one for each variant."""
         if self.fit is not None:
@@ -145,6 +158,7 @@ class Algorithm:
         settings = {name: float(value) for name, value in values.items()}
         return [FittedAlgorithm(self.member(values.get("steps")), learners[best], settings, len(values))]
 
+    @checked
     def on(self, prompts: Prompts, **parameters: Any) -> AlgorithmLearner:
         """Return the iterative learner whose steps `match` compares with layers, scaled to these prompts.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mechicl.algorithms.spectra import PrefixSpectra, spectral_trajectory
 from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
+from mechicl.base.arguments import check_fields, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 
@@ -36,14 +37,20 @@ class SpectralLearner:
     hyperparameters: dict[str, float] = field(default_factory=dict)
     elementwise: bool = True
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """Return one step for all prefixes."""
         return spectral_trajectory(prompts, self._filters, name=self.name, with_weights=with_weights)
 
+    @checked(undefined=True)
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Return the query's prediction; differentiable with respect to the query."""
         return spectral_trajectory(prompts, self._filters, name=self.name, at="query").predictions[0, :, -1]
 
+    @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Return every point's prediction."""
         return self.trajectory(prompts).predictions[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields, checked
 from mechicl.checkpoints.stacks import models_from_stack
 from mechicl.models import Model
 from mechicl.tasks import AnyTask, task_from_dict
@@ -42,6 +43,7 @@ class Snapshots:
             if tensor.shape[:1] != (len(self.steps),):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not contain {len(self.steps)} snapshots")
 
+    @checked
     def select(self, models: slice | Tensor | list[int]) -> "Snapshots":
         """Select the snapshots of some models, by a slice or their indices."""
         return Snapshots(self.steps, {name: weights[:, models] for name, weights in self.weights.items()})
@@ -62,6 +64,9 @@ class Checkpoint:
     models: list[Model]
     record: dict[str, Any] = field(default_factory=dict)
     snapshots: Snapshots | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
 
     @property
     def task(self) -> AnyTask:
@@ -139,6 +144,7 @@ class Checkpoint:
     def _seeds(self) -> list[int]:
         return list(self.record.get("seeds", range(len(self.models))))
 
+    @checked
     def select(self, indices: Iterable[int]) -> "Checkpoint":
         """Select models by their indices, with their entries of the record and the snapshots."""
         chosen = list(indices)
@@ -150,6 +156,7 @@ class Checkpoint:
             record["curve"] = {**curve, **losses}
         return Checkpoint(self.name, models, record, self.snapshots and self.snapshots.select(chosen))
 
+    @checked
     def model(self, seed: int | None = None) -> Model:
         """Return the model of a training seed, of the first task if there are several; `best` by default.
 
@@ -162,6 +169,7 @@ class Checkpoint:
             raise UnknownSeedError(f"{self.name} has no seed {seed}; it has {self._seeds}")
         return self.models[self._seeds.index(seed)]
 
+    @checked
     def models_at(self, snapshot: int) -> list[Model]:
         """Return the models at a snapshot, by its index."""
         if self.snapshots is None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Natural, checked
+from mechicl.base.arguments import Natural, check_fields, checked
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP
@@ -42,10 +42,12 @@ class Stream:
         """Return the width of the stream."""
         return sum(self.dimensions.values())
 
+    @checked
     def read(self, name: str) -> Float[Tensor, "d_model dim"]:
         """Return the map from the stream to a subspace, float64."""
         return self.write(name).T
 
+    @checked
     def write(self, name: str) -> Float[Tensor, "dim d_model"]:
         """Return the map from a subspace into the stream, float64."""
         if name not in self.dimensions:
@@ -73,6 +75,7 @@ class Head:
 
     def __post_init__(self):
         # a width of 1 would be broadcast silently
+        check_fields(self)
         if self.query.shape != self.key.shape or self.value.shape != self.output.T.shape:
             shapes = {name: tuple(getattr(self, name).shape) for name in ("query", "key", "value", "output")}
             raise ValueError(f"query and key must have one shape, value and output transposed ones, got {shapes}")
@@ -92,6 +95,7 @@ class Hidden:
     bias: Float[Tensor, "hidden"] | None = None
 
     def __post_init__(self):
+        check_fields(self)
         if self.read.shape != self.write.T.shape or (self.bias is not None and self.bias.shape != self.read.shape[1:]):
             shapes = [each if each is None else tuple(each.shape) for each in (self.read, self.write, self.bias)]
             raise ValueError(f"read, write and bias must be [d_model n], [n d_model] and [n], got {shapes}")
@@ -108,6 +112,9 @@ class Layer:
 
     heads: Sequence[Head] = ()
     mlp: Hidden | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @checked

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.files import check_file, read_json
 from mechicl.base.tensor_files import read_outline
 from mechicl.checkpoints import are_weights_random, available, load_checkpoint
@@ -36,6 +36,9 @@ class LanguageModel:
     name: str
     model: Any
     tokenizer: Any
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @checked

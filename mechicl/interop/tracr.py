@@ -54,6 +54,7 @@ class CompiledTransformer(HookedTransformer):
             raise ValueError(f"this {type(self).__name__} has no words: only from_tracr makes such models")
         return {word: i for i, word in enumerate(self.words)}
 
+    @checked
     def encode_words(self, words: Sequence[Any]) -> Int[Tensor, "prompt pos"]:
         """Convert the words of one input, or of several of the same length, to token ids, with the beginning in front.
 
@@ -73,6 +74,7 @@ class CompiledTransformer(HookedTransformer):
             raise ValueError(f"words must be in {list(self.vocabulary)}, got {', '.join(unknown)}")
         return torch.tensor([[ids[self.beginning], *(ids[word] for word in text)] for text in texts])
 
+    @checked
     def decode_outputs(self, outputs: Tensor) -> list[list[Any]]:
         """Convert outputs `[prompt pos d_out]` to the program's values, or numbers, at each word of each input."""
         if outputs.ndim != 3 or outputs.shape[-1] != self.cfg.d_out:

@@ -71,6 +71,7 @@ class Trajectory:
     weights: Float[Tensor, "step prompt point x y"] | None = None
 
     def __post_init__(self):
+        check_fields(self, undefined=True)
         expected = self.predictions.shape
         if len(self.steps) != expected[0]:
             raise ValueError(f"{len(self.steps)} steps for {expected[0]} slices of predictions")
@@ -80,6 +81,7 @@ class Trajectory:
                 f"[step prompt point y] of shape {tuple(expected)}"
             )
 
+    @checked
     def part(self, prompts: slice, points: slice = slice(None)) -> "Trajectory":
         """Return the trajectory of some of the prompts and points."""
         weights = None if self.weights is None else self.weights[:, prompts, points]
@@ -89,6 +91,7 @@ class Trajectory:
         """Return the query's predictions after each step."""
         return self.predictions[:, :, -1]
 
+    @checked
     def step_errors(self, prompts: Prompts) -> Float[Tensor, "step prompt point"]:
         """Return the squared error of each point after each step, averaged over the target's dimensions.
 
@@ -135,6 +138,7 @@ class AlgorithmLearner:
         """The algorithm's name and hyperparameters."""
         return call_as_text(self.algorithm, self.hyperparameters)
 
+    @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """Return all requested steps, for all prefixes.
 
@@ -154,6 +158,7 @@ class AlgorithmLearner:
             predictions = torch.stack([*before, predictions[:, -1]], dim=1)
         return Trajectory((1,), predictions[None], self.name)
 
+    @checked(undefined=True)
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Return the query's prediction after the last step."""
         at = {"at": "query"} if self._takes("at") else {}
@@ -162,6 +167,7 @@ class AlgorithmLearner:
             return result.predictions[-1, :, -1]
         return self._checked(result, prompts)[:, -1]
 
+    @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Return every point's prediction after the last step."""
         return self.trajectory(prompts).predictions[-1]
@@ -216,6 +222,7 @@ class AlgorithmFamily:
     others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
+        check_fields(self)
         if not self.values:
             raise ValueError(f"values of {self.hyperparameter} must be one or more, got none")
 
@@ -228,6 +235,7 @@ class AlgorithmFamily:
         """Return the algorithm at each of the values."""
         return [AlgorithmLearner(self.algorithm, {**self.others, self.hyperparameter: value}) for value in self.values]
 
+    @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """Return the last step at each value, for all prefixes; errors as for `AlgorithmLearner.trajectory`."""
         trajectories = [member.trajectory(prompts, with_weights=with_weights) for member in self.members()]
@@ -236,10 +244,12 @@ class AlgorithmFamily:
         name = f"{trajectories[0].name} ({self.hyperparameter})"
         return Trajectory(self.values, predictions, name, torch.stack(weights) if weights else None)
 
+    @checked(undefined=True)
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Return the query's prediction at the last value."""
         return self.predict_prefixes(prompts)[:, -1]
 
+    @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Return every point's prediction at the last value."""
         return self.trajectory(prompts).predictions[-1]

@@ -49,6 +49,7 @@ class TokenAlgorithmLearner:
         """The algorithm's name and hyperparameters."""
         return call_as_text(self.algorithm, self.hyperparameters)
 
+    @checked
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
         """Return the algorithm's log-probabilities."""
         return self.algorithm(sequences, **self.hyperparameters)

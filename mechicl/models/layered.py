@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.arguments import count_undefined
+from mechicl.base.arguments import checked, count_undefined
 from mechicl.base.memory import MEMORY
 from mechicl.base.warning import warn
 from mechicl.models.holding import holding, in_a_pass
@@ -155,6 +155,7 @@ class LayeredModel(HookedRootModule):
         """Map the final residual stream to outputs."""
         raise NotImplementedError
 
+    @checked
     def to_tokens(self, prompts: Prompts | Tensor | Any, *, prepend_bos: bool | None = None) -> Tensor:
         """Encode prompts as tokens; tokens are returned unchanged."""
         if not isinstance(prompts, Prompts | Tensor):

@@ -98,6 +98,7 @@ class LSTMConfig:
         return {"architecture": "lstm", **fields}
 
     @classmethod
+    @checked
     def from_dict(cls, data: dict[str, Any]) -> "LSTMConfig":
         """Make the config that `to_dict` wrote."""
         if isinstance(data, Mapping):

@@ -178,6 +178,7 @@ class PromptedModel(LayeredModel):
         # only models on paired prompts have initial weights
         return form.encode(prompts.to(cfg.device, cfg.torch_dtype), getattr(self, "initial_weights", None))
 
+    @checked
     def decode(self, outputs: Float[Tensor, "prompt pos d_out"]) -> Float[Tensor, "prompt point y"]:
         """Extract the predictions from outputs at all positions: one point (the query) if paired, else every point."""
         return outputs[:, self._points(outputs.shape[1])]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count, between, checked
+from mechicl.base.arguments import Count, between, check_fields, checked
 from mechicl.prompts.prompts import Prompts, join
 
 PromptFormatName = Literal["paired", "interleaved"]
@@ -33,11 +33,15 @@ class Paired:
     x_dim: int
     y_dim: int
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def d_token(self) -> int:
         """Width of a token: x_dim + y_dim."""
         return self.x_dim + self.y_dim
 
+    @checked
     def n_tokens(self, n_context: int) -> int:
         """Return the number of context points and the query."""
         return n_context + 1
@@ -58,6 +62,7 @@ class Paired:
             start = -query @ initial_weights.to(prompts.device, prompts.dtype)
         return join([prompts.xs, torch.cat([prompts.ys[:, :-1], start[:, None]], dim=1)], dim=2)
 
+    @checked(undefined=True)
     def prediction_positions(self, n_tokens: int) -> slice:
         """Return the position of the last token."""
         return slice(n_tokens - 1, n_tokens)
@@ -79,11 +84,15 @@ class Interleaved:
     x_dim: int
     y_dim: int
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def d_token(self) -> int:
         """Width of a token: the larger of x_dim and y_dim."""
         return max(self.x_dim, self.y_dim)
 
+    @checked
     def n_tokens(self, n_context: int) -> int:
         """Return two for each context point and one for the query."""
         return 2 * n_context + 1
@@ -104,6 +113,7 @@ class Interleaved:
         tokens[:, 1::2, : self.y_dim] = prompts.ys[:, :-1]
         return tokens
 
+    @checked(undefined=True)
     def prediction_positions(self, n_tokens: int) -> slice:
         """Return the positions of all x tokens."""
         return slice(0, n_tokens, 2)

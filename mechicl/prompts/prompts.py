@@ -178,6 +178,7 @@ class Prompts:
         return Prompts(torch.cat([self.xs[:, :-1], xs[:, None]], dim=1), self.ys)
 
     @classmethod
+    @checked
     def concatenate(cls, prompts: "Sequence[Prompts]") -> "Prompts":
         """Join several batches of equally shaped prompts."""
         if not prompts:

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
+
 
 @dataclass(frozen=True, eq=False)
 class Shots:
@@ -39,6 +41,7 @@ class Shots:
     choices: Int[Tensor, "choice"] | None = None
 
     def __post_init__(self):
+        check_fields(self, undefined=True)
         n, k = len(self.zero_shot), len(self.examples)
         if n == 0 or k == 0:
             raise ValueError(f"zero_shot and examples must not be empty, got {n} queries and {k} demonstrations")

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mechicl.base.arguments import checked
+
 
 @dataclass(frozen=True, eq=False)
 class TokenSequences:
@@ -42,6 +44,7 @@ class TokenSequences:
         return TokenSequences(self.ids[index], self.predictable[index])
 
     @classmethod
+    @checked
     def concatenate(cls, sequences: "Sequence[TokenSequences]") -> "TokenSequences":
         """Join several batches of sequences of one length."""
         lengths = {s.ids.shape[1] for s in sequences}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.files import write_bytes, write_json
 from mechicl.reports.rows import Row
 from mechicl.viz.page import Section, page, table
@@ -36,6 +37,9 @@ class Comparison:
     sections: Sequence[Section] = ()
     data: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
+
     def __str__(self) -> str:
         lines = [HEADER, *(row.cells() for row in self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(4)]
@@ -45,6 +49,7 @@ class Comparison:
         )
         return f"{self.title}\n{self.lead}\n\n{text}"
 
+    @checked(undefined=True)
     def with_more(
         self, rows: Sequence[Row] = (), sections: Sequence[Section] = (), data: dict[str, Any] | None = None
     ) -> "Comparison":
@@ -55,6 +60,7 @@ class Comparison:
             self, rows=[*self.rows, *rows], sections=[*self.sections, *sections], data={**self.data, **(data or {})}
         )
 
+    @checked
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:
         """Save NAME.json and NAME.html in a folder, which is made if need be, and return the path of the page.
 
@@ -70,6 +76,7 @@ class Comparison:
         write_bytes(out / f"{name}.html", html.encode())
         return out / f"{name}.html"
 
+    @checked
     def write_numbers(self, path: Path) -> None:
         """Save the numbers without the page."""
         saved = {"title": self.title, "lead": self.lead, "date": time.strftime("%Y-%m-%d"), **self.data}
@@ -80,6 +87,7 @@ class Comparison:
         """Return further entries of the saved file; for subclasses."""
         return {}
 
+    @checked
     def verdict_on(self, row: Row) -> str:
         """Return the outcome of a row's comparison with its paper."""
         return row.verdict

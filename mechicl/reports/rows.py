@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields, checked
 from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, interval, median_interval
 
@@ -45,6 +46,9 @@ class Row:
     agrees: bool | None = None
     source: str = ""
     section: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
 
     def cells(self) -> tuple[str, str, str, str, str]:
         """Return the cells of the line as text."""
@@ -90,6 +94,7 @@ class Row:
         return {name: value for name, value in saved.items() if value or name not in ("source", "section")}
 
     @classmethod
+    @checked
     def from_json(cls, saved: Mapping[str, Any]) -> "Row":
         """Read a row of a results file, in which numbers that are not finite are null; ignore unknown fields.
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
-from mechicl.base.arguments import Count, Fraction, Natural, Positive, checked, strictly_between
+from mechicl.base.arguments import Count, Fraction, Natural, Positive, check_fields, checked, strictly_between
 from mechicl.statistics.storage import storable
 
 CELLS = 2**22  # of resamples in memory at once
@@ -39,6 +39,9 @@ class Interval:
     middle: Literal["mean", "median"] = "mean"
     cut: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
+
     def __str__(self) -> str:
         half, digits = self.half_width, 4
         if half and math.isfinite(half):
@@ -61,6 +64,7 @@ class Interval:
     def __rsub__(self, value: float) -> "Interval":
         return replace(self, mean=value - self.mean, low=value - self.high, high=value - self.low)
 
+    @checked
     def within(self, least: float, most: float) -> "Interval":
         """Cut the ends to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share."""
         mean, low, high = (min(max(value, least), most) for value in (self.mean, self.low, self.high))  # NaN stays

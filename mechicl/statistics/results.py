@@ -67,6 +67,7 @@ class Result:
             out[name] = names[:-1] if len(names) == tensor.ndim else tuple(f"axis_{i}" for i in range(tensor.ndim - 1))
         return out
 
+    @checked
     def intervals(self, level: float = 0.95) -> dict[str, Interval]:
         """Return the mean and confidence interval of each quantity over its samples.
 
@@ -77,6 +78,7 @@ class Result:
         means = {name: self._interval(name, _sample_means(value), level) for name, value in self.samples().items()}
         return self._ready() | means
 
+    @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return a table of the measurements.
 
@@ -102,6 +104,7 @@ class Result:
             rows.append(row)
         return pd.DataFrame(rows, columns=None if rows else [*names, *samples])
 
+    @checked
     def save(self, path: str | Path) -> Path:
         """Write the result as a folder with `result.json` and `tensors.safetensors`; `load` reads it.
 
@@ -118,6 +121,7 @@ class Result:
         return folder
 
     @classmethod
+    @checked
     def load(cls: type[R], path: str | Path) -> R:
         """Read a saved result.
 
@@ -167,6 +171,7 @@ class Result:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {name: value for name, value in values.items() if isinstance(value, Interval)}
 
+    @checked
     def axis_values(self, axis: str, size: int) -> list[Any]:
         """Return the values along an axis: those of the field with its name, or numbers from 0."""
         values = getattr(self, f"{axis}s", None)

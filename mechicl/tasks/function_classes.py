@@ -90,6 +90,7 @@ class SparseLinearRegression(NoisyPoints):
     sparsity: Count = 3
 
     def __post_init__(self):
+        check_fields(self)
         super().__post_init__()
         if self.sparsity > self.x_dim:
             raise ValueError(f"sparsity must be 1 to x_dim={self.x_dim}, got {self.sparsity}")
@@ -210,6 +211,7 @@ class MixedRegression(GaussianPoints):
     weight_stds: tuple[Positive, ...] = ()
 
     def __post_init__(self):
+        check_fields(self)
         super().__post_init__()
         n = len(self.noise_stds)
         if not n or len(self.weight_stds) not in (0, 1, n):

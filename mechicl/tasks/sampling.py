@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import check_fields, checked
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import lies_prompts_last
 
@@ -88,11 +88,15 @@ class RandomTensors:
     generator: torch.Generator
     dtype: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def device(self) -> torch.device:
         """The generator's device."""
         return self.generator.device
 
+    @checked
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         """Whole numbers from low to high - 1, all equally likely."""
         if low >= high:
@@ -141,6 +145,7 @@ class RandomTensors:
         radius = torch._standard_gamma(concentration, generator=self.generator).mul_(10).sqrt_()
         return self.sphere(*shape) * radius
 
+    @checked
     def dirichlet(self, concentration: float, *shape: int) -> Tensor:
         """Distributions along the last axis from a symmetric Dirichlet distribution, float64.
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count, Positive, at_least, check_fields
+from mechicl.base.arguments import Count, Positive, at_least, check_fields, checked
 from mechicl.prompts import TokenSequences
 from mechicl.tasks.sampling import RandomTensors, TokenDistribution, sampling_generator
 
@@ -88,6 +88,7 @@ class MarkovChains(TokenDistribution):
     def __post_init__(self):
         check_fields(self)
 
+    @checked
     def transitions(
         self, n_prompts: int, *, seed: int | None = None, generator: torch.Generator | None = None
     ) -> Float[Tensor, "prompt state next_state"]:

@@ -150,6 +150,7 @@ class TopicClassification(TokenDistribution):
     def _topic_words(self) -> Int[Tensor, "topic word"]:
         return torch.stack([_ids(words) for words in TOPICS.values()])
 
+    @checked
     def texts(self, topics: Sequence[str], n_texts: int, *, seed: int) -> tuple[list[str], list[int]]:
         """Texts about the topics in turn, in random order, and the index of each text's topic."""
         unknown = [topic for topic in topics if topic not in TOPICS]

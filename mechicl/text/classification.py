@@ -8,7 +8,7 @@ from typing import Literal, assert_never
 
 import torch
 
-from mechicl.base.arguments import Natural, check_fields
+from mechicl.base.arguments import Natural, check_fields, checked
 from mechicl.statistics import storable
 from mechicl.tasks.topics import TOPICS
 
@@ -89,6 +89,7 @@ class TextTask:
         """The classes by their labels, in lower case and without outer spaces."""
         return {label.strip().casefold(): index for index, label in enumerate(self.labels)}
 
+    @checked
     def write(self, text: Mapping[str, str]) -> str:
         """Fill the template with an example's columns, up to its label.
 
@@ -99,6 +100,7 @@ class TextTask:
             raise KeyError(f"text has no column {missing[0]!r}; it has {', '.join(map(repr, text))}")
         return self.template.format_map(text)
 
+    @checked
     def demonstration(self, text: Mapping[str, str], label: int) -> str:
         """Write an example with its label and the separator; errors as for `write`."""
         require_classes(self, [label])
@@ -168,10 +170,12 @@ class LabelledTexts:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @checked
     def take(self, indices: Sequence[int]) -> "LabelledTexts":
         """Select examples by their indices, in this order."""
         return LabelledTexts(self.task, tuple(self.texts[i] for i in indices), tuple(self.labels[i] for i in indices))
 
+    @checked
     def draw(self, n: int, *, seed: int, balanced: bool = True) -> "LabelledTexts":
         """Draw different examples at random, in random order.
 
@@ -207,6 +211,7 @@ class LabelledTexts:
         drawn = [i for label, indices in enumerate(members) for i in indices[: least + (label in larger)]]
         return self.take(shuffled(drawn, generator))
 
+    @checked
     def relabelled(self, labels: Labels, *, seed: int = 0) -> "LabelledTexts":
         """Replace the labels: "true" keeps them, "flipped" takes the next class (cyclic), "random" draws uniform ones.
 

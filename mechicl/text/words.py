@@ -59,6 +59,7 @@ class WordTask:
         if times > 1:
             raise ValueError(f"task {self.name!r} has the input {word!r} {times} times; inputs must be unique")
 
+    @checked
     def write(self, word: str, output: str | None = None) -> str:
         """Write an example; without an output, a query, which ends where the output's space begins."""
         text = self.template.replace("{input}", word)
@@ -112,6 +113,9 @@ class WordPrompts:
     n_shots: int
     queries: tuple[str, ...]
     answers: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -169,6 +169,7 @@ class TrainingConfig:
         spaced = (first * (self.steps / first) ** (i / (n - 1)) for i in range(n))
         return tuple(sorted({0, *(min(self.steps, round(step)) for step in spaced)}))
 
+    @checked
     def tasks_at(self, step: int) -> tuple[AnyTask, ...]:
         """The tasks that step `step` (from 0) draws its prompts from."""
         return tuple(self.curriculum.task_at(task, step) if self.curriculum else task for task in self.tasks)
@@ -178,6 +179,7 @@ class TrainingConfig:
         """Distributions of held-out prompts: of fixed tasks, the task that they were drawn from."""
         return tuple(task.task if isinstance(task, FixedTasks) else task for task in self.tasks)
 
+    @checked
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of step `step` (from 0)."""
         if step < self.warmup_steps:
@@ -187,6 +189,7 @@ class TrainingConfig:
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
+    @checked
     def resized(
         self, *, x_dim: int | None = None, n_context: int | None = None, steps: int | None = None
     ) -> "TrainingConfig":

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from mechicl.base.arguments import Count, check_fields
+from mechicl.base.arguments import Count, check_fields, checked
 from mechicl.tasks import AnyTask
 
 
@@ -21,6 +21,7 @@ class Ramp:
         if self.start > self.end:
             raise ValueError(f"a ramp needs start <= end, got {self}")
 
+    @checked
     def at(self, step: int) -> int:
         """The value at a step."""
         return min(self.end, self.start + self.increment * (step // self.interval))
@@ -30,6 +31,7 @@ class Ramp:
         """The first step with the end value."""
         return self.interval * _ceil(self.end - self.start, self.increment)
 
+    @checked
     def resized(self, end: int, done_at: int) -> "Ramp":
         """A ramp to another end, start and increment in proportion, that reaches it at step `done_at` or before."""
         start = min(end, max(1, round(self.start * end / self.end))) if done_at > 0 else end
@@ -59,6 +61,7 @@ class Curriculum:
         parts = [f"{name} {r.start} to {r.end} by step {r.done_at}" for name, r in ramps.items() if r is not None]
         return ", ".join(parts) or "none"
 
+    @checked
     def task_at(self, task: AnyTask, step: int) -> AnyTask:
         """The task at a step."""
         changes: dict[str, int] = {}
@@ -68,6 +71,7 @@ class Curriculum:
             changes["n_context"] = self.points.at(step) - 1
         return task.replace(**changes) if changes else task
 
+    @checked
     def check(self, task: AnyTask, steps: int) -> None:
         """Refuse (ValueError) a task that the curriculum cannot change, or whose size it does not reach in the run."""
         if not dataclasses.is_dataclass(task):
@@ -85,6 +89,7 @@ class Curriculum:
                     f"whole prompts; {remedy}"
                 )
 
+    @checked
     def resized(self, task: AnyTask, share: float = 1.0) -> "Curriculum":
         """The curriculum for a task of another size, in proportion, in a share of the steps."""
         ramps = {

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import checked
+
 OptimizerName = Literal["adam", "soap"]
 TIE = 1e-6  # relative to their mean, eigenvalues that differ by less count as equal
 
@@ -55,6 +57,7 @@ class SOAP(torch.optim.Optimizer):
         True
     """
 
+    @checked
     def __init__(
         self,
         weights: Float[Tensor, "seed weight"],

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from mechicl.base.arguments import check_fields
 from mechicl.base.tensor_files import read_tensors
 from mechicl.models import Model, build
 from mechicl.training.config import TrainingConfig
@@ -34,6 +35,9 @@ class TrainingResult:
     record: dict[str, Any]
     snapshot_steps: tuple[int, ...]
     snapshots: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
 
 
 def snapshot_path(folder: Path, step: int) -> Path:

@@ -11,6 +11,7 @@ import traitlets
 from torch import Tensor
 
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
+from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import BY_KEY, Site, axes_of
 from mechicl.viz.html import Html
 
@@ -56,6 +57,7 @@ class PatchingExplorer(anywidget.AnyWidget):
     state = traitlets.Dict().tag(sync=True)
     last_seconds = traitlets.Float(0.0).tag(sync=True)
 
+    @checked
     def __init__(
         self,
         session: PatchingSession,

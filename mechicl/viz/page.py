@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from mechicl.base.arguments import check_fields
 from mechicl.viz.export import NATURAL_HEIGHT, still_svgs
 from mechicl.viz.html import Html, libraries
 
@@ -53,6 +54,9 @@ class Section:
     title: str
     words: str
     content: Content | Sequence[Content]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def parts(self) -> Sequence[Content]:

@@ -42,6 +42,7 @@ class StepwiseAlgorithm(ABC):
     variables: tuple[str, ...]
     causal: bool = False
 
+    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Return the state before the first step, float64: inputs, targets (0 for the query's) and zeros.
 
@@ -64,10 +65,12 @@ class StepwiseAlgorithm(ABC):
             sees: 1 where a reader sees a point and 0 elsewhere; by default all see all.
         """
 
+    @checked(undefined=True)
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
         """Return the query's prediction from its state: its variable "prediction", or minus its residual."""
         return query["prediction"][:, 0] if "prediction" in query else -query["residual"][:, 0]
 
+    @checked(undefined=True)
     def states(self, prompts: Prompts) -> list[State]:
         """Return the states before the first step and after each."""
         states = [self.start(prompts)]
@@ -75,10 +78,12 @@ class StepwiseAlgorithm(ABC):
             states.append(self.advance(k, states[-1]))
         return states
 
+    @checked(undefined=True)
     def advance(self, k: int, state: State) -> State:
         """Return a whole state after step `k`: all points read the context as it was before the step."""
         return self.step(k, state, context_of(state), self.sight(state))
 
+    @checked(undefined=True)
     def sight(self, state: State) -> Tensor | None:
         """Return which points see which, `[reader point]` with the query's row last; None if all see all."""
         if not self.causal:
@@ -86,14 +91,17 @@ class StepwiseAlgorithm(ABC):
         n_points = next(iter(state.values())).shape[1]
         return next(iter(state.values())).new_ones(n_points, n_points - 1).tril()
 
+    @checked(undefined=True)
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Return the query's prediction after the last step, in the prompts' dtype."""
         return self.read(query_of(self.states(prompts)[-1])).to(prompts.dtype)
 
+    @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Return the prediction of each point from the points before it."""
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
+    @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """Return the query's predictions after each step, for every prefix."""
         if with_weights:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, joined, query_of
+from mechicl.base.arguments import checked
 
 Place = Literal["query", "context"]
 """The points whose state is changed."""
@@ -26,9 +27,11 @@ class Runs:
         source: its states on the sources.
     """
 
+    @checked
     def __init__(self, algorithm: StepwiseAlgorithm, base: Sequence[State], source: Sequence[State]):
         self.algorithm, self.base, self.source = algorithm, base, source
 
+    @checked(undefined=True)
     def exchange(
         self, after: int, place: Place, variables: Iterable[str] | None = None, point: int | None = None
     ) -> Float[Tensor, "prompt y"]:
@@ -52,10 +55,12 @@ class Runs:
             state[name][:, where] = source[name][:, where]
         return self._finish(state, after)
 
+    @checked(undefined=True)
     def skip(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
         """Undo the changes of some steps to the query, or to the context, after these steps."""
         return self.freeze((steps.start, steps.stop), place)
 
+    @checked(undefined=True)
     def repeat(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
         """Let the query, or the context, take some steps twice, the second time with the other as it was at first."""
         before, after = self._after(steps.start), self._after(steps.stop)
@@ -64,6 +69,7 @@ class Runs:
         context, query = (again, after) if place == "context" else (after, again)
         return self._finish(joined(context_of(context), query_of(query)), steps.stop)
 
+    @checked(undefined=True)
     def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
         """Keep the query, or the context, unchanged from some step to another.
 
@@ -80,6 +86,7 @@ class Runs:
             state = joined(context_of(context), query_of(query))
         return self._finish(state, stops[-1])
 
+    @checked(undefined=True)
     def stop_reading(self, steps: range) -> Float[Tensor, "prompt y"]:
         """Keep the query from reading the context in these steps."""
         query, context = query_of(self._after(steps.start)), context_of(self._after(steps.start))
@@ -88,6 +95,7 @@ class Runs:
             query = self.algorithm.step(k, query, no_points)
         return self._finish(joined(context_of(self._after(steps.stop)), query), steps.stop)
 
+    @checked(undefined=True)
     def isolate(self, steps: range) -> Float[Tensor, "prompt y"]:
         """Let each context point read only itself in these steps; the query reads them all."""
         state = self._after(steps.start)

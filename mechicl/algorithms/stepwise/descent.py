@@ -62,6 +62,7 @@ class ResidualDescent(StepwiseAlgorithm):
         kind += f" with momentum {momentum:.3g}" if self.momentum else ""
         self.name = f"{kind}, {count(steps, 'step')}, residuals in the context"
 
+    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Take a step of descent on every reader's residual."""
         x = readers["x"]
@@ -97,6 +98,7 @@ class QueryDescent(StepwiseAlgorithm):
         self.step_sizes = per_step("step_size", step_size, steps)
         self.name = f"gradient descent, {count(steps, 'step')}, by the query alone"
 
+    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Change every reader's prediction and transformed input."""
         scores = self.step_sizes[k] * readers["transformed x"] @ context["x"].mT
@@ -127,6 +129,7 @@ class OnlineDescent(StepwiseAlgorithm):
         self.n_steps, self.step_size = n_context + 1, step_size
         self.name = f"online gradient descent, {count(n_context, 'point')}"
 
+    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Add each point's number to inputs and targets."""
         if prompts.n_context >= self.n_steps:
@@ -136,6 +139,7 @@ class OnlineDescent(StepwiseAlgorithm):
         numbers = torch.arange(ys.shape[1], dtype=ys.dtype, device=ys.device)[None, :, None]
         return state | {"number": numbers.expand(len(ys), -1, 1)}
 
+    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Descend on the marked point, and mark the next one."""
         residual = readers["residual"]
@@ -179,6 +183,7 @@ class KernelReading(StepwiseAlgorithm):
         self.weights, self.n_steps, self.causal = weights, steps, causal
         self.name = name or f"{getattr(weights, '__name__', 'kernel')}, {count(steps, 'step')}"
 
+    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Subtract the weighted sum from every reader's residual."""
         if not context["x"].shape[1]:

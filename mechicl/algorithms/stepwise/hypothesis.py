@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
+from mechicl.base.arguments import check_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class Hypothesis:
     name: str = ""
 
     def __post_init__(self):
+        check_fields(self)
         steps = self.algorithm.n_steps
         schedule = tuple(self.schedule) or tuple((k, k) for k in range(steps + 1))
         object.__setattr__(self, "schedule", schedule)

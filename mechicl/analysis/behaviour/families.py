@@ -151,14 +151,17 @@ class Identification(Result):
         n_numbers = [match.n_fitted + match.n_given for match in self.matches]
         return family_weights(distances, n_numbers, self.squared_predictions.mean().item())
 
+    @checked
     def distance(self, match: FamilyMatch) -> Interval:
         """Squared distance of predictions over the model's squared predictions: 0 for the same, 1 for predicting 0."""
         return ratio_interval(match.squared_distances, self.squared_predictions)
 
+    @checked
     def gap(self, match: FamilyMatch) -> Interval:
         """How much farther than the best family, in the same unit, over the same prompts."""
         return ratio_interval(match.squared_distances - self.best.squared_distances, self.squared_predictions)
 
+    @checked
     def tied(self, match: FamilyMatch) -> bool:
         """True if these prompts do not distinguish it from the best family.
 

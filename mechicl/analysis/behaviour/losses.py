@@ -47,24 +47,29 @@ class Regret(Result):
     points: tuple[int, ...]
     losses: dict[str, Float[Tensor, "point prompt"]]
 
+    @checked
     def regret(self, name: str | None = None) -> Float[Tensor, "point prompt"]:
         """Loss of a learner, by default of `learner`, minus the reference's."""
         name = name or self.learner
         index_of("learner", name, self.losses)
         return self.losses[name] - self.losses[self.reference]
 
+    @checked
     def curve(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
         """The mean regret after each number of points, with intervals over prompts."""
         return [interval(at_point, level) for at_point in self.regret(name)]
 
+    @checked
     def mean(self, name: str | None = None, level: float = 0.95) -> Interval:
         """The mean regret over all points, with an interval over prompts."""
         return interval(self.regret(name).mean(0), level)
 
+    @checked
     def last(self, name: str | None = None, level: float = 0.95) -> Interval:
         """The mean regret after the whole context."""
         return interval(self.regret(name)[-1], level)
 
+    @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """One row per learner and number of points: the mean loss and the regret with its interval over prompts."""
         rows = []

@@ -101,6 +101,7 @@ class Match(Result):
         one = dataclasses.replace(self, similarities=first, by_point=None)
         return one, dataclasses.replace(one, similarities=second)
 
+    @checked
     def best(self, *, resamples: int = 1000, seed: int = 0) -> list[BestMatch]:
         """The best match of each row, with intervals over prompts.
 
@@ -134,6 +135,7 @@ class Match(Result):
         last = next((i for i, b in enumerate(inner) if b.high >= inner[-1].low), 0)
         return [b.row for b in inner[max(first, 0) : last + 1]]
 
+    @checked
     def growth(self, rows: Sequence[float] | None = None, *, resamples: int = 200, seed: int = 0) -> Growth:
         """Fit the best-matching step as a linear and as an exponential function of the layer.
 

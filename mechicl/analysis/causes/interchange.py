@@ -82,6 +82,7 @@ class Interchange(Result):
         """The share of the effects of all interventions that the hypothesis explains (see `explained`)."""
         return self.explained()
 
+    @checked
     def explained(self, kinds: Collection[Kind] = ("exchange", "ablation")) -> Interval:
         """The explained share of the effects of interventions of these kinds, with a bootstrap interval over prompts.
 

@@ -74,22 +74,26 @@ class SubspaceSearch(Result):
     fitted_r2: Float[Tensor, "search layer dim"]
     columns: Float[Tensor, "layer d_model column"]
 
+    @checked
     def r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
         """Held-out R² of a subspace."""
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[0][j]
 
+    @checked
     def rest_r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
         """Held-out R² of its rest."""
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[1][j]
 
+    @checked
     def subspace(self, layer: int, dim: int) -> Float[Tensor, "d_model dim"]:
         """The orthonormal columns learned in the model, e.g. for `Hypothesis(subspaces=)`."""
         _, i, j = self._place(layer, dim, MODEL)
         first = sum(self.dims[:j])
         return self.columns[i, :, first : first + dim]
 
+    @checked
     def curves(self, search: int, layer: int) -> tuple[list[Interval], list[Interval]]:
         """Held-out R² of subspaces and of their rests, by number of dimensions; both arguments are indices from 0."""
         changes = self.changes[search, layer]

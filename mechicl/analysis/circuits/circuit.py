@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges, order_edges
+from mechicl.base.arguments import checked
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 
@@ -72,6 +73,7 @@ class Circuit(Result):
         """Layer and number of each head."""
         return [(node.layer, node.head) for node in self.nodes if node.head is not None]
 
+    @checked
     def faithfulness(self, level: float = 0.95) -> Interval:
         """Measure the share of the metric that the circuit's edges keep when everything else is cut, 1 for all of it.
 
@@ -81,6 +83,7 @@ class Circuit(Result):
         """
         return ratio_interval(self.edges_alone - self.ablated, self.full - self.ablated, level)
 
+    @checked
     def completeness(self, level: float = 0.95) -> Interval:
         """Measure the share of the metric that is lost without the circuit's nodes, 1 if the others carry none of it.
 
@@ -92,6 +95,7 @@ class Circuit(Result):
             return Interval(math.nan, math.nan, math.nan, len(self.full), level)
         return ratio_interval(self.full - self.without, self.full - self.ablated, level)
 
+    @checked
     def incompleteness(self, level: float = 0.95) -> dict[tuple[Node, ...], Interval]:
         """Measure the difference of circuit and model without each subset of nodes, as a share of the whole effect.
 
@@ -105,6 +109,7 @@ class Circuit(Result):
         pairs = zip(self.subsets, differences, strict=True)
         return {subset: ratio_interval(difference, gained, level) for subset, difference in pairs}
 
+    @checked
     def minimality(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
         """Measure the share of the metric that the circuit loses without each of its parts: 0 if it is not needed.
 
@@ -114,6 +119,7 @@ class Circuit(Result):
         gained = self.ablated - self.full
         return {part: ratio_interval(effect, gained, level) for part, effect in self._measured()}
 
+    @checked
     def effects(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
         """Measure the change of the metric without each part: nodes, then edges, those that were measured."""
         return {part: interval(effect, level) for part, effect in self._measured()}
@@ -123,12 +129,14 @@ class Circuit(Result):
         pairs = zip(parts, [*self.node_effects, *self.edge_effects], strict=True)
         return [(part, effect) for part, effect in pairs if not effect.isnan().all()]
 
+    @checked
     def is_same_as(self, other: NodesAndEdges) -> bool:
         """True if another circuit, or the truth, has the same nodes and edges; see `compare_circuits`."""
         return set(self.nodes) == set(other.nodes) - {EMBEDDING} and set(self.edges) == set(other.edges)
 
     # ---- as tables, text and graphs ----
 
+    @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Make a table of nodes, then edges: the change of the metric without each, with its interval over prompts."""
         effects, rows = self.effects(level), []
@@ -137,11 +145,13 @@ class Circuit(Result):
             rows.append(("node" if isinstance(part, Node) else "edge", str(part), mean.mean, mean.low, mean.high))
         return pd.DataFrame(rows, columns=["kind", "part", "effect", "low", "high"])
 
+    @checked
     def edge_list(self, level: float = 0.95) -> str:
         """List the edges, a line each, by receiver in order of computation, with the metric's change without them."""
         effects = self.effects(level)
         return _listed([(edge, effects.get(edge)) for edge in order_edges(self.edges)]) or "no edges"
 
+    @checked
     def to_networkx(self, level: float = 0.95) -> nx.MultiDiGraph:
         """Convert the circuit to a graph of networkx, from "embedding" to "output".
 

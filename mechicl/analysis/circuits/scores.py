@@ -48,10 +48,12 @@ class EdgeScores(Result):
         """Return the importance of each edge: the absolute value of its mean score over prompts."""
         return self.scores.mean(1).abs()
 
+    @checked
     def strongest(self, n: int) -> list[Edge]:
         """Return the edges with the largest scores, the largest first."""
         return [self.edges[int(i)] for i in self.sizes().argsort(descending=True, stable=True)[:n]]
 
+    @checked
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
         """Return the probability that a true edge scores higher, in absolute value, than another edge.
 
@@ -67,6 +69,7 @@ class EdgeScores(Result):
         ranks = rankdata(values)[[edge in true for edge in self.edges]]  # ties share the mean of their ranks
         return float((ranks.sum() - n_true * (n_true + 1) / 2) / (n_true * n_false))
 
+    @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Make a table of the edges, strongest first: the mean score with its interval over prompts."""
         means = [interval(score, level) for score in self.scores]

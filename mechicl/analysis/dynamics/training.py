@@ -171,6 +171,7 @@ class Transitions(Result):
         """The middle between `before` and `after`."""
         return (self.before + self.after) / 2
 
+    @checked
     def mean_step(self, level: float = 0.95) -> Interval:
         """Mean transition step of the seeds that have one, with its interval over them (NaN if there is none)."""
         return interval(self.steps[self.fell], level)

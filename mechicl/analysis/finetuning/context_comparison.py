@@ -91,6 +91,7 @@ class FineTuningComparison(Scored, Result):
         return recall_if_independent(self.zero_shot_score, self.in_context_score)
 
     @classmethod
+    @checked
     def concatenate(cls, parts: "Sequence[FineTuningComparison]") -> "FineTuningComparison":
         """Join comparisons of models of one shape, query after query."""
         if len(shapes := {part.head_rank_correlation.shape[:-1] for part in parts}) != 1:

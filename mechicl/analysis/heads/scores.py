@@ -54,14 +54,17 @@ class HeadScores(Result):
             raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest(name, self.scores)}")
         return self.scores[name]
 
+    @checked
     def is_of_attention(self, name: str) -> bool:
         """True if a score is one of attention, measured on prompts, and not one of weights."""
         return self[name].ndim == 3
 
+    @checked
     def mean(self, name: str) -> Float[Tensor, "layer head"]:
         """A score's mean over prompts."""
         return self[name].mean(-1) if self.is_of_attention(name) else self[name]
 
+    @checked
     def interval(self, name: str, layer: int, head: int, level: float = 0.95) -> Interval:
         """Mean over prompts of one head's score of attention, with its confidence interval."""
         if not self.is_of_attention(name):
@@ -71,12 +74,14 @@ class HeadScores(Result):
             raise ValueError(f"no head {head} of layer {layer} among {layers} layers of {heads} heads")
         return interval(self[name][layer, head], level).within(0, 1)
 
+    @checked
     def best(self, name: str) -> tuple[int, int]:
         """Layer and head with the largest mean; the first of several."""
         means = self.mean(name)
         layer, head = divmod(int(means.argmax()), means.shape[1])
         return layer, head
 
+    @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """One row per head: layer, head, the mean of each score, and for those of attention `name_half_width`."""
         rows = []

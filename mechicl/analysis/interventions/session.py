@@ -12,6 +12,7 @@ from torch import Tensor
 from mechicl.analysis.interventions.grids import make_grid
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
 from mechicl.analysis.interventions.runs import replacing_hook
+from mechicl.base.arguments import checked
 from mechicl.models.holding import holding
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode
 from mechicl.models.opening.sites import AXES, Site, axes_of
@@ -107,6 +108,7 @@ class PatchingSession:
         >>> session.result().recovered
     """
 
+    @checked
     def __init__(
         self,
         model: Any,
@@ -200,6 +202,7 @@ class PatchingSession:
         """True if `redo` has an effect."""
         return bool(self._future)
 
+    @checked
     def toggle(self, site: Site) -> None:
         """Add a patch, or remove it."""
         self._check(site)

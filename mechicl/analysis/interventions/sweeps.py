@@ -13,6 +13,7 @@ from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric
+from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 
 
@@ -59,12 +60,14 @@ class InterventionSweep(Result):
         """The axes of the cells, for each metric."""
         return dict.fromkeys(self.samples(), self.axes)
 
+    @checked
     def axis_values(self, axis: str, size: int) -> list[Any]:
         """The layers, positions, ... along an axis."""
         if axis not in self.axes:
             raise ValueError(f"axis must be one of {list(self.axes)}, got {axis!r}")
         return list(self.indices[self.axes.index(axis)])
 
+    @checked
     def measure(self, name: str, metric: Metric) -> "InterventionSweep":
         """Add a metric to the sweep."""
         if self.predictions is None:
@@ -79,11 +82,13 @@ class InterventionSweep(Result):
             source_values=self.source_values | extra,
         )
 
+    @checked
     def effect(self, metric: str | None = None) -> Float[Tensor, "..."]:
         """Return the change of a metric (the first by default) by each intervention, `[*axes prompt]`."""
         name = self._metric(metric)
         return self.values[name] - self.unpatched_values[name]
 
+    @checked
     def recovered(self, metric: str | None = None) -> Float[Tensor, "..."]:
         """Return the share of the difference between source and unpatched run that each cell recovers, `[*axes]`.
 
@@ -94,16 +99,19 @@ class InterventionSweep(Result):
         name = self._metric(metric)
         return self.effect(name).mean(-1) / self._whole(name).mean()
 
+    @checked
     def recovered_interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
         """Return the share that one cell recovers, by its places along the axes, with its interval over prompts."""
         name = self._metric(metric)
         whole, effect = self._whole(name), self.effect(name)[self._place(index)]
         return ratio_interval(effect, whole, level)
 
+    @checked
     def interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
         """Return the mean effect of one cell, by its places along the axes, with its interval over prompts."""
         return interval(self.effect(metric)[self._place(index)], level)
 
+    @checked
     def to_patching_result(self, metric: str | None = None) -> PatchingResult:
         """Convert a metric to TransformerLens' `PatchingResult`, for its bootstrap intervals and permutation tests."""
         name = self._metric(metric)
@@ -116,6 +124,7 @@ class InterventionSweep(Result):
             baseline=self.unpatched_values[name],
         )
 
+    @checked
     def strongest(self, n: int = 5, metric: str | None = None) -> pd.DataFrame:
         """Return the cells with the largest mean effects, up or down."""
         name = self._metric(metric)

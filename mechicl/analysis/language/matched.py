@@ -39,6 +39,7 @@ class MatchedAblation(Result):
     ablated: Float[Tensor, " prompt"]
     matched: Float[Tensor, "draw prompt"]
 
+    @checked
     def effect(self, level: float = 0.95) -> Interval:
         """Return how much more the heads matter than random ones: the difference of probabilities, over prompts."""
         return interval(self.matched.mean(0) - self.ablated, level)

@@ -38,10 +38,12 @@ class FewShotScores(Result):
     accuracy: Float[Tensor, "task label shot prompt"]
     log_probability: Float[Tensor, "task label shot prompt"]
 
+    @checked
     def axis_values(self, axis: str, size: int) -> list[Any]:
         """Return the tasks, labels or numbers of demonstrations."""
         return list({"task": self.tasks, "label": self.labels, "shot": self.shots}[axis])
 
+    @checked
     def gain(self, task: str, label: str = "shuffled", shots: int | None = None) -> Interval:
         """Return how much higher the accuracy is with true labels than with others, paired by query.
 

@@ -30,6 +30,7 @@ class Stability(Result):
     selections: tuple[tuple[str, ...], ...]
     jaccard: Float[Tensor, " draw"]
 
+    @checked
     def mean(self, level: float = 0.95) -> Interval:
         """Return the mean Jaccard index over pairs of draws, with its interval over draws."""
         found = interval(self.jaccard, level)

@@ -16,7 +16,7 @@ from transformer_lens.tools.analysis.interchange import (
 )
 from transformer_lens.utilities import get_act_name
 
-from mechicl.base.arguments import Count, Positive, checked
+from mechicl.base.arguments import Count, Positive, check_fields, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
@@ -45,10 +45,15 @@ class CausalModel:
     variables: Mapping[str, Callable[[Tensor], Any]]
     output: Callable[[Mapping[str, Any]], int]
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
     def values(self, ids: Int[Tensor, " pos"]) -> dict[str, Any]:
         """Return the value of each variable in a prompt."""
         return {name: read(ids) for name, read in self.variables.items()}
 
+    @checked
     def interchange(self, base: Int[Tensor, " pos"], source: Int[Tensor, " pos"], variable: str) -> int:
         """Return the output for a prompt with one variable taken from another prompt."""
         return self.output(self.values(base) | {variable: self.variables[variable](source)})

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.memory import MEMORY
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
@@ -31,12 +31,14 @@ class LayerErrors(Result):
     points: tuple[int, ...] = ()
 
     @classmethod
+    @checked
     def of(cls, trajectory: Trajectory, prompts: Prompts, *, at: PointsAt = "query") -> "LayerErrors":
         """The errors of predictions after each layer, at the query alone or at all points that were predicted."""
         errors = trajectory.step_errors(prompts).transpose(1, 2).double().cpu()
         points = tuple(range(prompts.n_context + 1 - errors.shape[1], prompts.n_context + 1))
         return cls(errors[:, -1:], points[-1:]) if at == "query" else cls(errors, points)
 
+    @checked
     def by_layer(self, level: float = 0.95) -> list[Interval]:
         """Mean over `points`, with an interval over prompts, for each layer."""
         return [interval(errors.mean(0), level) for errors in self.squared_errors]
@@ -68,6 +70,7 @@ class LayerLearner(ABC):
     ) -> Float[Tensor, "prompt point query y"]:
         """Read predictions off the stream after `layer` layers, at the points from `first_point` on."""
 
+    @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """Predict after each layer: steps 0 .. n_layers, on the model's device.
 
@@ -87,6 +90,7 @@ class LayerLearner(ABC):
         weights = torch.cat(weight_parts, dim=1) if with_weights else None
         return Trajectory(steps, torch.cat(parts, dim=1), self.name, weights)
 
+    @checked(undefined=True)
     def predict_queries(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"]
     ) -> Float[Tensor, "layer prompt point query y"]:
@@ -98,6 +102,7 @@ class LayerLearner(ABC):
         streams = self.model.query_streams(prompts, queries, prediction_rows(self.model, prompts))
         return torch.stack([self.read(i, stream) for i, stream in enumerate(streams)])
 
+    @checked(undefined=True)
     def predict_last_queries(
         self, prompts: Prompts, queries: Float[Tensor, "prompt query x"]
     ) -> Float[Tensor, "layer prompt query y"]:
@@ -118,10 +123,12 @@ class LayerLearner(ABC):
         errors = [LayerErrors.of(self.trajectory(each), each).squared_errors for each in _prefixes(prompts)]
         return LayerErrors(torch.cat(errors, dim=1), tuple(range(len(errors))))
 
+    @checked(undefined=True)
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """The query's prediction after the last layer."""
         return self.trajectory(prompts).query()[-1]
 
+    @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
         """Every point's prediction after the last layer."""
         if prediction_rows(self.model, prompts) == "points":
@@ -199,6 +206,10 @@ class Lens(LayerLearner):
     name: str = "layer (lens)"
     memory: float = MEMORY
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
     ) -> Float[Tensor, "prompt point query y"]:

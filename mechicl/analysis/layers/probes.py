@@ -54,6 +54,7 @@ def algorithm_weights(algorithm: Callable[..., Trajectory], **settings: Any) -> 
         torch.Size([64, 21, 5])
     """
 
+    @checked
     def weights(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
         by_step = algorithm(prompts, with_weights=True, **settings).weights
         assert by_step is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens, check_layer, prediction_rows
 from mechicl.analysis.layers.linear_maps import PENALTIES, Folds, RidgeSums, count_sums
-from mechicl.base.arguments import NonNegative, checked
+from mechicl.base.arguments import NonNegative, check_fields, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
@@ -44,6 +44,10 @@ class Readouts(LayerLearner):
     name: str = "layer"
     memory: float = MEMORY
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
     ) -> Float[Tensor, "prompt point query y"]:

@@ -59,11 +59,13 @@ class WeightProducts:
         beta = beta[..., None, None]
         return dataclasses.replace(self, W_KQ=self.W_KQ / beta, W_PV=self.W_PV * beta)
 
+    @checked
     def part(self, layers: slice = slice(None), heads: slice = slice(None)) -> "WeightProducts":
         """Select the products of some layers and heads."""
         W_KQ, W_PV = (product[..., layers, heads, :, :] for product in (self.W_KQ, self.W_PV))
         return dataclasses.replace(self, W_KQ=W_KQ, W_PV=W_PV)
 
+    @checked
     def without_unread_parts(self, recurrent: bool = False) -> "WeightProducts":
         """Set the parts to zero that the query's prediction cannot depend on, unless the layer is looped (recurrent).
 

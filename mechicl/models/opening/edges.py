@@ -5,6 +5,7 @@ from typing import Any
 
 from transformer_lens.utilities import get_act_name
 
+from mechicl.base.arguments import check_fields
 from mechicl.models.opening.sites import hook_names
 from mechicl.statistics import storable
 
@@ -21,6 +22,9 @@ class Node:
 
     layer: int
     head: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __str__(self) -> str:
         if self.layer < 0:
@@ -44,6 +48,9 @@ class Edge:
     sender: Node
     receiver: Node | None
     by: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __str__(self) -> str:
         to = "output" if self.receiver is None else str(self.receiver)

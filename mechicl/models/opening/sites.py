@@ -7,6 +7,7 @@ from typing import Any
 
 from transformer_lens.utilities import get_act_name
 
+from mechicl.base.arguments import check_fields
 from mechicl.statistics import storable
 
 BY_POS = ("pos",)
@@ -65,6 +66,7 @@ class Site:
     neuron: int | None = None
 
     def __post_init__(self):
+        check_fields(self)
         axes = axes_of(self.component)
         named = [axis for axis in ("pos", "head", "query", "key", "neuron") if getattr(self, axis) is not None]
         extra = [axis for axis in named if axis not in axes]

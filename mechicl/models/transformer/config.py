@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
 
-from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields, strictly_between
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields, checked, strictly_between
 from mechicl.models.config_checks import DTYPES, dtype_name, read_config
 from mechicl.models.transformer.config_rules import DESCRIPTIVE, UNCOMPUTED, check_combinations, fill_defaults
 from mechicl.prompts import prompt_format
@@ -256,6 +256,7 @@ class TransformerConfig:
             return slice(self.x_dim, self.x_dim + self.y_dim)
         return slice(self.d_model - self.y_dim, self.d_model)
 
+    @checked
     def for_layer(self, layer: int) -> "TransformerConfig":
         """Return the config of a layer's block: this one with the attention of that layer."""
         kinds = self.attention.split(",")
@@ -326,6 +327,7 @@ class TransformerConfig:
         return fields | {"dtype": dtype_name(self.dtype)}
 
     @classmethod
+    @checked
     def from_dict(cls, data: dict[str, Any]) -> "TransformerConfig":
         """Make the config that `to_dict` wrote.
 

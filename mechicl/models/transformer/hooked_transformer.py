@@ -12,6 +12,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformers import PreTrainedTokenizerBase
 
+from mechicl.base.arguments import checked
 from mechicl.models.holding import in_a_pass
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
@@ -205,14 +206,17 @@ class HookedTransformer(LensNames):
 
     # ---- hooks ----
 
+    @checked
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Turn `attn.hook_result` (each head's output) on or off."""
         self._request_hooks(use_attn_result=use_attn_result)
 
+    @checked
     def set_use_attn_in(self, use_attn_in: bool) -> None:
         """Turn `hook_attn_in` (each head's input, before the norm) on or off, in the block and in its attention."""
         self._request_hooks(use_attn_in=use_attn_in)
 
+    @checked
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
         """Turn `hook_q_input`, `hook_k_input`, `hook_v_input` (the inputs of each head's queries ...) on or off.
 
@@ -220,6 +224,7 @@ class HookedTransformer(LensNames):
         """
         self._request_hooks(use_split_qkv_input=use_split_qkv_input)
 
+    @checked
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
         """Turn `hook_mlp_in` (the MLP's input, before the norm) on or off.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mechicl.base.arguments import checked
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import DESCRIPTIVE, UNCOMPUTED
 
@@ -70,11 +71,13 @@ class HookedTransformerConfig:
         return TransformerConfig(**fields)
 
     @classmethod
+    @checked
     def from_dict(cls, config_dict: Mapping[str, Any]) -> TransformerConfig:
         """Make the config of a mapping of these names."""
         return cls(**config_dict)  # type: ignore[return-value]
 
     @classmethod
+    @checked
     def unwrap(cls, config: Any) -> TransformerConfig:
         """Make the config of a mapping of these names or a config of TransformerLens; ours is returned unchanged."""
         return read_lens_config(config)

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.utilities import USE_DEFAULT_VALUE, composition_scores
 
+from mechicl.base.arguments import checked
 from mechicl.models.holding import holds_models
 from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer import weight_processing
@@ -102,6 +103,7 @@ class LensNames(TextModel):
         eye = torch.eye(self.cfg.d_model, device=self.cfg.device, dtype=self.cfg.torch_dtype)
         return -eye[:, self.cfg.y_slot]
 
+    @checked
     def blocks_with(self, part: str) -> list[tuple[int, Block]]:
         """Return the blocks with a part ("attn", "mlp") and their numbers, as TransformerLens 4 does."""
         return [(layer, block) for layer, block in enumerate(self.blocks) if hasattr(block, part)]
@@ -116,6 +118,7 @@ class LensNames(TextModel):
         """Number of all parameters; `cfg.n_params` counts the matrices of the blocks."""
         return sum(weight.numel() for weight in self.parameters())
 
+    @checked
     def all_composition_scores(
         self, mode: Literal["Q", "K", "V"]
     ) -> Float[Tensor, "layer head layer_after head_after"]:
@@ -133,6 +136,7 @@ class LensNames(TextModel):
         later = layers[:, None, None, None] < layers[:, None]
         return composition_scores(self.OV, reads, broadcast_dims=True) * later
 
+    @checked
     def tokens_to_residual_directions(
         self, tokens: str | int | Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch_out d_model"]:
@@ -155,6 +159,7 @@ class LensNames(TextModel):
         """The outputs of a zero stream: `b_U`, and the read-out of the final norm's bias if it is not folded."""
         return self.b_U + self.ln_final.b @ self.W_U if hasattr(self.ln_final, "b") else self.b_U
 
+    @checked
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Float[Tensor, "d_model"]:
@@ -168,6 +173,7 @@ class LensNames(TextModel):
                 bias = bias + self.cfg.damping * block.mlp.b_out
         return bias
 
+    @checked
     def input_to_embed(
         self, input: str | list[str] | Tensor, prepend_bos: bool | None = USE_DEFAULT_VALUE, **_: Any
     ) -> tuple[Float[Tensor, "batch pos d_model"], Tensor, None, None]:

@@ -18,6 +18,7 @@ from transformer_lens.utilities import (
 )
 from transformers import PreTrainedTokenizerBase
 
+from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.prompted import PromptedModel, with_batch_axis
 from mechicl.prompts import Prompts
@@ -42,6 +43,7 @@ class TextModel(PromptedModel):
     tokenizer: PreTrainedTokenizerBase | None = None
     _tokenizer_prepends_bos: bool = False
 
+    @checked
     def set_tokenizer(self, tokenizer: PreTrainedTokenizerBase, default_padding_side: Side = None) -> None:
         """Give the model a copy of a tokenizer of `transformers`, with which it reads and writes text.
 
@@ -71,6 +73,7 @@ class TextModel(PromptedModel):
         self.tokenizer = tokenizer
         self._tokenizer_prepends_bos = len(tokenizer.encode("")) > 0
 
+    @checked
     def to_tokens(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         input: Text | Prompts | Tensor,
@@ -99,6 +102,7 @@ class TextModel(PromptedModel):
             tokens = get_tokens_with_bos_removed(tokenizer, tokens)
         return tokens.to(self.cfg.device) if move_to_device else tokens
 
+    @checked
     def to_string(self, tokens: Int[Tensor, "*shape"] | Sequence[Any] | np.ndarray | int) -> str | list[str]:
         """Convert token ids `[pos]` (or one id) to text, `[batch pos]` to several texts."""
         tokenizer = self._tokenizer()
@@ -109,6 +113,7 @@ class TextModel(PromptedModel):
             return tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
         return cast(str, tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
+    @checked
     def to_str_tokens(
         self,
         input: Text | Int[Tensor, "*one pos"] | np.ndarray | Sequence[Any],
@@ -123,6 +128,7 @@ class TextModel(PromptedModel):
         ids = _one_prompt(torch.as_tensor(cast(Any, input)))
         return self._tokenizer().batch_decode([[int(one)] for one in ids], clean_up_tokenization_spaces=False)
 
+    @checked
     def to_single_token(self, string: str | int) -> int:
         """Convert a text of one token to its id; ids stay unchanged."""
         if self.cfg.prompt_format != "token_ids":
@@ -138,10 +144,12 @@ class TextModel(PromptedModel):
             raise ValueError(f"{string!r} is {len(ids)} tokens, not one: {self.to_str_tokens(ids)}")
         return int(ids)
 
+    @checked
     def to_single_str_token(self, int_token: int) -> str:
         """Convert one token id to text."""
         return self.to_str_tokens(torch.tensor([int_token]))[0]
 
+    @checked
     def get_token_position(
         self,
         single_token: str | int,

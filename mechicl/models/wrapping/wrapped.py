@@ -56,6 +56,7 @@ class WrappedModel(LayeredModel):
         name: for tables and pictures.
     """
 
+    @checked
     def __init__(
         self,
         module: nn.Module,
@@ -167,6 +168,7 @@ class WrappedModel(LayeredModel):
                     self._try(prompts)
         return tokens
 
+    @checked
     def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
         """Extract the predictions from the module's output: of all points, or of one, the query."""
         predictions = outputs if self._decode is None else self._decode(outputs)
@@ -264,6 +266,7 @@ class WrappedModel(LayeredModel):
             residual = self.module.get_submodule(name)(residual)
         return residual
 
+    @checked
     def how_to_declare(self, hook_name: str) -> str:
         """For error messages: the argument of `wrap` that declares a hook."""
         keyword = KEYWORDS.get(hook_name.rpartition(".")[2])
