@@ -155,7 +155,6 @@ class LayeredModel(HookedRootModule):
         """Map the final residual stream to outputs."""
         raise NotImplementedError
 
-    @checked
     def to_tokens(self, prompts: Prompts | Tensor | Any, *, prepend_bos: bool | None = None) -> Tensor:
         """Encode prompts as tokens; tokens are returned unchanged."""
         if not isinstance(prompts, Prompts | Tensor):
@@ -164,6 +163,7 @@ class LayeredModel(HookedRootModule):
 
     # ---- hooks ----
 
+    @checked
     @contextmanager
     def hooks(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -195,6 +195,7 @@ class LayeredModel(HookedRootModule):
             raise TypeError(f"{name!r} is not a hook but a part of the model ({type(self.mod_dict[name]).__name__})")
         raise KeyError(f"name: this model has no hook {name!r}{nearest(name, hook_names(self))}")
 
+    @checked
     def add_hook(self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Add a hook that stays until `reset_hooks` and runs in all threads; as in TransformerLens.
 

@@ -178,7 +178,7 @@ class PromptedModel(LayeredModel):
         # only models on paired prompts have initial weights
         return form.encode(prompts.to(cfg.device, cfg.torch_dtype), getattr(self, "initial_weights", None))
 
-    @checked
+    @checked(undefined=True)
     def decode(self, outputs: Float[Tensor, "prompt pos d_out"]) -> Float[Tensor, "prompt point y"]:
         """Extract the predictions from outputs at all positions: one point (the query) if paired, else every point."""
         return outputs[:, self._points(outputs.shape[1])]
@@ -188,6 +188,7 @@ class PromptedModel(LayeredModel):
         """Predict the query in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
         return self._in_parts(lambda part: self.forward(part, at="query")[:, -1], prompts)
 
+    @checked
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """Estimate from above the bytes that a pass without gradients holds at once for each prompt."""
         n_pos = self.cfg.format.n_tokens(prompts.n_context)
@@ -211,6 +212,7 @@ class PromptedModel(LayeredModel):
         """Number of positions of a context point; None for a model of token ids."""
         return {"paired": 1, "interleaved": 2}.get(self.cfg.prompt_format)
 
+    @checked
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
         """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
         stream = self.forward(prompts, stop_at_layer=0)
@@ -221,6 +223,7 @@ class PromptedModel(LayeredModel):
             yield stream[:, positions]
 
     @in_a_pass
+    @checked(undefined=True)
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:

@@ -46,6 +46,7 @@ class Paired:
         """Return the number of context points and the query."""
         return n_context + 1
 
+    @checked
     def encode(
         self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
     ) -> Float[Tensor, "prompt pos d_token"]:
@@ -97,6 +98,7 @@ class Interleaved:
         """Return two for each context point and one for the query."""
         return 2 * n_context + 1
 
+    @checked
     def encode(
         self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
     ) -> Float[Tensor, "prompt pos d_token"]:

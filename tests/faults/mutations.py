@@ -178,7 +178,7 @@ def _tensors(value: Tensor, hint: Any) -> Iterator[Mutation]:
 
 
 def _with(value: Tensor, number: float) -> Tensor:
-    changed = value.clone()
+    changed = value.clone(memory_format=torch.contiguous_format)
     changed.view(-1)[-1] = number
     return changed
 

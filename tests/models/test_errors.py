@@ -335,7 +335,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     *((lambda use=use: use(), "no tokenizer") for use in
       (lambda: ids()("the cat"), lambda: ids().to_string([1]), lambda: ids().to_single_token("cat"))),
     (lambda: ids().set_tokenizer("gpt2"), "tokenizer"),
-    (lambda: words().set_tokenizer(word_tokenizer(), default_padding_side="left"), "default_padding_side='left'"),
+    (lambda: words().set_tokenizer(word_tokenizer(), default_padding_side="left"), "default_padding_side must be 'right'"),
     (lambda: linear().set_tokenizer(word_tokenizer()), "reads points"),
     (lambda: words().to_tokens("the", padding_side="left"), "padding_side='left'"),
     (lambda: words().to_str_tokens(torch.zeros(2, 2, dtype=torch.long)), "one prompt"),
@@ -344,12 +344,12 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: words().to_single_token(8), "d_vocab=7"),
     (lambda: linear().to_single_token(1), "not a token id"),
     (lambda: words().get_token_position("sat", "the cat"), "'sat' does not occur"),
-    (lambda: words().get_token_position("the", "the cat", mode="any"), "mode='any'"),
+    (lambda: words().get_token_position("the", "the cat", mode="any"), "mode must be 'first'"),
     (lambda: words().get_token_position("the", torch.zeros(2, 2, dtype=torch.long)), "one prompt"),
     (lambda: ids().generate(TOKENS, 2), "eos_token_id"),
     (lambda: words().generate("the", 2, return_type="embeds"), "return_type='embeds'"),
     (lambda: words().generate("the", 12, stop_at_eos=False, verbose=False), "9 positions"),
-    (lambda: ids().all_composition_scores("O"), "mode='O'"),
+    (lambda: ids().all_composition_scores("O"), "mode must be 'Q'"),
     (lambda: ids().cfg.no_such, "no_such"),
     (lambda: HookedTransformer(HookedTransformerConfig(**LENS, positional_embedding_type="rotary")).W_pos, "pos"),
 ]  # fmt: skip

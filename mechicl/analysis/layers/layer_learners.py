@@ -135,6 +135,7 @@ class LayerLearner(ABC):
             return self.trajectory(prompts).predictions[-1]
         return torch.stack([self.predict(each) for each in _prefixes(prompts)], dim=1)
 
+    @checked
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """Estimate the memory of `trajectory` per prompt: the model's pass, and the streams of all layers."""
         passing = self.model.bytes_per_prompt(prompts)  # first: it completes the config of a wrapped module

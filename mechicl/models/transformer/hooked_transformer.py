@@ -97,6 +97,7 @@ class HookedTransformer(LensNames):
         self.eval()  # it has no modes, but TransformerLens' tools require eval mode since version 4
 
     @torch.no_grad()
+    @checked(undefined=True)
     def reset_parameters(self, seed: int) -> None:
         """Draw new weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
         cfg, generator = self.cfg, torch.Generator().manual_seed(seed)

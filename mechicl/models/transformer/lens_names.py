@@ -173,7 +173,7 @@ class LensNames(TextModel):
                 bias = bias + self.cfg.damping * block.mlp.b_out
         return bias
 
-    @checked
+    @checked(undefined=True)
     def input_to_embed(
         self, input: str | list[str] | Tensor, prepend_bos: bool | None = USE_DEFAULT_VALUE, **_: Any
     ) -> tuple[Float[Tensor, "batch pos d_model"], Tensor, None, None]:

@@ -73,7 +73,6 @@ class TextModel(PromptedModel):
         self.tokenizer = tokenizer
         self._tokenizer_prepends_bos = len(tokenizer.encode("")) > 0
 
-    @checked
     def to_tokens(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         input: Text | Prompts | Tensor,

@@ -123,6 +123,7 @@ class WrappedModel(LayeredModel):
     def training(self, mode: bool) -> None:
         """Ignored: the module has the mode."""
 
+    @checked
     def train(self, mode: bool = True) -> "WrappedModel":
         """Set the module's training mode."""
         self.module.train(mode)
@@ -168,7 +169,7 @@ class WrappedModel(LayeredModel):
                     self._try(prompts)
         return tokens
 
-    @checked
+    @checked(undefined=True)
     def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
         """Extract the predictions from the module's output: of all points, or of one, the query."""
         predictions = outputs if self._decode is None else self._decode(outputs)
@@ -209,6 +210,7 @@ class WrappedModel(LayeredModel):
                 raise ValueError(f"{problem}: use predict(), or an encode= that pads shorter prompts") from error
         return torch.stack([*parts, predictions[:, -1]], dim=1)
 
+    @checked
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """An upper estimate, in bytes, of everything that a pass over one prompt computes."""
         return self._bytes_per_row(self._read(prompts[:1])) if len(prompts) else 0.0
@@ -224,6 +226,7 @@ class WrappedModel(LayeredModel):
 
     # ---- the stream, layer by layer ----
 
+    @checked
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
         """Yield the stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
         if not len(self.blocks):
@@ -239,6 +242,7 @@ class WrappedModel(LayeredModel):
         for name in names:
             yield streams[name][:, self._positions(at, streams[name].shape[1])]
 
+    @checked(undefined=True)
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
@@ -258,6 +262,7 @@ class WrappedModel(LayeredModel):
         """True if `unembed` was declared."""
         return bool(self._unembed)
 
+    @checked(undefined=True)
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """Map the final stream to outputs, by the declared `unembed`."""
         if not self._unembed:
