@@ -147,6 +147,8 @@ class PromptedModel(LayeredModel):
             attention_mask: 0 for token ids that are padding, which have no loss.
             per_token: return the loss of each prediction, `[batch pos - 1]` or `[prompt point]`, not their mean.
         """
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"logits must be a tensor, got {type(logits).__name__}")
         if isinstance(tokens, Prompts):
             predictions = self.decode(logits)
             targets = tokens.ys[:, -predictions.shape[1] :].to(predictions)
@@ -156,6 +158,8 @@ class PromptedModel(LayeredModel):
                 )
             errors = (predictions - targets).square().mean(-1)
             return errors if per_token else errors.mean()
+        if not isinstance(tokens, Tensor):
+            raise TypeError(f"tokens must be Prompts or a tensor of token ids, got {type(tokens).__name__}")
         if tokens.is_floating_point():
             raise ValueError("continuous tokens have no target of the query: take the loss of the Prompts")
         try:

@@ -335,7 +335,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     *((lambda use=use: use(), "no tokenizer") for use in
       (lambda: ids()("the cat"), lambda: ids().to_string([1]), lambda: ids().to_single_token("cat"))),
     (lambda: ids().set_tokenizer("gpt2"), "tokenizer"),
-    (lambda: words().set_tokenizer(word_tokenizer(), default_padding_side="left"), "default_padding_side must be 'right'"),
+    (lambda: words().set_tokenizer(word_tokenizer(), default_padding_side="left"), "default_padding_side must be"),
     (lambda: linear().set_tokenizer(word_tokenizer()), "reads points"),
     (lambda: words().to_tokens("the", padding_side="left"), "padding_side='left'"),
     (lambda: words().to_str_tokens(torch.zeros(2, 2, dtype=torch.long)), "one prompt"),
