@@ -81,23 +81,30 @@ def report_language(
     sizes = Sizes(chosen, 24 if quick else 50, 16 if quick else 32, 6 if quick else 20)
     started, options = time.perf_counter(), {"memory": memory, "progress": progress}
     steps = ["few-shot accuracy", "function vector", "head scores", "ablations"]
+    n_heads = min(N_HEADS, language.model.cfg.n_layers * language.model.cfg.n_heads // 4)
     with progress_bar(total=len(steps), unit="part", progress=progress, desc="report") as bar:
         scores = icl_score(language, chosen, shots=sizes.shots, n_prompts=sizes.n_prompts, seed=SEED, **options)
         bar.update()
         task = _most_learned(scores)
         vector = function_vectors(
-            language, task, n_prompts=sizes.n_effects, n_clean=2 * sizes.n_effects, seed=SEED, **options
+            language,
+            task,
+            n_heads=n_heads,
+            n_prompts=sizes.n_effects,
+            n_clean=2 * sizes.n_effects,
+            seed=SEED,
+            **options,
         )
         resamples = [
             torch.randint(sizes.n_effects, (sizes.n_effects,), generator=torch.Generator().manual_seed(i))
             for i in range(10)
         ]
         stable = stability(
-            lambda rows: vector.indirect_effects[..., rows].mean(-1), resamples, top=N_HEADS, progress=False
+            lambda rows: vector.indirect_effects[..., rows].mean(-1), resamples, top=n_heads, progress=False
         )
         bar.update()
         heads = score_heads(language.model, seed=SEED, **options)
-        induction = strongest_heads(heads.mean("induction"), N_HEADS)
+        induction = strongest_heads(heads.mean("induction"), n_heads)
         bar.update()
         prompts = word_prompts(language.tokenizer, task, n_prompts=sizes.n_effects, n_shots=8, seed=SEED + 5)
         kinds = {"function-vector heads": (vector.heads, induction), "induction heads": (induction, vector.heads)}
@@ -163,7 +170,7 @@ def _rows(
             "the same with a random vector of that length", vector.random_added[_best_layer(vector)], "Function vector"
         ),
         Row(
-            f"Jaccard index of the top {N_HEADS} heads over resampled prompts",
+            f"Jaccard index of the top {len(vector.heads)} heads over resampled prompts",
             None,
             stable.mean(),
             "draws",
@@ -205,7 +212,7 @@ def _verdict(
         f"with shuffled ones{': ' + ', '.join(learned) if learned else ''}.",
         f"Heads whose outputs carry the task {vector.task.replace('_', ' ')}: {_named(vector.heads[:5])} "
         f"(layer.head). Two "
-        f"resamplings of the prompts share {100 * stable.mean().mean:.0f}% of their ten strongest heads.",
+        f"resamplings of the prompts share {100 * stable.mean().mean:.0f}% of their {len(vector.heads)} strongest heads.",
     ]
     best = _best_layer(vector)
     gain = interval((vector.added[best] - vector.random_added[best]).double())
@@ -216,7 +223,7 @@ def _verdict(
     )
     lines += [
         f"Without the {len(result.heads)} "
-        f"{name}{' that are not of the other kind' if len(result.heads) < N_HEADS else ''}, the "
+        f"{name}{' that are not of the other kind' if len(result.heads) < len(vector.heads) else ''}, the "
         f"probability of the right answer falls by {result.effect()} more than without random heads of the same layers."
         for name, result in ablations.items()
     ]

@@ -31,7 +31,7 @@ class MatchedAblation(Result):
         heads: the ablated heads.
         intact: probability of the right answer without ablation.
         ablated: the same without the heads.
-        matched: the same without random heads, as many in every layer.
+        matched: the same without random heads, as many in every layer (in the nearest layers if one has too few).
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -74,7 +74,7 @@ def ablate_matched(
         progress: whether to show a progress bar.
 
     Raises:
-        ValueError: no heads, heads that the model does not have, or layers with too few other heads to draw from.
+        ValueError: no heads, heads that the model does not have, or too few other heads to draw from.
 
     Example:
         >>> result = ablate_matched(language.model, prompts, found.heads)
@@ -91,7 +91,7 @@ def ablate_matched(
                 f"head {layer}.{head} is not in the model: layers 0 to {n_layers - 1}, heads 0 to {n_heads - 1}"
             )
     generator = torch.Generator().manual_seed(seed)
-    sets = [kept] + [_random_set(kept, {*kept, *exclude}, n_heads, generator) for _ in range(n_random)]
+    sets = [kept] + [_random_set(kept, {*kept, *exclude}, n_layers, n_heads, generator) for _ in range(n_random)]
     tokens = adapter.encode(prompts.ids)
     experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets), False, memory)
     cells = [tuple(Site("z", layer, head=head) for layer, head in each) for each in sets]
@@ -105,14 +105,18 @@ def ablate_matched(
     return MatchedAblation(tuple(kept), intact, measured[0], measured[1:])
 
 
-def _random_set(heads: Heads, taken: set[tuple[int, int]], n_heads: int, generator: torch.Generator) -> Heads:
-    """Draw as many heads in every layer, none of those that are taken."""
+def _random_set(
+    heads: Heads, taken: set[tuple[int, int]], n_layers: int, n_heads: int, generator: torch.Generator
+) -> Heads:
+    """Draw as many free heads in every layer; where a layer has too few, in the nearest ones."""
+    free = {(layer, head) for layer in range(n_layers) for head in range(n_heads)} - taken
+    if len(free) < len(heads):
+        raise ValueError(f"the model has {len(free)} other heads to draw {len(heads)} from: ablate fewer heads")
     drawn: list[tuple[int, int]] = []
-    for layer in sorted({layer for layer, _ in heads}):
-        n = sum(each == layer for each, _ in heads)
-        free = [head for head in range(n_heads) if (layer, head) not in taken]
-        if len(free) < n:
-            raise ValueError(f"layer {layer} has {len(free)} other heads to draw {n} from: ablate fewer heads of it")
-        order = torch.randperm(len(free), generator=generator)[:n].tolist()
-        drawn += [(layer, free[i]) for i in order]
+    for layer, _ in heads:
+        nearest = min(abs(other - layer) for other, _ in free)
+        choices = sorted(head for head in free if abs(head[0] - layer) == nearest)
+        chosen = choices[int(torch.randint(len(choices), (1,), generator=generator))]
+        drawn.append(chosen)
+        free.remove(chosen)
     return drawn

@@ -168,8 +168,8 @@ def test_matched_ablation(language, hf_model):
     torch.testing.assert_close(found.ablated, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(found.intact, probability(logits_of(hf_model, prompts.ids), prompts.targets))
     assert found.matched.shape == (4, 6)
-    with pytest.raises(ValueError, match="layer 0 has 0 other heads"):
-        ablate_matched(language.model, prompts, [(0, h) for h in range(4)], progress=False)
+    with pytest.raises(ValueError, match="5 other heads to draw 7"):
+        ablate_matched(language.model, prompts, [(layer, h) for layer in (0, 1) for h in range(4)][:7], progress=False)
 
 
 def test_stability_of_known_sets():

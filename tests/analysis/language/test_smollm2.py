@@ -1,0 +1,67 @@
+"""SmolLM2 (135 million parameters) against `transformers` with torch's hooks; skipped if `make lm` has not run."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from mechicl.analysis.language import function_vectors, icl_score
+from mechicl.interop import load_language_model
+from mechicl.text import word_prompts
+
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mechicl" / "smollm2"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER.exists(), reason="SmolLM2 is not there: make lm fetches it (93 MB)"),
+]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    plain = AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="eager", dtype=torch.float32).eval()
+    return load_language_model(FOLDER), plain
+
+
+@torch.no_grad()
+def test_logits(pair):
+    language, plain = pair
+    ids = word_prompts(language.tokenizer, "capitals", n_prompts=4, n_shots=4).ids
+    difference = (language.model(ids) - plain(ids).logits).abs().max()
+    assert difference <= 1e-4
+
+
+@torch.no_grad()
+def test_effects_of_heads(pair):
+    language, plain = pair
+    draw = {"n_shots": 4, "seed": 1}
+    found = function_vectors(language, "antonyms", n_prompts=4, n_clean=6, progress=False, memory=2**31, **draw)
+    clean = word_prompts(language.tokenizer, "antonyms", n_prompts=6, n_shots=4, seed=1)
+    shuffled = word_prompts(language.tokenizer, "antonyms", n_prompts=4, n_shots=4, labels="shuffled", seed=2)
+    projections = [layer.self_attn.o_proj for layer in plain.model.layers]
+    kept = {}
+    handles = [
+        part.register_forward_pre_hook(lambda _, args, at=at: kept.update({at: args[0][:, -1].mean(0)}))
+        for at, part in enumerate(projections)
+    ]
+    plain(clean.ids)
+    [handle.remove() for handle in handles]
+    for layer, head in found.heads[:3]:
+        part = slice(64 * head, 64 * head + 64)
+
+        def put(_, args, layer=layer, part=part):
+            z = args[0].clone()
+            z[:, -1, part] = kept[layer][part]
+            return (z,)
+
+        handle = projections[layer].register_forward_pre_hook(put)
+        logits = plain(shuffled.ids).logits[:, -1]
+        handle.remove()
+        probability = logits.softmax(-1).gather(1, shuffled.targets[:, None])[:, 0]
+        torch.testing.assert_close(found.indirect_effects[layer, head], probability - found.shuffled, atol=1e-4, rtol=0)
+
+
+def test_antonyms_are_learned_in_context(pair):
+    scores = icl_score(pair[0], "antonyms", shots=(0, 8), n_prompts=16, progress=False, memory=2**31)
+    assert scores.gain("antonyms").low > 0
