@@ -212,7 +212,8 @@ def _verdict(
         f"with shuffled ones{': ' + ', '.join(learned) if learned else ''}.",
         f"Heads whose outputs carry the task {vector.task.replace('_', ' ')}: {_named(vector.heads[:5])} "
         f"(layer.head). Two "
-        f"resamplings of the prompts share {100 * stable.mean().mean:.0f}% of their {len(vector.heads)} strongest heads.",
+        f"resamplings of the prompts share {100 * stable.mean().mean:.0f}% of their {len(vector.heads)} strongest "
+        "heads.",
     ]
     best = _best_layer(vector)
     gain = interval((vector.added[best] - vector.random_added[best]).double())
