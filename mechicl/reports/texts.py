@@ -39,7 +39,7 @@ WORDS = {
         the demonstrations' order; learning rate and epochs are the best on other queries. Bars are 95% intervals over
         queries. Dotted: one over the number of classes.""",
     "updates": """Cosine between the changes that demonstrations and fine-tuning make to each attention layer's output
-        at the last token (SimAOU), all tasks together; random changes have 0. Bars are 95% intervals over queries.""",
+        at the last token (SimAOU), all tasks together; random changes have 0. Bands are 95% intervals over queries.""",
     "maps": """Cosine of the scores that the last token gives to the query's own tokens, with demonstrations and without
         (SimAM), mean over heads.""",
     "heads": "The cosine between the two changes of each head's output, after plain fine-tuning.",

@@ -7,13 +7,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens.tools.analysis.interchange import (
-    SubspaceInterchange,
-    arbitrary_targets,
-    collect_activations,
-    fit_das,
-    intervened_logits,
-)
 from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import Count, Positive, check_fields, checked
@@ -154,6 +147,8 @@ def align_variables(
     classes = torch.tensor(sorted({*fitting.outputs, *held_out.outputs}))
     place = ids.shape[1] + pos if pos < 0 else pos
     layers = tuple(range(model.cfg.n_layers)) if layers is None else tuple(layers)
+    from transformer_lens.tools.analysis.interchange import arbitrary_targets  # takes seconds
+
     random = [arbitrary_targets(pairs.keys(), len(classes), seed) for pairs in (fitting, held_out)]
     found: dict[str, list[Tensor]] = {"accuracy": [], "random targets": [], "untrained": [], "whole stream": []}
     bases = []
@@ -221,6 +216,8 @@ def _fit(
     model: Any, hook: str, pairs: _Pairs, targets: Tensor, classes: Tensor, *, rank: int, epochs: int, lr: float,
     seed: int, place: int, read: int,
 ) -> Float[Tensor, "d_model rank"]:  # fmt: skip
+    from transformer_lens.tools.analysis.interchange import fit_das  # takes seconds
+
     positions = _places(len(targets), place)
     with torch.no_grad():
         best = _task_logits(model, classes, read)(pairs.base[:BATCH_SIZE]).topk(2).values
@@ -237,6 +234,8 @@ def _fit(
 def _accuracy(
     model: Any, hook: str, basis: Tensor, pairs: _Pairs, targets: Tensor, *, classes: Tensor, place: int, read: int
 ) -> Float[Tensor, " pair"]:
+    from transformer_lens.tools.analysis.interchange import SubspaceInterchange, collect_activations, intervened_logits
+
     positions = _places(len(targets), place)
     task_logits = _task_logits(model, classes, read)
     sources = collect_activations(model, hook, pairs.source, task_logits, positions=positions)
