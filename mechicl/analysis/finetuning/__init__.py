@@ -12,7 +12,7 @@ another kind make `Shots`, the input of `search_tuning`, `fine_tune` and `compar
 
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison, compare_with_finetuning
 from mechicl.analysis.finetuning.hyperparameter_search import search_tuning
-from mechicl.analysis.finetuning.prompt_contexts import compare_on_prompts, search_on_prompts
+from mechicl.analysis.finetuning.prompt_contexts import compare_on_prompts, prompt_shots, search_on_prompts
 from mechicl.analysis.finetuning.sgd import (
     METHOD_NAMES,
     METHODS,
@@ -36,6 +36,7 @@ __all__ = [
     "draw_texts",
     "fine_tune",
     "measure_accuracy",
+    "prompt_shots",
     "search_on_prompts",
     "search_tuning",
     "study_task",
