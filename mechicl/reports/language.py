@@ -78,7 +78,7 @@ def report_language(
     chosen = tuple(tasks or (QUICK if quick else WORD_TASKS))
     if unknown := [name for name in chosen if name not in WORD_TASKS]:
         raise ValueError(f"tasks must be some of {list(WORD_TASKS)}, got {unknown}")
-    sizes = Sizes(chosen, 24 if quick else 50, 16 if quick else 32, 6 if quick else 20)
+    sizes = Sizes(chosen, 20, 16, 6, (0, 2, 8, 16)) if quick else Sizes(chosen, 50, 32, 20)
     started, options = time.perf_counter(), {"memory": memory, "progress": progress}
     steps = ["few-shot accuracy", "function vector", "head scores", "ablations"]
     n_heads = min(N_HEADS, language.model.cfg.n_layers * language.model.cfg.n_heads // 4)
@@ -222,12 +222,12 @@ def _verdict(
         f"right answer by "
         f"{gain} more than a random vector does."
     )
-    lines += [
-        f"Without the {len(result.heads)} "
-        f"{name}{' that are not of the other kind' if len(result.heads) < len(vector.heads) else ''}, the "
-        f"probability of the right answer falls by {result.effect()} more than without random heads of the same layers."
-        for name, result in ablations.items()
-    ]
+    for name, result in ablations.items():
+        lost, matched = (interval((result.intact - p).double()) for p in (result.ablated, result.matched.mean(0)))
+        lines.append(
+            f"Without {len(result.heads)} {name} the probability of the right answer falls by {lost}; without random "
+            f"heads of the same layers, by {matched}."
+        )
     lines.append("Not tested: longer answers than one token, other templates, and other formats of prompts.")
     words = " ".join(lines)
     return Section(title, words, f"<p>Induction heads by score: {_named(induction[:5])}.</p>")
@@ -295,6 +295,7 @@ def _effects_figure(vector: FunctionVector) -> go.Figure:
 
 def _ablation_figure(ablations: dict[str, MatchedAblation]) -> go.Figure:
     fig = figure("Probability of the right answer", "", "probability")
+    fig.update_xaxes(type="category")
     bars: dict[str, list[Interval]] = {
         "intact": [],
         "without these heads": [],

@@ -13,7 +13,7 @@ def test_the_page_and_its_numbers(language, tmp_path):  # noqa: F811
     page, saved = path.read_text(encoding="utf-8"), json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert "No learning in context beyond what shuffled labels give" in page
     assert "Jaccard index" in page
-    assert len(saved["few_shot"]["plural"]["shuffled"]) == 5
+    assert len(saved["few_shot"]["plural"]["shuffled"]) == 4
     assert len(saved["function_vector_heads"]) == 3
 
 
