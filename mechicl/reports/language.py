@@ -80,9 +80,8 @@ def report_language(
         raise ValueError(f"tasks must be some of {list(WORD_TASKS)}, got {unknown}")
     sizes = Sizes(chosen, 20, 16, 6, (0, 2, 8, 16)) if quick else Sizes(chosen, 50, 32, 20)
     started, options = time.perf_counter(), {"memory": memory, "progress": progress}
-    steps = ["few-shot accuracy", "function vector", "head scores", "ablations"]
     n_heads = min(N_HEADS, language.model.cfg.n_layers * language.model.cfg.n_heads // 4)
-    with progress_bar(total=len(steps), unit="part", progress=progress, desc="report") as bar:
+    with progress_bar(total=4, unit="part", progress=progress, desc="report") as bar:
         scores = icl_score(language, chosen, shots=sizes.shots, n_prompts=sizes.n_prompts, seed=SEED, **options)
         bar.update()
         task = _most_learned(scores)
@@ -273,14 +272,9 @@ def _accuracy_figure(scores: FewShotScores, task: str) -> go.Figure:
         f"{label} labels": [interval(scores.accuracy[t, k, s].double()) for s in range(len(scores.shots))]
         for k, label in enumerate(scores.labels)
     }
-    bounded = {name: [_within(each) for each in values] for name, values in curves.items()}
+    bounded = {name: [each.within(0, 1) for each in values] for name, values in curves.items()}
     fig = interval_lines(task.replace("_", " "), "demonstrations", "accuracy", list(scores.shots), bounded)
     return fig.update_yaxes(range=[-0.02, 1.02])
-
-
-def _within(value: Interval) -> Interval:
-    """Keep an interval of an accuracy between 0 and 1."""
-    return Interval(value.mean, max(value.low, 0.0), min(value.high, 1.0), value.n)
 
 
 def _effects_figure(vector: FunctionVector) -> go.Figure:
@@ -303,7 +297,7 @@ def _ablation_figure(ablations: dict[str, MatchedAblation]) -> go.Figure:
     }
     for result in ablations.values():
         for name, values in zip(bars, (result.intact, result.ablated, result.matched.mean(0)), strict=True):
-            bars[name].append(_within(interval(values.double())))
+            bars[name].append(interval(values.double()).within(0, 1))
     for name, values in bars.items():
         errors = {"type": "data", "symmetric": False, "array": [v.high - v.mean for v in values],
                   "arrayminus": [v.mean - v.low for v in values]}  # fmt: skip

@@ -146,6 +146,7 @@ class Experiment:
         def first_of(index: int) -> int:
             return min((-1 if site.pos is None else site.pos for site in cells[index]), default=-1)
 
+        whole: list[int] = []
         for first, group in groupby(sorted(range(len(cells)), key=first_of), key=first_of):
             members = list(group)
             suffix = None
@@ -153,8 +154,7 @@ class Experiment:
                 memory = self.budget.for_tensors / 2
                 suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size, memory)
             if suffix is None:
-                some = _run_any_cells(adapter, baseline, [cells[i] for i in members], values)
-                yield from ((members[i], predicted) for i, predicted in some)
+                whole += members
                 continue
             later = {name: value[:, first:] for name, value in values.items()}
             for start in range(0, len(members), suffix.copies):
@@ -162,6 +162,8 @@ class Experiment:
                 shifted = [tuple(replace(site, pos=(site.pos or 0) - first) for site in cells[i]) for i in together]
                 predicted = suffix.run(partial(_hooks_of_rows, shifted, later, len(baseline)))
                 yield from zip(together, predicted.split(len(baseline)), strict=False)
+        some = _run_any_cells(adapter, baseline, [cells[i] for i in whole], values)
+        yield from ((whole[i], predicted) for i, predicted in some)
 
 
 def _hooks_of_rows(cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, rows: slice) -> list[Hook]:

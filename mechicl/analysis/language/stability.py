@@ -33,8 +33,7 @@ class Stability(Result):
     @checked
     def mean(self, level: float = 0.95) -> Interval:
         """Return the mean Jaccard index over pairs of draws, with its interval over draws."""
-        found = interval(self.jaccard, level)
-        return Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0), found.n)
+        return interval(self.jaccard, level).within(0, 1)
 
     def frequencies(self) -> pd.DataFrame:
         """Return how often each item was selected, as a share of the draws, most frequent first."""
