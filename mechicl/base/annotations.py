@@ -21,6 +21,8 @@ _PLURALS = {int: "ints", float: "numbers", str: "strings", bool: "True or False"
 def constraint(phrase: str, test: Callable[[Any], bool]) -> Any:
     """Make a beartype validator for `Annotated`, which `allowed` describes by a phrase."""
     validator = Is[test]
+    # beartype takes annotations of equal text for the same one; by default the text is the code of `test`.
+    validator.get_repr = f"constraint({phrase!r}, {len(_PHRASES)})"
     _PHRASES[validator] = phrase
     return validator
 

@@ -201,6 +201,21 @@ def average(shares: Sequence[float]) -> float:
     return sum(shares) / len(shares)
 
 
+@pytest.mark.parametrize("least", range(4))
+@pytest.mark.parametrize("collection", [list, Sequence, tuple])
+def test_collections_of_different_ranges_are_different_annotations(collection, least):
+    element = Annotated[int, at_least(least)]
+
+    def total(values):
+        return sum(values)
+
+    total.__annotations__["values"] = collection[element, ...] if collection is tuple else collection[element]
+    check = checked(total)
+    assert check([least, 5]) == least + 5
+    with pytest.raises(ArgumentError, match=f"at least {least}"):
+        check([least - 1, 5])
+
+
 @checked(undefined=True)
 def largest(values: Sequence[float], others: Float[Tensor, "n"] | None = None) -> float:
     return max(values)
