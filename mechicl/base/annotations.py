@@ -19,10 +19,9 @@ _PLURALS = {int: "ints", float: "numbers", str: "strings", bool: "True or False"
 
 
 def constraint(phrase: str, test: Callable[[Any], bool]) -> Any:
-    """Make a beartype validator for `Annotated`, which `allowed` describes by a phrase."""
+    """Make a beartype validator for `Annotated`, which `allowed` describes by a phrase that no other one has."""
     validator = Is[test]
-    # beartype takes annotations of equal text for the same one; by default the text is the code of `test`.
-    validator.get_repr = f"constraint({phrase!r}, {len(_PHRASES)})"
+    validator.get_repr = phrase  # beartype takes annotations of equal text for the same one
     _PHRASES[validator] = phrase
     return validator
 

@@ -50,19 +50,19 @@ def at_least(least: float) -> Any:
     Example:
         >>> width: Annotated[int, at_least(2)]
     """
-    return constraint(f"of at least {least:g}", lambda value: least <= value < math.inf)
+    return constraint(f"of at least {least}", lambda value: least <= value < math.inf)
 
 
 @functools.cache
 def between(least: float, most: float) -> Any:
     """Constraint for `Annotated`: a number from `least` to `most`, both included."""
-    return constraint(f"from {least:g} to {most:g}", lambda value: least <= value <= most)
+    return constraint(f"from {least} to {most}", lambda value: least <= value <= most)
 
 
 @functools.cache
 def strictly_between(least: float, most: float) -> Any:
     """Constraint for `Annotated`: a number between `least` and `most`, neither of them included."""
-    return constraint(f"strictly between {least:g} and {most:g}", lambda value: least < value < most)
+    return constraint(f"strictly between {least} and {most}", lambda value: least < value < most)
 
 
 _ABOVE_ZERO = constraint("that is positive and finite", lambda value: 0 < value < math.inf)
