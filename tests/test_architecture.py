@@ -1,13 +1,19 @@
-"""Which packages may import which, and what the top-level package shows."""
+"""Which packages may import which, what the top-level package shows, and examples in docstrings."""
 
 import ast
+import doctest
+import importlib
 import inspect
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import mechicl.analysis
+from mechicl import algorithms, analysis, constructions, tasks
+from mechicl.checkpoints import load
+from mechicl.prompts import TokenSequences
 
 ROOT = Path(mechicl.__file__).parent
 LEVELS = (
@@ -143,3 +149,28 @@ def test_examples_run(name: str, names: dict):
     lines = re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)$", text.partition("Example:")[2], flags=re.MULTILINE)
     assert lines, f"{name} has no example"
     exec("\n".join(lines), dict(names))
+
+
+# ---- examples of modules ----
+
+
+NAMES = {
+    "torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load,
+    "TokenSequences": TokenSequences, **{name: getattr(tasks, name) for name in tasks.__all__},
+}  # fmt: skip
+EXAMPLES_MODULES = (
+    "algorithms.boolean", "algorithms.markov", "algorithms.stepwise.copying", "algorithms.stepwise.inverses",
+    "analysis.behaviour.token_identification", "base.threads", "constructions.compression", "constructions.supports",
+    "interop.tracr", "learners.token_learners", "tasks.boolean_functions", "tasks.gaussian_clusters",
+    "tasks.sampling", "tasks.token_sequences",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES_MODULES)
+def test_examples_of_a_module_run(name):
+    module = importlib.import_module(f"mechicl.{name}")
+    names = NAMES | {each: getattr(analysis, each) for each in analysis.__all__}
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    results = doctest.testmod(module, extraglobs=names, optionflags=options)
+    assert results.attempted > 0
+    assert results.failed == 0

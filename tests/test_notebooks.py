@@ -123,33 +123,6 @@ def test_a_page_that_runs_no_scripts_shows_every_picture(path, browser):
     context.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
-def test_jupyterlab_shows_every_picture_of_a_notebook_as_opened(path, jupyter_lab):
-    notebook = nbformat.read(path, as_version=4)
-    page = jupyter_lab.open_notebook(path)
-    areas = page.locator(".jp-OutputArea-output")
-    expected = outputs_of(notebook)
-    areas.nth(len(expected) - 1).wait_for()
-    assert areas.count() == len(expected)
-    for i, output in enumerate(expected):
-        if output not in pictures_in(notebook):
-            continue
-        picture = areas.nth(i).locator("img, .mechicl-explorer").first
-        if notebooks.PLOTLY in output.data:
-            picture = areas.nth(i).locator(".main-svg").first
-        picture.wait_for()
-        picture.scroll_into_view_if_needed()
-        box = picture.bounding_box()
-        assert box is not None
-        area = areas.nth(i).bounding_box()
-        assert area is not None
-        assert min(box["width"], box["height"]) >= 200
-        assert box["width"] <= area["width"] + 1  # all of it is visible
-        assert shades(picture.screenshot()) >= 4
-    page.close()
-
-
 def test_libraries_and_whatever_differs_between_runs_are_not_saved():
     cell, other = new_code_cell("picture"), new_code_cell("viz.init_notebook()")
     name = "0123456789abcdef0123456789abcdef"

@@ -20,7 +20,7 @@ from sklearn.tree import DecisionTreeRegressor
 
 from mechicl import algorithms, analysis, tasks
 from mechicl.interop import from_sklearn
-from mechicl.learners import AlgorithmLearner, Learner, squared_errors
+from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.prompts import Prompts
 
 
@@ -115,13 +115,6 @@ def test_estimators_join_the_ranking():
     result = analysis.identify(model, task, also=also, n_prompts=64, progress=False)
     distances = {match.name: result.distance(match).mean for match in result.matches}
     assert distances["their ridge"] < 1e-9 < distances["tree"]
-
-
-def test_errors_are_those_of_least_squares():
-    prompts = sampled(5, n_context=6)
-    ours = squared_errors(AlgorithmLearner(algorithms.ols), prompts)
-    theirs = squared_errors(from_sklearn(LinearRegression(fit_intercept=False)), prompts)
-    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
 def test_classes():

@@ -4,7 +4,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,11 +22,9 @@ from transformer_lens.tools.analysis import (
     get_act_patch_direct_path_all_sources,
     intervened_logits,
     logit_lens,
-    logit_readout,
     random_basis,
     reinitialized,
 )
-from transformer_lens.utilities import get_act_name
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl import analysis
@@ -129,43 +126,6 @@ def test_attributions_of_nodes_are_slopes(kind):
     assert len(scores) == 5 * (1 + 2 * (2 + 1))
 
 
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_attributions_of_edges_are_slopes(kind):
-    """Move the input of a head, an MLP or the output by a sender's change, at the hooks after its projection."""
-    model, (clean, corrupted) = model_of(kind), pair()
-    clean, corrupted = clean[:1], corrupted[:1]
-    flags = [getattr(model.cfg, name) for name in ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in")]
-    scores = attribution_patch(model, clean, corrupted, metric, EDGES).edge_scores
-    assert flags == [getattr(model.cfg, name) for name in ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in")]
-    caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]
-    for (writer, reader), score in itertools.islice(scores.items(), 0, None, 41):
-        if reader.kind == "mlp_in" and not model.cfg.block_mlp:
-            assert score == 0
-            continue
-        place = slice(reader.position, reader.position + 1)
-        change = (caches[0][writer.hook_name] - caches[1][writer.hook_name])[:, place]
-        if writer.head is not None:
-            change = change[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
-        part = {"mlp_in": "mlp_out", "logits": "resid_post"}.get(reader.kind, reader.kind[0])
-        edit = partial(_read_moved, block=model.blocks[reader.layer], reader=reader, change=change, cache=caches[1])
-        expected = slope(model, corrupted, get_act_name(part, reader.layer), edit)
-        assert score == pytest.approx(expected, abs=1e-7, rel=1e-5), (writer, reader)
-
-
-def _read_moved(value: Tensor, by: float, *, block: Any, reader: Any, change: Tensor, cache: Any) -> Tensor:
-    """Project a stream that has moved at the reader's position."""
-    place = slice(reader.position, reader.position + 1)
-    if reader.kind == "logits":
-        value[:, place] += by * change
-    elif reader.kind == "mlp_in":
-        value[:, place] = block.mlp(block.ln2(cache["resid_mid", reader.layer][:, place] + by * change))
-    else:
-        read = block.ln1(cache["resid_pre", reader.layer][:, place] + by * change)
-        weight, bias = (getattr(block.attn, f"{name}_{reader.kind[0].upper()}")[reader.head] for name in "Wb")
-        value[:, place, reader.head] = read @ weight + bias
-    return value
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_on_a_bridge_of_the_same_weights(kind):
     model, (clean, corrupted) = model_of(kind, "float32"), pair()
@@ -248,20 +208,6 @@ def test_affinities_of_heads_are_angles_of_subspaces(kind):
         model.no_part  # noqa: B018
     assert [layer for layer, _ in model.blocks_with("attn")] == [0, 1]
     assert len(model.blocks_with("mlp")) == 2 * model.cfg.block_mlp
-
-
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_logit_lenses_read_the_stream(kind):
-    model, (clean, _) = model_of(kind), pair()
-    with torch.no_grad():
-        logits, cache = model.run_with_cache(clean)
-        read = logit_lens(model, clean, positions=None)
-        streams = [cache["resid_pre", 0], cache["resid_pre", 1], cache["resid_post", 1]]
-        expected = torch.stack([model.unembed(model.ln_final(stream)) for stream in streams])
-        torch.testing.assert_close(read.values, expected)
-        torch.testing.assert_close(read.values[-1], logits)
-        one = logit_readout(model, streams[0][0, 0])
-        torch.testing.assert_close(one.values, expected[0, 0, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

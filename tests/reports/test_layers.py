@@ -7,11 +7,10 @@ import pytest
 
 from mechicl.checkpoints import CheckpointError, load_checkpoint, random_weights, save
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
-from mechicl.reports import Comparison, Row, report
+from mechicl.reports import Comparison, Row
 from mechicl.reports.layer_matches import LayerMatching
 from mechicl.reports.layers import layers_as_text, match_layers
 from mechicl.tasks import LinearRegression
-from tests.pictures import drawn
 from tests.reports import by_quantity, made
 from tests.scripts import import_script
 
@@ -28,34 +27,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     lstm = HookedLSTM(LSTMConfig(x_dim=3, n_context=7, n_layers=2, d_model=8))
     models = {"transformer": HookedTransformer(CFG, seed=1), "lstm": lstm}
     return {name: str(save(root / name, model, made(TASK, seeds=[0]).record)) for name, model in models.items()}
-
-
-@pytest.mark.slow
-def test_the_report_has_a_table_and_pictures_that_a_browser_shows(folders, tmp_path, browser):
-    path = report(folders["transformer"], None, tmp_path, n_prompts=40, progress=False)
-    data = json.loads((tmp_path / "report.json").read_text())
-    assert data["n_prompts"] == 40
-    assert len(data["errors"]["Newton"]["best"]) == 4
-    assert [len(layer) for layer in data["model_parts"]["mean_ablation_of_heads"]] == [2] * 3
-    page = browser.new_page()
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
-    page.goto(path.as_uri())
-    titles = page.locator("h2").all_inner_texts()
-    assert titles[-6:] == [
-        "What the heads attend to", "What is lost without each head", "Where the labels are", "Which heads move them",
-        "What this report leaves out", "Terms on this page",
-    ]  # fmt: skip
-    assert titles[1] == "Published and measured"
-    pictures = page.locator("section:has(.js-plotly-plot .main-svg)")
-    assert pictures.locator("h2").all_inner_texts() == [titles[0], *titles[2:-2]]
-    assert drawn(page) == len(titles) - 3 == 1 + 7 + 2 + 5 + 4
-    assert pictures.nth(18).locator(".annotation-text").all_text_contents()[:2] == ["head 0", "head 1"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
-    assert "Which iteration does each layer match" in page.inner_text("h1")
-    page.close()
-    assert not problems
 
 
 def test_an_lstm_is_compared_too(folders):

@@ -1,4 +1,4 @@
-"""The numbers of the sections on a model's components are those of hooks set by hand."""
+"""Parts of reports on components, on interventions and on fine-tuning, against hooks set by hand."""
 
 import itertools
 import json
@@ -8,11 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechicl.analysis import ablate, corrupt, patch, score_heads
-from mechicl.checkpoints import load_checkpoint, save
+from mechicl.algorithms.card import step_kind
+from mechicl.analysis import FineTuning, ablate, compare_on_prompts, corrupt, patch, score_heads
+from mechicl.checkpoints import Checkpoint, load_checkpoint, save
+from mechicl.constructions import gd_plus_plus
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, report
+from mechicl.reports.causes import STAND, causal_part, interventions_as_text, shuffled
+from mechicl.reports.finetuning import N_PROMPTS as N_TUNED
+from mechicl.reports.finetuning import finetuning, finetuning_sections, no_finetuning, slow_finetuning
 from mechicl.reports.heads import (
     ABLATED,
     N_MEASURED,
@@ -27,6 +32,7 @@ from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
 from tests.pictures import drawn
 from tests.reports import by_quantity, made
+from tests.scripts import import_script
 
 TASK = LinearRegression(x_dim=2, n_context=3)
 PAIRED = TransformerConfig(x_dim=2, n_context=3, n_layers=2, n_heads=2, initializer_range=0.5)
@@ -208,3 +214,109 @@ def test_copying_models_have_a_report_of_their_parts(tmp_path, browser):
     assert "2 seeds of a transformer with 2 layers, each with 2 softmax heads" in page.inner_text("body")
     page.close()
     assert not problems
+
+
+# ---- the part of a report that tests hypotheses by interventions ----
+
+
+CAUSES_TASK = LinearRegression(x_dim=3, n_context=10)
+
+
+@pytest.mark.slow
+def test_a_construction_passes_and_its_controls_do_not():
+    sizes = {"x_dim": 3, "n_context": 10}
+    model = gd_plus_plus(**sizes, steps=2, step_size=(0.2, 0.5), gamma=(0.08, 0.2))  # type: ignore[arg-type]
+    checkpoint = Checkpoint("made", [model], {"seeds": [0]}, None)
+    rows, sections, data = causal_part(checkpoint, CAUSES_TASK, n_prompts=32, seed=0, progress=False)
+    named = by_quantity(rows)
+    assert rows[0].quantity == "effects explained: GD++"
+    assert rows[0].ends[1] > 0.99  # its parameters are fitted
+    assert named[STAND].note.startswith("GD++, 2 steps")
+    for control in ("untrained", "weights shuffled"):
+        assert named[f"{control}: largest R² of a hypothesis's weakest counterfactual"].ends[1] < 0.1
+    assert named["moved by: context frozen from 1 layer on"].ends[1] == pytest.approx(0.0, abs=1e-9)
+    words = interventions_as_text(rows)
+    assert "No intervention contradicts GD++, 2 steps, parameters for each" in words
+    assert f"explains {rows[0].measured}" in words
+    assert sections[0].title == "Does it run the algorithm?"
+    assert data["tests"][0]["hypotheses"][0]["hypothesis"] == "GD++, 2 steps, parameters for each"
+    assert interventions_as_text([]) == ""
+
+
+def test_every_candidate_has_a_family():
+    names = {
+        "copying, then gradient descent, 14 steps, by the query alone": "gradient descent by the query alone",
+        "gradient descent, 2 steps, a step size each, by the query alone": "gradient descent by the query alone",
+        "gradient descent, 7 steps, each point from its past": "gradient descent, residuals in the context",
+        "gradient descent with momentum 0.2, 5 steps, residuals in the context": "gradient descent with momentum",
+        "preconditioned gradient descent, 5 steps, a matrix each": "preconditioned gradient descent",
+        "Newton, 9 iterations, running prediction": "Newton",
+        "ridge by 5 eigendirections": "ridge by eigendirections",
+        "ridge path, 12 penalties": "ridge path",
+        "ridge regression in one step": "ridge regression in one step",
+    }
+    assert {name: step_kind(name) for name in names} == names
+
+
+def test_shuffling_keeps_every_entry_of_every_weight():
+    model = gd_plus_plus(x_dim=3, n_context=10, steps=2, step_size=0.2, gamma=0.05)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    other = dict(shuffled(model, seed=0).named_parameters())
+    for name, weight in other.items():
+        assert weight.flatten().sort().values.equal(before[name].flatten().sort().values)
+    assert not all(weight.equal(before[name]) for name, weight in other.items())
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+# ---- the part of reports on fine-tuning: its rows, and the models that have none ----
+
+
+FINETUNING_TASK = LinearRegression(x_dim=2, n_context=3)
+
+
+def checkpoint(**fields: Any) -> Checkpoint:
+    return made(FINETUNING_TASK, HookedTransformer(TransformerConfig(x_dim=2, n_context=3, **fields), seed=0).eval())
+
+
+def test_rows_are_means_of_the_comparison():
+    model: Any = checkpoint(initializer_range=0.3).models[0]
+    comparison = compare_on_prompts(model, FINETUNING_TASK.sample(5, seed=0), FineTuning(0.05, 2))
+    rows, figures, data = finetuning_sections({"fine-tuned": comparison}, {"fine-tuned": FineTuning(0.05, 2)})
+    named = by_quantity(rows)
+    assert named["squared error without the context"].measured == interval(comparison.zero_shot_loss)
+    tuned = named["squared error without the context, fine-tuned on it"]
+    assert tuned.measured == interval(comparison.finetuned_loss)
+    assert tuned.note.endswith("learning rate 0.05, epochs 2")
+    assert len(figures) == 2
+    assert data["fine-tuned"]["epochs"] == 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt_format": "interleaved", "d_model": 8, "attention": "softmax"}])
+def test_a_transformer_gets_its_sections(fields):
+    model = checkpoint(initializer_range=0.3, **fields)
+    assert no_finetuning(model) == slow_finetuning(model) == ""
+    rows, sections, data = finetuning(model, progress=False)
+    assert data["finetuning"]["n_prompts"] == N_TUNED
+    assert {row.measured.n for row in rows if isinstance(row.measured, Interval) and row.over == "prompts"} >= {24}
+    assert sections
+
+
+def test_fixed_attention_has_no_fine_tuning_and_large_models_only_on_request():
+    assert no_finetuning(checkpoint(attention_weights="gradient_descent")) == "its attention is fixed, not learned"
+    assert slow_finetuning(checkpoint(n_layers=8)).endswith("--sections fine-tuning measures them")
+
+
+def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
+    model = checkpoint(initializer_range=0.3)
+    save(tmp_path / "small", model.models, model.record)
+    script: Any = import_script("finetuning_on_contexts")
+    args = script.Args(
+        checkpoint=str(tmp_path / "small"), n_prompts=3, n_held_out=1, learning_rates=(0.01,), epochs=(1,), quiet=True
+    )
+    comparison = script.compare(args)
+    rows = {row.quantity: row.measured for row in comparison.rows}
+    assert set(comparison.data) == {"fine-tuned", "linearised", "layer by layer", "seed"}
+    prompts = FINETUNING_TASK.sample(4, seed=0)[1:]
+    errors = (model.models[0].predict(prompts) - prompts.query.ys).square().sum(-1)
+    assert rows["squared error reading the context"].mean == pytest.approx(errors.mean().item(), rel=1e-5)
+    assert rows["error of reading attention as a weight update, layer 0"].mean < 1e-4

@@ -100,38 +100,6 @@ def test_numbers_of_the_shipped_layer_are_those_of_an_independent_computation():
     assert len(data["alignment_over_training"]["sensitivity_cosine"][0]) == len(data["seeds"]) == 5
 
 
-@pytest.mark.slow
-def test_the_page_works_offline_and_shows_every_section(tmp_path: Path, browser: Browser):
-    path = report("lsa-1l", None, tmp_path, n_prompts=500, progress=False)
-    context = browser.new_context(offline=True, viewport={"width": 1200, "height": 900})
-    page = context.new_page()
-    requests, errors = [], []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.goto(path.as_uri())
-    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
-    assert errors == []
-    titles = page.locator("h2").all_inner_texts()
-    assert titles[:10] == [
-        "It behaves like one step of gradient descent", "Published and measured", "Learning", "Alignment over training",
-        "Weights", "Interpolation", "Out of distribution", "Roll-out", "Attention of one prompt",
-        "Which algorithm is it?",
-    ]  # fmt: skip
-    assert {"What is lost without each head", "Attention after fine-tuning"} <= set(titles)
-    assert titles[-3:] == ["Errata of the paper that touch this page", "How it was made", "Terms on this page"]
-    n_pictures = 1 + 7 + 2 + 3 + 2  # of the verdict, measurements, algorithms, parts and fine-tuning
-    assert drawn(page) == page.locator("section .js-plotly-plot").count() == n_pictures
-    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
-    lead = page.locator("p").first.inner_text()
-    assert "inputs uniform on [-1/2, 1/2], standard normal weights, no noise" in lead
-    attention = page.locator("section", has=page.locator("h2", has_text="Attention of one prompt"))
-    assert attention.locator(".heatmaplayer image").count() == 1
-    words = set(attention.locator("svg text").all_text_contents())
-    assert {"(x1, y1)", "(query, ?)", "query position", "key position"} <= words
-    context.close()
-
-
 def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tmp_path: Path, browser: Browser):
     task = LinearRegression(x_dim=3, n_context=4, y_dim=2)
     best = one_step_optimum(task)

@@ -1,4 +1,4 @@
-"""The report on models of texts, and the script on the same, on small untrained ones."""
+"""The reports on models of texts and on language models, and the script on the same, on small untrained ones."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from mechicl.reports import report, texts
+from mechicl.reports.language import report_language
+from tests.analysis.language.conftest import hf_model, language  # noqa: F401  fixtures
 from tests.scripts import import_script
 from tests.text.models import saved
 
@@ -100,3 +102,20 @@ def test_the_script_compares_published_with_measured(script, folder, tmp_path):
 def test_bad_arguments_are_named(script, folder, tmp_path, fields, message):
     with pytest.raises(ValueError, match=message):
         script.compare(args(script, folder, tmp_path, **fields))
+
+
+# ---- the report on a language model, on one with random weights ----
+
+
+def test_the_page_and_its_numbers(language, tmp_path):  # noqa: F811
+    path = report_language(language, tmp_path, tasks=["antonyms", "plural"], quick=True, progress=False)
+    page, saved = path.read_text(encoding="utf-8"), json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert "No learning in context beyond what shuffled labels give" in page
+    assert "Jaccard index" in page
+    assert len(saved["few_shot"]["plural"]["shuffled"]) == 4
+    assert len(saved["function_vector_heads"]) == 3
+
+
+def test_unknown_tasks(language, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match="antonym"):
+        report_language(language, tmp_path, tasks=["antonym"])

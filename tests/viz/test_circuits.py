@@ -85,15 +85,6 @@ def test_lines_and_numbers_do_not_overlap():
         assert not any(abs(x - a) < 0.1 and abs(y - b) < 0.1 for a, b in list(numbers.values())[:i])
 
 
-def test_only_the_strongest_of_many_edges_are_drawn():
-    heads = tuple(Node(layer, head) for layer in range(4) for head in range(8))
-    edges = tuple(Edge(a, b, by) for a in heads for b in heads if a.layer < b.layer for by in "qkv")[:100]
-    figure: Any = circuit_graph(circuit(heads, edges), most=20)
-    assert set(traces(figure, edges=True)) == set(map(str, edges[:20]))
-    assert "the 20 strongest of 100 edges" in figure.layout.title.text
-    assert set(traces(figure, edges=False)) == {"embedding", "output", *map(str, heads)}
-
-
 def test_empty_circuits_effects_of_zero_and_unmeasured_effects_are_drawn():
     assert set(traces(circuit_graph(circuit(nodes=(), edges=())), edges=False)) == {"embedding", "output"}
     assert not traces(circuit_graph(circuit(edges=())), edges=True)

@@ -1,0 +1,319 @@
+"""Scripts of `analyses/` against independent computations."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from mechicl.algorithms import tuned_step_size
+from mechicl.algorithms.stepwise import AfterCopying, ResidualDescent
+from mechicl.analysis.behaviour import tuned_descent
+from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint
+from mechicl.constructions import gradient_descent, known_models
+from mechicl.learners import squared_errors
+from mechicl.models import TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
+from mechicl.training import TrainingConfig
+from mechicl.training.state import RunState
+from support.results import Results
+from tests.scripts import ANALYSES, import_script
+
+# ---- out of distribution ----
+
+
+def clipped_descent(prompts: Prompts, step_sizes: list[float], gammas: list[float], clip: float) -> torch.Tensor:
+    """GD++ on tokens, every token cut after every step, in a plain loop."""
+    predicted = []
+    for xs, ys in zip(prompts.xs.double(), prompts.ys.double(), strict=True):
+        tokens = torch.cat([xs, ys], dim=1)
+        tokens[-1, -1] = 0
+        for a, gamma in zip(step_sizes, gammas, strict=True):
+            context = tokens[:-1]
+            scores = tokens[:, :-1] @ context[:, :-1].T
+            inputs = tokens[:, :-1] - gamma * scores @ context[:, :-1]
+            targets = tokens[:, -1:] - a * scores @ context[:, -1:]
+            tokens = torch.cat([inputs, targets], dim=1).clamp(-clip, clip)
+        predicted.append(-tokens[-1, -1])
+    return torch.stack(predicted)[:, None]
+
+
+@pytest.mark.parametrize("scale", [1.0, 6.0])
+def test_descent_as_layers_is_clipped_where_the_model_is(scale):
+    checkpoint = load_checkpoint("lsa-3l-looped")
+    cfg = checkpoint.models[0].cfg
+    learner = tuned_descent(LinearRegression().sample(500, seed=0), cfg.n_layers, gamma=True)
+    prompts = LinearRegression(input_scale=scale).sample(5, seed=1, dtype=torch.float64)
+    a, gamma = learner.hyperparameters["step_size"], learner.hyperparameters["gamma"]
+    expected = clipped_descent(prompts, [a] * 3, [gamma] * 3, 10.0)
+    assert (expected.abs() == 10).any() == (scale > 1)
+    torch.testing.assert_close(import_script("oswald_shifts").as_layers(learner, cfg).predict(prompts), expected)
+
+
+def test_two_curves_are_as_far_apart_as_the_largest_gap_over_the_height_of_the_second():
+    curve, reference = torch.tensor([1.0, 10.0, 30.0]), torch.tensor([1.0, 10.0, 100.0])
+    distance = import_script("oswald_shifts").distance
+    assert distance(reference, reference) == 0
+    assert distance(curve, reference) == pytest.approx((2 - torch.tensor(30.0).log10().item()) / 2)
+    assert distance(curve, reference, torch.tensor([True, True, False])) == 0
+
+
+# ---- copying ----
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"), [([1, 2, 4, 5], 30), ([4, 2, 4, 5], 30), ([4, 4, 4, 4], 10), ([4, 4, 4, 1], None)]
+)
+def test_a_token_is_read_from_the_snapshot_after_the_last_low_one(ratios, expected):
+    last_rise = import_script("oswald_copying_order")._last_rise
+    assert last_rise((10, 20, 30, 40), torch.tensor([float(ratio) for ratio in ratios])) == expected
+
+
+@pytest.mark.parametrize(
+    ("reads", "unfallen", "first"),
+    [(30, 40, True), (40, 40, True), (50, 40, False), (None, 40, False), (30, None, False)],
+)
+def test_reading_comes_first_if_the_loss_has_not_fallen_by_then(reads, unfallen, first):
+    order = import_script("oswald_copying_order").Order(reads, None, unfallen)
+    assert order.first(reads) == first
+
+
+def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
+    order = import_script("oswald_copying_order")
+    checkpoint = load_checkpoint("copy-2l-dense").select([1])
+    assert checkpoint.snapshots is not None
+    few = slice(0, 8)  # the fall of this seed, and some steps before
+    weights = {name: tensor[few] for name, tensor in checkpoint.snapshots.weights.items()}
+    snapshots = Snapshots(checkpoint.snapshots.steps[few], weights)
+    short = Checkpoint(checkpoint.name, checkpoint.models, checkpoint.record, snapshots)
+    rows, _, _ = order._order(short, checkpoint.task.sample(2, seed=0))
+    assert [str(row.measured) for row in rows[:3]] == ["1 of 1 seeds", "1 of 1 seeds", "0 of 1 seeds"]
+
+
+# ---- the lecture text ----
+
+
+def test_the_lectures_first_worked_example_has_its_numbers():
+    lecture = import_script("lecture_meta_optimizers")
+    rows = {row.quantity: row for row in lecture._worked_examples()}
+    for name, row in rows.items():
+        assert row.measured == pytest.approx(row.published, abs=1e-9), name
+
+
+def test_one_root_is_no_learning_rate_and_two_roots_are():
+    lecture = import_script("lecture_meta_optimizers")
+    rows = lecture._one_step(lecture.Args(n_prompts=8))
+    rates = [row.measured for row in rows if row.quantity.startswith("learning rate")]
+    assert rates == pytest.approx([lecture.RATE**-0.5, lecture.RATE**-0.5, 1.0])
+
+
+def test_contexts_with_the_same_row_of_products_have_different_rows_of_the_inverse():
+    lecture = import_script("lecture_meta_optimizers")
+    *_, same, apart = lecture._bayes(lecture.Args(n_prompts=16))
+    assert same.measured == 0
+    assert apart.measured > 0.1
+
+
+def test_the_power_series_is_gradient_descent_on_the_ridge_loss():
+    lecture = import_script("lecture_meta_optimizers")
+    rows = {row.quantity: row.measured for row in lecture._power_series(lecture.Args(n_prompts=60))}
+    (error,) = [value for name, value in rows.items() if "ten steps of gradient descent" in name]
+    assert error == 0
+
+
+# ---- sizes ----
+
+
+def test_the_largest_size_is_as_good_as_gradient_descent():
+    layer = import_script("oswald_one_layer")
+    rows = layer._size_rows("lsa-1l-d5")
+    task = LinearRegression(x_dim=5, n_context=5)
+    step = tuned_step_size(task.sample(20_000, seed=3))
+    prompts = task.sample(4096, seed=1_000_003, dtype=torch.float64)
+    predicted = step * torch.einsum("px,pnx,pny->py", prompts.query.xs, prompts.context.xs, prompts.context.ys)
+    expected = (predicted - prompts.query.ys).square().mean() / 2
+    assert rows[0].ends[1] == pytest.approx(expected.item(), rel=1e-3)
+
+
+# ---- scripts on models with known algorithms: right answers, and controls ----
+
+
+TASK = LinearRegression(x_dim=3, n_context=6)
+answers, families = import_script("known_answers"), import_script("known_families")
+
+
+def test_every_known_model_has_a_right_family():
+    assert [each.name for each in known_models() if families.right_family(each.name) is None] == []
+    assert families.right_family("gradient descent with momentum, 4 steps") == "gradient descent with momentum"
+    assert families.right_family("something else") is None
+
+
+@pytest.mark.parametrize("i", range(11))
+def test_variations_are_reproducible(i):
+    varied, again = families.varied_model(i), families.varied_model(i)
+    assert varied.name.startswith(families.KINDS[i])
+    prompts = varied.task.sample(4, seed=0, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.equal(varied.model.predict(prompts), again.model.predict(prompts))
+
+
+def test_a_case_is_right_by_its_family_whatever_the_steps():
+    assert families.Case("m", "Newton", "Newton, 6 iterations", 0.9, 0.1, 0.0, 64).is_right
+    assert not families.Case("m", "Newton", "gradient descent, 6 steps", 0.9, 0.1, 0.0, 64).is_right
+
+
+def test_controls_have_the_shape_and_not_the_weights():
+    model = gradient_descent(x_dim=3, n_context=6, step_size=0.2, steps=2)
+    prompts = TASK.sample(8, seed=0, dtype=torch.float64)
+    for made in (answers.untrained(model, 0), answers.shuffled(model, 0)):
+        assert made.cfg == model.cfg
+        with torch.no_grad():
+            assert not torch.allclose(made.predict(prompts), model.predict(prompts))
+    before, after = (each.blocks[0].attn.W_Q.flatten().sort().values for each in (model, answers.shuffled(model, 0)))
+    torch.testing.assert_close(before.double(), after)
+
+
+def test_slopes_of_a_trajectory_are_the_weights_of_descent():
+    """After one step of gradient descent from 0 the query is multiplied by `a Xᵀ Y`."""
+    prompts = TASK.sample(5, seed=0, dtype=torch.float64)
+    steps = answers._trajectory(ResidualDescent(2, step_size=0.1), prompts)
+    expected = 0.1 * torch.einsum("pni,pny->piy", prompts.context.xs, prompts.context.ys)
+    torch.testing.assert_close(steps.weights[1, :, 0], expected)
+    torch.testing.assert_close(steps.predictions[2, :, 0], ResidualDescent(2, step_size=0.1).predict(prompts))
+
+
+def test_an_algorithm_is_adapted_to_prompts_of_the_other_kind():
+    inner = ResidualDescent(1, step_size=0.1)
+    assert answers._for_prompts_of(AfterCopying(inner), inner) is inner
+    assert isinstance(answers._for_prompts_of(inner, AfterCopying(inner)), AfterCopying)
+    induction = next(each for each in known_models() if "induction" in each.name).hypothesis.algorithm
+    assert answers._for_prompts_of(induction, inner) is None
+
+
+def test_matched_layers_and_readouts_of_a_hidden_model():
+    known = known_models(hidden=True)[1]
+    args = answers.Args(n_prompts=16, n_fitting=64)
+    assert answers._matched_steps(known, args) == {
+        "layers": [1, 2], "expected": [1, 2], "matched": [1, 2], "right": [True, True],
+    }  # fmt: skip
+    read = answers._read_variables(known, args)
+    assert min(read["planted"].values()) > 0.999
+    assert max(read["control"].values()) < 0.1
+    assert math.isfinite(sum(read["untrained"].values()))
+
+
+# ---- trained descent, against a plain loop of the same training and against a search ----
+
+
+trained_descent = import_script("oswald_descent").trained_descent
+TRAINED_DESCENT_TASK = LinearRegression(x_dim=3, n_context=5)
+TRAINING = TrainingConfig(
+    task=TRAINED_DESCENT_TASK, model=TransformerConfig(x_dim=3, n_context=5, n_layers=1), steps=12, batch_size=40,
+    learning_rate=0.05, schedule="cosine", warmup_steps=3, gradient_clip=0.1,
+)  # fmt: skip
+
+
+def test_it_is_adam_on_the_step_size():
+    """One step of descent: Adam with warm-up, cosine and clip in a plain loop; one batch is the whole pool."""
+    pool = TRAINED_DESCENT_TASK.sample(40, seed=0, dtype=torch.float64)
+    context, query = pool.context, pool.query
+    slopes = (query.xs[:, None] @ context.xs.mT @ context.ys)[:, 0, 0].tolist()  # a step size of 1 predicts these
+    targets = query.ys[:, 0].tolist()
+    a, first, second = 0.0, 0.0, 0.0
+    for step in range(12):
+        gradient = sum(2 * (a * p - y) * p for p, y in zip(slopes, targets, strict=True)) / 40
+        gradient *= min(1.0, 0.1 / (abs(gradient) + 1e-6))
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        rate = 0.05 * ((step + 1) / 3 if step < 3 else 0.5 * (1 + math.cos(math.pi * (step - 3) / 9)))
+        mean, root = first / (1 - 0.9 ** (step + 1)), math.sqrt(second / (1 - 0.999 ** (step + 1)))
+        a -= rate * mean / (root + 1e-8)
+    learner = trained_descent(pool, 1, TRAINING)
+    assert learner.hyperparameters == {"step_size": pytest.approx(a, rel=1e-6)}
+    assert learner.name == "gradient descent, 1 step, trained"
+
+
+def test_long_training_reaches_the_result_of_a_search():
+    pool = TRAINED_DESCENT_TASK.sample(400, seed=1, dtype=torch.float64)
+    training = TRAINING.replace(steps=600, batch_size=400, gradient_clip=None, learning_rate=0.1)
+    best = squared_errors(tuned_descent(pool, 2, gamma=True), pool).mean()
+    trained = trained_descent(pool, 2, training, gamma=True)
+    assert set(trained.hyperparameters) == {"step_size", "gamma"}
+    assert best * 0.999 <= squared_errors(trained, pool).mean() <= best * 1.1
+
+
+def test_parameters_for_each_step_are_named_and_the_last_gamma_is_0():
+    pool = TRAINED_DESCENT_TASK.sample(80, seed=2, dtype=torch.float64)
+    learner = trained_descent(pool, 3, TRAINING, gamma=True, per_step=True)
+    assert list(learner.hyperparameters) == [*(f"step_size_{i}" for i in (1, 2, 3)), "gamma_1", "gamma_2"]
+    first, again = (trained_descent(pool, 3, TRAINING, gamma=True, per_step=True, seed=1) for _ in range(2))
+    assert first.hyperparameters == again.hyperparameters != learner.hyperparameters
+
+
+@pytest.mark.parametrize(("n", "steps", "gamma"), [(39, 2, False), (40, 0, False), (40, 1, True)])
+def test_invalid_settings_are_refused(n, steps, gamma):
+    with pytest.raises(ValueError, match=r"batch|step"):
+        trained_descent(TRAINED_DESCENT_TASK.sample(n, seed=0), steps, TRAINING, gamma=gamma)
+
+
+# ---- `make gpu` without a gpu: its message, and a dry run ----
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    return import_script("on_a_gpu")
+
+
+def test_without_a_gpu_it_says_so(script, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert script.run(["--minutes", "1"]) == 1
+    assert "no GPU: torch" in capsys.readouterr().err
+
+
+def test_a_dry_run_times_steps_and_trains(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "SPEEDS", {"fp32": {}, "tf32": {"tf32": True}, "fused": {"fused_attention": True}})
+    words = ["--dry", "--minutes", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert script.run([*words, "--presets", "gpt2-12l"]) == 0
+    speeds = json.loads((tmp_path / "gpu_speed.json").read_text())["steps_per_second"]
+    assert speeds["fp32"] > 0
+    assert speeds["fused"] > 0
+    assert speeds["tf32"] == "left out in a dry run"
+    assert "held-out loss" in capsys.readouterr().out
+    assert load_checkpoint(tmp_path / "runs" / "gpt2-12l-gpu" / "checkpoint").record["steps_done"] == 4
+
+
+def test_a_training_stops_in_time_and_resumes(script, tmp_path, capsys):
+    config, folder = script.config_of("gpt2-12l-1h", True), tmp_path / "gpt2-12l-1h-gpu"
+    script.go_on(config, {"fused_attention": True}, folder, deadline=0.0)
+    assert "saved at step 2 of 4" in capsys.readouterr().out
+    script.go_on(config, {}, folder, deadline=float("inf"))  # with its first settings, whatever is fastest now
+    assert RunState.load(folder, config.replace(fused_attention=True)).step == 4
+
+
+def test_a_setting_that_does_not_run_gives_the_reason(script, tmp_path):
+    config = script.config_of("gpt2-12l", True).replace(tf32=True)
+    assert script.steps_per_second(config, 4, tmp_path / "speed").startswith("does not run: tf32=True needs")
+
+
+# ---- scripts of sweeps reproduce their results files from the saved tables ----
+
+
+NAMES = sorted(path.stem for path in ANALYSES.glob("sweep_*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_those_of_the_kept_tables(name):
+    script = import_script(name)
+    comparison = script.compare(script.Args())
+    saved = Results.read(ANALYSES / "results" / f"{name}.json")
+    assert [(row.quantity, str(row), row.note) for row in comparison.rows] == [
+        (row.quantity, str(row), row.note) for row in saved.rows
+    ]
+    assert comparison.title == saved.title
+
+
+@pytest.mark.parametrize("path", sorted((ANALYSES / "results").glob("sweep_*.csv")), ids=lambda path: path.stem)
+def test_kept_tables_are_small(path):
+    assert path.stat().st_size <= 30_000
