@@ -99,8 +99,17 @@ else
 	PYTHONPATH=. $(GPU_BIN)/python analyses/on_a_gpu.py --minutes $(MINUTES)
 endif
 
+TO := $(or $(WHEELS),wheels)
+FOR ?= 3.12
+PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
+
 wheels: $(READY) ## Download the wheels for `make gpu WHEELS=wheels` without a network (FOR=3.12: the Python version there)
-	$(BIN)/python analyses/gpu_wheels.py $(or $(WHEELS),wheels) --python $(or $(FOR),3.12)
+	@mkdir -p $(TO)
+	printf 'pytest\nhypothesis\nbeartype\n' | $(BIN)/uv pip compile --quiet pyproject.toml - --python-version $(FOR) --python-platform x86_64-manylinux_2_28 \
+		--constraint constraints.txt --no-annotate --no-header | grep -vE '^(torch=|triton|nvidia-|cuda-)' > $(TO)/needs.txt
+	while read -r each; do $(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(FOR) --implementation cp \
+		$(PLATFORMS:%=--platform %) --dest $(TO) "$$each" || $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(TO) "$$each"; \
+		done < $(TO)/needs.txt
 
 docs: $(READY)-docs ## Build the documentation, site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

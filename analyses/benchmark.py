@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.settings import Settings
+from benchmarks.rows import Settings
 from benchmarks.suite import PARTS, MachineIsLoadedError, run, write_page
 
 PAGE = Path(__file__).parent.parent / "docs" / "project" / "benchmarks.md"
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="of the compiled programs, only each n-th")
     parser.add_argument("--full", action="store_true", help="at full length: an hour and a half more")
     parser.add_argument("--loaded", action="store_true", help="measure while the machine is busy")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of results.json and pictures")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of results.json")
     parser.add_argument("--write-page", action="store_true", help=f"write the results into {PAGE.name}, measuring none")
     args = parser.parse_args()
     if unknown := [part for part in args.parts if part not in PARTS]:
@@ -36,7 +36,7 @@ def main() -> None:
     if args.write_page:
         write_page(PAGE, results)
         return
-    settings = Settings(rounds=args.rounds, every=args.every, full=args.full, out=args.out)
+    settings = Settings(rounds=args.rounds, every=args.every, full=args.full)
     try:
         left_out = run(args.parts or PARTS, settings, results, loaded=args.loaded)
     except MachineIsLoadedError as error:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from benchmarks.rows import Row, row
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, row
 from mechicl.analysis.weights import linear_attention_optimum
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports.one_layer import OneLayer

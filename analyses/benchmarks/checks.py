@@ -7,8 +7,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.rows import Row, alternate, ratios, row, seconds
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, alternate, ratios, row, seconds
 from mechicl import constructions
 from mechicl.analysis import corrupt, patch
 from mechicl.prompts import Prompts

@@ -9,8 +9,7 @@ from rasp_programs import NAMES, compile_by_tracr, compile_program
 from torch import Tensor
 
 from benchmarks.interventions import bridge, peak_bytes
-from benchmarks.rows import Row, row
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, row
 from mechicl import constructions
 from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, score_edges
 from mechicl.analysis.circuits.problem import make_problem

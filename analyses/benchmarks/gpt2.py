@@ -4,8 +4,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.apart import Apart, NoPeerError, peers
-from benchmarks.rows import Row, alternate, ratios, row
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, alternate, ratios, row
 
 FUSED = {"activation": "gelu_pytorch_tanh"}
 FORMS: dict[str, dict[str, Any]] = {

@@ -15,8 +15,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.patching import generic_activation_patch, layer_pos_head_vector_patch_setter
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.rows import Row, row
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, row
 from mechicl import constructions
 from mechicl.analysis import (
     InterventionSweep,

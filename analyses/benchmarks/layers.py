@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2Model
 
-from benchmarks.rows import Row, row
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, row
 from mechicl import algorithms
 from mechicl.analysis import Lens, Readouts, fit_readouts
 from mechicl.analysis.behaviour import regressed_weights

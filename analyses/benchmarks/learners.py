@@ -17,8 +17,7 @@ from sklearn.linear_model import Lasso, LinearRegression, Ridge
 from torch import Tensor
 
 from benchmarks.apart import Apart, peers
-from benchmarks.rows import Row, alternate, ratios, row, seconds
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, alternate, ratios, row, seconds
 from mechicl import algorithms, tasks
 from mechicl.prompts import Prompts
 

@@ -4,8 +4,7 @@ import json
 import subprocess
 import sys
 
-from benchmarks.rows import Row, row
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, row
 from mechicl.base.memory import MEMORY
 
 SCRIPT = """

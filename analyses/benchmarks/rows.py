@@ -1,4 +1,4 @@
-"""Rows of the benchmark: a ratio with its spread over rounds that alternate, and its bar."""
+"""Settings of the benchmark, and its rows: a ratio with its spread over rounds that alternate, and its bar."""
 
 import re
 import statistics
@@ -10,6 +10,21 @@ from typing import TypeVar
 from mechicl.statistics import Interval
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of all parts.
+
+    Attributes:
+        rounds: number of measurements of each ratio; fewer where one takes minutes.
+        every: only every n-th of the compiled programs.
+        full: measure 500 cells of a sweep, cells of a minute, all steps of trained readouts, and more programs.
+    """
+
+    rounds: int = 5
+    every: int = 1
+    full: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import tempfile
 from importlib.util import find_spec
 from statistics import median
 
-from benchmarks.rows import Row, alternate, ratios, row, seconds
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, alternate, ratios, row, seconds
 
 
 def import_rows(rounds: int) -> list[Row]:

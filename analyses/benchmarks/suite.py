@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Load, Watch, adopt_orphans, idle_load, machine
-from benchmarks.rows import Row, table
-from benchmarks.settings import Settings
+from benchmarks.load import Load, machine, measure_load
+from benchmarks.rows import Row, Settings, table
 
 PARTS = (
     "accuracy", "training", "gpt2", "throughput", "memory", "threads", "learners", "starting", "checks",
@@ -26,7 +25,7 @@ class MachineIsLoadedError(RuntimeError):
 def measure_part(
     measure: Callable[[Settings], list[Row]], settings: Settings, *, loaded: bool = False, attempts: int = 2
 ) -> dict[str, Any]:
-    """Measure one part and the load by other processes; try again if that is too high.
+    """Measure one part, and the load by other processes right before and after; try again if that is too high.
 
     Args:
         loaded: accept any load.
@@ -35,9 +34,8 @@ def measure_part(
         MachineIsLoadedError: the machine was busy in each attempt.
     """
     for _ in range(attempts):
-        watch = Watch()
-        rows = measure(settings)
-        load = watch.load()
+        before, rows = measure_load(), measure(settings)
+        load = max(before, measure_load(), key=lambda load: load.others)
         if load.is_quiet or loaded:
             return {"load": load.to_dict(), "quiet": load.is_quiet, "rows": [asdict(row) for row in rows]}
     raise MachineIsLoadedError(f"not quoted: while it was measured {load}")
@@ -52,8 +50,7 @@ def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool
     Raises:
         MachineIsLoadedError: the machine is busy from the start, unless `loaded`.
     """
-    adopt_orphans()
-    before = idle_load()
+    before = measure_load()
     if not (before.is_quiet or loaded):
         raise MachineIsLoadedError(f"{before}: end them and run this again, or measure all the same with --loaded")
     everything: dict[str, Any] = json.loads(results.read_text()) if results.is_file() else {"parts": {}}

@@ -24,9 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.apart import ROOT
-from benchmarks.load import counting_what_ends
-from benchmarks.rows import Row, row, seconds
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, row, seconds
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import TransformerConfig
 from mechicl.sweeps import Sweep
@@ -42,7 +40,6 @@ BARS = {PROCESSES: "<= 1.05", RAY: "<= 1.1"}
 MANY, MINUTE = 500, 60
 """Cells of the sweep that the bars are for, and seconds of a cell."""
 KILLED = ("processes", "launch", "disk")
-"""Ways without Ray, whose killed processes would count as load by others."""
 TINY = TrainingConfig(
     task=LinearRegression(x_dim=2, n_context=2), model=TransformerConfig(x_dim=2, n_context=2), steps=1, batch_size=2,
     eval_prompts=2, n_snapshots=0, cpu=True,
@@ -143,9 +140,7 @@ def ray_session() -> Iterator[float]:
     try:
         yield started
     finally:
-        with counting_what_ends():
-            session.shutdown()
-            time.sleep(1)  # its processes end a little later
+        session.shutdown()
 
 
 def overhead_rows(name: str, n_cells: int, work: str, measure: Callable[[Any], float], started: float) -> list[Row]:

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterator
 from statistics import median
 
-from benchmarks.rows import Row, alternate, ratios, row
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, alternate, ratios, row
 
 SCRIPT = """
 import json, tempfile, time

@@ -1,4 +1,4 @@
-"""How training scales with the batch and d, and predicting with prompts, points and layers: rows and pictures."""
+"""How training scales with the batch and d, and predicting with prompts, points and layers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,9 +8,7 @@ import pandas as pd
 import torch
 
 from benchmarks.our_training import linear_config, steps_per_second
-from benchmarks.rows import Row, alternate, row, seconds
-from benchmarks.settings import Settings
-from mechicl import viz
+from benchmarks.rows import Row, Settings, alternate, row, seconds
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -84,22 +82,8 @@ def slopes(part: pd.DataFrame) -> torch.Tensor:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures; writes `training` and `cost` as .html and .png."""
+    """Everything that this part measures."""
     training, cost = training_frame(min(settings.rounds, 3)), cost_frame(max(settings.rounds, 3))
-    pictures = {
-        "training": viz.lines(
-            training, x="batch size", value="prompts a second", by="d", middle="median", log_x=True, log_y=True,
-            title="Training of one layer of linear attention",
-        ),
-        "cost": viz.lines(
-            cost, x="times as many", value="milliseconds", by="cost by", middle="median", log_x=False, log_y=False,
-            title="Predicting with more prompts than 1,000, more points than 40, more layers than one",
-        ),
-    }  # fmt: skip
-    settings.out.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        viz.save(picture, settings.out / f"{name}.html")
-        viz.save(picture, settings.out / f"{name}.png", dpi=150)
     rows = []
     for x_dim, part in training.groupby("d"):
         speeds = part.groupby("batch size")["prompts a second"].median()

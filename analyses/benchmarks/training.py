@@ -6,8 +6,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.apart import Apart, peers
-from benchmarks.rows import Row, alternate, ratios, row, seconds
-from benchmarks.settings import Settings
+from benchmarks.rows import Row, Settings, alternate, ratios, row, seconds
 from mechicl.training import PRESETS, TrainingConfig, train
 
 EAGER, JAX = "plain eager PyTorch", "jax's best twin"

@@ -13,31 +13,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from mechicl.reports.rows import Row, above, below, ends, equal, near
-
-__all__ = [
-    "Check",
-    "above",
-    "at_least",
-    "at_most",
-    "below",
-    "between",
-    "both",
-    "by_value",
-    "count_is",
-    "covers",
-    "ends",
-    "equal",
-    "every",
-    "falls",
-    "far",
-    "near",
-    "numbers",
-    "reads",
-    "rises",
-    "together",
-    "within",
-]  # fmt: skip
+from mechicl.reports.rows import Row, above, below, ends, near
+from mechicl.reports.rows import equal as equal
 
 Check = Callable[[Sequence[Sequence[Row]]], list[bool]]
 """Takes a claim's lines of rows."""
