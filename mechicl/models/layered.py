@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
@@ -32,7 +32,8 @@ class LayeredModel(HookedRootModule):
     `run_with_cache`, and all analyses that intervene) locks the model: runs in other threads wait.
 
     `PromptedModel` (our models, which can also be resumed at any layer) and `WrappedModel` (any PyTorch module) are
-    subclasses. Analyses need no more than this class unless they say so.
+    subclasses. They define `encode`, `decode`, `predict`, `predict_prefixes`, `bytes_per_prompt`, `layer_streams`,
+    `query_streams` and `read_out`; analyses need no more unless they say so.
 
     Attributes:
         cfg: with at least `n_layers`, `n_heads`, `d_model`, `one_pass` (True if one pass predicts every point from the
@@ -45,22 +46,6 @@ class LayeredModel(HookedRootModule):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
-
-    def encode(self, prompts: Prompts) -> Tensor:
-        """Encode prompts as the network's input, on its device and in its dtype."""
-        raise NotImplementedError(f"{type(self).__name__} does not define encode(prompts)")
-
-    def decode(self, outputs: Any) -> Float[Tensor, "prompt point y"]:
-        """Extract the predictions from the outputs."""
-        raise NotImplementedError(f"{type(self).__name__} does not define decode(outputs)")
-
-    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """Predict the query."""
-        raise NotImplementedError(f"{type(self).__name__} does not define predict(prompts)")
-
-    def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Predict each point t from the points before it; the last one is the query."""
-        raise NotImplementedError(f"{type(self).__name__} does not define predict_prefixes(prompts)")
 
     @property
     def config(self) -> Any:
@@ -96,26 +81,7 @@ class LayeredModel(HookedRootModule):
                 return _warn_if_undefined(predict(prompts))
             return _warn_if_undefined(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
 
-    def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """Estimate from above the bytes that a pass without gradients holds at once for each prompt."""
-        raise NotImplementedError
-
     # ---- the stream, layer by layer ----
-
-    def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
-        raise NotImplementedError
-
-    def query_streams(
-        self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
-    ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
-        """Yield the stream of other queries, each as if it replaced point t."""
-        raise NotImplementedError
-
-    @property
-    def tokens_per_point(self) -> int | None:
-        """Number of positions of a context point; None if the model does not read points, or it is not known."""
-        return None
 
     def count_points(self, prompts: Prompts) -> Int[Tensor, "pos"]:
         """Count the context points that each position can depend on.
@@ -150,10 +116,6 @@ class LayeredModel(HookedRootModule):
     def reads_out(self) -> bool:
         """True if the model has `read_out`; a wrapped module may not."""
         return True
-
-    def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
-        """Map the final residual stream to outputs."""
-        raise NotImplementedError
 
     def to_tokens(self, prompts: Prompts | Tensor | Any, *, prepend_bos: bool | None = None) -> Tensor:
         """Encode prompts as tokens; tokens are returned unchanged."""

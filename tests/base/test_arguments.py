@@ -33,7 +33,7 @@ from mechicl.base.arguments import (
     checked,
 )
 from mechicl.learners import AlgorithmLearner
-from mechicl.models import HookedLSTM, LayeredModel, LSTMConfig
+from mechicl.models import HookedLSTM, LSTMConfig
 from mechicl.prompts import Prompts, prompt_format
 from mechicl.training import Curriculum
 
@@ -347,14 +347,6 @@ def test_public_functions_report_typos(call, message):
 
 def model() -> HookedLSTM:
     return HookedLSTM(LSTMConfig(x_dim=3, n_context=3, d_model=4, dtype="float64"))
-
-
-def test_a_model_class_without_encode_says_so():
-    class Unfinished(LayeredModel):
-        """Defines nothing."""
-
-    with pytest.raises(NotImplementedError, match=r"Unfinished does not define encode\(prompts\)"):
-        Unfinished().encode(PROMPTS)
 
 
 # ---- warnings ----

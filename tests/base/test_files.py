@@ -1,7 +1,6 @@
 import math
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,14 +69,6 @@ def test_new_contents_are_on_disk_before_they_replace_the_old(tmp_path, monkeypa
     write_bytes(path, b"new")
     assert events == ["synced", (b"new", b"old"), "synced"]
     assert path.read_bytes() == b"new"
-
-
-def test_temporary_files_are_named_by_machine_and_process(tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr(os, "replace", lambda source, target: written.append(Path(source).name))
-    monkeypatch.setattr(socket, "gethostname", lambda: "node.7/example")
-    write_bytes(tmp_path / "data.json", b"new")
-    assert written == [f".data.json.node_7_example.{os.getpid()}.tmp"]
 
 
 @pytest.fixture
@@ -149,13 +140,6 @@ def test_json_that_would_fill_the_memory_is_refused(tmp_path, text, message):
         read_json(path)
 
 
-def test_the_largest_json_that_is_read_takes_bounded_memory_and_time(tmp_path):
-    path = tmp_path / "data.json"
-    path.write_text('{"a": [' + "{}," * (MOST_VALUES // 2 - 3) + "{}]}")
-    with bounded():
-        assert len(read_json(path)["a"]) == MOST_VALUES // 2 - 2
-
-
 # ---- JSON ----
 
 
@@ -180,15 +164,6 @@ def test_invalid_json_is_refused(tmp_path, text):
         read_json(path)
 
 
-def test_missing_files_are_reported_as_missing(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_json(tmp_path / "none.json")
-    with pytest.raises(FileNotFoundError):
-        read_tensors(tmp_path / "none.safetensors")
-    with pytest.raises(FileNotFoundError):
-        read_tensors(tmp_path)
-
-
 # ---- tensors ----
 
 TENSORS = {
@@ -211,15 +186,9 @@ def test_tensors_come_back_with_their_values_types_and_metadata(tmp_path):
     assert metadata == {"steps": "1,2"}
     assert set(tensors) == set(TENSORS)
     for name, tensor in tensors.items():
-        assert tensor.dtype == TENSORS[name].dtype
         assert not tensor.requires_grad
         torch.testing.assert_close(tensor, TENSORS[name].detach(), rtol=0, atol=0, equal_nan=True)
-
-
-def test_the_outline_of_a_file_has_everything_but_the_numbers(tmp_path):
-    path = tmp_path / "data.safetensors"
-    write_tensors(path, TENSORS, {"steps": "1,2"})
-    (tensors, metadata), (outline, same) = read_tensors(path), read_outline(path)
+    outline, same = read_outline(path)  # everything but the numbers
     assert metadata == same
     assert {name: (t.shape, t.dtype) for name, t in outline.items()} == {
         name: (t.shape, t.dtype) for name, t in tensors.items()
@@ -255,19 +224,13 @@ class Bomb:
         return os.mkdir, (str(self.marker),)
 
 
-def pickled(kind, bomb, path):
-    if kind == "torch":
-        torch.save({"a": bomb}, path)
-    elif kind == "torch before 1.6":
-        torch.save({"a": bomb}, path, _use_new_zipfile_serialization=False)
-    else:
-        path.write_bytes(pickle.dumps(bomb, protocol=int(kind)))
-
-
-@pytest.mark.parametrize("kind", ["2", "3", "4", "5", "torch", "torch before 1.6"])
+@pytest.mark.parametrize("kind", [2, 5, "torch", "torch before 1.6"])
 def test_a_pickle_is_called_one_and_never_opened(tmp_path, kind):
     path, marker = tmp_path / "weights.safetensors", tmp_path / "executed"
-    pickled(kind, Bomb(marker), path)
+    if isinstance(kind, int):
+        path.write_bytes(pickle.dumps(Bomb(marker), protocol=kind))
+    else:
+        torch.save({"a": Bomb(marker)}, path, _use_new_zipfile_serialization=kind == "torch")
     with pytest.raises(ValueError, match="it looks like a pickle, which is never loaded"):
         read_tensors(path)
     assert not marker.exists()

@@ -39,14 +39,11 @@ IDS: dict[str, Any] = {"prompt_format": "token_ids", "d_vocab": 7, "n_ctx": 6, "
 LENS: dict[str, Any] = {"n_layers": 2, "d_model": 12, "n_ctx": 8, "d_head": 4, "d_vocab": 7, "act_fn": "relu"}
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"n_context": 4}, "needs x_dim"),
     ({"x_dim": 4}, "needs n_context"),
     (PAIRED | {"d_vocab": 5}, "d_vocab"),
-    (PAIRED | {"d_vocab_out": 5}, "d_vocab_out"),
     (PAIRED | {"n_ctx": 6}, "n_ctx"),
     ({"prompt_format": "token_ids", "d_vocab": 5, "d_model": 4}, "n_ctx"),
     (IDS | {"x_dim": 3}, "x_dim"),
-    (IDS | {"d_model": None}, "d_model"),
     (IDS | {"read_in": "identity"}, "read-in"),
     (MLPS | {"d_mlp": None}, "share_mlp"),
     (MLPS | {"recurrent": True}, "share_mlp"),
@@ -62,48 +59,34 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     (PAIRED | {"n_layers": 3, "attention": "softmax,linear"}, "2 layers, not 3"),
     (PAIRED | {"n_layers": 2, "attention": "softmax,lineer"}, "attention='lineer'"),
     (PAIRED | {"n_layers": 2, "attention": "softmax,linear", "recurrent": True}, "recurrent"),
-    (PAIRED | {"n_layers": 2, "attention": "relu,linear", "sink": "fixed"}, "sink"),
-    (PAIRED | {"n_layers": 2, "attention": "softmax,softmax", "normalize_by_context": True}, "normalised already"),
     *((DESCENT | change, "attention_weights") for change in (
         {"n_heads": 2}, {"attention": "softmax"}, {"attn_bias": True}, {"normalization_type": "LN"}, {"d_head": 3},
         {"read_out": "linear"},
     )),
     (PAIRED | {"d_model": 1, "read_in": "linear", "read_out": "identity"}, "y_dim=2"),
-    (INTERLEAVED | {"read_in": "identity", "read_out": "identity", "d_model": 4}, "d_model >= 5"),
     (PAIRED | {"d_pos": 3}, "d_pos"),
-    (PAIRED | {"positional_embedding_type": "one_hot", "d_pos": 4}, "d_pos >= n_ctx=5"),
     (PAIRED | {"positional_embedding_type": "sinusoidal", "d_pos": 0}, "d_pos >= 1"),
     (PAIRED | {"n_layers": -1}, "n_layers"),
     *((PAIRED | {name: 0}, name) for name in ("n_heads", "d_mlp", "d_head", "x_dim", "y_dim")),
-    (PAIRED | {"n_context": -1}, "n_context"),
     *((PAIRED | {name: value}, name) for name in ("damping", "score_scale", "sink_score") for value in
       (torch.nan, torch.inf, 10**400, "1")),
     (INTERLEAVED | {"momentum": 1.0}, "momentum"),
     (PAIRED | {"momentum": 0.5}, "keys='causal'"),
-    (INTERLEAVED | {"keys": "full", "momentum": 0.5}, "keys='causal'"),
     *((PAIRED | {name: -0.1}, name) for name in ("eps", "initializer_range", "rotary_base")),
-    (PAIRED | {"token_clip": 0.0}, "token_clip"),
-    (PAIRED | {"attention": "none"}, "attention"),
     (PAIRED | {"act_fn": "swish"}, "act_fn"),
     (PAIRED | {"dtype": "int8"}, "dtype"),
     (PAIRED | {"device": "abacus"}, "device"),
-    (PAIRED | {"recurrent": 1}, "recurrent"),
     (PAIRED | {"keys": ["causal"]}, "keys"),
     (PAIRED | {"colour": "red"}, "colour"),
 ]  # fmt: skip
 LENS_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"n_key_value_heads": 1}, "n_key_value_heads=1"),
-    ({"parallel_attn_mlp": True}, "parallel_attn_mlp=True"),
     ({"positional_embedding_type": "alibi"}, "TransformerBridge"),
     ({"act_fn": "solu_ln"}, "solu_ln"),
     ({"output_logits_soft_cap": 30.0}, "output_logits_soft_cap=30.0"),
-    ({"num_experts": 4}, "num_experts=4"),
-    ({"act_fn": "nothing"}, "act_fn"),
     ({"d_head": 5}, "n_heads"),
     ({"attn_scale": 2.5, "score_scale": 0.5}, "attn_scale=2.5"),
-    ({"attn_scale": torch.inf}, "attn_scale"),
     ({"attention_dir": "causal", "keys": "full"}, "attention_dir"),
-    ({"attention_dir": "backwards"}, "attention_dir"),
     ({"d_modell": 3}, "d_modell"),
 ]
 
@@ -121,22 +104,11 @@ def test_configs_in_transformer_lens_names(fields: dict[str, Any], named: str):
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"x_dim": 0}, "x_dim"),
-        ({"y_dim": True}, "y_dim"),
-        ({"n_context": -1}, "n_context"),
-        ({"dtype": "int8"}, "dtype"),
-    ],
+    ("change", "named"), [({"x_dim": 0}, "x_dim"), ({"dtype": "int8"}, "dtype"), ({"architecture": "gru"}, "'gru'")]
 )
 def test_lstm_configs(change: dict[str, Any], named: str):
-    data: dict[str, Any] = {"x_dim": 3, "n_context": 4, "d_model": 5} | change
     with pytest.raises(ValueError, match=named):
-        LSTMConfig(**data)
-    with pytest.raises(ValueError, match=named):
-        LSTMConfig.from_dict(data)
-    with pytest.raises(ValueError, match="architecture='gru'"):
-        LSTMConfig.from_dict({"architecture": "gru"})
+        LSTMConfig.from_dict({"x_dim": 3, "n_context": 4, "d_model": 5} | change)
 
 
 # ---- calls ----
@@ -175,13 +147,8 @@ def lstm() -> Any:
     return HookedLSTM(LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=7)).eval()
 
 
-@cache
-def net() -> NanoGPT:
-    return seeded(NanoGPT)
-
-
 def wrapping(**kwargs: Any) -> Any:
-    return mechicl.wrap(net(), **{"encode": "interleaved", **kwargs})
+    return mechicl.wrap(seeded(NanoGPT), **{"encode": "interleaved", **kwargs})
 
 
 def layers(**kwargs: Any) -> Any:
@@ -210,9 +177,6 @@ def enter(context: Any) -> None:
         pass
 
 
-def stop_twice(x: Any, hook: Any) -> None: ...
-
-
 class Twice(nn.Module):
     def forward(self, x):
         for _ in range(2):
@@ -225,18 +189,13 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     # wrap: names
     (lambda: wrapping(layers="block.{}"), r"no 'block.0'; it has \['blocks.{}'"),
     (lambda: wrapping(layers=["blocks.0", "blocks.7"]), "'blocks.7'"),
-    (lambda: wrapping(layers=[]), "layers="),
     (lambda: layers(attention=["blocks.0.attn"]), "1 sub-modules, and there are 2 layers"),
     (lambda: wrapping(attention="blocks.{}.attn"), "attention="),
-    (lambda: wrapping(mlp="blocks.{}.mlp"), "mlp="),
     (lambda: attention(z="blocks.{}.attn.proj"), "'n_heads'"),
-    (lambda: attention(qkv="blocks.{}.attn.qkv"), "'n_heads'"),
-    (lambda: attention(fused="blocks.{}.attn"), "'n_heads'"),
     (lambda: attention(heads="blocks.{}.attn"), "'heads'"),
     (lambda: attention(n_heads=4), "names no sub-module"),
     (lambda: attention(q="a", qkv="b", n_heads=4), "'q' and 'qkv'"),
     (lambda: attention(out="blocks.{}.attn", split=len), "'split'"),
-    (lambda: attention(z="blocks.{}.attn.proj", n_heads=0), "n_heads"),
     (lambda: wrapping(encode="pairs"), "encode='pairs'"),
     (lambda: mechicl.wrap(lambda tokens: tokens, encode="paired"), "AlgorithmLearner"),
     (lambda: mechicl.wrap(gpt(), encode="paired"), "hooks already"),
@@ -249,7 +208,6 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: read(wrapping(encode=lambda prompts: prompts.xs[..., :2])), "NanoGPT cannot read"),
     (lambda: read(wrapping(decode=lambda outputs: None)), "decode returned NoneType"),
     (lambda: read(wrapping(decode=lambda outputs: outputs[:, -1, 0])), "decode returned the shape"),
-    (lambda: read(wrapping(decode=lambda outputs: outputs[:, :2])), "decode="),
     (lambda: read(layers(unembed="head")), "unembed="),
     (lambda: read(layers(batch_first=False)), "batch_first=False"),
     (lambda: read(attention(z="blocks.{}.attn.proj", n_heads=5)), "n_heads=5"),
@@ -260,13 +218,10 @@ CALLS: list[tuple[Callable[[], object], str]] = [
                                layers=["1"], attention={"fused": ["1"], "n_heads": 1})), "2 times in a run"),
     (lambda: read(mechicl.wrap(seeded(Encoder), encode="interleaved", layers="blocks.{}",
                                attention={"fused": "blocks.{}.self_attn", "n_heads": 2})), "4 heads"),
-    (lambda: read(mechicl.wrap(seeded(Encoder).train(), encode="interleaved", layers="blocks.{}",
-                               attention="blocks.{}.self_attn")), r"model.eval\(\)"),
     (lambda: wrapping()(PROMPTS, at="layer"), "at='layer'"),
     (lambda: refuse_wrapped([wrapping()], "the dual form is made of W_O"), "NanoGPT is a wrapped module"),
     # wrap: parts that were not declared
     (lambda: patched(layers(), "z"), "attention={'z'"),
-    (lambda: patched(layers(), "q"), "or 'qkv'"),
     (lambda: patched(layers(), "pattern"), "or 'fused'"),
     (lambda: patched(layers(), "result"), "a wrapped module does not have it"),
     (lambda: Lens(layers()).trajectory(PROMPTS), "unembed="),
@@ -279,9 +234,6 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     # prompts and tokens
     (lambda: gpt().predict(ONE_DIM), "x_dim=3, y_dim=1; the prompts have x_dim=2, y_dim=1"),
     (lambda: gpt()(torch.zeros(2, 9, 4)), r"\[batch pos 3\]"),
-    (lambda: lstm()(torch.zeros(2, 9, 4)), r"\[batch pos 3\]"),
-    (lambda: lstm()(torch.zeros(2, 4, 3), start_at_layer=1), r"\[batch pos 7\]"),
-    (lambda: lstm()(lstm().encode(PROMPTS), stop_at_layer=4), "stop_at_layer=4"),
     (lambda: gpt().predict(LinearRegression(x_dim=3, n_context=5).sample(2, seed=0)), "11 positions"),
     *((lambda name=name, layer=layer: gpt()(gpt().encode(PROMPTS), **{name: layer}), f"{name}={layer}")
       for name in ("start_at_layer", "stop_at_layer") for layer in (3, -3)),
@@ -294,20 +246,14 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: ids()(torch.zeros(1, 9, dtype=torch.long)), "9 positions"),
     *((lambda use=use: use(PROMPTS), "takes ids") for use in
       (lambda p: ids().predict(p), lambda p: ids().encode(p), lambda p: ids()(p), lambda p: ids().predict_prefixes(p))),
-    (lambda: ids()(TOKENS, at="points"), "takes ids"),
     (lambda: HookedTransformer(linear().cfg, initial_weights=torch.zeros(1, 3)), "initial_weights"),
     (lambda: HookedTransformer(gpt().cfg, initial_weights=torch.zeros(3, 1)), "initial_weights"),
-    (lambda: HookedTransformer(3), "got int"),
     *((lambda model=model, bad=bad: model().query_streams(PROMPTS, bad), "queries") for model in (gpt, linear, lstm)
       for bad in (torch.zeros(1, 5, 2, 3), torch.zeros(8, 4, 2, 3), torch.zeros(8, 5, 2, 2), torch.zeros(8, 5, 3))),
     (lambda: gpt().query_streams(PROMPTS, torch.zeros(8, 5, 2, 3), at="query"), r"\[8, 1, any, 3\]"),
     (lambda: gpt().query_streams(PROMPTS, torch.zeros(8, 5, 2, 3), at="positions"), "at='positions'"),
-    (lambda: gpt().query_streams(ONE_DIM, torch.zeros(8, 5, 2, 3)), "x_dim=3"),
     (lambda: processed("center_writing_weights", final_norm=False), "final_norm"),
-    (lambda: processed("center_writing_weights", skip_first_norm=True), "skip_first_norm"),
-    (lambda: processed("center_writing_weights", token_clip=3.0), "token_clip"),
     (lambda: processed("fold_value_biases", sink="learned"), "sink"),
-    (lambda: processed("fold_value_biases", attention="relu"), "attention"),
     (lambda: processed("fold_ln", gated_mlp=True), "gated_mlp"),
     (lambda: processed("refactor_factored_attn_matrices", positional_embedding_type="rotary"), "rotary"),
     # losses
@@ -321,10 +267,9 @@ CALLS: list[tuple[Callable[[], object], str]] = [
         TOKENS, attention_mask=torch.tensor([[1, 1, 0]])), "causal keys"),
     (lambda: ids()(TOKENS, padding_side="left"), "padding_side='left'"),
     # hooks
-    (lambda: gpt().run_with_hooks(PROMPTS, fwd_hooks=[("no_such_hook", stop_twice)]), "no_such_hook"),
-    (lambda: enter(gpt().hooks(fwd_hooks=[("blocks.9.hook_resid_post", stop_twice)])), r"blocks\.9"),
-    (lambda: enter(gpt().hooks(fwd_hooks=[("blocks.0", stop_twice)])), "part of the model"),
-    (lambda: gpt().reset_hooks(direction="both ways"), "direction"),
+    (lambda: gpt().run_with_hooks(PROMPTS, fwd_hooks=[("no_such_hook", print)]), "no_such_hook"),
+    (lambda: enter(gpt().hooks(fwd_hooks=[("blocks.9.hook_resid_post", print)])), r"blocks\.9"),
+    (lambda: enter(gpt().hooks(fwd_hooks=[("blocks.0", print)])), "part of the model"),
     (lambda: gpt().run_with_cache(PROMPTS, names_filter=["blocks.0.attn.hook_zz"]), "mean 'blocks.0.attn.hook_z'"),
     (lambda: gpt().run_with_cache(PROMPTS, remove_batch_dim=True), "batch size"),
     (lambda: ModelAdapter(gpt()).record(gpt().encode(PROMPTS), ["blocks.0.attn.hook_zz"], 2), "did you mean"),
@@ -339,17 +284,11 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: linear().set_tokenizer(word_tokenizer()), "reads points"),
     (lambda: words().to_tokens("the", padding_side="left"), "padding_side='left'"),
     (lambda: words().to_str_tokens(torch.zeros(2, 2, dtype=torch.long)), "one prompt"),
-    (lambda: words().to_string(torch.zeros(1, 1, 1, dtype=torch.long)), r"\(1, 1, 1\)"),
-    (lambda: words().to_single_token("the cat"), "2 tokens"),
     (lambda: words().to_single_token(8), "d_vocab=7"),
     (lambda: linear().to_single_token(1), "not a token id"),
     (lambda: words().get_token_position("sat", "the cat"), "'sat' does not occur"),
-    (lambda: words().get_token_position("the", "the cat", mode="any"), "mode must be 'first'"),
-    (lambda: words().get_token_position("the", torch.zeros(2, 2, dtype=torch.long)), "one prompt"),
     (lambda: ids().generate(TOKENS, 2), "eos_token_id"),
     (lambda: words().generate("the", 2, return_type="embeds"), "return_type='embeds'"),
-    (lambda: words().generate("the", 12, stop_at_eos=False, verbose=False), "9 positions"),
-    (lambda: ids().all_composition_scores("O"), "mode must be 'Q'"),
     (lambda: ids().cfg.no_such, "no_such"),
     (lambda: HookedTransformer(HookedTransformerConfig(**LENS, positional_embedding_type="rotary")).W_pos, "pos"),
 ]  # fmt: skip

@@ -13,12 +13,11 @@ import pytest
 import torch
 
 import mechicl
-from mechicl.analysis import PatchingSession, ablate, corrupt, patch
+from mechicl.analysis import corrupt, patch
 from mechicl.analysis.finetuning.forward_passes import linearized_outputs, weights_changed
 from mechicl.checkpoints.stacks import models_from_stack, stack_models
 from mechicl.models import LayeredModel, holding
 from mechicl.models.holding import adding, holds_models, lock_of
-from mechicl.models.opening.sites import Site
 from tests.models.kinds import KINDS, PARTS, TASK
 
 PROMPTS = TASK.sample(16, seed=0)
@@ -66,18 +65,14 @@ def test_predictions_of_eight_threads_are_those_of_one(model):
 
 
 def test_predictions_do_not_see_the_hooks_of_other_threads(model):
-    def patched_and_ablated() -> list[Any]:
-        sweeps = (
-            patch(model, PROMPTS, CORRUPTED, "resid_post", progress=False),
-            ablate(model, PROMPTS, "resid_post", progress=False),
-        )
-        return [swept.predictions for swept in sweeps]
+    def patched() -> Any:
+        return patch(model, PROMPTS, CORRUPTED, "resid_post", progress=False).predictions
 
     def hooked() -> torch.Tensor:
         with model.hooks(fwd_hooks=[(POINT, double)]):
             return model.predict(PROMPTS)
 
-    plain, doubled, swept = model.predict(PROMPTS), hooked(), patched_and_ablated()
+    plain, doubled, swept = model.predict(PROMPTS), hooked(), patched()
     activation = model.run_with_cache(PROMPTS)[1][POINT]
     assert not torch.allclose(plain, doubled)
 
@@ -89,27 +84,10 @@ def test_predictions_do_not_see_the_hooks_of_other_threads(model):
 
     predict = repeat(30, lambda: torch.equal(model.predict(PROMPTS), plain) and not model.has_hooks())
     hook = repeat(15, lambda: torch.equal(hooked(), doubled))
-    sweep = repeat(2, lambda: all(map(torch.equal, patched_and_ablated(), swept)))
+    sweep = repeat(2, lambda: torch.equal(patched(), swept))
     record = repeat(10, lambda: torch.equal(model.run_with_cache(PROMPTS)[1][POINT], activation))
     in_threads(predict, predict, predict, hook, hook, sweep, sweep, record)
     assert not model.has_hooks()
-
-
-def test_a_session_next_to_predictions(transformer):
-    plain, session = transformer.predict(PROMPTS), PatchingSession(transformer, PROMPTS, CORRUPTED)
-    session.toggle(Site("z", layer=1, head=0))
-    expected = session.result().prediction
-
-    def work() -> None:
-        for _ in range(10):
-            session.clean_prompt = 0
-            assert torch.equal(session.result().prediction, expected)
-
-    def predict() -> None:
-        for _ in range(50):
-            assert torch.equal(transformer.predict(PROMPTS), plain)
-
-    in_threads(predict, work, predict)
 
 
 def test_a_thread_with_the_lock_may_run_the_model_and_lock_it_again(transformer):
@@ -123,19 +101,6 @@ def test_a_thread_with_the_lock_may_run_the_model_and_lock_it_again(transformer)
             assert waiting.is_alive()
     waiting.join(600)
     assert not waiting.is_alive()
-
-
-def test_a_hook_may_run_the_model(transformer):
-    seen = []
-
-    def look(activation, hook):
-        if not seen:
-            seen.append(None)
-            seen[0] = transformer.run_with_cache(PROMPTS)[1]["hook_embed"]
-
-    transformer.add_hook("hook_embed", look)  # without a context: the run locks the model
-    transformer.predict(PROMPTS)
-    assert seen[0].shape[0] == 16
 
 
 def test_two_models_are_locked_in_one_order(transformer):
@@ -152,13 +117,12 @@ def test_locks_are_neither_copied_nor_saved_nor_kept(transformer, tmp_path):
     plain = transformer.predict(PROMPTS)
     with transformer.hooks(fwd_hooks=[]):
         copied = copy.deepcopy(transformer)
-        pickled = pickle.loads(pickle.dumps(transformer))
         torch.save(transformer, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     with transformer.hooks(fwd_hooks=[("hook_embed", double)]):  # others are not locked by it
-        for other in (copied, pickled, loaded):
+        for other in (copied, loaded):
             assert torch.equal(in_threads(lambda other=other: other.predict(PROMPTS))[0], plain)
-    assert len({id(lock_of(each)) for each in (transformer, copied, pickled, loaded)}) == 4
+    assert len({id(lock_of(each)) for each in (transformer, copied, loaded)}) == 3
     gone = weakref.ref(lock_of(copied))
     del copied, other
     gc.collect()
@@ -186,13 +150,12 @@ def stacked(model: Any) -> Any:
 
 @pytest.mark.parametrize("copy_of", [copy.deepcopy, pickled])
 def test_a_copy_has_no_temporary_hooks(model, copy_of):
-    expected, point = model.predict(PROMPTS), model.hook_dict[POINT]
+    expected = model.predict(PROMPTS)
     with model.hooks(fwd_hooks=[(POINT, double)]):
         copied = copy_of(model)
-        assert point._forward_hooks
+        assert model.has_hooks()
     assert torch.equal(copied.predict(PROMPTS), expected)
     assert not copied.has_hooks()
-    assert copied.context_level == 0
     model.add_hook(POINT, double)  # this one stays
     assert not torch.equal(copy.deepcopy(model).predict(PROMPTS), expected)
 
@@ -239,8 +202,6 @@ def test_an_error_in_a_hook_leaves_none(model, error):
     with pytest.raises(error), model.hooks(fwd_hooks=[(POINT, fail)]):
         model.run_with_cache(PROMPTS)
     with pytest.raises(error):
-        model.run_with_hooks(model.encode(PROMPTS), fwd_hooks=[(POINT, fail)])
-    with pytest.raises(error):
         patch(model, PROMPTS, CORRUPTED, "resid_post", metrics=fail, progress=False)
     assert_clean(model, expected)
 
@@ -277,9 +238,8 @@ def test_weights_are_restored_after_an_error(transformer, changed):
     def work() -> None:
         if changed is linearized_outputs:
             linearized_outputs(transformer, tokens, changes)
-        else:
-            with weights_changed(transformer, changes):
-                transformer(tokens)
+        with weights_changed(transformer, changes):
+            transformer(tokens)
 
     with pytest.raises(KeyboardInterrupt):
         work()

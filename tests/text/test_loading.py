@@ -14,7 +14,7 @@ import pytest
 from datasets.exceptions import DatasetGenerationError
 
 from mechicl.tasks.topics import TOPICS, topic_tokenizer
-from mechicl.text import TEXT_TASKS, LabelledTexts, TextTask, load_texts
+from mechicl.text import TEXT_TASKS, LabelledTexts, load_texts
 from tests.text.test_classification import OPINIONS, examples_of
 
 ROWS = [("awful", 0), ("so, so", 1), ('a "joy"', 2), ("NA", 0), ("12", 1), ("two\nlines", 2), ("été", 0)]
@@ -104,12 +104,9 @@ def test_a_subset_is_random_and_the_same_for_the_same_seed(tmp_path):
 BAD = [
     ([{"sentence": "a", "label": 0}], r"no column 'text' for 'opinions', it has \['sentence', 'label'\]: .*template="),
     ([{"text": "a", "class": 0}], r"no column 'label' .*dataclasses.replace\(task, template=..., label_column=...\)"),
-    ([{"text": "a", "label": 0}, {"text": "b", "label": 3}], "must be from 0 to 2, got 3"),
     ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], "texts without a label, as test splits often do"),
     ([{"text": "a", "label": 0}, {"text": "b", "label": None}], "texts without a label"),
-    ([{"text": "a", "label": "bad"}, {"text": "b", "label": ""}], "texts without a label"),
     ([{"text": "a", "label": "so-so"}], r"the label 'so-so', which is neither .* \[' bad', ' fine', ' good'\]"),
-    ([{"text": "a", "label": 0.5}], "the label 0.5, which is neither"),
     ([{"text": "a", "label": True}], "the label True, which is neither"),
 ]
 NO_TEXTS = [
@@ -197,11 +194,7 @@ def test_settings_of_the_environment_apply(tmp_path):
         (("farm", "train"), {"source": "farm.csv"}, "the texts of 'farm' are made by rule, so it takes no source"),
         ((OPINIONS, "train"), {"source": "nothing.csv"}, "no file or folder nothing.csv"),
         ((OPINIONS, "train"), {"source": "."}, "is not a folder that save_to_disk of datasets wrote"),
-        (
-            (OPINIONS, "train"),
-            {"source": "texts.txt"},
-            r"texts.txt must be a folder or a file that ends in .csv, .tsv, .json",
-        ),
+        ((OPINIONS, "train"), {"source": "texts.txt"}, r"texts.txt must be a folder or a file that ends in .csv, .tsv"),
     ],
 )
 def test_refused_arguments(args, options, message, tmp_path, monkeypatch):
@@ -245,17 +238,8 @@ def test_rule_made_texts_are_labelled_by_their_most_frequent_topic(name):
 
 
 def test_no_two_seeds_or_splits_share_their_texts():
-    made = {
-        (split, seed): load_texts("town", split, n_texts=40, seed=seed)
-        for split in ("train", "validation")
-        for seed in range(4)
-    }
-    for a, b in itertools.combinations(made.values(), 2):
+    made = [load_texts("town", split, n_texts=40, seed=seed) for split in ("train", "validation") for seed in range(4)]
+    for a, b in itertools.combinations(made, 2):
         # texts are short, so that some come twice; of one seed's all would
         assert len({text["text"] for text in a.texts} & {text["text"] for text in b.texts}) < 20
-    assert made["train", 1] == load_texts(TEXT_TASKS["town"], "train", n_texts=40, seed=1)
-
-
-def test_rule_made_tasks_have_their_own_columns_and_splits():
-    task = TextTask("sea", "Text: {words}.", (" fish", " bird"), topics=("birds", "metals"), splits=("a", "b"))
-    assert all(list(text) == ["words"] for text in load_texts(task, "b", n_texts=5).texts)
+    assert made[1] == load_texts(TEXT_TASKS["town"], "train", n_texts=40, seed=1)

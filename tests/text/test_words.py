@@ -14,11 +14,6 @@ def examples(prompts, row):
     return list(zip(lines[:-2:2], lines[1:-2:2], strict=True)), lines[-2]
 
 
-def test_tasks_of_the_library():
-    assert len(WORD_TASKS) >= 10
-    assert all(50 <= len(task.pairs) <= 200 for task in WORD_TASKS.values())
-
-
 @pytest.mark.parametrize("labels", ["true", "shuffled", "random", "other task"])
 def test_prompts(labels):
     other = "plural" if labels == "other task" else None

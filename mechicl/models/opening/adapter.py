@@ -60,6 +60,7 @@ class ModelAdapter:
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.at: At = at
         self._n_skipped: dict[int, int | None] = {}  # by layer, blocks that need not run; None if it cannot be resumed
+        self.bytes_of_cache: dict[int, float | None] = {}  # of a position, by length of prompts; see `suffix_runs`
         self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
     @property

@@ -46,28 +46,39 @@ class SuffixRuns:
         return torch.cat(outputs)
 
 
-@torch.no_grad()
 def suffix_runs(
     adapter: ModelAdapter, tokens: Tensor, first: int, n_cells: int, batch_size: int, memory: float
 ) -> SuffixRuns | None:
     """Return runs from a position on; None if the model has no such cache, or it does not fit into `memory` bytes.
 
-    The route is tried on the first prompts: models whose cached runs differ from whole runs are run as a whole.
+    The route is tried once for each length of prompts: models whose cached runs differ from whole runs have none.
     """
     if adapter.ours or adapter.reads_prompts or first < 1 or adapter.at != "query" or adapter.has_user_hooks():
         return None
-    tried = tokens[:N_TRIED]
+    n_pos = tokens.shape[1]
+    if n_pos not in adapter.bytes_of_cache:
+        adapter.bytes_of_cache[n_pos] = _try(adapter, tokens[:N_TRIED])
+    per_position = adapter.bytes_of_cache[n_pos]
+    if per_position is None:
+        return None
+    rows = min(int(memory / (2 * first * per_position)), MOST_ROWS)  # twice: each run copies the keys and values
+    if rows < min(len(tokens), batch_size):
+        return None
+    copies = max(min(rows // len(tokens), n_cells), 1) if len(tokens) <= batch_size else 1
+    return SuffixRuns(adapter, tokens, first, min(batch_size, rows), copies)
+
+
+@torch.no_grad()
+def _try(adapter: ModelAdapter, tokens: Tensor) -> float | None:
+    """The bytes of the cache for each position of a prompt; None if runs of the last position with it go wrong."""
     try:
-        runs = SuffixRuns(adapter, tried[:1], first, 1)
-        bytes_per_row = 2 * sum(layer.keys.nbytes + layer.values.nbytes for layer in runs.caches[0].layers)
-        rows = min(int(memory / bytes_per_row), MOST_ROWS)  # twice: each run copies the keys and values
-        if rows < min(len(tokens), batch_size):
-            return None
-        copies = max(min(rows // len(tokens), n_cells), 1) if len(tokens) <= batch_size else 1
-        runs = SuffixRuns(adapter, tried, first, len(tried), min(copies, 2))
-        again = [runs.run(lambda part: ())[-len(tried) :] for _ in range(2)]  # the first must leave the cache unchanged
+        runs = SuffixRuns(adapter, tokens, tokens.shape[1] - 1, len(tokens), 2)
+        n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in runs.caches[0].layers)
+        again = [
+            runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)
+        ]  # the first must leave the cache unchanged
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None  # another kind of cache, or none
-    if not all(same_up_to_rounding(each, adapter.run(tried)) for each in again):
+    if not all(same_up_to_rounding(each, adapter.run(tokens)) for each in again):
         return None
-    return SuffixRuns(adapter, tokens, first, min(batch_size, rows), copies)
+    return n_bytes / len(runs.tokens) / (tokens.shape[1] - 1)

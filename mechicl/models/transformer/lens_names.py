@@ -129,8 +129,6 @@ class LensNames(TextModel):
 
         Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
         """
-        if mode not in ("Q", "K", "V"):
-            raise ValueError(f"mode={mode!r} is not one of ('Q', 'K', 'V')")
         reads = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
         layers = torch.arange(self.cfg.n_layers, device=self.W_Q.device)
         later = layers[:, None, None, None] < layers[:, None]

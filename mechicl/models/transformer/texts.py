@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -158,8 +158,6 @@ class TextModel(PromptedModel):
         padding_side: Side = USE_DEFAULT_VALUE,
     ) -> int:
         """Find the first or last position of a token in a text, or in ids `[pos]` or `[1 pos]`."""
-        if mode not in get_args(Occurrence):
-            raise ValueError(f"mode={mode!r} is not one of {get_args(Occurrence)}")
         tokens = _one_prompt(self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input)
         token = self.to_single_token(int(single_token) if isinstance(single_token, Tensor) else single_token)
         positions = (tokens == token).nonzero()

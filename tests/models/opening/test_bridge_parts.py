@@ -62,13 +62,12 @@ def run(
     return parts.read_out(read(None, "")), writes
 
 
+SUMS = [name for name in FAMILIES if name not in WITHOUT_A_SUM]
+QUICK = ("GPT-2", "Gemma 2")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("GPT-2", "Gemma 2") else pytest.mark.slow)
-        for name in FAMILIES
-        if name not in WITHOUT_A_SUM
-    ],
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SUMS]
 )
 def test_a_family_taken_apart(name):
     """Whole, cut everywhere, and differentiated."""
@@ -204,6 +203,9 @@ def test_heads_that_share_keys_and_values():
     assert list_reached(bridge, Edge(EMBEDDING, Node(1, 0), "q")) == [Node(1, 0)]
     assert list_reached(bridge, Edge(EMBEDDING, Node(1))) == [Node(1)]
     assert list_reached(bridge, Edge(EMBEDDING, None)) == []
+    parallel = list_edges(open_family("GPT-J")[0])
+    assert Edge(Node(0, 0), Node(1)) in parallel
+    assert Edge(Node(1, 0), Node(1)) not in parallel
 
 
 @pytest.mark.parametrize(("name", "on_path"), [("Llama", {"k", "v"}), ("Gemma 2", {"q", "k", "v"}), ("GPT-2", set())])
@@ -217,12 +219,6 @@ def test_an_edge_leads_to_all_that_it_can_change(name, on_path):
     left = on_paths(graph, kept)
     assert {edge.by for edge in to_other if (left & graph.mask([edge])).any()} == on_path
     assert (left & graph.mask([Edge(Node(1, 1), None)])).any()
-
-
-def test_parallel_layers():
-    edges = list_edges(open_family("GPT-J")[0])
-    assert Edge(Node(0, 0), Node(1)) in edges
-    assert Edge(Node(1, 0), Node(1)) not in edges
 
 
 def test_prompts_of_another_length_or_number():

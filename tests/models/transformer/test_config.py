@@ -1,6 +1,5 @@
 """Configs: defaults, copies, files, TransformerLens' names for them, and state dicts in other names."""
 
-import copy
 import json
 import math
 from types import SimpleNamespace
@@ -70,11 +69,8 @@ def test_a_layer_has_the_config_with_its_own_attention():
     assert [c.attention for c in layers] == ["softmax", "relu", "linear"]
     assert [c.sink for c in layers] == ["learned", "none", "none"]
     assert [c.normalize_by_context for c in layers] == [False, True, True]
-    shared = {
-        name: value
-        for name, value in cfg.to_dict().items()
-        if name not in ("attention", "sink", "normalize_by_context")
-    }
+    changed = ("attention", "sink", "normalize_by_context")
+    shared = {name: value for name, value in cfg.to_dict().items() if name not in changed}
     assert all(layer.to_dict().items() >= shared.items() for layer in layers)
 
 
@@ -125,7 +121,6 @@ def test_configs_of_earlier_versions():
     ("theirs", "ours"),
     [
         ({}, {}),
-        ({"attn_only": True}, {"d_mlp": None}),
         ({"attn_only": True, "d_mlp": 48}, {"d_mlp": None}),
         ({"attention_dir": "bidirectional"}, {"keys": "full"}),
         ({"attn_scale": 3.0}, {"score_scale": 1 / 3}),
@@ -133,7 +128,6 @@ def test_configs_of_earlier_versions():
         ({"d_vocab_out": 5}, {"d_out": 5}),
         ({"n_heads": -1, "d_vocab_out": -1, "attn_scale": -1.0, "initializer_range": -1.0}, {"n_heads": 3, "d_out": 7}),
         ({"normalization_type": None}, {"normalization_type": None, "final_norm": False}),
-        ({"normalization_type": "RMS"}, {"normalization_type": "RMS"}),
         ({"positional_embedding_type": "rotary", "rotary_dim": 2}, {"rotary_dim": 2}),
         ({"positional_embedding_type": "rotary"}, {"rotary_dim": 4}),
         ({"rotary_dim": 4}, {"rotary_dim": 0}),
@@ -146,12 +140,7 @@ def test_their_names(theirs: dict[str, Any], ours: dict[str, Any]):
     cfg: Any = HookedTransformerConfig(**(IDS | theirs))
     assert {name: getattr(cfg, name) for name in ours} == ours
     assert TransformerConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))) == cfg
-    assert (
-        HookedTransformerConfig.from_dict(cfg.to_dict())
-        == HookedTransformerConfig.unwrap(cfg)
-        == copy.deepcopy(cfg)
-        == cfg
-    )
+    assert HookedTransformerConfig.from_dict(cfg.to_dict()) == HookedTransformerConfig.unwrap(cfg) == cfg
     assert (cfg.model_name, cfg.final_rms, cfg.use_attn_scale, cfg.n_devices) == ("custom", False, True, 1)
 
 

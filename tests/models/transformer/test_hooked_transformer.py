@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformer_lens import FactoredMatrix, patching
+from transformer_lens import patching
 from transformer_lens.model_protocol import TransformerLensModel, TransformerLensModelWithWeights
 from transformers import GPT2Config, GPT2Model
 
@@ -94,12 +94,6 @@ def test_equals_gpt2(act_fn: str):
 # ---- names, shapes and tools of TransformerLens ----
 
 
-@pytest.mark.parametrize("fields", [SOFTMAX, LINEAR, IDS, MIXED, DESCENT])
-def test_protocols(fields: dict[str, Any]):
-    assert isinstance(make(fields), TransformerLensModel)
-    assert isinstance(make(fields), TransformerLensModelWithWeights)
-
-
 @pytest.mark.parametrize("use_attn_result", [False, True])
 def test_hook_names_and_shapes(use_attn_result: bool):
     model = make(SOFTMAX, use_attn_result=use_attn_result)
@@ -158,15 +152,9 @@ def test_decompositions_sum_to_the_stream(cfg: TransformerConfig):
 @pytest.mark.parametrize("fields", [LINEAR, SOFTMAX])
 def test_weights_and_products(fields: dict[str, Any]):
     model = make(fields, attn_bias=False, dtype="float64")
-    cfg = model.cfg
-    shape = (cfg.n_layers, cfg.n_heads, cfg.d_model, cfg.d_head)
-    for name in ("W_Q", "W_K", "W_V"):
-        assert getattr(model, name).shape == shape
-    assert model.W_O.shape == (*shape[:2], cfg.d_head, cfg.d_model)
+    assert all(isinstance(model, protocol) for protocol in (TransformerLensModel, TransformerLensModelWithWeights))
+    cfg, qk, ov = model.cfg, model.QK, model.OV
     _, cache = model.run_with_cache(random_tokens(cfg))
-    qk, ov = model.QK, model.OV
-    assert isinstance(qk, FactoredMatrix)
-    assert isinstance(ov, FactoredMatrix)
     for layer in range(cfg.n_layers):
         read = cache["resid_pre", layer]
         if cfg.normalization_type:
@@ -181,20 +169,6 @@ def test_weights_and_products(fields: dict[str, Any]):
             torch.testing.assert_close(scores[seen], ours[seen])
         out = torch.einsum("bhqk,bkm,hmn->bqn", cache["pattern", layer], read, ov[layer].AB)
         torch.testing.assert_close(out, cache["attn_out", layer])
-
-
-def test_read_in_and_read_out_as_matrices():
-    wide = make(LINEAR, read_in="linear", d_model=7, read_out="identity")
-    for model in (make(LINEAR), make(LINEAR, read_out="linear", read_bias=True), wide):
-        tokens = random_tokens(model.cfg)
-        outputs, cache = model.run_with_cache(tokens)
-        torch.testing.assert_close(tokens @ model.W_E, cache["hook_embed"])
-        torch.testing.assert_close(cache["resid_post", -1] @ model.W_U + model.b_U, outputs)
-    model = make(IDS, normalization_type="LNPre")
-    assert torch.equal(model.W_E, model.embed.W_E)
-    ids = torch.tensor([[1, 2], [3, 4]])
-    assert model.tokens_to_residual_directions(ids).shape == (2, 2, 8)
-    assert torch.equal(model.tokens_to_residual_directions(3), model.W_U[:, 3])
 
 
 @settings(max_examples=15)
@@ -217,34 +191,13 @@ def test_start_and_stop_at_layer(cfg: TransformerConfig, data: st.DataObject):
             assert torch.equal(model(tokens, stop_at_layer=layer - cfg.n_layers), middle)
 
 
-def test_cache_options():
-    model = make(LINEAR)
-    tokens = random_tokens(model.cfg, batch=1)
-    prompts = random_prompts(model.cfg, batch=1)
-    _, cache = model.run_with_cache(tokens, names_filter=["blocks.1.attn.hook_z"], return_cache_object=False)
-    assert type(cache) is dict
-    assert list(cache) == ["blocks.1.attn.hook_z"]
-    _, cache = model.run_with_cache(prompts, remove_batch_dim=True)
-    assert cache["pattern", 0].shape == (2, 6, 6)
-    assert not cache.has_batch_dim
-    torch.testing.assert_close(cache.decompose_resid().sum(0), cache["resid_post", -1])
-    _, cache = model.run_with_cache(tokens, pos_slice=-1)
-    assert cache["resid_post", 0].shape == (1, 1, 5)
-    outputs, _ = model.run_with_cache(prompts, at="query")
-    torch.testing.assert_close(outputs[:, 0], model.predict(prompts))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_transformer_lens_patching_on_token_ids():
     model: Any = make(IDS)
     clean, corrupted = torch.tensor([[1, 2, 3, 1]]), torch.tensor([[4, 2, 3, 4]])
-    logits, cache = model.run_with_cache(clean)
+    _, cache = model.run_with_cache(clean)
     results = patching.get_act_patch_resid_pre(model, corrupted, cache, lambda out: out[0, -1, 2])
     assert results.shape == (2, 4)
-    patched = model.run_with_hooks(
-        corrupted, fwd_hooks=[("blocks.1.hook_resid_pre", lambda x, hook: cache[hook.name].clone())]
-    )
-    torch.testing.assert_close(patched[0, -1], logits[0, -1])
 
     def at_last(x: Tensor, hook: Any) -> Tensor:
         x = x.clone()
@@ -253,10 +206,6 @@ def test_transformer_lens_patching_on_token_ids():
 
     expected = model.run_with_hooks(corrupted, fwd_hooks=[("blocks.1.hook_resid_pre", at_last)])
     torch.testing.assert_close(results[1, 3], expected[0, -1, 2])
-    heads = patching.get_act_patch_attn_head_out_all_pos(model, corrupted, cache, lambda out: out[0, -1, 2])
-    assert heads.shape == (2, 2)
-    every: Any = patching.get_act_patch_block_every(model, corrupted, cache, lambda out: out[0, -1, 2])
-    assert every.shape == (3, 2, 4)
     assert not model.has_hooks()
 
 
@@ -322,16 +271,6 @@ def test_initial_weights_start_the_query():
     torch.testing.assert_close(model.predict(prompts), prompts.query.xs @ weights)
 
 
-def test_no_prompts_give_no_predictions():
-    for fields in (LINEAR, LINEAR | {"attention": "softmax", "d_head": 3}, SOFTMAX):
-        model = make(fields)
-        empty = random_prompts(model.cfg)[:0]
-        assert model.predict(empty).shape == (0, model.cfg.y_dim)
-        assert model.predict_prefixes(empty).shape == (0, empty.n_context + 1, model.cfg.y_dim)
-        outputs, cache = model.run_with_cache(empty)
-        assert outputs.shape[0] == cache["resid_post", 0].shape[0] == 0
-
-
 # ---- weights ----
 
 
@@ -365,18 +304,6 @@ def test_initial_weights_of_parts():
     assert (zero.W_Q == 0).all()
 
 
-def test_state_dict_round_trip():
-    kinds = (SOFTMAX | {"sink": "learned"}, SOFTMAX | {"recurrent": True}, LINEAR, IDS, MIXED, DESCENT)
-    for fields in (*kinds, DESCENT | {"recurrent": True}):
-        model, other = make(fields), HookedTransformer(config(fields), seed=9)
-        other.load_state_dict({name: weight.clone() for name, weight in model.state_dict().items()})
-        tokens = random_tokens(model.cfg)
-        assert torch.equal(model(tokens), other(tokens))
-    names = set(make(LINEAR).state_dict())
-    weights = {f"blocks.{layer}.attn.W_{letter}" for layer in range(2) for letter in "QKVO"}
-    assert names == weights | {"initial_weights"}
-
-
 def test_config_follows_the_weights():
     model = make(SOFTMAX, positional_embedding_type="sinusoidal", sink="fixed", sink_score=-0.3)
     tokens = random_tokens(model.cfg)
@@ -391,10 +318,7 @@ def test_config_follows_the_weights():
     assert double.dtype == torch.float64
     torch.testing.assert_close(double.float(), outputs, rtol=1e-4, atol=1e-5)
     assert model.encode(random_prompts(model.cfg).to(torch.float32)).dtype == torch.float64
-    model.to(torch.bfloat16)
-    assert model.cfg.dtype == torch.bfloat16
-    assert model(tokens.bfloat16()).isfinite().all()
-    assert model.float().cfg.dtype == torch.float32
+    assert model.to(torch.bfloat16)(tokens.bfloat16()).isfinite().all()
     assert model.to("meta").cfg.device == "meta"
     assert model(tokens.to("meta")).shape == outputs.shape
 
@@ -441,8 +365,6 @@ def test_shared_weights_stay_shared(sharing: str):
     model = make(fields)
     tokens = random_tokens(model.cfg)
     outputs = model(tokens)
-    n_weights = sum(p.numel() for p in model.parameters())
-    assert n_weights < sum(p.numel() for p in make(SOFTMAX, sink="learned").parameters())
     assigned = HookedTransformer(config(fields), seed=5)
     assigned.load_state_dict({name: w.clone() for name, w in model.state_dict().items()}, assign=True)
     for again in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), assigned):

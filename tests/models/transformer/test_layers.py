@@ -23,45 +23,23 @@ NORMED = INTERLEAVED | {"normalization_type": "LN"}
 DESCENT = PAIRED | {"n_heads": 1, "attention_weights": "gradient_descent", "read_out": "identity"}
 
 FEATURES: dict[str, dict[str, Any]] = {
-    "paired": PAIRED,
-    "interleaved": INTERLEAVED,
-    "token_ids": {"prompt_format": "token_ids", "d_vocab": 5, "n_ctx": 6, "d_model": 4, "dtype": "float64"},
     "no context": PAIRED | {"n_context": 0},
     "no layers": PAIRED | {"n_layers": 0},
     "weight sharing": NORMED | {"recurrent": True, "n_layers": 3, "d_mlp": 5},
     "weight sharing, first norm skipped": NORMED | {"recurrent": True, "n_layers": 3, "skip_first_norm": True},
     "leaky_relu slope": PAIRED | {"attention": "leaky_relu", "attention_slope": 0.3},
-    "keys causal": INTERLEAVED | {"keys": "causal"},
-    "keys context": INTERLEAVED | {"keys": "context"},
-    "keys full": INTERLEAVED | {"keys": "full"},
     "keys causal, exp": PAIRED | {"keys": "causal", "attention": "exp", "n_layers": 1},
-    "sink fixed": INTERLEAVED | {"sink": "fixed", "sink_score": -0.4},
     "sink learned": INTERLEAVED | {"sink": "learned", "sink_score": 0.7},
     "sink, no context": PAIRED | {"attention": "softmax", "sink": "fixed", "n_context": 0, "d_head": 3},
-    "LN": NORMED | {"d_mlp": 6},
-    "LNPre": NORMED | {"d_mlp": 6, "normalization_type": "LNPre"},
-    "skip_first_norm": NORMED | {"skip_first_norm": True},
-    "no final_norm": NORMED | {"final_norm": False},
     "final_norm, identity read-out": PAIRED | {"normalization_type": "LN", "final_norm": True},
-    "eps": NORMED | {"eps": 0.3},
-    "mlp in blocks": PAIRED | {"d_mlp": 7},
     "mlp on input": PAIRED | {"d_mlp": 7, "mlp_location": "input"},
-    "positions none": INTERLEAVED | {"positional_embedding_type": "none"},
-    "positions standard": INTERLEAVED | {"positional_embedding_type": "standard"},
-    "positions one_hot": INTERLEAVED | {"positional_embedding_type": "one_hot"},
     "positions one_hot, identity": PAIRED | {"positional_embedding_type": "one_hot", "read_in": "identity"},
-    "positions sinusoidal": INTERLEAVED | {"positional_embedding_type": "sinusoidal"},
     "positions sinusoidal, identity": PAIRED
     | {"positional_embedding_type": "sinusoidal", "read_in": "identity", "d_pos": 5},
     "positions standard, identity": PAIRED | {"positional_embedding_type": "standard"},
     "interleaved, identity": PAIRED | {"prompt_format": "interleaved", "read_in": "identity", "read_out": "identity"},
-    "damping": NORMED | {"damping": 0.3, "d_mlp": 4},
-    "clipping": PAIRED | {"token_clip": 0.5},
     "1/n": PAIRED | {"normalize_by_context": True},
-    "1/n, causal": PAIRED | {"normalize_by_context": True, "keys": "causal"},
     "1/n, no context": PAIRED | {"normalize_by_context": True, "n_context": 0},
-    "score scale": PAIRED | {"score_scale": 0.2},
-    "score scale, softmax": INTERLEAVED | {"score_scale": 1.7},
     "biases": PAIRED | {"attn_bias": True, "read_in": "linear", "read_bias": True},
     "softmax, then linear": PAIRED | {"attention": "softmax,linear", "d_head": 3},
     "linear, then softmax": INTERLEAVED | {"attention": "linear,softmax"},
@@ -71,7 +49,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "mixed, fixed sink": PAIRED | {"attention": "exp,softmax", "sink": "fixed", "sink_score": -0.4},
     "momentum over outputs": INTERLEAVED | {"momentum": 0.7, "sink": "learned", "sink_score": 0.7},
     "momentum over values": INTERLEAVED | {"momentum": 0.7, "momentum_over": "values"},
-    "momentum over outputs, linear, looped": PAIRED | {"keys": "causal", "momentum": 0.4, "recurrent": True},
     "momentum over values, 1/n": PAIRED
     | {"keys": "causal", "momentum": 0.99, "momentum_over": "values", "normalize_by_context": True, "attn_bias": True},
     "momentum over values, mixed": NORMED
@@ -100,6 +77,7 @@ def compare(model: HookedTransformer, tokens: Tensor, tolerance: float = 1e-10) 
     cfg = model.cfg
     outputs, cache = model.run_with_cache(tokens)
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
+    torch.testing.assert_close(cache["unembed.hook_in"] @ model.W_U + model.b_U, outputs)  # the read-out as a matrix
     for prompt in range(len(tokens)):
         expected, streams, patterns = reference.forward(cfg, weights, tokens[prompt].numpy())
         scale = max(1.0, *(float(np.abs(stream).max()) for stream in streams))
@@ -121,7 +99,7 @@ def test_feature(feature: str):
     compare(random_model(cfg, scale=0.3), random_tokens(cfg))
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(cfg=configs(dtype="float64"), seed=st.integers(0, 1000))
 def test_random_configs(cfg: TransformerConfig, seed: int):
     model, tokens = random_model(cfg, seed), random_tokens(cfg, seed=seed, batch=1)
