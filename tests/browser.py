@@ -60,10 +60,6 @@ class JupyterLab:
             )
         self._wait_until_up()
 
-    def open_notebook(self, path: Path, *, width: int = 1280, height: int = 1000) -> Page:
-        """Open a copy of a notebook without running it, and return the page."""
-        return self._opened(nbformat.read(path, as_version=4), path.name, width, height)
-
     def drive_notebook(self, path: Path, *, timeout: float = 1200, width: int = 1280, height: int = 1000) -> Page:
         """Open a copy of a notebook, run all of its cells in at most `timeout` seconds, and return the page.
 

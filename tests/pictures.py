@@ -1,4 +1,4 @@
-"""Faults of figures, of captions over them, and of pages as a browser draws them.
+"""Faults of figures, and of pages as a browser draws them.
 
 Every function returns faults as sentences; a correct picture has none.
 """
@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,51 +102,7 @@ def _is_inside(x: Any, y: Any, trace: dict[str, Any], layout: dict[str, Any]) ->
     return True
 
 
-# ---- captions
-
-
-def _dashes(figure: Any) -> set[str]:
-    lines = [trace.line.dash for trace in figure.data if trace.type == "scatter"]
-    return {dash for dash in (*lines, *(shape.line.dash for shape in figure.layout.shapes)) if dash}  # type: ignore[attr-defined]
-
-
-def _symbols(figure: Any) -> str:
-    drawn = [trace for trace in figure.data if trace.type == "scatter" and "markers" in (trace.mode or "markers")]
-    return " ".join(str(trace.marker.symbol or "circle") for trace in drawn)
-
-
-def _has_bars(figure: Any) -> bool:
-    return any(t.type == "bar" or (t.type == "scatter" and (t.error_y.array or t.error_x.array)) for t in figure.data)
-
-
-def _has_bands(figure: Any) -> bool:
-    rectangles = any(shape.type == "rect" for shape in figure.layout.shapes)  # type: ignore[attr-defined]
-    return rectangles or any(trace.type == "scatter" and trace.fill for trace in figure.data)
-
-
-def _hues(figure: Any) -> set[str]:
-    """Return the names of the colours of marks."""
-    hues = set()
-    for trace in figure.data:
-        if trace.type == "heatmap":
-            hues |= _hues_of_cells(trace, figure)
-        else:
-            color = _color(trace)
-            hues |= {_hue(color)} if color else set()
-    return hues
-
-
-def _hues_of_cells(trace: Any, figure: Any) -> set[str]:
-    """Return the names of the colours near a scale's ends that a heatmap's values reach."""
-    axis: Any = figure.layout[trace.coloraxis] if trace.coloraxis else trace
-    scale, cells = axis.colorscale, [v for row in trace.z for v in row if v is not None and math.isfinite(v)]
-    if not scale or isinstance(scale, str) or not cells:
-        return set()
-    low, high = (axis.cmin, axis.cmax) if trace.coloraxis else (axis.zmin, axis.zmax)
-    middle, reach = (low + high) / 2, (high - low) / 2
-    signed = low < 0 < high
-    hues = {_hue(scale[-1][1])} if max(cells) > (middle if signed else low) + 0.05 * reach else set()
-    return hues | ({_hue(scale[0][1])} if signed and min(cells) < middle - 0.05 * reach else set())
+# ---- colours
 
 
 def _color(trace: Any) -> str | None:
@@ -169,36 +125,6 @@ def _hue(color: str) -> str:
     if spread < 40:
         return "black" if max(r, g, b) < 80 else "white" if min(r, g, b) > 235 else "grey"
     return "blue" if b == max(r, g, b) else "red" if r == max(r, g, b) and r > 1.4 * max(g, b) else "other"
-
-
-CLAIMS: dict[str, Callable[[Any], bool]] = {
-    r"open circles?": lambda figure: "circle-open" in _symbols(figure),
-    r"white squares?": lambda figure: "square" in _symbols(figure),
-    r"diamonds?": lambda figure: "diamond" in _symbols(figure),
-    r"stars?": lambda figure: "star" in _symbols(figure),
-    r"dashed": lambda figure: "dash" in _dashes(figure),
-    r"dotted": lambda figure: "dot" in _dashes(figure),
-    r"bands?|shaded": _has_bands,
-    r"bars?": _has_bars,
-    r"lines?": lambda figure: any(t.type == "scatter" and "lines" in (t.mode or "") for t in figure.data),
-    r"(red|blue|black)(?= cells?| lines?|:|;| \()": lambda figure: True,  # by hue, below
-}
-"""Names of marks in a caption, and a check whether a figure has them."""
-ABSTRACT = r"(straight|piecewise|weight|learning|error|any|of|off the|on) (line|bar|band)s?"  # no marks
-
-
-def caption_faults(caption: str, figures: Sequence[Any]) -> list[str]:
-    """Return named marks and colours that no figure has, and open circles that the caption does not explain."""
-    faults = set()
-    text = re.sub(ABSTRACT, "", caption.lower())
-    for pattern, has_marks in CLAIMS.items():
-        for name in (match.group() for match in re.finditer(rf"\b(?:{pattern})\b", text)):
-            hue = name if name in ("red", "blue", "black") else None
-            if figures and not any(hue in _hues(figure) if hue else has_marks(figure) for figure in figures):
-                faults.add(f"the caption names {name!r}, and no figure has them")
-    if "open circle" not in text and any("circle-open" in _symbols(figure) for figure in figures):
-        faults.add("there are open circles, and the caption does not explain them")
-    return sorted(faults)
 
 
 # ---- pages
@@ -246,12 +172,12 @@ def _meaning(name: str) -> str:
 
 
 def section_faults(sections: Sequence[Section]) -> list[str]:
-    """Return faults of all figures of a page's sections, of their captions, and of colours across them."""
+    """Return faults of all figures of a page's sections, and of colours across them."""
     faults = []
     for section in sections:
         figures = figures_of(section)
         each = [fault for figure in figures for fault in figure_faults(figure)]
-        faults += [f"{section.title}: {fault}" for fault in (*each, *caption_faults(section.words, figures))]
+        faults += [f"{section.title}: {fault}" for fault in each]
         if any(isinstance(part, Html) and part.script for part in section.parts):
             faults.append(f"{section.title}: a picture on a page needs a second script")
     return faults + color_faults([figure for section in sections for figure in figures_of(section)])

@@ -244,19 +244,6 @@ def test_tutorials_show_every_picture_of_their_notebooks(site: Path):
         assert len(re.findall(rf'<img [^>]*src="{path.stem}_files/', text)) == len(drawn) > 0, path.name
 
 
-@pytest.mark.slow
-def test_the_search_works_in_files(site: Path, browser: Browser):
-    context = browser.new_context(viewport={"width": 1200, "height": 900}, offline=True)
-    page = context.new_page()
-    page.goto((site / "index.html").as_uri())
-    page.locator("input.md-search__input").click()
-    page.keyboard.type("fit_readouts")
-    first = page.locator(".md-search-result__link").first
-    first.wait_for()
-    assert "reference/analysis.layers.html" in (first.get_attribute("href") or "")
-    context.close()
-
-
 # ---- the readme: short, its code is the first page's, and what it names exists ----
 
 

@@ -80,16 +80,6 @@ def test_the_peer_has_our_size():
     assert sizes == (gpt2.BATCH_SIZE, gpt2.X_DIM, gpt2.N_CONTEXT, gpt2.LAYERS, gpt2.HEADS)
 
 
-def test_the_fused_gelu_is_the_default_one():
-    torch.manual_seed(0)
-    default = gpt2.OfTransformers("sdpa", "gelu_new").eval()
-    fused = gpt2.OfTransformers("sdpa", "gelu_pytorch_tanh").eval()
-    fused.load_state_dict(default.state_dict())
-    embedded = torch.randn(2, gpt2.N_POS, gpt2.WIDTH)
-    with torch.no_grad():
-        np.testing.assert_allclose(default(embedded), fused(embedded), rtol=1e-4, atol=1e-5)
-
-
 def test_the_slope_on_logarithmic_axes_is_the_power():
     sizes = [1, 2, 4, 8, 16]
     assert throughput.slope(sizes, [3 * size**1.5 for size in sizes]) == pytest.approx(1.5)

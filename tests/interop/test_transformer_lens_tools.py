@@ -27,7 +27,6 @@ from transformer_lens.tools.analysis import (
 )
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mechicl import analysis
 from mechicl.models import HookedTransformerConfig
 from tests.strategies import random_model
 
@@ -149,47 +148,12 @@ def test_as_on_a_bridge_of_the_same_weights(kind):
     torch.testing.assert_close(*read, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_faithfulness_from_none_to_all(kind):
-    model, (clean, corrupted) = model_of(kind), pair()
-    edges = list(attribution_patch(model, clean, corrupted, metric, EDGES).edge_scores)
-    clean, corrupted = clean[:1], corrupted[:1]
-    recovered = [faithfulness(model, clean, corrupted, metric, kept).recovered for kept in (edges, [])]
-    assert recovered == pytest.approx([1, 0], abs=1e-9)
-    with torch.no_grad():  # only the embedding's edges to the output: what it changes there reaches it straight
-        kept = [edge for edge in edges if edge[0].kind == "embed" and edge[1].kind == "logits"]
-        change = model.embed_tokens(clean) - model.embed_tokens(corrupted)
-        last = model(corrupted, stop_at_layer=2) + change
-        whole, none, some = (metric(out) for out in (model(clean), model(corrupted), model(last, start_at_layer=2)))
-    expected = ((some - none) / (whole - none)).item()
-    assert faithfulness(model, clean, corrupted, metric, kept).recovered == pytest.approx(expected, rel=1e-9)
-
-
 def direct_paths(model: Any, clean: Tensor, corrupted: Tensor, component: Any) -> Tensor:
     """Return TransformerLens' effects for all pairs of heads."""
     clean_cache, corrupted_cache = (model.run_with_cache(tokens)[1] for tokens in (clean, corrupted))
     return get_act_patch_direct_path_all_sources(
         model, corrupted, clean_cache, corrupted_cache, metric, component, verbose=False
     )
-
-
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_direct_paths_are_those_of_patch_paths(kind):
-    model, (clean, corrupted) = model_of(kind), pair()
-    for component in ("q", "k", "v"):
-        theirs = direct_paths(model, clean, corrupted, component)
-        ours = analysis.interventions.patch_paths(
-            model, clean, corrupted, component, metrics={"score": _per_prompt}, at="positions", progress=False
-        )
-        torch.testing.assert_close(
-            theirs[0, :, 1].double(), ours.values["score"].mean(-1)[0, :, 1], atol=1e-6, rtol=1e-6
-        )
-        assert not theirs[1].any()
-    assert not model.cfg.use_split_qkv_input
-
-
-def _per_prompt(logits: Tensor) -> Tensor:
-    return torch.stack([metric(prompt[None]) for prompt in logits])
 
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)

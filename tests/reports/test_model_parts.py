@@ -30,7 +30,6 @@ from mechicl.reports.heads import (
 )
 from mechicl.statistics import Interval, interval, ratio_interval
 from mechicl.tasks import LinearRegression
-from tests.pictures import drawn
 from tests.reports import by_quantity, made
 from tests.scripts import import_script
 
@@ -192,7 +191,7 @@ def test_models_without_such_parts_have_a_reason(model, task):
     assert no_model_parts(made(task, model))
 
 
-def test_copying_models_have_a_report_of_their_parts(tmp_path, browser):
+def test_copying_models_have_a_report_of_their_parts(tmp_path):
     models = [network(INTERLEAVED.replace(keys="context"), seed) for seed in (0, 1)]
     curve = {"eval_step": [0, 10], "eval_loss": [[2.0, 1.0], [1.0, 0.5]]}
     folder = save(tmp_path / "made", models, made(TASK, seeds=[0, 1], curve=curve).record)
@@ -206,14 +205,7 @@ def test_copying_models_have_a_report_of_their_parts(tmp_path, browser):
     assert data["table"][0]["measured"]["mean"] == pytest.approx(data["mse"][0] / 2)
     assert data["verdict"]["seed"] == 1
     assert {row["quantity"] for row in data["table"]} >= {"input to target score", "target to input score"}
-    page = browser.new_page()
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.goto(path.as_uri())
-    assert drawn(page) == 1 + 5 + 2  # the verdict, loss and parts, algorithms
-    assert "2 seeds of a transformer with 2 layers, each with 2 softmax heads" in page.inner_text("body")
-    page.close()
-    assert not problems
+    assert "2 seeds of a transformer with 2 layers, each with 2 softmax heads" in path.read_text()
 
 
 # ---- the part of a report that tests hypotheses by interventions ----

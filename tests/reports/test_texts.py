@@ -90,20 +90,6 @@ def test_the_script_compares_published_with_measured(script, folder, tmp_path):
     assert len(comparison.sections) == 3
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"tasks": ("farms",)}, r"unknown tasks \['farms'\]: there are sst2, "),
-        ({"seeds": ()}, "at least one seed"),
-        ({"n_demonstrations": 40}, "longer than the model's context of n_ctx=64"),
-        ({"tasks": ("sst2",), "data": Path("nowhere")}, r"nowhere has no file sst2_train\.csv"),
-    ],
-)
-def test_bad_arguments_are_named(script, folder, tmp_path, fields, message):
-    with pytest.raises(ValueError, match=message):
-        script.compare(args(script, folder, tmp_path, **fields))
-
-
 # ---- the report on a language model, on one with random weights ----
 
 

@@ -2,7 +2,6 @@ import errno
 import functools
 import importlib
 import json
-import linecache
 import multiprocessing
 import os
 import random
@@ -13,7 +12,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +22,7 @@ from mechicl import viz
 from mechicl.checkpoints import load_checkpoint
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import Sweep, SweepError, load_table, status
-from mechicl.sweeps.folder import RESULTS, read_devices, warn_of_several
+from mechicl.sweeps.folder import RESULTS, read_devices
 from mechicl.sweeps.measuring import identity
 from mechicl.training import train
 from tests.bounds import bounded, make_no_file
@@ -282,17 +280,6 @@ def test_a_measure_that_cannot_be_pickled_needs_one_worker(tmp_path):
     assert run(tmp_path, lambda checkpoint: float(lock.locked()), extend=True).frame["<lambda>"].sum() == 0
 
 
-@pytest.mark.slow
-def test_a_measure_from_a_notebook_is_the_same_in_every_process(tmp_path):
-    name, source = "<ipython-input-7>", "def layers(checkpoint):\n    return checkpoint.models[0].cfg.n_layers\n"
-    lines: Any = source.splitlines(True)
-    linecache.cache[name] = (len(source), None, lines, name)  # as IPython does
-    namespace = {"__name__": "__main__"}
-    exec(compile(source, name, "exec"), namespace)
-    table = run(tmp_path, namespace["layers"], workers=2)
-    assert table.frame["layers"].tolist() == [1, 1, 2, 2, 1, 1, 2, 2]
-
-
 def test_variables_in_a_measure_s_closure_are_part_of_it(tmp_path):
     def make(number):
         return lambda checkpoint: number
@@ -401,14 +388,6 @@ def test_several_devices_in_one_run_give_a_warning_at_its_end(tmp_path, monkeypa
     monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: next(kinds))
     with pytest.warns(UserWarning, match=r"\(2 on cuda, .*; 2 on cuda, [^;]*\): their"):
         run(tmp_path)
-
-
-def test_cells_without_a_device_give_no_warning(tmp_path, recwarn):
-    assert read_devices(tmp_path) == []
-    assert not warn_of_several([tmp_path], "cpu, AVX2")
-    (tmp_path / "devices.json").write_text("{nonsense")
-    assert not warn_of_several([tmp_path], "cpu, AVX2")
-    assert not recwarn
 
 
 # ---- Ray ----

@@ -161,13 +161,6 @@ def test_every_preset_has_a_line_in_the_help():
     assert all("\n" not in line and line for line in summaries.values())
 
 
-def test_lsa_1l_is_the_published_one_layer_setting():
-    preset = PRESETS["lsa-1l"]
-    assert (preset.task.x_dim, preset.task.n_context, preset.model.n_layers) == (10, 10, 1)
-    assert (preset.batch_size, preset.learning_rate, preset.gradient_clip) == (2048, 1e-3, 10.0)
-    assert len(preset.seeds) == 5
-
-
 # ---- configs and runs that are refused, by the name of the field ----
 
 

@@ -12,12 +12,11 @@ from mechicl.training.data import (
     TIMED_BATCHES,
     batches,
     batches_ahead,
-    examples,
     losses,
     make_generators,
     sample_batch,
 )
-from tests.training.runs import MODEL, READER, TASK, WORDS, reading, small
+from tests.training.runs import MODEL, TASK, small
 
 CPU = torch.device("cpu")
 
@@ -183,19 +182,6 @@ def test_an_error_while_drawing_reaches_the_training_thread_unchanged(monkeypatc
     assert_no_thread_is_left()
 
 
-def test_each_seed_reads_its_own_generators_sequences_of_each_task_and_predicts_the_next_tokens():
-    other = WORDS.replace(min_period=5)
-    config = reading(more_tasks=(other,), seeds=(4, 9), steps=3)
-    generators = {(task, seed): torch.Generator().manual_seed(2**40 + seed) for task in range(2) for seed in (4, 9)}
-    for batch in stream(config):
-        assert batch.tokens.shape == batch.targets.shape == (4, 16, 12)
-        for i, (task, seed) in enumerate([(0, 4), (0, 9), (1, 4), (1, 9)]):
-            sequences = (WORDS, other)[task].sample(16, generator=generators[task, seed])
-            assert torch.equal(batch.tokens[i], sequences.ids[:, :-1])
-            assert torch.equal(batch.targets[i], sequences.targets())
-            assert torch.equal(batch.generator_states[i], generators[task, seed].get_state())
-
-
 # ---- examples and losses ----
 
 UNSCORED = -100
@@ -237,16 +223,3 @@ def test_losses_of_regression_are_mean_squared_errors(shape):
     outputs, targets = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     expected = [math.fsum(((a - b) ** 2).flatten().tolist()) / a.numel() for a, b in zip(outputs, targets, strict=True)]
     assert losses(outputs, targets).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_examples_of_token_sequences_are_ids_and_the_ids_that_come_next():
-    model = HookedTransformer(READER, seed=0)
-    sequences = WORDS.sample(6, seed=0)
-    ids, targets = examples(model, sequences, "positions")
-    assert torch.equal(ids, sequences.ids[:, :-1])
-    assert torch.equal(targets, torch.where(sequences.predictable, sequences.ids, UNSCORED)[:, 1:])
-    with torch.no_grad():
-        logits = model(ids)
-    assert logits.shape == (*targets.shape, READER.d_vocab)
-    expected = plain_cross_entropies(logits[None], targets[None])
-    assert losses(logits[None], targets[None]).tolist() == pytest.approx(expected, rel=1e-5)
