@@ -2,7 +2,6 @@
 
 from mechicl.interop.garg import from_garg, load_garg
 from mechicl.interop.language_models import LanguageModel, load_language_model
-from mechicl.interop.linear_transformer import from_linear_transformer
 from mechicl.interop.scikit_learn import from_sklearn
 from mechicl.interop.tracr import CompiledTransformer, from_tracr
 from mechicl.interop.transformer_lens import from_transformer_lens, to_transformer_lens
@@ -11,7 +10,6 @@ __all__ = [
     "CompiledTransformer",
     "LanguageModel",
     "from_garg",
-    "from_linear_transformer",
     "from_sklearn",
     "from_tracr",
     "from_transformer_lens",

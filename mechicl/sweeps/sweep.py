@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,6 @@ class Sweep(Grid):
         retry: bool = False,
         extend: bool = False,
         progress: bool = True,
-        on_result: Callable[[GridTable], None] | None = None,
     ) -> GridTable:
         """Train and measure what is missing in the folder, and return the table of all models.
 
@@ -95,7 +94,6 @@ class Sweep(Grid):
             extend: accept a folder with a sweep that has other values on its axes, or other measures: its cells are
                 kept, and models are measured again if the measures changed.
             progress: show a progress bar, with the remaining time.
-            on_result: called with the table so far: at the start, at the end, and several times between.
 
         Returns:
             One row per model: the axes, then "diverged_at" (the step, or NaN), "loss" (held-out, at the end), and the
@@ -127,7 +125,7 @@ class Sweep(Grid):
         )
         on_gpu = not self.base.cpu and torch.accelerator.is_available()
         try:
-            driver = _Driver(self, orders, extend, on_result)
+            driver = _Driver(self, orders, extend)
             cells = [driver.state.cell(cell.name) for cell in self.cells]
             # devices of other machines, and the workers' GPU, are known only afterwards
             warned = warn_of_several(cells, device_kind(cpu=True) if ray is None and not on_gpu else None)
@@ -154,8 +152,8 @@ class Sweep(Grid):
 class _Driver:
     """Distributes the cells of a sweep until all are done, and keeps the table up to date."""
 
-    def __init__(self, grid: Grid, orders: Orders, extend: bool, on_result: Callable[[GridTable], None] | None):
-        self.grid, self.orders, self.on_result = grid, orders, on_result
+    def __init__(self, grid: Grid, orders: Orders, extend: bool):
+        self.grid, self.orders = grid, orders
         self.state = SweepFolder(orders.folder)
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
@@ -211,10 +209,7 @@ class _Driver:
         """Write the rows of all cells that are done, also by other processes."""
         started = time.monotonic()
         with locked(self.orders.folder, wait=True):
-            table = self.state.table()
-            table.save(self.state.path / RESULTS)
-        if self.on_result is not None:
-            self.on_result(table)
+            self.state.table().save(self.state.path / RESULTS)
         self.last_written = time.monotonic()
         self.seconds = self.last_written - started
 

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,9 +13,8 @@ from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge.sources import boot_native
 from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
 
-from mechicl.interop import from_linear_transformer, from_transformer_lens, to_transformer_lens
+from mechicl.interop import from_transformer_lens, to_transformer_lens
 from mechicl.models import HookedTransformer, HookedTransformerConfig
-from mechicl.tasks import LinearRegression
 from tests.strategies import random_model, random_tokens
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_ctx": 6, "d_head": 4, "d_vocab": 11}
@@ -161,38 +159,3 @@ def test_weights_that_are_no_finite_numbers_are_refused_by_name(weight: Tensor):
 def test_features_that_transformer_lens_lacks_are_refused_by_name(fields: dict[str, Any]):
     with pytest.raises(ValueError, match=f"TransformerLens has no {next(iter(fields))}="):
         to_transformer_lens(HookedTransformer(HookedTransformerConfig(**(SMALL | fields))))
-
-
-# ---- imported linear transformers against their formula, written out token by token ----
-
-
-def predict(allparam: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> float:
-    n, d = len(xs) - 1, xs.shape[1]
-    tokens = np.concatenate([xs, ys], axis=1)
-    tokens[-1, -1] = 0
-    for heads in allparam:
-        update = np.zeros_like(tokens)
-        for p, q in heads:
-            full_p, full_q = np.zeros((d + 1, d + 1)), np.zeros((d + 1, d + 1))
-            full_p[:d, :d], full_p[d, d], full_q[:d, :d] = p, 1, q
-            for i in range(n + 1):
-                for j in range(n):
-                    update[i] += (tokens[i] @ full_q @ tokens[j]) * (full_p @ tokens[j]) / n
-        tokens = tokens + update
-    return -tokens[-1, -1]
-
-
-@pytest.mark.parametrize(("n_layers", "n_heads"), [(1, 1), (3, 2)])
-def test_predictions_are_the_originals(n_layers, n_heads):
-    generator = torch.Generator().manual_seed(0)
-    allparam = 0.4 * torch.randn(n_layers, n_heads, 2, 4, 4, dtype=torch.float64, generator=generator)
-    prompts = LinearRegression(x_dim=4, n_context=6, inputs="gaussian").sample(5, seed=1, dtype=torch.float64)
-    got = from_linear_transformer(allparam, n_context=6).predict(prompts).detach()
-    expected = [predict(allparam.numpy(), x.numpy(), y.numpy()) for x, y in zip(prompts.xs, prompts.ys, strict=True)]
-    np.testing.assert_allclose(got[:, 0], expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("allparam", [torch.zeros(1, 1, 3, 4, 4), torch.zeros(1, 1, 2, 4, 4, dtype=torch.float16)])
-def test_other_shapes_and_types_are_refused(allparam):
-    with pytest.raises(ValueError, match=r"allparam must be .*float32s \[layer head 2 x x\]"):
-        from_linear_transformer(allparam, n_context=6)

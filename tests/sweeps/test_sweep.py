@@ -304,16 +304,6 @@ def test_a_measure_with_random_numbers_gives_the_same_each_time(tmp_path):
     assert first["torch"].nunique() == 2  # one draw for each training seed
 
 
-def test_a_driver_s_table_is_of_its_own_grid(tmp_path):
-    other = Sweep(BASE, {**RATES, "learning_rate": (1.0,)})
-
-    def meddle(table):
-        if len(table.frame) == 2:
-            other.run(tmp_path, doubled, workers=1, progress=False, extend=True)
-
-    assert run(tmp_path, on_result=meddle).frame["learning_rate"].tolist() == [1e-3] * 4 + [1e-2] * 4
-
-
 def test_none_is_a_label_and_a_measure_does_not_write_over_an_axis(tmp_path):
     table = Sweep(BASE, {"gradient_clip": (None, 1.0), "seed": (0,)}).run(tmp_path, workers=1, progress=False)
     assert table.intervals("loss")["gradient_clip"].tolist() == ["none", 1.0]
