@@ -144,15 +144,6 @@ def test_parts_are_measured_again_on_a_busy_machine_and_then_left_out(machine, t
     assert "NOT TO BE QUOTED" not in capsys.readouterr().out
 
 
-def test_a_missing_library_leaves_a_part_out(machine, tmp_path, capsys, monkeypatch):
-    def missing(name):
-        raise ModuleNotFoundError("No module named 'jax'")
-
-    monkeypatch.setattr(suite.importlib, "import_module", missing)
-    assert run(tmp_path) == ["fast"]
-    assert "No module named 'jax'" in capsys.readouterr().out
-
-
 def test_the_page_gets_the_blocks_and_keeps_its_text(machine, tmp_path, capsys):
     page, results = tmp_path / "page.md", tmp_path / "results.json"
     page.write_text(PAGE)

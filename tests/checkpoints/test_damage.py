@@ -1,12 +1,9 @@
 """Damaged and hostile checkpoint folders: an error that names the file, at once, in little memory."""
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from mechicl.checkpoints import CheckpointError, Snapshots, load, load_checkpoint, save
 from mechicl.checkpoints.stacks import check_stack, models_from_stack, stack_models
@@ -208,14 +205,3 @@ def test_an_outline_is_the_model_without_its_numbers(cfg):
     ours, theirs = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (drawn, model))
     assert {n: (t.shape, t.dtype) for n, t in ours.items()} == {n: (t.shape, t.dtype) for n, t in theirs.items()}
     assert {tensor.device.type for tensor in ours.values()} == {"meta"}
-
-
-def test_links_to_files_are_read_as_in_the_hubs_cache(folder, tmp_path):
-    (tmp_path / "linked").mkdir()
-    for name in FILES:
-        os.symlink(folder / name, tmp_path / "linked" / name)
-    assert load_checkpoint(tmp_path / "linked").record["seeds"] == [5, 9]
-    assert load_file(tmp_path / "linked" / "weights.safetensors")
-    shutil.rmtree(folder)
-    with pytest.raises(CheckpointError):
-        load_checkpoint(tmp_path / "linked")

@@ -182,14 +182,6 @@ def test_records_without_tasks_or_with_too_few_models_have_no_parts(n_models, re
 # ---- the shipped ones ----
 
 
-def test_the_shipped_one_layer_model_has_learned():
-    model = load("lsa-1l")
-    assert (model.cfg.n_layers, model.cfg.attention, model.cfg.x_dim) == (1, "linear", 10)
-    prompts = LinearRegression().sample(2000, seed=0)
-    errors = (model.predict(prompts) - prompts.query.ys).square().mean()
-    assert errors < 0.6 * prompts.query.ys.square().mean()
-
-
 @pytest.mark.parametrize("name", available())
 def test_every_shipped_checkpoint_is_whole_and_has_a_part_for_each_task(name):
     checkpoint = load_checkpoint(name)

@@ -180,20 +180,3 @@ def test_a_run_folder_becomes_a_checkpoint_by_the_command_line(original, tmp_pat
     assert load_checkpoint(out).task == LinearRegression(x_dim=5, n_context=8, inputs="gaussian")
     assert record["imported"] == "in-context-learning"
     assert "import" in record["command"]
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [("model: {family: lstm}", "got 'lstm'"), ("[1, 2", "not plain YAML"), ("3", "no model section"),
-     ("!!python/object/apply:os.getcwd []", "not plain YAML")],
-)  # fmt: skip
-def test_a_bad_config_is_one_line(original, tmp_path: Path, capsys, config, message):
-    torch.save({"model_state_dict": original.state_dict()}, tmp_path / "state.pt")
-    (tmp_path / "config.yaml").write_text(config)
-    with pytest.raises(SystemExit) as exit_:
-        main(["import", str(tmp_path), "--out", str(tmp_path / "out")])
-    error = capsys.readouterr().err
-    assert exit_.value.code == 1
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()

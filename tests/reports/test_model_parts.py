@@ -14,18 +14,15 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint, save
 from mechicl.constructions import gd_plus_plus
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
-from mechicl.reports import Comparison, Row, report
+from mechicl.reports import Row, report
 from mechicl.reports.causes import STAND, causal_part, interventions_as_text, shuffled
 from mechicl.reports.finetuning import N_PROMPTS as N_TUNED
 from mechicl.reports.finetuning import finetuning, finetuning_sections, no_finetuning, slow_finetuning
 from mechicl.reports.heads import (
     ABLATED,
-    N_MEASURED,
-    N_PROMPTS,
     PROMPT_SEED,
     RESTORED,
     measure_model_parts,
-    model_parts,
     no_model_parts,
 )
 from mechicl.statistics import Interval, interval, ratio_interval
@@ -37,7 +34,6 @@ TASK = LinearRegression(x_dim=2, n_context=3)
 PAIRED = TransformerConfig(x_dim=2, n_context=3, n_layers=2, n_heads=2, initializer_range=0.5)
 INTERLEAVED = PAIRED.replace(prompt_format="interleaved", attention="softmax", keys="causal", d_model=8)
 OTHERS = TASK.sample(9, seed=2)
-PLAIN = Comparison("Title", "Lead.", [Row("loss", None, 1.0, "")], data={"mse": 1.0})
 
 
 def network(cfg: TransformerConfig, seed: int = 3) -> HookedTransformer:
@@ -162,20 +158,6 @@ def test_a_model_that_ignores_labels_has_no_row_on_them():
             weight.zero_()
     table, figures, _ = measure_model_parts(model, TASK.sample(10, seed=0), OTHERS)
     assert (len(table), len(figures)) == (1, 3)
-
-
-def test_sections_come_after_the_rest_with_the_first_seed():
-    checkpoint = made(TASK, *(network(PAIRED, seed) for seed in (1, 2)))
-    assert no_model_parts(checkpoint) == ""
-    result = PLAIN.with_more(*model_parts(checkpoint))
-    assert (result.title, result.lead, result.rows[0]) == (PLAIN.title, PLAIN.lead, PLAIN.rows[0])
-    assert [row.section for row in result.rows[1:]] == [result.sections[0].title] * 2
-    prompts = TASK.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
-    expected = ablate(checkpoint.models[0], prompts[:N_PROMPTS], "z", reference=prompts).effect().mean(-1).tolist()  # type: ignore[arg-type]
-    assert result.data["mse"] == 1.0
-    assert result.data["model_parts"]["mean_ablation_of_heads"] == expected
-    assert result.data["model_parts"]["seed"] == PROMPT_SEED
-    assert (len(PLAIN.rows), len(PLAIN.sections), PLAIN.data) == (1, 0, {"mse": 1.0})  # unchanged
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from support.replay import PACKAGE, find_jobs, fingerprint, replay
-from support.results import Results
 from tests.scripts import import_script
 
 ROOT = Path(__file__).parents[2]
@@ -100,24 +99,6 @@ def test_a_script_that_changed_is_run_again(root):
 )  # fmt: skip
 def test_entries_are_named_by_script_results_paper_or_item(root, entry, expected):
     assert sorted(job.name for job in find_jobs(root, [entry])) == expected
-
-
-def test_an_item_selects_its_own_rows(root):
-    path = root / "analyses" / "results" / "one.json"
-    saved = json.loads(path.read_text())
-    saved["table"][0]["measured"] = 9.0
-    path.write_text(json.dumps(saved))
-    assert verify(root, "Fig. 1") == 0
-    assert verify(root, "one") == 1
-
-
-def test_without_a_source_checkout_there_is_nothing_to_run(tmp_path, capsys):
-    assert verify(tmp_path) == 1
-    assert "source checkout" in capsys.readouterr().err
-    (tmp_path / "analyses" / "results").mkdir(parents=True)
-    Results("T", "L", []).write_numbers(tmp_path / "analyses" / "results" / "a.json")
-    with pytest.raises(ValueError, match="contains no command"):
-        find_jobs(tmp_path)
 
 
 @pytest.mark.parametrize(("entry", "message"), [("Fig. 99", "no 'Fig. 99'.*one, two"), ("fu", "no 'fu'")])

@@ -25,7 +25,6 @@ from mechicl.sweeps import Sweep, SweepError, load_table, status
 from mechicl.sweeps.folder import RESULTS, read_devices
 from mechicl.sweeps.measuring import identity
 from mechicl.training import train
-from tests.bounds import bounded, make_no_file
 from tests.sweeps.runs import BASE, RATES, doubled, failing, slow, sweep
 
 
@@ -338,24 +337,6 @@ def test_damaged_rows_are_named_and_a_checkpoint_that_was_cut_short_is_trained_a
     (path.parent / "checkpoint" / "record.json").unlink()
     run(tmp_path / "copy")
     assert (tmp_path / "copy" / RESULTS).read_bytes() == (whole / RESULTS).read_bytes()
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
-@pytest.mark.parametrize("name", ["sweep.json", "rows.json", "run/metrics.jsonl"])
-def test_a_folder_of_pipes_and_devices_is_read_at_once(tmp_path, whole, name, kind):
-    shutil.copytree(whole, tmp_path / "copy")
-    cell = next((tmp_path / "copy").glob("cells/*"))
-    (cell / "run").mkdir(exist_ok=True)
-    if name != "rows.json":
-        (cell / "rows.json").unlink()
-    path = tmp_path / "copy" / name if name == "sweep.json" else cell / name
-    make_no_file(path, kind)
-    with bounded():
-        if name == "run/metrics.jsonl" and kind == "large":  # its end has no line
-            assert {state.step for state in status(tmp_path / "copy")} >= {0}
-            return
-        with pytest.raises(ValueError, match=path.name if name != "sweep.json" else "sweep"):
-            status(tmp_path / "copy")
 
 
 # ---- devices ----

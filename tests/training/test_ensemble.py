@@ -176,22 +176,6 @@ def test_a_model_that_cannot_be_compiled_is_named(tmp_path, monkeypatch):
         train(CONFIG.replace(compile=True), tmp_path, progress=False)
 
 
-def test_a_compiled_run_resumes(tmp_path, monkeypatch):
-    """The passes are those of `torch.compile`, whose own work is not tested here."""
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
-    plain = train(CONFIG, tmp_path / "plain", progress=False)
-    assert not compiled
-    config = CONFIG.replace(compile=True)
-
-    interrupted(config, tmp_path / "compiled", 3)
-    resumed = train(config, tmp_path / "compiled", progress=False)
-    assert len(compiled) == 2
-    assert resumed.record["steps_done"] == 6
-    for a, b in zip(plain.models[0].parameters(), resumed.models[0].parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=0, rtol=0)
-
-
 # ---- threads ----
 
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from mechicl import viz
-from mechicl.analysis import InterventionSweep, ablate, corrupt, patch, patch_paths
+from mechicl.analysis import InterventionSweep
 from mechicl.analysis.heads import HeadScores
-from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.statistics import interval
-from mechicl.tasks import LinearRegression
 from mechicl.viz import patching_grid
 from tests.viz.traces import heatmaps
 
@@ -95,27 +93,6 @@ def test_effects_that_are_zero_or_not_finite_are_drawn():
         assert patching_grid(sweep).data[0].zmax == bound  # type: ignore[attr-defined]
 
 
-def test_all_sweeps_of_the_package_are_drawn():
-    cfg = TransformerConfig(
-        x_dim=2, n_context=3, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=8, attention="softmax",
-        initializer_range=0.4,
-    )  # fmt: skip
-    model, prompts = HookedTransformer(cfg, seed=0).eval(), LinearRegression(x_dim=2, n_context=3).sample(4, seed=0)
-    corrupted = corrupt(prompts, "labels")
-    noised: Any = patching_grid(patch(model, prompts, corrupted, "resid_pre", direction="noising"))
-    assert noised.layout.title.text.endswith(": share of the way to the corrupted loss")
-    shapes = {
-        "stream": (patch(model, prompts, corrupted, "resid_pre"), [(2, 7)]),
-        "pattern": (patch(model, prompts, corrupted, "pattern", ("layer", "head", "query")), [(2, 7)] * 2),
-        "pairs": (ablate(model, prompts, "z", pairs=True), [(4, 4)]),
-        "layers in pairs": (ablate(model, prompts, "attn_out", ("layer",), pairs=True), [(2, 2)]),
-        "directions at positions": (ablate(model, prompts, "resid_pre", directions=torch.eye(8)[:3]), [(2, 7)] * 3),
-        "paths": (patch_paths(model, prompts, corrupted, "q"), [(4, 4)]),
-    }
-    for name, (sweep, expected) in shapes.items():
-        assert [tuple(drawn.shape) for drawn in heatmaps(patching_grid(sweep))] == expected, name
-
-
 # ---- heads ----
 
 
@@ -139,17 +116,6 @@ def test_the_table_of_heads_has_a_panel_per_score_with_its_means():
     assert first.coloraxis == second.coloraxis != third.coloraxis
     headings = " ".join(annotation.text for annotation in figure.layout.annotations)
     assert all(each in headings for each in ("chance 0.125", "chance 0.250", "copying", "of the weights"))
-
-
-@pytest.mark.parametrize(
-    ("heads", "kinds"),
-    [(1, ("copying",)), (12, ("previous_token", "copying", "induction")), (40, ("copying", "induction"))],
-)
-def test_tables_of_heads_of_any_size_are_drawn(heads, kinds):
-    scores = head_scores(layers=4, heads=heads)
-    figure: Any = viz.head_table(HeadScores({name: scores[name] for name in kinds}, scores.chance), "Any")
-    assert [heat.texttemplate is None for heat in figure.data] == [heads == 40] * len(kinds)
-    assert figure.layout.width < 2000
 
 
 def test_compositions_are_shown_from_earlier_to_later_heads():

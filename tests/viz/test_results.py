@@ -22,8 +22,7 @@ from mechicl.viz.html import Html
 from mechicl.viz.weights import kernel_heatmaps
 from tests.analysis.circuits.test_curves import made as curve
 from tests.viz.test_attention import model_and_prompts
-from tests.viz.test_behaviour import MATCH, identification, shifted
-from tests.viz.test_causes import exchanged, ranked, searched
+from tests.viz.test_behaviour import MATCH, exchanged, identification, ranked, searched, shifted
 from tests.viz.test_circuits import EDGES, circuit
 from tests.viz.test_interventions import head_scores, swept
 from tests.viz.test_training import GRID, path, view
