@@ -219,24 +219,8 @@ def _attention(kind: "OneLayer") -> Measured:
 
 
 def _provenance(kind: "OneLayer") -> Measured:
-    """Errata of the papers that concern the page, and how the checkpoint and the page were made."""
-    task, record = kind.task, kind.study.record
-    mse, exact = kind.descent_errors.mean().item(), exact_optimum(task)
-    errata = [
-        ("von Oswald et al., section 3", "η multiplies the mean gradient. The step size a of this package multiplies "
-         f"the sum: η = a n. Tuned here: a = {kind.step_size:.4f}, η = {kind.step_size * task.n_context:.4f}."),
-        ("Nertinger, section 2", "Preconditioned gradient descent is printed with a plus sign before the gradient; "
-         "the sign is minus."),
-    ]  # fmt: skip
-    if task.inputs == "uniform":
-        errata = [
-            ("von Oswald et al., section 3, inputs", "The paper prints x ~ U(-1, 1); its figures are those of "
-             "U(-1/2, 1/2), this package's default. On U(-1, 1) losses and eigenvalues would be four times as large."),
-            ("von Oswald et al., Fig. 2, loss", "The plotted loss 0.2 is half the mean squared error, though eq. 5 has "
-             f"no factor 1/2. Measured for tuned gradient descent here: MSE {mse:.4f}, half of it {mse / 2:.4f}."
-             + (f" Exact for the best step: {exact / 2:.5f}." if exact is not None else "")),
-            *errata,
-        ]  # fmt: skip
+    """How the checkpoint and the page were made."""
+    record = kind.study.record
     made = [
         ("training", record.get("command", "")),
         ("seeds", ", ".join(map(str, kind.seeds))),
@@ -247,8 +231,7 @@ def _provenance(kind: "OneLayer") -> Measured:
          f"{kind.seed}"),
         ("paper", "J. von Oswald et al., Transformers learn in-context by gradient descent, ICML 2023"),
     ]  # fmt: skip
-    errata_section = Section("Errata of the paper that touch this page", "", table(("where", "what"), errata))
-    return [], [errata_section, Section("How it was made", "", table(("", ""), made))], {}
+    return [], [Section("How it was made", "", table(("", ""), made))], {}
 
 
 class OneLayer(Kind):
