@@ -106,7 +106,13 @@ class PromptedModel(LayeredModel):
         if attention_mask is not None:
             self._check_mask(attention_mask)
         read = with_batch_axis(self.to_tokens(input, prepend_bos=prepend_bos))
-        residual = self.embed_tokens(read) if start_at_layer is None else self._check_residual(read)
+        if start_at_layer is None:
+            residual = self.embed_tokens(read)
+        else:
+            if read.ndim != 3 or read.shape[2] != self.cfg.d_model:
+                expected = f"a residual stream [batch pos {self.cfg.d_model}]"
+                raise ValueError(f"with start_at_layer the input is {expected}, got {tuple(read.shape)}")
+            residual = read.clone()  # the first hook may change it in place
         positions = self._positions(at, residual.shape[1])
         outputs = self._run_blocks(residual, range(start, stop), positions, to_outputs=stop_at_layer is None)
         if return_type == "logits" or stop_at_layer is not None:
@@ -300,9 +306,3 @@ class PromptedModel(LayeredModel):
     def _check_width(self, residual: Tensor) -> None:
         if residual.shape[-1] != self.cfg.d_model:
             raise ValueError(f"residual must be [batch row {self.cfg.d_model}], got {list(residual.shape)}")
-
-    def _check_residual(self, residual: Tensor) -> Tensor:
-        if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model:
-            expected = f"a residual stream [batch pos {self.cfg.d_model}]"
-            raise ValueError(f"with start_at_layer the input is {expected}, got {tuple(residual.shape)}")
-        return residual.clone()  # the first hook may change it in place

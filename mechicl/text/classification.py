@@ -107,16 +107,12 @@ class TextTask:
         return self.write(text) + self.labels[label] + self.separator
 
 
-def _table(*tasks: TextTask) -> dict[str, TextTask]:
-    return {task.name: task for task in tasks}
-
-
 _NEWS = "Classify the news articles into the categories of World, Sports, Business, and Technology.\n\n"
 _made = partial(TextTask, template="{text}", separator=" ; ", n_demonstrations=8)
 _test = ("train", "test")
 
 # fmt: off
-TEXT_TASKS: dict[str, TextTask] = _table(
+TEXT_TASKS: dict[str, TextTask] = {task.name: task for task in (
     TextTask("sst2", "Sentence: {sentence}\nLabel:", (" Negative", " Positive"), hub="stanfordnlp/sst2"),
     TextTask("sst5", "Sentence: {text}\nLabel:", (" terrible", " bad", " neutral", " good", " great"),
              hub="SetFit/sst5", splits=_test),
@@ -132,7 +128,7 @@ TEXT_TASKS: dict[str, TextTask] = _table(
     _made("home", labels=(" white", " black", " brown"), topics=("house", "clothes", "kitchen")),
     _made("leisure", labels=(" yellow", " grey", " purple", " orange"),
           topics=("sports", "music", "weather", "shapes")),
-)
+)}
 """Templates and labels of every text task, by name."""
 # fmt: on
 

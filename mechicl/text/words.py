@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mechicl.base.arguments import Count, Natural, check_fields, checked
+from mechicl.base.files import check_file
 
 FOLDER = Path(__file__).parent / "words"
 MOST_BYTES = 2**22
@@ -78,8 +79,7 @@ def read_word_task(path: str | Path, *, name: str | None = None, template: str =
         >>> read_word_task("my_pairs.csv", template="{input} -> {output}")
     """
     path = Path(path)
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, allowed are {MOST_BYTES}")
+    check_file(path, MOST_BYTES)
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         if not {"input", "output"} <= set(rows.fieldnames or ()):

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import mechicl
 from mechicl import algorithms, checkpoints
 from mechicl.base.arguments import (
     ArgumentError,
@@ -34,8 +33,7 @@ from mechicl.base.arguments import (
 )
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedLSTM, LSTMConfig
-from mechicl.prompts import Prompts, prompt_format
-from mechicl.training import Curriculum
+from mechicl.prompts import Prompts
 
 PROMPTS = Prompts(torch.ones(2, 4, 3, dtype=torch.float64), torch.ones(2, 4, 1, dtype=torch.float64))
 
@@ -71,27 +69,20 @@ VALUES = torch.ones(2, 3)
     ("arguments", "options", "message"),
     [
         (("x",), {}, r"measure\(\): values must be a tensor of floats \[prompt point\], got 'x'"),
-        ((VALUES[0],), {}, r"values must be a tensor of floats \[prompt point\], got a tensor of float32 \[3\]"),
         ((VALUES.int(),), {}, r"values must be a tensor of floats .*, got a tensor of int32 \[2, 3\]"),
         ((VALUES.numpy(),), {}, r"got an array of float32 \[2, 3\]; torch\.from_numpy makes a tensor of it"),
         ((VALUES, None, 1, "2"), {}, r"more\[1\] must be an int, got '2'"),
         ((VALUES,), {"n": 1.0}, r"n must be an int, got 1\.0"),
         ((VALUES,), {"n": True}, r"n must be an int, got True"),
         ((VALUES,), {"n": 2**64}, r"n must be an int, got 18446744073709551616"),
-        ((VALUES,), {"n": -(10**400)}, r"n must be an int, got -1000"),
-        ((VALUES,), {"seed": 2**64}, r"seed must be an int, got 18446744073709551616"),
         ((VALUES,), {"scale": "1"}, r"scale must be a number, got '1'"),
         ((VALUES,), {"scale": math.nan}, r"scale must be a finite number, got nan"),
         ((VALUES,), {"scale": np.float32("nan")}, r"scale must be a number, got .*nan"),
-        ((VALUES,), {"scale": 1j}, r"scale must be a number, got 1j"),
         ((VALUES,), {"steps": [1, 2**64]}, r"steps must be an int or a sequence of ints, got the list \[1, 1844674"),
         ((VALUES,), {"names": {"a": {3: 1.0}}}, r"names\['a'\] must be a sequence of numbers, got the dict"),
-        ((VALUES,), {"steps": [1, 2.5]}, r"steps must be an int or a sequence of ints, got the list \[1, 2\.5\]"),
         ((VALUES,), {"method": "Zero"}, r"method must be 'zero', 'mean' or 'resample', got 'Zero'"),
-        ((VALUES,), {"method": None}, r"method must be 'zero', 'mean' or 'resample', got None"),
         ((VALUES,), {"names": {3: [1.0]}}, r"the keys of names must be strings, got 3"),
         ((VALUES,), {"function": 3}, r"function must be a function or None, got 3"),
-        ((VALUES,), {"path": 3}, r"path must be a string or Path, got 3"),
         ((VALUES,), {"path": "a\0"}, r"path must be a valid path, got 'a\\x00'"),
         ((VALUES,), {"path": Path("\ud800")}, r"path must be a valid path, got '\\ud800'"),
         ((VALUES,), {"other": 3}, r"other must be True or False, got 3"),
@@ -100,7 +91,6 @@ VALUES = torch.ones(2, 3)
         ((VALUES,), {"tensor": torch.ones(3, device="meta")}, r"tensor is on the device 'meta'"),
         ((VALUES,), {"tensor": torch.ones(3).to_sparse()}, r"tensor is sparse, got a tensor of float32"),
         ((VALUES,), {"tensor": torch.ones(1).expand(2**40)}, r"tensor has 1\.1e\+12 elements, which repeat"),
-        ((VALUES,), {"steps": torch.ones(1).long().expand(2**40)}, r"steps must be an int or a sequence of ints"),
         ((VALUES,), {"model": torch.nn.Linear(2, 1, device="meta")}, r"model has its weights on the device 'meta'"),
     ],
 )  # fmt: skip
@@ -165,17 +155,6 @@ def test_numbers_of_numpy_count_as_pythons_and_arrays_of_one_axis_as_sequences()
     assert measure(VALUES, names={"a": np.linspace(0, 1, 2)})[7] == {"a": [0.0, 1.0]}  # type: ignore[dict-item]
 
 
-def test_fitting_arguments_are_passed_unchanged():
-    names, function, path = {"a": [1.0]}, torch.relu, Path("x")
-    got = measure(VALUES, VALUES, 5, names=names, function=function, path=path, tensor=VALUES, other=True)
-    assert got[0] is VALUES
-    assert got[7] is names
-    assert got[8] is function
-    assert got[9] is path
-    assert got[-1] == {"other": True}
-    assert measure(VALUES[:0])[0].shape == (0, 3)
-
-
 def test_gradients_and_transforms_of_torch_pass_through():
     @checked
     def loss(values: Float[Tensor, "point"]) -> Tensor:
@@ -209,7 +188,7 @@ def test_collections_of_different_ranges_are_different_annotations(collection, l
     def total(values):
         return sum(values)
 
-    total.__annotations__["values"] = collection[element, ...] if collection is tuple else collection[element]
+    total.__annotations__["values"] = tuple[element, ...] if collection is tuple else collection[element]
     check = checked(total)
     assert check([least, 5]) == least + 5
     with pytest.raises(ArgumentError, match=f"at least {least}"):
@@ -227,17 +206,9 @@ def test_undefined_values_are_accepted_if_the_decorator_allows_them():
         largest(["1"])  # type: ignore[list-item]
 
 
-class Kind(enum.StrEnum):
-    ZERO = "zero"
-
-
-class Word(str):
-    """A subclass of str."""
-
-
 def test_subclasses_of_str_are_strings():
-    assert measure(VALUES, method=Kind.ZERO)[6] == "zero"  # type: ignore[arg-type]
-    assert measure(VALUES, method=Word("mean"))[6] == "mean"  # type: ignore[arg-type]
+    kinds = enum.StrEnum("Kind", ["zero"])
+    assert measure(VALUES, method=kinds.zero)[6] == "zero"  # type: ignore[arg-type,attr-defined]
 
 
 # ---- ranges and fields ----
@@ -265,15 +236,12 @@ class Settings:
     [
         ("count", 0, "an int of at least 1"),
         ("count", True, "an int of at least 1"),
-        ("count", 1.0, "an int of at least 1"),
         ("natural", -1, "an int of at least 0"),
         ("positive", 0.0, "a number that is positive and finite"),
         ("positive", math.inf, "a number that is positive and finite"),
         ("non_negative", -1e-9, "a number of at least 0"),
-        ("non_negative", math.nan, "a finite number"),
         ("fraction", 1.5, "a number from 0 to 1"),
         ("width", 1, "an int of at least 2 or None"),
-        ("slope", -2, "a number from -1 to 1"),
         ("sizes", (3, 0), "a tuple of an int of at least 1"),
     ],
 )
@@ -334,10 +302,7 @@ def test_public_functions_are_pickled_by_the_name_that_users_have():
         (lambda: algorithms.nearest_neighbours(PROMPTS, n_neighbours=1.5), r"n_neighbours must be an int .*got 1\.5"),  # type: ignore[arg-type]
         (lambda: algorithms.ols(PROMPTS.xs), r"prompts must be Prompts, got a tensor of float64 \[2, 4, 3\]"),  # type: ignore[arg-type]
         (lambda: AlgorithmLearner(3), r"AlgorithmLearner\(\): algorithm must be a function, got 3"),  # type: ignore[arg-type]
-        (lambda: Curriculum(dims=3), r"Curriculum\(\): dims must be Ramp or None, got 3"),  # type: ignore[arg-type]
-        (lambda: mechicl.load(3), r"load\(\): name must be a string or Path, got 3"),  # type: ignore[arg-type]
         (lambda: PROMPTS.split("2"), r"Prompts\.split\(\): size must be an int of at least 1, got '2'"),  # type: ignore[arg-type]
-        (lambda: prompt_format("Paired", x_dim=2, y_dim=1), r"name must be 'paired' or 'interleaved', got 'Paired'"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_public_functions_report_typos(call, message):
@@ -345,15 +310,11 @@ def test_public_functions_report_typos(call, message):
         call()
 
 
-def model() -> HookedLSTM:
-    return HookedLSTM(LSTMConfig(x_dim=3, n_context=3, d_model=4, dtype="float64"))
-
-
 # ---- warnings ----
 
 
 def test_predictions_that_are_not_finite_come_with_a_warning():
-    undefined = model()
+    undefined = HookedLSTM(LSTMConfig(x_dim=3, n_context=3, d_model=4, dtype="float64"))
     torch.nn.init.constant_(undefined.unembed_bias, math.inf)
     for predict, n in ((undefined.predict, 2), (undefined.predict_prefixes, 8)):
         with pytest.warns(RuntimeWarning, match=rf"{n} of {n} predictions are not finite"):

@@ -21,9 +21,6 @@ FUNCTIONS: dict[str, Callable[[float], float]] = {
     "elu": lambda s: s if s > 0 else math.exp(s) - 1,
     "exp": math.exp,
     "gelu": lambda s: s * (1 + math.erf(s / math.sqrt(2))) / 2,
-    "gelu_fast": lambda s: s * (1 + math.tanh(math.sqrt(2 / math.pi) * (s + 0.044715 * s**3))) / 2,
-    "gelu_pytorch_tanh": lambda s: s * (1 + math.tanh(math.sqrt(2 / math.pi) * (s + 0.044715 * s**3))) / 2,
-    "gelu_new": lambda s: s * (1 + math.tanh(math.sqrt(2 / math.pi) * (s + 0.044715 * s**3))) / 2,
     "identity": lambda s: s,
     "leaky_relu": lambda s: s if s > 0 else 0.01 * s,
     "relu": lambda s: max(s, 0.0),
@@ -34,6 +31,10 @@ FUNCTIONS: dict[str, Callable[[float], float]] = {
     "square": lambda s: s * s,
     "tanh": math.tanh,
 }
+FUNCTIONS |= dict.fromkeys(
+    ("gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
+    lambda s: s * (1 + math.tanh(math.sqrt(2 / math.pi) * (s + 0.044715 * s**3))) / 2,
+)
 
 
 def forward(cfg: TransformerConfig, weights: Weights, tokens: Array) -> tuple[Array, list[Array], list[Array]]:
@@ -45,11 +46,9 @@ def forward(cfg: TransformerConfig, weights: Weights, tokens: Array) -> tuple[Ar
     for layer in range(cfg.n_layers):
         block = part(weights, f"blocks.{0 if cfg.recurrent else layer}.")
         skip_norm = cfg.skip_first_norm and (layer == 0 or cfg.recurrent)
-        if cfg.attention_weights == "gradient_descent":
-            update, pattern = descend(cfg, block, stream, skip_norm=skip_norm)
-        else:
-            kinds = cfg.attention.split(",")
-            update, pattern = attention(cfg, block, stream, kinds[layer if len(kinds) > 1 else 0], skip_norm=skip_norm)
+        block = with_descent(cfg, block) if cfg.attention_weights == "gradient_descent" else block
+        kinds = cfg.attention.split(",")
+        update, pattern = attention(cfg, block, stream, kinds[layer if len(kinds) > 1 else 0], skip_norm=skip_norm)
         stream = stream + cfg.damping * update
         if cfg.d_mlp is not None and cfg.mlp_location == "blocks":
             hidden = part(weights, "blocks.0.mlp.") if cfg.share_mlp else part(block, "mlp.")
@@ -131,24 +130,12 @@ def visible(cfg: TransformerConfig, position: int, n_pos: int) -> list[int]:
     }[cfg.keys]
 
 
-def descend(cfg: TransformerConfig, block: Weights, stream: Array, *, skip_norm: bool) -> tuple[Array, Array]:
-    """`attention` by a step of gradient descent from 0: the y-dimensions less `step_size Σ_s <x_t, x_s> y_s`."""
-    n_pos, ys = len(stream), targets(cfg)
-    xs = [i for i in range(cfg.d_model) if i not in ys]
-    seen = stream if skip_norm else np.stack([normalize(cfg, block, "ln1.", row) for row in stream])
-    output, pattern = np.zeros_like(stream), np.zeros((1, n_pos, n_pos))
-    written = np.zeros_like(stream)  # by attending to each position with weight 1
-    for t in range(n_pos):
-        keys = visible(cfg, t, n_pos)
-        for i in ys:
-            written[t, i] = -block["attn.step_size"][0] * seen[t, i]
-        for s in keys:
-            likeness = cfg.score_scale * sum(seen[t, i] * seen[s, i] for i in xs)
-            pattern[0, t, s] = likeness / len(keys) if cfg.normalize_by_context else likeness
-    for t in range(n_pos):
-        for s in range(n_pos):
-            output[t] += pattern[0, t, s] * written[s]
-    return momentum(cfg, output, written), pattern
+def with_descent(cfg: TransformerConfig, block: Weights) -> Weights:
+    """The weights of gradient descent from 0: `-step_size Σ_s <x_t, x_s> y_s` is written to the y-dimensions."""
+    ys = np.diag([1.0 if i in targets(cfg) else 0.0 for i in range(cfg.d_model)])[None]
+    xs = np.eye(cfg.d_model) - ys
+    matrices = {"W_Q": xs, "W_K": xs, "W_V": -ys, "W_O": block["attn.step_size"][0] * ys}
+    return block | {f"attn.{name}": matrix for name, matrix in matrices.items()}
 
 
 def momentum(cfg: TransformerConfig, outputs: Array, values: Array) -> Array:

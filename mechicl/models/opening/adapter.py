@@ -278,7 +278,8 @@ class ModelAdapter:
     def _unembed_hooks(self) -> list[Hook]:
         """A hook that unembeds only the last position, if no other is read."""
         name = "unembed.hook_in"
-        return [(name, _last_position)] if self.at == "query" and name in self.model.hook_dict else []
+        only_last = self.at == "query" and name in self.model.hook_dict
+        return [(name, lambda stream, hook: stream[:, -1:])] if only_last else []
 
     def _select_read(self, outputs: Tensor) -> Tensor:
         return outputs[:, -1] if self.at == "query" else outputs
@@ -320,7 +321,3 @@ def check_eval_mode(model: Any) -> None:
 
 def _return_stream(*args: Any, **kwargs: Any) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
-
-
-def _last_position(activation: Tensor, hook: HookPoint) -> Tensor:
-    return activation[:, -1:]

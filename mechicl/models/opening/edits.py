@@ -62,7 +62,8 @@ def _has_effect(adapter: ModelAdapter, tokens: Tensor, name: str) -> bool:
         raise silent_hook(name)
     if len(fired) > 1:
         raise ValueError(f"the hook {name!r} fires {len(fired)} times in a run, so an edit there is ambiguous")
-    edited = (adapter.run(tokens, [(name, edit)]) for edit in (_add_noise, _put_nan))
+    edits = (_add_noise, lambda activation, hook: torch.full_like(activation, torch.nan))
+    edited = (adapter.run(tokens, [(name, edit)]) for edit in edits)
     return not all(torch.allclose(plain, run, rtol=0, atol=0, equal_nan=True) for run in edited)
 
 
@@ -91,7 +92,3 @@ def _add_noise(activation: Tensor, hook: HookPoint) -> Tensor:
     noise = torch.randn(activation.shape, generator=torch.Generator().manual_seed(0)).to(activation)
     scale = activation[activation.isfinite()].square().mean().sqrt().nan_to_num() + 1e-3
     return activation + scale * noise
-
-
-def _put_nan(activation: Tensor, hook: HookPoint) -> Tensor:
-    return torch.full_like(activation, torch.nan)

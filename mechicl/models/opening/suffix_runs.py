@@ -74,9 +74,7 @@ def _try(adapter: ModelAdapter, tokens: Tensor) -> float | None:
     try:
         runs = SuffixRuns(adapter, tokens, tokens.shape[1] - 1, len(tokens), 2)
         n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in runs.caches[0].layers)
-        again = [
-            runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)
-        ]  # the first must leave the cache unchanged
+        again = [runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)]  # the first may not change the cache
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None  # another kind of cache, or none
     if not all(same_up_to_rounding(each, adapter.run(tokens)) for each in again):

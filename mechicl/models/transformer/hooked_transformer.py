@@ -16,9 +16,8 @@ from mechicl.base.arguments import checked
 from mechicl.models.holding import in_a_pass
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.embeddings import Embed, PosEmbed, Unembed
 from mechicl.models.transformer.fast import fast_block, fast_blocks, fast_norm
-from mechicl.models.transformer.layers import MLP, Block, LayerNorm
+from mechicl.models.transformer.layers import MLP, Block, Embed, LayerNorm, PosEmbed, Unembed
 from mechicl.models.transformer.lens_config import current_names, read_lens_config
 from mechicl.models.transformer.lens_names import LensNames
 from mechicl.models.transformer.queries import query_streams

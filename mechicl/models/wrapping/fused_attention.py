@@ -44,16 +44,12 @@ class StepwiseAttention(TorchFunctionMode):
         key = (stepwise, str(shapes), *(each for each in kwargs.values() if isinstance(each, bool)))
         if key not in self._compared:
             with torch.no_grad():
-                outputs = [run(*args, **kwargs) for run in (func, lambda *a, **k: stepwise(_unchanged, *a, **k))]
+                outputs = func(*args, **kwargs), stepwise(lambda component, activation: activation, *args, **kwargs)
             theirs, ours = (each[0] if isinstance(each, tuple) else each for each in outputs)
             if theirs.shape != ours.shape or differ(theirs, ours):
                 raise ValueError(f"torch's {func.__name__} does not return softmax attention here: it cannot be opened")
             self._compared.add(key)
         return stepwise(self.see, *args, **kwargs)
-
-
-def _unchanged(component: str, activation: Tensor) -> Tensor:
-    return activation
 
 
 def _attend(see: See, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -72,10 +68,8 @@ def _attend(see: See, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scal
 def _refuse(**unsupported: bool) -> None:
     for what, given in unsupported.items():
         if given:
-            raise ValueError(f"fused attention with {what} cannot be opened" + _ADVICE.get(what, ""))
-
-
-_ADVICE = {"dropout": ": call model.eval() first"}
+            advice = ": call model.eval() first" if what == "dropout" else ""
+            raise ValueError(f"fused attention with {what} cannot be opened{advice}")
 
 
 def _scaled_dot_product(

@@ -189,7 +189,8 @@ class HookedParts:
                     stack.callback(part.register_forward_hook(after, prepend=True).remove)
             if any(place.side == "inside" for places in hooked.values() for place in places):
                 stack.enter_context(attention)
-            if any(hooked.values()) and any(map(_is_compiled, self.module.modules())):
+            parts = self.module.modules()
+            if any(hooked.values()) and any(p._compiled_call_impl or hasattr(p, "_orig_mod") for p in parts):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no new hooks
             yield
 
@@ -274,10 +275,6 @@ class HookedParts:
 def _is_hooked(place: tuple[nn.Module, str]) -> bool:
     point: Any = place[0]._modules[place[1]]
     return has_torch_hooks(point) or type(point) is not HookPoint or "forward" in point.__dict__
-
-
-def _is_compiled(part: nn.Module) -> bool:
-    return part._compiled_call_impl is not None or hasattr(part, "_orig_mod")
 
 
 def _first_parameter(part: nn.Module, kwargs: Mapping[str, Any]) -> str:

@@ -140,14 +140,10 @@ class WrappedModel(LayeredModel):
         """
         self._positions(at, 1)  # refuses other values
         tokens = self.encode(tokens) if isinstance(tokens, Prompts) else tokens
-        if self._parts.has_hooks():
-            calls: Counter[str] = Counter()
-            with self._parts.attached(calls):
-                outputs = self._run(tokens)
-            self._parts.check(calls)
-        else:
-            with self._naming_errors(tokens):
-                outputs = self._run(tokens)
+        calls: Counter[str] = Counter()
+        with self._parts.attached(calls) if self._parts.has_hooks() else self._naming_errors(tokens):
+            outputs = self._run(tokens)
+        self._parts.check(calls)
         if at == "positions":
             return outputs
         if at == "points" and not self.cfg.one_pass:

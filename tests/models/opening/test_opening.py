@@ -267,12 +267,9 @@ def test_two_layers_of_one_head_by_hand():
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v @ attn.W_O[0]
 
-    def everywhere(read):
-        return dict.fromkeys(("q", "k", "v"), read)
-
-    reference_first = head(0, everywhere(reference))
-    reference_second = head(1, everywhere(reference + reference_first))
-    stream_first = head(0, everywhere(stream))
+    reference_first = head(0, dict.fromkeys("qkv", reference))
+    reference_second = head(1, dict.fromkeys("qkv", reference + reference_first))
+    stream_first = head(0, dict.fromkeys("qkv", stream))
     cut = {Edge(first, second, "k"), Edge(EMBEDDING, second, "v"), Edge(first, None), Edge(EMBEDDING, first, "q")}
     first_out = head(0, {"q": reference, "k": stream, "v": stream})
     second_out = head(1, {"q": stream + first_out, "k": stream + reference_first, "v": reference + first_out})

@@ -14,7 +14,7 @@ from transformer_lens.model_protocol import TransformerLensModel
 
 import mechicl
 from mechicl.algorithms.stepwise import ResidualDescent
-from mechicl.analysis import InterventionSweep, ablate, align, attribute, fit_readouts, identify, match, patch
+from mechicl.analysis import InterventionSweep, align, attribute, fit_readouts, identify, match, patch
 from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
 from mechicl.analysis.interventions import PatchingSession, corrupt
 from mechicl.analysis.layers import Lens, ols_weights, probe
@@ -141,28 +141,6 @@ def test_patching_equals_torchs_own_hooks(net, model, component):
     assert (predictions(swept) - swept.unpatched).abs().amax((-1, -2)).count_nonzero() > len(cells) // 3
 
 
-@pytest.mark.parametrize("component", ["z", "mlp_out"])
-def test_ablation_equals_torchs_own_hooks(net, model, component):
-    prompts = TASK.sample(6, seed=2)
-    swept = ablate(model, prompts, component, ("layer",), progress=False)
-    pattern, side = PLACES[component]
-    for layer in range(2):
-        mean = seen(net, interleaved(prompts), pattern.format(layer), side).mean(0, keepdim=True)
-        expected = replaced(net, interleaved(prompts), pattern.format(layer), side, mean.expand_as)
-        assert_close(predictions(swept)[layer], expected[:, -1], rtol=0, atol=1e-6)
-
-
-def test_attribution_is_exact_for_a_metric_that_is_linear_in_the_activation():
-    linear = seeded(nn.Sequential, nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 1))
-    model = mechicl.wrap(linear, encode="paired", layers=["1"])
-    clean, corrupted = (TASK.sample(5, seed=seed) for seed in (1, 2))
-    metrics = {"sum": lambda predictions: predictions.sum(-1)}
-    real = patch(model, clean, corrupted, "resid_pre", metrics=metrics, progress=False)
-    estimate = attribute(model, clean, corrupted, "resid_pre", metrics=metrics)
-    assert_close(estimate.values["sum"], real.values["sum"].to(estimate.values["sum"]), rtol=0, atol=1e-6)
-    assert estimate.effect("sum")[0, -1].abs().min() > 0
-
-
 def test_an_lstm_of_torch(wrapped_lstm):
     lstm, encode = wrapped_lstm.module, Paired(3, 1).encode
     clean, corrupted = pair()
@@ -181,19 +159,6 @@ def test_an_lstm_of_torch(wrapped_lstm):
     # the second gets its input by keyword
     pre = patch(wrapped_lstm, clean, corrupted, "resid_pre", only={"layer": 1}, progress=False)
     assert_close(predictions(pre)[0], predictions(swept)[0])
-
-
-def test_readouts_are_least_squares_on_the_stream(net, model):
-    fitting, prompts = TASK.sample(400, seed=3), TASK.sample(7, seed=4)
-    readouts = fit_readouts(model, fitting, penalties=[1e-9], progress=False)
-    trajectory = readouts.trajectory(prompts)
-    assert trajectory.predictions.shape == (3, 7, 5, 1)
-    for layer, name in enumerate(["blocks.0", "blocks.1"], start=1):  # before them the stream has only the rank of x
-        stream, held_out = (seen(net, interleaved(part), name, "out").double() for part in (fitting, prompts))
-        for point in (3, 4):
-            design, row = (torch.cat([part[:, 2 * point], torch.ones(len(part), 1)], 1) for part in (stream, held_out))
-            weights = torch.linalg.lstsq(design, fitting.ys[:, point].double(), driver="gelsd").solution
-            assert_close(trajectory.predictions[layer, :, point].double(), row @ weights, rtol=1e-3, atol=1e-3)
 
 
 def test_the_lens_ends_at_the_prediction_and_its_weights_are_derivatives(model, wrapped_lstm):
