@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from mechicl.checkpoints import save
-from mechicl.constructions.trained import RECIPES
+from mechicl.constructions.trained import recipes
 from mechicl.training import train_interchange
 
 
@@ -19,7 +19,7 @@ class Args:
     """Train one model by its recipe; one to five minutes on a core."""
 
     name: tyro.conf.Positional[str]
-    """One of `mechicl.constructions.trained.RECIPES`."""
+    """One of `mechicl.constructions.trained.recipes()`."""
     folder: tyro.conf.Positional[Path]
     """Where its checkpoint goes."""
     quiet: bool = False
@@ -28,9 +28,9 @@ class Args:
 
 def main(args: Args) -> None:
     """Train, save, and print how well the hypothesis holds."""
-    if args.name not in RECIPES:
-        raise SystemExit(f"no recipe {args.name!r}: choose among {', '.join(RECIPES)}")
-    recipe = RECIPES[args.name]
+    if args.name not in recipes():
+        raise SystemExit(f"no recipe {args.name!r}: choose among {', '.join(recipes())}")
+    recipe = recipes()[args.name]
     result = train_interchange(recipe.config, recipe.hypothesis, progress=not args.quiet)
     command = f"python analyses/train_known.py {args.name} {args.folder}"
     record = {"name": args.name, "command": command, **result.record}

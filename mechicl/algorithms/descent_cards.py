@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import least_squares, minimize
 from torch import Tensor
 
 from mechicl.algorithms.card import EACH, ROUNDING, Algorithm, FitProblem, FittedAlgorithm, register
@@ -206,7 +206,7 @@ def _momentum_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     def error(pair: Any) -> float:
         return few.error(form(step_size=float(pair[0]), momentum=float(pair[1])).predict(few.prompts))
 
-    fit = minimize(error, min(grid, key=error), method="Nelder-Mead", options={"maxfev": 150})
+    fit = scipy.optimize.minimize(error, min(grid, key=error), method="Nelder-Mead", options={"maxfev": 150})
     step_size, momentum = fit.x.tolist()
     algorithm = form(step_size=step_size, momentum=momentum)
     yield named(algorithm, algorithm.name, causal=problem.causal)
@@ -234,7 +234,9 @@ def _causal_descent(
         return (reached - targets).flatten().nan_to_num(1e6).clamp(-1e6, 1e6).numpy()
 
     starts = np.array([start, 0.5 * np.array(start)])
-    fits = [least_squares(residuals, s, x_scale=abs(s) + 1e-3 * abs(s).max(), max_nfev=20) for s in starts]
+    fits = [
+        scipy.optimize.least_squares(residuals, s, x_scale=abs(s) + 1e-3 * abs(s).max(), max_nfev=20) for s in starts
+    ]
     kind = f"gradient descent, {count(steps, 'step')}{', a step size each' if each else ''}"
     kind = f"GD++, {steps} steps, parameters for each" if with_gammas else kind
     return named(make(min(fits, key=lambda fit: fit.cost).x), kind, causal=True)
@@ -258,7 +260,9 @@ def _parameters_of_steps(problem: FitProblem, *, with_gammas: bool) -> tuple[lis
     for size, gamma, growth in ((step_size / unit, 0.05, 1.0), (0.6, 0.3, 1.0), (0.6, 0.3, 2.0), (0.6, 0.6, 3.0)):
         grown = growth ** torch.arange(steps, dtype=torch.float64)
         start = torch.cat([size * grown, gamma * grown[:-1]]) if with_gammas else size * grown
-        fits.append(least_squares(residuals, start.numpy(), x_scale=abs(start.numpy()) + 1e-3, max_nfev=60))
+        fits.append(
+            scipy.optimize.least_squares(residuals, start.numpy(), x_scale=abs(start.numpy()) + 1e-3, max_nfev=60)
+        )
     sizes, gammas = split(min(fits, key=lambda fit: fit.cost).x)
     return sizes.tolist(), gammas.tolist()
 

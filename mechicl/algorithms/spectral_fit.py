@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Float
-from scipy.optimize import least_squares
 from torch import Tensor
 
 from mechicl.algorithms.spectra import PrefixSpectra, spectral_trajectory
@@ -195,7 +195,7 @@ class SpectralProblem:
             design = torch.einsum("kpx,pxy->pyk", slope, self.contributions).flatten(0, 1) / scale
             return design.nan_to_num(0.0).clamp(-limit, limit).numpy()
 
-        fit = least_squares(
+        fit = scipy.optimize.least_squares(
             residuals, start.double().numpy(), jac=slopes, x_scale="jac", max_nfev=evaluations,
             ftol=1e-10, xtol=1e-12, gtol=1e-14,
         )  # fmt: skip

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+import scipy
 import torch
-from scipy.optimize import minimize_scalar
 
 from mechicl.algorithms.gradient_descent import gradient_descent_filter
 from mechicl.algorithms.spectra import PrefixSpectra
@@ -33,9 +33,11 @@ def minimize_on_grid(
     # Brent's method needs a middle that is strictly below both ends of its bracket. At an end of the grid, or on a
     # plateau, there is none, and its bounded form looks between the neighbours instead.
     if low < best < high and errors[best] < min(errors[low], errors[high]):
-        result = minimize_scalar(finite, bracket=(grid[low], grid[best], grid[high]), method="brent", tol=tolerance)
+        result = scipy.optimize.minimize_scalar(
+            finite, bracket=(grid[low], grid[best], grid[high]), method="brent", tol=tolerance
+        )
     else:
-        result = minimize_scalar(
+        result = scipy.optimize.minimize_scalar(
             finite, bounds=(grid[low], grid[high]), method="bounded", options={"xatol": tolerance * grid[high]}
         )
     return (float(result.x), float(result.fun)) if result.fun < errors[best] else (grid[best], errors[best])

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from beartype import BeartypeConf, FrozenDict
 from beartype.door import is_bearable
-from beartype.vale import Is
 from jaxtyping import jaxtyped
 from torch import Tensor
 
@@ -79,9 +78,11 @@ Fraction = Annotated[float, between(0, 1)]
 """A number from 0 to 1."""
 
 # Plain annotations: a float is any real number except NaN, a bool is not a number, and ints fit into 64 bits.
-_Number = Annotated[float | int, Is[lambda value: not isinstance(value, bool) and value == value]]
-_Undefined = Annotated[float | int, Is[lambda value: not isinstance(value, bool)]]
-_Int64 = Annotated[int, Is[lambda value: not isinstance(value, bool) and -(2**63) <= value < 2**64]]
+_Number = Annotated[float | int, constraint("not NaN", lambda value: not isinstance(value, bool) and value == value)]
+_Undefined = Annotated[float | int, constraint("or NaN", lambda value: not isinstance(value, bool))]
+_Int64 = Annotated[
+    int, constraint("of 64 bits", lambda value: not isinstance(value, bool) and -(2**63) <= value < 2**64)
+]
 _CONFS = {
     undefined: BeartypeConf(hint_overrides=FrozenDict({float: _Undefined if undefined else _Number, int: _Int64}))
     for undefined in (False, True)

@@ -33,7 +33,7 @@ from mechicl.constructions.gradient_descent import (
 )
 from mechicl.constructions.hiding import hide
 from mechicl.constructions.newton import newton
-from mechicl.constructions.trained import RECIPES
+from mechicl.constructions.trained import recipes
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
 from mechicl.tasks import LinearRegression, Task
 
@@ -83,7 +83,7 @@ def known_models(
         raise ValueError(f"noise must be 0 for plain models, got {noise}: add hidden=True")
     plain = list(_models()) if not trained else [
         KnownModel(recipe.title, load(name).double(), recipe.hypothesis, recipe.config.task, exact=False)
-        for name, recipe in RECIPES.items()
+        for name, recipe in recipes().items()
     ]  # fmt: skip
     if not hidden:
         return plain

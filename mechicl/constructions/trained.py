@@ -1,8 +1,9 @@
 """Trained models that contain an algorithm: made by interchange training, not written by hand.
 
-`python analyses/train_known.py NAME FOLDER` trains one of `RECIPES` anew.
+`python analyses/train_known.py NAME FOLDER` trains one of `recipes()` anew.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -51,33 +52,33 @@ def _config(inputs: InputDistribution = "uniform", attention: str = "linear") ->
     )  # fmt: skip
 
 
-RECIPES = {
-    "known-gd-2l": Recipe(
-        "trained: gradient descent, 2 steps",
-        Hypothesis(ResidualDescent(2, step_size=0.6), subspaces=_subspaces(x=8, residual=4)),
-        _config(),
-    ),
-    "known-gd-plus-plus-2l": Recipe(
-        "trained: GD++, 2 steps",
-        Hypothesis(
-            ResidualDescent(2, step_size=(0.5, 0.8), gamma=(0.25, 0.0)), subspaces=_subspaces(x=8, residual=4)
+@functools.cache
+def recipes() -> dict[str, Recipe]:
+    """Return the recipe of each checkpoint, by name."""
+    return {
+        "known-gd-2l": Recipe(
+            "trained: gradient descent, 2 steps",
+            Hypothesis(ResidualDescent(2, step_size=0.6), subspaces=_subspaces(x=8, residual=4)),
+            _config(),
         ),
-        _config(),
-    ),
-    "known-query-gd-2l": Recipe(
-        "trained: gradient descent by the query alone, 2 steps",
-        Hypothesis(
-            QueryDescent(2, step_size=0.6), subspaces=_subspaces(x=5, transformed_x=5, y__prediction=4)
+        "known-gd-plus-plus-2l": Recipe(
+            "trained: GD++, 2 steps",
+            Hypothesis(
+                ResidualDescent(2, step_size=(0.5, 0.8), gamma=(0.25, 0.0)), subspaces=_subspaces(x=8, residual=4)
+            ),
+            _config(),
         ),
-        _config(),
-    ),
-    "known-kernel-2l": Recipe(
-        "trained: kernel smoothing of residuals, 2 steps",
-        Hypothesis(
-            KernelReading(gaussian_weights, 2, normalized=True, name="kernel smoothing of residuals, 2 steps"),
-            subspaces=_subspaces(x=8, residual=4),
+        "known-query-gd-2l": Recipe(
+            "trained: gradient descent by the query alone, 2 steps",
+            Hypothesis(QueryDescent(2, step_size=0.6), subspaces=_subspaces(x=5, transformed_x=5, y__prediction=4)),
+            _config(),
         ),
-        _config("sphere", attention="softmax"),
-    ),
-}  # fmt: skip
-"""Checkpoint to recipe."""
+        "known-kernel-2l": Recipe(
+            "trained: kernel smoothing of residuals, 2 steps",
+            Hypothesis(
+                KernelReading(gaussian_weights, 2, normalized=True, name="kernel smoothing of residuals, 2 steps"),
+                subspaces=_subspaces(x=8, residual=4),
+            ),
+            _config("sphere", attention="softmax"),
+        ),
+    }

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.special import stdtrit
 from torch import Tensor
 
 from mechicl.base.arguments import Count, Fraction, Natural, Positive, check_fields, checked, strictly_between
@@ -185,7 +185,7 @@ def median_interval(
 @checked
 def student_t_quantile(probability: Fraction, degrees_of_freedom: Positive) -> float:
     """Return a quantile of Student's t distribution."""
-    return float(stdtrit(degrees_of_freedom, probability))
+    return float(scipy.special.stdtrit(degrees_of_freedom, probability))
 
 
 @checked(undefined=True)

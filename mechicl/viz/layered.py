@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
-from scipy.optimize import isotonic_regression
+import scipy
 
 SWEEPS = 8  # over the rows, to order them and then to place them
 NODE, LANE = 1.0, 0.3  # widths
@@ -108,7 +108,7 @@ def _place(
             ends = np.cumsum([widths[item] for item in order])
             starts = ends - np.array([widths[item] for item in order]) / 2
             weights = np.array([1.0 if widths[item] == LANE else 2.0 for item in order])
-            fitted = isotonic_regression(np.array(wanted) - starts, weights=weights).x + starts
+            fitted = scipy.optimize.isotonic_regression(np.array(wanted) - starts, weights=weights).x + starts
             x |= dict(zip(order, fitted.tolist(), strict=True))
     middle = (max(x.values()) + min(x.values())) / 2
     return {item: place - middle for item, place in x.items()}

@@ -13,7 +13,7 @@ from mechicl.constructions import certificates_table, hide, known_models
 from mechicl.constructions.certificates import certificates
 from mechicl.constructions.circuits import previous_token_then_induction, two_steps_in_a_layer
 from mechicl.constructions.known import KnownModel
-from mechicl.constructions.trained import RECIPES
+from mechicl.constructions.trained import recipes
 from mechicl.models import HookedTransformer
 from mechicl.tasks import LinearRegression
 
@@ -75,9 +75,9 @@ def rotated(known: KnownModel) -> tuple[HookedTransformer, Hypothesis]:
     return hidden.model, dataclasses.replace(known.hypothesis, subspaces=subspaces)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipes())
 def test_records_agree_with_recipes(name):
-    checkpoint, recipe = load_checkpoint(name), RECIPES[name]
+    checkpoint, recipe = load_checkpoint(name), recipes()[name]
     assert checkpoint.record["training"] == json.loads(json.dumps(recipe.config.to_dict()))
     assert checkpoint.record["interchange"]["hypothesis"] == recipe.hypothesis.name
     assert min(checkpoint.record["interchange"]["r2"][0].values()) >= 0.99

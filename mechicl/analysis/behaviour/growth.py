@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import least_squares
+import scipy
 
 from mechicl.statistics import Interval, Result
 
@@ -63,7 +63,7 @@ def fit_growth(rows: Sequence[float], columns: Sequence[float]) -> Growth:
         first, last = np.exp(p)
         return first + (last - first) * (x - x[0]) / (x[-1] - x[0])
 
-    straight = least_squares(lambda p: np.log(linear(p)) - log_k, x0=log_k[[0, -1]])
+    straight = scipy.optimize.least_squares(lambda p: np.log(linear(p)) - log_k, x0=log_k[[0, -1]])
     first, last = np.exp(straight.x)
     slope, intercept = np.polyfit(x, log_k, 1)
     exponential = intercept + slope * x

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize
 from torch import Tensor
 
 from mechicl.algorithms.descent_cards import fit_steps, parameter_labels, split_parameters
@@ -127,7 +127,9 @@ def _descend(
 
     logs = np.log(np.clip(np.array(start, dtype=np.float64), SMALL, LARGE))
     bounds = [(math.log(SMALL), math.log(LARGE))] * len(logs)
-    fit = minimize(error, logs, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20 + 4 * len(logs)})
+    fit = scipy.optimize.minimize(
+        error, logs, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20 + 4 * len(logs)}
+    )
     return np.exp(fit.x).tolist(), float(fit.fun)
 
 

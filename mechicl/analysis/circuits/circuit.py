@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
@@ -14,6 +13,9 @@ from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges, order_ed
 from mechicl.base.arguments import checked
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.statistics import Interval, Result, interval, ratio_interval
+
+if TYPE_CHECKING:
+    import networkx
 
 OUTPUT = "output"
 """The name of the read-out in a graph."""
@@ -151,21 +153,22 @@ class Circuit(Result):
         effects = self.effects(level)
         return _listed([(edge, effects.get(edge)) for edge in order_edges(self.edges)]) or "no edges"
 
-    @checked
-    def to_networkx(self, level: float = 0.95) -> nx.MultiDiGraph:
+    def to_networkx(self, level: float = 0.95) -> "networkx.MultiDiGraph":
         """Convert the circuit to a graph of networkx, from "embedding" to "output".
 
         Nodes are named as they print ("head 0.2", "MLP 1") and have their `kind`, `layer` and `head`; the key of an
         edge is the receiver's input: "q", "k", "v" or "". Where it was measured, both have their `effect` with the ends
         of its interval, `low` and `high`. No attribute is None, since most file formats of networkx cannot write it.
         """
+        import networkx  # takes 0.1 s, and few users need it
+
         effects = self.effects(level)
 
         def measured(part: Node | Edge) -> dict[str, float]:
             mean = effects.get(part)
             return {} if mean is None else {"effect": mean.mean, "low": mean.low, "high": mean.high}
 
-        graph = nx.MultiDiGraph(metric=self.metric, method=self.method)
+        graph = networkx.MultiDiGraph(metric=self.metric, method=self.method)
         graph.add_node(str(EMBEDDING), kind="embedding", layer=-1)
         for node in self.nodes:
             where: dict[str, Any] = {"kind": "MLP"} if node.head is None else {"kind": "head", "head": node.head}

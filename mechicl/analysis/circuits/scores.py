@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
+import scipy
 import torch
 from jaxtyping import Float
-from scipy.stats import rankdata
 from torch import Tensor
 
 from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges
@@ -66,7 +66,7 @@ class EdgeScores(Result):
         n_true, n_false = len(true), len(self.edges) - len(true)
         if not n_true or not n_false:
             raise ValueError(f"truth must have some of the edges, but not all: got {n_true} of {len(self.edges)}")
-        ranks = rankdata(values)[[edge in true for edge in self.edges]]  # ties share the mean of their ranks
+        ranks = scipy.stats.rankdata(values)[[edge in true for edge in self.edges]]  # ties share their mean rank
         return float((ranks.sum() - n_true * (n_true + 1) / 2) / (n_true * n_false))
 
     @checked

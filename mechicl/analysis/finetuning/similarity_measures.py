@@ -2,11 +2,11 @@
 
 import math
 
+import scipy
 import torch
 import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Float
-from scipy.stats import binomtest
 from torch import Tensor
 
 from mechicl.prompts import Shots
@@ -64,7 +64,7 @@ def recall_of_gains(
     n, both = int(gained.sum()), int((gained & (in_context > zero_shot)).sum())
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
-    wilson = binomtest(both, n).proportion_ci(method="wilson")
+    wilson = scipy.stats.binomtest(both, n).proportion_ci(method="wilson")
     return Interval(both / n, float(wilson.low), float(wilson.high), n)
 
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import scipy
 import torch
 from jaxtyping import Float
-from scipy.special import bdtrik
 from torch import Tensor
 
 from mechicl.algorithms.tuning import minimize_on_grid
@@ -206,7 +206,7 @@ def _median(values: Float[Tensor, "prompt"], level: float) -> Interval:
     """With the interval between two order statistics; its ends are NaN where there are too few samples."""
     ordered, n = values.double().sort().values, len(values)
     middle = ordered.quantile(0.5).item()
-    rank = math.floor(bdtrik((1 - level) / 2, n, 0.5))  # quantile of the binomial distribution of n fair coins
+    rank = math.floor(scipy.special.bdtrik((1 - level) / 2, n, 0.5))  # quantile of the number of heads of n fair coins
     if rank < 1:
         return Interval(middle, math.nan, math.nan, n, level)
     return Interval(middle, ordered[rank - 1].item(), ordered[n - rank].item(), n, level)

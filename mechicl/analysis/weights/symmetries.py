@@ -8,8 +8,8 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
@@ -148,7 +148,7 @@ def _assignment(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], attention: s
         gain = (inner.clamp(min=0) if attention in _POSITIVE_SCALE else inner).prod(0)  # opposite signs do not cancel
     else:  # without a gauge: the least relative squared distance of both products
         gain = sum(each / max(float(x.norm() * y.norm()), 1e-300) for each, (x, y) in zip(inner, pairs, strict=True))
-    return linear_sum_assignment(np.asarray(gain), maximize=True)[1].tolist()
+    return scipy.optimize.linear_sum_assignment(np.asarray(gain), maximize=True)[1].tolist()
 
 
 def _factor(KQ_a: Tensor, PV_a: Tensor, KQ_b: Tensor, PV_b: Tensor, attention: str) -> float:
@@ -176,7 +176,7 @@ def _align_hidden_units(a: HookedTransformer, b: HookedTransformer) -> None:
         gain = one.W_out @ other.W_out.T + torch.outer(one.b_in, other.b_in)
         for weight, others in zip(_reading(one), _reading(other), strict=True):
             gain += weight.T @ others
-        order = linear_sum_assignment(gain.numpy(), maximize=True)[1]
+        order = scipy.optimize.linear_sum_assignment(gain.numpy(), maximize=True)[1]
         for weight in _reading(other):
             weight.copy_(weight[:, order])
         other.b_in.copy_(other.b_in[order])
