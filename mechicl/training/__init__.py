@@ -1,12 +1,16 @@
 """Training: the configuration of a run, the presets, and the loop."""
 
+from typing import TYPE_CHECKING, Any
+
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.interchange import train_interchange
 from mechicl.training.loop import TrainingDivergedError, train
 from mechicl.training.optimizers import SOAP
-from mechicl.training.presets import PRESETS
 from mechicl.training.results import TrainingResult
+
+if TYPE_CHECKING:
+    from mechicl.training.presets import PRESETS
 
 __all__ = [
     "PRESETS",
@@ -19,3 +23,12 @@ __all__ = [
     "train",
     "train_interchange",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The presets are made when they are first named: that takes 0.1 s, and analyses do not need them."""
+    if name == "PRESETS":
+        from mechicl.training.presets import PRESETS
+
+        return PRESETS
+    raise AttributeError(f"module 'mechicl.training' has no attribute {name!r}")
