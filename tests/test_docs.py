@@ -38,10 +38,11 @@ def name(path: Path) -> str:
 # ---- the code ----
 
 
+SMOLLM2 = Path.home() / ".cache" / "mechicl" / "smollm2"
+NEEDS_SMOLLM2 = pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not there: make lm fetches it (93 MB)")
+MARKS = {"index.md": (), "how-to/language-models.md": (pytest.mark.slow, NEEDS_SMOLLM2)}
 CODE = [
-    pytest.param(path, id=name(path), marks=() if name(path) == "index.md" else pytest.mark.slow)
-    for path in PAGES
-    if blocks(path)
+    pytest.param(path, id=name(path), marks=MARKS.get(name(path), pytest.mark.slow)) for path in PAGES if blocks(path)
 ]
 
 

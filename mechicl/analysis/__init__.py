@@ -46,7 +46,12 @@ from mechicl.analysis.causes import (
     test_hypotheses,
 )
 from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, measure_circuit, score_edges
-from mechicl.analysis.dynamics import align_over_training, find_transitions, score_heads_over_training
+from mechicl.analysis.dynamics import (
+    align_over_training,
+    find_transitions,
+    measure_over_training,
+    score_heads_over_training,
+)
 from mechicl.analysis.finetuning import FineTuning, compare_on_prompts, compare_with_finetuning, fine_tune
 from mechicl.analysis.heads import composition_scores, measure_target_copying, read_dual_form, score_heads
 from mechicl.analysis.interventions import (
@@ -116,6 +121,7 @@ __all__ = [
     "measure_conditioning",
     "measure_forgetting",
     "measure_order_sensitivity",
+    "measure_over_training",
     "measure_shifted_losses",
     "measure_target_copying",
     "next_token_loss",

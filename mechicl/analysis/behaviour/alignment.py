@@ -1,5 +1,6 @@
 """How alike two learners are: their predictions, sensitivities, errors, and the weights that contexts induce."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -83,22 +84,36 @@ def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y
 
 
 def predictions_and_sensitivities(
-    learner: Learner, prompts: Prompts
+    learner: Learner, prompts: Prompts, *, required: bool = True
 ) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "prompt y x"]]:
-    """Query predictions and their derivatives, both float64 and detached; the learner's gradients do not change."""
+    """Query predictions and their derivatives, both float64 and detached; the learner's gradients do not change.
+
+    If there are no derivatives, they are NaN, or an error (ValueError) if they are required.
+    """
     query = prompts.query.xs.detach().clone().requires_grad_()
+    name = type(learner).__name__
     with torch.enable_grad():
-        predictions = learner.predict(prompts.with_query(query))
-        if not predictions.requires_grad:
-            raise ValueError(f"{type(learner).__name__}.predict is not differentiable with respect to the query")
+        try:
+            predictions = learner.predict(prompts.with_query(query))
+        except RuntimeError:  # such as numpy's on a tensor with gradients
+            if required:
+                raise
+            predictions = learner.predict(prompts)
+        if required and not predictions.requires_grad:
+            raise ValueError(f"{name}.predict is not differentiable with respect to the query")
         # one prompt's prediction does not see another's query: the sum over prompts has each prompt's own derivative
         rows = [
             torch.autograd.grad(predictions[:, i].sum(), query, retain_graph=True, allow_unused=True)[0]
-            for i in range(predictions.shape[1])
+            for i in range(predictions.shape[1] if predictions.requires_grad else 0)
         ]
-    if any(row is None for row in rows):
-        raise ValueError(f"{type(learner).__name__}.predict does not depend on the query")
-    return predictions.detach().double(), torch.stack(rows, dim=1).detach().double()
+    found = [row for row in rows if row is not None]
+    if required and len(found) < predictions.shape[1]:
+        raise ValueError(f"{name}.predict does not depend on the query")
+    if len(found) < predictions.shape[1]:
+        slopes = torch.full((*predictions.shape, prompts.x_dim), math.nan, device=predictions.device)
+    else:
+        slopes = torch.stack(found, dim=1).detach()
+    return predictions.detach().double(), slopes.double()
 
 
 def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Float[Tensor, "step_a step_b prompt"]:

@@ -66,7 +66,7 @@ def identify(
     terms as steps, the same for every context), second order (the same number of Newton iterations, α tuned), ridge.
 
     Args:
-        model: any learner with predictions that are differentiable with respect to the query.
+        model: any learner. If its predictions are not differentiable with respect to the query, sensitivities are NaN.
         task: distribution of the prompts; the query follows all `n_context` points.
         also: your learners to rank among the families: a mapping from names, or a sequence of learners with names.
             Each is compared unchanged (`AlgorithmLearner` wraps any function of prompts); of an `AlgorithmFamily`, the
@@ -109,10 +109,7 @@ def identify(
     squared_errors, zero_errors = (predictions - ys).square().mean(-1), ys.square().mean(-1)
 
     def compare(fit: FittedAlgorithm) -> FamilyMatch:
-        try:
-            predicted, its_slopes = _predictions_and_slopes(fit.learner, held_out, memory)
-        except (ValueError, RuntimeError):  # not differentiable: it uses numpy, for example
-            predicted, its_slopes = _predict(fit.learner, held_out, memory), torch.full_like(slopes, math.nan)
+        predicted, its_slopes = _predictions_and_slopes(fit.learner, held_out, memory)
         distances, errors = ((predicted - values).square().mean(-1) for values in (predictions, ys))
         cosine = cosine_of_sensitivities(its_slopes, slopes)
         settings = fit.hyperparameters
@@ -207,7 +204,8 @@ def _predict(learner: Learner, prompts: Prompts, memory: float) -> Tensor:
 
 
 def _predictions_and_slopes(learner: Learner, prompts: Prompts, memory: float) -> tuple[Tensor, Tensor]:
+    """Predictions of the query and their derivatives, float64 on the CPU; derivatives are NaN if there are none."""
     batches = prompt_batches(learner, prompts, memory, copies=GRAPH_COPIES)
-    parts = [predictions_and_sensitivities(learner, part) for part in batches]
+    parts = [predictions_and_sensitivities(learner, part, required=False) for part in batches]
     predictions, slopes = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
     return predictions, slopes

@@ -7,6 +7,7 @@
 from mechicl.analysis.circuits.circuit import Circuit
 from mechicl.analysis.circuits.circuit_comparison import compare_circuits
 from mechicl.analysis.circuits.curves import circuit_curve
+from mechicl.analysis.circuits.graph_files import GraphFile, read_graph, write_graph
 from mechicl.analysis.circuits.measures import measure_circuit
 from mechicl.analysis.circuits.scores import EdgeScores, score_edges
 from mechicl.analysis.circuits.search import find_circuit
@@ -17,10 +18,13 @@ __all__ = [
     "Circuit",
     "Edge",
     "EdgeScores",
+    "GraphFile",
     "Node",
     "circuit_curve",
     "compare_circuits",
     "find_circuit",
     "measure_circuit",
+    "read_graph",
     "score_edges",
+    "write_graph",
 ]

@@ -7,17 +7,21 @@
 from mechicl.analysis.dynamics.training import (
     AlignmentOverTraining,
     HeadsOverTraining,
+    OverTraining,
     Transitions,
     align_over_training,
     find_transitions,
+    measure_over_training,
     score_heads_over_training,
 )
 
 __all__ = [
     "AlignmentOverTraining",
     "HeadsOverTraining",
+    "OverTraining",
     "Transitions",
     "align_over_training",
     "find_transitions",
+    "measure_over_training",
     "score_heads_over_training",
 ]

@@ -1,8 +1,9 @@
 """Analyses of models at the snapshots of their training, and the step at which a loss curve falls from its plateau."""
 
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,19 @@ from mechicl.statistics.results import COSINE
 
 
 @dataclass(frozen=True, eq=False)
+class OverTraining(Result):
+    """Any quantities at the snapshots of a training.
+
+    Attributes:
+        steps: training steps of the snapshots.
+        quantities: by name, the samples (prompts; for a checkpoint, the means of its seeds) at each snapshot.
+    """
+
+    steps: tuple[int, ...]
+    quantities: dict[str, Float[Tensor, "step sample"]]
+
+
+@dataclass(frozen=True, eq=False)
 class AlignmentOverTraining(Result):
     """Alignment with a learner at the snapshots of a training.
 
@@ -43,8 +57,53 @@ class AlignmentOverTraining(Result):
     mse: Float[Tensor, "step seed"]
 
 
-Training = Checkpoint | Sequence[Any]
-"""A checkpoint with snapshots, or a list of models in the order of training, which count as steps 0, 1, 2, ..."""
+Training = Checkpoint | Sequence[Any] | Mapping[int, Any]
+"""A checkpoint with snapshots; models by training step, each given as it is or as a function without arguments that
+loads it; or a list of models in the order of training, which count as steps 0, 1, 2, ..."""
+
+
+@checked
+def measure_over_training(
+    checkpoint: Training, measure: Callable[[Any], Result | Mapping[str, Any]], *, progress: bool = True
+) -> OverTraining:
+    """Repeat any analysis at each snapshot of a training; `viz.plot` draws the quantities as curves.
+
+    Args:
+        checkpoint: a checkpoint with snapshots, a list of models, or models by step. Give large models as functions
+            that load them: then one is in memory at a time.
+        measure: function of a model that returns a `Result`, or tensors by name. Samples (prompts) are on the last
+            axis; other axes are averaged.
+        progress: whether to show a progress bar.
+
+    Raises:
+        CheckpointError: a checkpoint without snapshots.
+        ValueError: no models, or quantities whose names or numbers of samples differ between snapshots.
+
+    Example:
+        >>> name = "EleutherAI/pythia-160m"
+        >>> models = {step: partial(load_language_model, name, revision=f"step{step}") for step in (1000, 8000, 64000)}
+        >>> def measure(language):
+        ...     scores = icl_score(language, "antonyms", shots=[10])
+        ...     losses = loss_by_position(language.model, ids)
+        ...     return {"accuracy": scores.accuracy[0, 0, 0], "loss": losses.mean(0)}
+        >>> viz.plot(measure_over_training(models, measure))
+    """
+    several_seeds = isinstance(checkpoint, Checkpoint)
+
+    def samples(model: Any) -> dict[str, Tensor]:
+        measured = measure(model)
+        values = measured.samples() if isinstance(measured, Result) else measured
+        found = {name: _per_sample(value) for name, value in values.items()}
+        return {name: value.mean()[None] for name, value in found.items()} if several_seeds else found
+
+    steps, rows = _measure_snapshots(checkpoint, samples, progress)
+    snapshots = [{name: torch.cat([model[name] for model in row]) for name in row[0]} for row in rows]
+    shapes = [{name: len(tensor) for name, tensor in snapshot.items()} for snapshot in snapshots]
+    if differing := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:
+        at = f"steps {steps[0]} and {steps[differing[0]]}"
+        raise ValueError(f"measure() must return as many samples at each snapshot, got at {at}: "
+                         f"{shapes[0]} and {shapes[differing[0]]}")  # fmt: skip
+    return OverTraining(steps, {name: torch.stack([each[name] for each in snapshots]) for name in snapshots[0]})
 
 
 @checked
@@ -54,7 +113,7 @@ def align_over_training(
     """Compare the models of a training with a learner at each snapshot (`align`), in float64.
 
     Args:
-        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or a list of models in the order of training.
+        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models in the order of training.
         learner: a learner to compare with, such as tuned gradient descent.
         prompts: prompts to compare on.
 
@@ -103,7 +162,7 @@ def score_heads_over_training(
     """Measure when heads of some kinds form: their highest scores at each snapshot.
 
     Args:
-        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or a list of models in the order of training.
+        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models in the order of training.
         names: names of scores of `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
         n_prompts: number of sequences to draw.
@@ -126,6 +185,12 @@ def score_heads_over_training(
     return HeadsOverTraining(steps, dict(zip(names, torch.tensor(rows).unbind(-1), strict=True)))
 
 
+def _per_sample(value: Any) -> Float[Tensor, "sample"]:
+    """Average over all axes but the last."""
+    tensor = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    return tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1).mean(0)
+
+
 def _measure_snapshots(
     checkpoint: Training, measure: Callable[[Any], Any], progress: bool
 ) -> tuple[tuple[int, ...], list[Any]]:
@@ -133,8 +198,11 @@ def _measure_snapshots(
     bar = partial(progress_bar, unit="snapshot", progress=progress, desc="snapshots")
     if not isinstance(checkpoint, Checkpoint):
         if not checkpoint:
-            raise ValueError("checkpoint must be a checkpoint or a list of one or more models, got an empty list")
-        return tuple(range(len(checkpoint))), [[measure(model)] for model in bar(checkpoint)]
+            raise ValueError("checkpoint must be a checkpoint, or one or more models, got none")
+        models = checkpoint if isinstance(checkpoint, Mapping) else dict(enumerate(checkpoint))
+        loaded = (models[step]() if inspect.isroutine(models[step]) or isinstance(models[step], partial)
+                  else models[step] for step in sorted(models))  # fmt: skip
+        return tuple(sorted(models)), [[measure(model)] for model in bar(loaded, total=len(models))]
     if checkpoint.snapshots is None:
         raise CheckpointError(f"{checkpoint.name} was saved without snapshots")
     steps = tuple(checkpoint.snapshots.steps)

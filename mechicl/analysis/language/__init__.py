@@ -6,6 +6,7 @@
 """
 
 from mechicl.analysis.language.matched import MatchedAblation, ablate_matched
+from mechicl.analysis.language.numbers import TextLearner
 from mechicl.analysis.language.shots import FewShotScores, icl_score, late_minus_early, loss_by_position
 from mechicl.analysis.language.stability import Stability, stability
 from mechicl.analysis.language.variables import CausalModel, VariableAlignment, align_variables
@@ -18,6 +19,7 @@ __all__ = [
     "MatchedAblation",
     "Stability",
     "TaskVectors",
+    "TextLearner",
     "VariableAlignment",
     "ablate_matched",
     "align_variables",

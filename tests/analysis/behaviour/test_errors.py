@@ -83,7 +83,6 @@ def ranking(n: int = 6):
         # ---- identification ----
         (lambda: identify(OLS, TASK.replace(n_context=0), **QUIET), "n_context"),
         (lambda: identify(BROKEN, TASK, **QUIET), "AlgorithmLearner does not predict finite"),
-        (lambda: identify(Constant(), TASK, **QUIET), "not differentiable"),
         (lambda: identify(OLS, other(CHAINS)), "task must be Task, got a MarkovChains"),
         (lambda: also(lambda prompts: prompts.query.ys), r"'mine' \(function\) is no"),
         (lambda: also(BROKEN), "'mine' predicts numbers that are not finite"),

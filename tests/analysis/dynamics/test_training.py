@@ -1,6 +1,7 @@
 """Analyses at snapshots against those of each model, and transitions against a plain loop."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import align, align_over_training, find_transitions, score_heads, score_heads_over_training
+from mechicl.analysis import (
+    align,
+    align_over_training,
+    find_transitions,
+    measure_over_training,
+    score_heads,
+    score_heads_over_training,
+)
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -124,6 +132,32 @@ def test_each_seed_has_its_own_crossings():
 NAN, PLUNGE = math.nan, [1.0] * 10 + [0.0] * 29
 
 
+def test_any_quantity_is_measured_at_every_snapshot():
+    prompts = TASK.sample(7, seed=1)
+
+    def measure(model):
+        return {"error": squared_errors(model, prompts)[:, 0], "norm": model.blocks[0].attn.W_Q.norm()}
+
+    result = measure_over_training(POINTS, measure, progress=False)
+    assert result.steps == POINTS.snapshots.steps
+    for i, models in enumerate(POINTS.models_at(i) for i in range(3)):
+        expected = torch.stack([squared_errors(model, prompts).mean() for model in models]).double()
+        torch.testing.assert_close(result.quantities["error"][i], expected)
+    made = []
+
+    def load(model):
+        made.append(model)
+        return model
+
+    loaders = {step: partial(load, model) for step, model in ((5, POINTS.models[0]), (2, POINTS.models[1]))}
+    result = measure_over_training(loaders, measure, progress=False)
+    assert (result.steps, made) == ((2, 5), [POINTS.models[1], POINTS.models[0]])
+    errors = [squared_errors(model, prompts)[:, 0].double() for model in made]
+    torch.testing.assert_close(result.quantities["error"], torch.stack(errors))
+    with pytest.raises(ValueError, match="as many samples at each snapshot, got at steps 0 and 1"):
+        measure_over_training(made, lambda model: {"n": torch.zeros(1 + (model is made[1]))}, progress=False)
+
+
 @pytest.mark.parametrize(
     ("losses", "options", "expected"),
     [
@@ -194,7 +228,7 @@ def test_a_plain_loop_finds_the_same(pieces, fall, repeats):
     ("call", "error", "named"),
     [
         (lambda: align_over_training(BARE, STEP, TASK.sample(2, seed=0)), CheckpointError, "bare was saved without sn"),
-        (lambda: score_heads_over_training([]), ValueError, "checkpoint must be .* got an empty list"),
+        (lambda: score_heads_over_training([]), ValueError, "checkpoint must be .* got none"),
         (lambda: score_heads_over_training(TOKENS, ["inducton"]), ValueError, "no score 'inducton'"),
         (lambda: score_heads_over_training(POINTS), ValueError, "paired|scored on prompts"),
         (lambda: find_transitions([0], [[1.0]]), ValueError, "2 steps"),

@@ -1,0 +1,185 @@
+"""Regression and classification as text, so that a language model can be compared with learning algorithms."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mechicl.analysis.interventions.runs import rows_at_once
+from mechicl.base.arguments import Positive, checked
+from mechicl.base.memory import MEMORY, Budget
+from mechicl.interop import LanguageModel
+from mechicl.models.holding import holds_models
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.prompts import Prompts
+
+LEAST_SHARE = 0.01
+"""Beginnings of a number that are less probable than this are not followed further."""
+
+
+class TextLearner:
+    """A language model as a learner: it reads points as text and predicts the query's target from next-token logits.
+
+    Numbers are written as integers from 00 to 99: -bound is 00, bound is 99, and values beyond are clipped. With two
+    inputs a prompt reads "17 80 -> 63\\n", and so on for each point; it ends with the query and "->". The prediction is
+    the mean of all outputs that could follow. Each is weighted by the probabilities of its tokens, among the tokens
+    that continue some output. Predictions have no gradients, so `identify` compares them by distance alone.
+
+    Args:
+        language: a language model with its tokenizer.
+        x_bound: bound of the inputs.
+        y_bound: bound of the targets, if they are numbers.
+        classes: for classification, the text of each class and its target, such as `{"no": -1.0, "yes": 1.0}`.
+        memory: bound on memory in bytes.
+
+    Example:
+        >>> learner = TextLearner(load_language_model("HuggingFaceTB/SmolLM2-135M"), x_bound=0.5, y_bound=1.5)
+        >>> identify(learner, LinearRegression(x_dim=1, n_context=16), n_prompts=64).to_dataframe()
+
+    Source: the format follows Vacareanu et al. 2024, "From words to numbers".
+    """
+
+    @checked
+    def __init__(
+        self,
+        language: LanguageModel,
+        *,
+        x_bound: Positive = 3.0,
+        y_bound: Positive = 3.0,
+        classes: Mapping[str, float] | None = None,
+        memory: float = MEMORY,
+    ):
+        self.language, self.x_bound, self.y_bound, self.memory = language, x_bound, y_bound, memory
+        self.classes = classes
+        self.outputs = dict(
+            classes or {_written(v, y_bound): v for v in (y_bound * (i / 49.5 - 1) for i in range(100))}
+        )
+        if len(self.outputs) < 2:
+            raise ValueError(f"classes must have at least two texts, got {list(self.outputs)}")
+
+    @checked
+    def write(self, prompts: Prompts) -> list[str]:
+        """Return the text of each prompt, which ends before the query's target.
+
+        Raises:
+            ValueError: more than one target dimension, or a target that is not among the classes.
+        """
+        if prompts.y_dim != 1:
+            raise ValueError(f"targets must have one dimension to be written as text, got {prompts.y_dim}")
+        texts = []
+        for xs, ys in zip(prompts.xs.tolist(), prompts.ys[..., 0].tolist(), strict=True):
+            inputs = [" ".join(_written(x, self.x_bound) for x in point) + " ->" for point in xs]
+            lines = [f"{point} {self._target(y)}\n" for point, y in zip(inputs[:-1], ys[:-1], strict=True)]
+            texts.append("".join(lines) + inputs[-1])
+        return texts
+
+    @torch.no_grad()
+    @holds_models
+    def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+        """Return the mean output under the model's probabilities."""
+        texts, tokenizer = self.write(prompts), self.language.tokenizer
+        encoded = [tokenizer(text).input_ids for text in texts]
+        values, total = (torch.zeros(len(texts), dtype=torch.float64) for _ in range(2))
+        rows_by_length: dict[int, list[int]] = defaultdict(list)
+        for row, ids in enumerate(encoded):
+            rows_by_length[len(ids)].append(row)
+        for rows in rows_by_length.values():
+            endings = _tree(self._endings(texts[rows[0]]))
+            shares = self._shares(torch.tensor([encoded[row] for row in rows]), endings)
+            values[rows] = shares @ torch.tensor(list(self.outputs.values()), dtype=torch.float64)
+            total[rows] = shares.sum(1)
+        return (values / total)[:, None].to(prompts.xs)
+
+    def _target(self, y: float) -> str:
+        if self.classes is None:
+            return _written(y, self.y_bound)
+        texts = [text for text, value in self.classes.items() if value == y]
+        if not texts:
+            raise ValueError(f"targets must be among the classes {dict(self.classes)}, got {y:g}")
+        return texts[0]
+
+    def _endings(self, text: str) -> dict[tuple[int, ...], int]:
+        """Return the tokens of every output after a prompt, with the number of the output."""
+        tokenizer = self.language.tokenizer
+        start = tokenizer(text).input_ids
+        endings = {}
+        for i, output in enumerate(self.outputs):
+            ids = tokenizer(f"{text} {output}").input_ids
+            if ids[: len(start)] != start or len(ids) == len(start):
+                raise ValueError(f"the tokenizer of {self.language.name} merges {output!r} with the text before it")
+            endings[tuple(ids[len(start) :])] = i
+        beginnings = [ending[:n] for ending in endings for n in range(1, len(ending))]
+        if len(endings) < len(self.outputs) or endings.keys() & set(beginnings):
+            raise ValueError(f"with the tokenizer of {self.language.name}, one output is the beginning of another")
+        return endings
+
+    def _shares(self, ids: Int[Tensor, "prompt pos"], endings: "Tree") -> Float[Tensor, "prompt output"]:
+        """Return the probability of each output after some prompts."""
+        adapter = ModelAdapter(self.language.model, "query")
+        ids = adapter.encode(ids)
+        parts = []
+        for part in ids.split(rows_at_once(adapter, ids, Budget(self.memory))):
+            shares = torch.zeros(len(part), len(self.outputs), dtype=torch.float64)
+            self._follow(_Continued(adapter, part), endings, torch.ones(len(part), dtype=torch.float64), shares)
+            parts.append(shares)
+        return torch.cat(parts)
+
+    def _follow(self, run: "_Continued", endings: "Tree", weights: Float[Tensor, "prompt"], shares: Tensor) -> None:
+        """Fill in the probabilities of all outputs that continue a run, times the weights of the prompts."""
+        among = run.logits[:, list(endings)].double().cpu().softmax(-1)
+        for (token, rest), share in zip(endings.items(), among.unbind(1), strict=True):
+            if isinstance(rest, int):
+                shares[:, rest] = weights * share
+            elif (weights * share).max() >= LEAST_SHARE:
+                with run.continued(token):
+                    self._follow(run, rest, weights * share, shares)
+
+
+Tree = dict[int, "int | Tree"]
+"""Outputs by their first token: the number of an output that ends there, or the tree of those that go on."""
+
+
+def _tree(endings: Mapping[tuple[int, ...], int]) -> Tree:
+    tree: Tree = {}
+    for ending, output in endings.items():
+        branch: Any = tree
+        for token in ending[:-1]:
+            branch = branch.setdefault(token, {})
+        branch[ending[-1]] = output
+    return tree
+
+
+class _Continued:
+    """A run of prompts to which tokens are appended and removed; a bridge's keys and values are cached."""
+
+    def __init__(self, adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"]):
+        self.adapter, self.ids, self.cache = adapter, ids, None
+        if adapter.ours:
+            self.logits = adapter.run(ids)
+        else:
+            cached = {"return_type": "logits_and_cache", "use_cache": True}
+            logits, self.cache = adapter.model(ids, **cached)
+            self.logits = logits[:, -1]
+
+    @contextmanager
+    def continued(self, token: int) -> Iterator[None]:
+        """Append a token for the time of a `with` block."""
+        ids, logits = self.ids, self.logits
+        self.ids = torch.cat([ids, torch.full_like(ids[:, :1], token)], dim=1)
+        if self.cache is None:
+            self.logits = self.adapter.run(self.ids)
+        else:
+            self.logits = self.adapter.run(self.ids[:, -1:], past_key_values=self.cache)
+        yield
+        if self.cache is not None:
+            self.cache.crop(-1)
+        self.ids, self.logits = ids, logits
+
+
+def _written(value: float, bound: float) -> str:
+    """Write a number as an integer from 00 to 99."""
+    return f"{min(max(round((value / bound + 1) * 49.5), 0), 99):02d}"
