@@ -19,7 +19,6 @@ from mechicl.models import (
     HookedTransformerConfig,
     LSTMConfig,
     TransformerConfig,
-    process_weights,
 )
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
@@ -29,7 +28,6 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from tests.models.modules import Encoder, KeywordsOnly, NanoGPT, mlp, seeded
 from tests.models.transformer.test_texts import word_tokenizer
-from tests.strategies import random_model
 
 PAIRED: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 4}
 INTERLEAVED: dict[str, Any] = PAIRED | {"prompt_format": "interleaved", "d_model": 8}
@@ -168,10 +166,6 @@ def patched(model: Any, component: str) -> None:
     patch(model, PROMPTS, corrupt(PROMPTS, "labels"), component, progress=False)
 
 
-def processed(step: str, **fields: Any) -> None:
-    process_weights(random_model(HookedTransformerConfig(**(LENS | fields))), **{step: True})
-
-
 def enter(context: Any) -> None:
     with context:
         pass
@@ -252,10 +246,6 @@ CALLS: list[tuple[Callable[[], object], str]] = [
       for bad in (torch.zeros(1, 5, 2, 3), torch.zeros(8, 4, 2, 3), torch.zeros(8, 5, 2, 2), torch.zeros(8, 5, 3))),
     (lambda: gpt().query_streams(PROMPTS, torch.zeros(8, 5, 2, 3), at="query"), r"\[8, 1, any, 3\]"),
     (lambda: gpt().query_streams(PROMPTS, torch.zeros(8, 5, 2, 3), at="positions"), "at='positions'"),
-    (lambda: processed("center_writing_weights", final_norm=False), "final_norm"),
-    (lambda: processed("fold_value_biases", sink="learned"), "sink"),
-    (lambda: processed("fold_ln", gated_mlp=True), "gated_mlp"),
-    (lambda: processed("refactor_factored_attn_matrices", positional_embedding_type="rotary"), "rotary"),
     # losses
     (lambda: gpt()(gpt().encode(PROMPTS), return_type="loss"), "loss of the Prompts"),
     (lambda: gpt()(PROMPTS, return_type="predictions"), "return_type='predictions'"),

@@ -300,20 +300,6 @@ def test_sensitivities_and_second_derivatives():
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_same_seed_same_weights_whatever_the_dtype_and_the_global_generator():
-    state = torch.get_rng_state()
-    a, b, other = HookedLSTM(CFG, seed=3), HookedLSTM(CFG.replace(dtype="float32"), seed=3), HookedLSTM(CFG, seed=4)
-    assert torch.equal(torch.get_rng_state(), state)
-    for name, weight in a.named_parameters():
-        torch.testing.assert_close(weight.float(), dict(b.named_parameters())[name], atol=1e-7, rtol=0)
-    assert not torch.equal(a.embed, other.embed)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.fill_(9.0)
-    other.reset_parameters(3)
-    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), other.parameters(), strict=True))
-
-
 def test_initial_weights_are_bounded_by_their_fan_in_and_forget_gates_start_open():
     model = HookedLSTM(LSTMConfig(x_dim=4, n_context=5, n_layers=2, d_model=64))
     bounds = {"embed": 0.5, "unembed": 0.125, "W_ih": 0.125, "W_hh": 0.125}
@@ -336,3 +322,17 @@ def test_a_config_survives_json_and_says_what_it_is_of():
     transformer = TransformerConfig(x_dim=3, n_context=4)
     assert "architecture" not in transformer.to_dict()
     assert config_from_dict(transformer.to_dict()) == transformer
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_same_seed_same_weights_whatever_the_dtype_and_the_global_generator(name):
+    cfg, state = OURS[name]().cfg, torch.get_rng_state()
+    one, same, other = (dict(build(cfg, seed=seed).named_parameters()) for seed in (1, 1, 2))
+    wide, again = dict(build(cfg.replace(dtype="float64"), seed=1).named_parameters()), build(cfg, seed=2)
+    again.reset_parameters(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+    for key, weight in again.named_parameters():
+        assert torch.equal(weight, one[key])
+        assert torch.equal(weight, same[key])
+        torch.testing.assert_close(wide[key].float(), weight, atol=1e-7, rtol=0)

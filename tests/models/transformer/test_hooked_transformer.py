@@ -224,17 +224,6 @@ def test_initial_weights_start_the_query():
 # ---- weights ----
 
 
-def test_same_seed_same_weights():
-    for fields in (SOFTMAX, LINEAR, IDS):
-        cfg = config(fields)
-        one, same, other = (dict(HookedTransformer(cfg, seed=seed).named_parameters()) for seed in (1, 1, 2))
-        assert all(torch.equal(one[name], same[name]) for name in one)
-        assert any(not torch.equal(one[name], other[name]) for name in one)
-        # float64 weights are the same numbers
-        wide = dict(HookedTransformer(cfg.replace(dtype="float64"), seed=1).named_parameters())
-        assert all(torch.allclose(one[name].double(), wide[name], rtol=1e-6, atol=0) for name in one)
-
-
 def test_initial_weights_of_parts():
     cfg = config(SOFTMAX, sink="learned", sink_score=0.5)
     model = HookedTransformer(cfg.replace(d_model=64, d_mlp=256))

@@ -193,13 +193,10 @@ def test_a_missing_mlp_has_no_neurons():
     assert torch.equal(cache["blocks.1.hook_mlp_in"], cache["resid_pre", 1] + cache["attn_out", 1])
     assert not cache["blocks.1.hook_mlp_out"].any()
     assert list_nodes(model) == nodes
-    read = torch.zeros_like(cache["blocks.0.hook_mlp_in"], requires_grad=True)
-    moved = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_mlp_in", lambda stream, hook: stream + read)])
-    assert not torch.autograd.grad(moved.sum(), read)[0].any()
+    moved = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_mlp_in", lambda stream, hook: stream + 1)])
+    close(moved, plain)
     added = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_mlp_out", lambda out, hook: out + 1)])
     close(added, model(cache["resid_post", 0] + 1, start_at_layer=1))
-    model.set_use_hook_mlp_in(False)
-    assert not any(name.endswith(("hook_mlp_in", "hook_mlp_out")) for name in model.hook_dict)
 
 
 WORDS: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_ctx": 6, "d_head": 4, "d_vocab": 11, "dtype": "float64"}
