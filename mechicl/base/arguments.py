@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path, PurePath
 from typing import (
     Annotated,
@@ -87,6 +87,7 @@ _CONFS = {
     undefined: BeartypeConf(hint_overrides=FrozenDict({float: _Undefined if undefined else _Number, int: _Int64}))
     for undefined in (False, True)
 }
+_COLLECTIONS = (list, tuple, dict, Sequence, Mapping, Set)  # the first three are found faster
 
 
 # ---- checks ----
@@ -245,7 +246,7 @@ def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
     """Tell whether a value has the annotated type; unlike beartype alone, looks at every element of a collection."""
     if not is_bearable(value, hint, conf=_CONFS[undefined]):
         return False
-    if isinstance(value, list | tuple | dict | set | frozenset):
+    if isinstance(value, _COLLECTIONS) and not isinstance(value, str | bytes | bytearray):
         parts = parts_of(hint)
         if len(parts) > 1:
             parts = tuple(part for part in parts if is_bearable(value, part, conf=_CONFS[undefined]))
@@ -255,11 +256,13 @@ def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
 
 def _elements_fit(value: Any, part: Any, undefined: bool) -> bool:
     kinds = [kind for kind in get_args(part) if kind is not Ellipsis]
-    if isinstance(value, dict) and len(kinds) == 2:
+    if isinstance(value, Mapping) and len(kinds) == 2:
         return all(fits(key, kinds[0], undefined) and fits(each, kinds[1], undefined) for key, each in value.items())
     if len(kinds) == 1:
         if isinstance(value, list | tuple) and kinds[0] in (int, float) and _are_numbers(value, kinds[0]):
             return True
+        if isinstance(value, range):  # between its ends
+            value = [*value[:1], *value[-1:]]
         return all(fits(each, kinds[0], undefined) for each in value)
     if get_origin(part) is tuple:
         return all(fits(each, kind, undefined) for each, kind in zip(value, kinds, strict=True))

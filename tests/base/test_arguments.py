@@ -8,8 +8,10 @@ import pickle
 import re
 import subprocess
 import sys
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -30,6 +32,7 @@ from mechicl.base.arguments import (
     between,
     check_fields,
     checked,
+    fits,
 )
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedLSTM, LSTMConfig
@@ -173,6 +176,22 @@ def test_elements_of_a_long_list_are_all_checked():
         with pytest.raises(ArgumentError, match=rf"shares\[{i}\] must be a finite number, got nan"):
             average([*values[:i], math.nan, *values[i + 1 :]])
     assert average(values) == 1.0
+
+
+@pytest.mark.parametrize("kind", [list, tuple, deque, UserList])
+def test_every_element_of_every_kind_of_collection_is_checked(kind):
+    assert average(kind([1.0] * 200)) == 1.0
+    for wrong in ("1", math.nan, None):
+        with pytest.raises(ArgumentError, match="shares"):
+            average(kind([*[1.0] * 200, wrong]))
+    for mapping in (dict, UserDict, MappingProxyType):
+        values = dict.fromkeys(range(200), 1.0)
+        assert fits(mapping(values), Mapping[int, float])
+        assert not fits(mapping(values | {3: "1"}), Mapping[int, float])
+        assert not fits(mapping(values | {"3": 1.0}), Mapping[int, float])
+    assert fits(range(10**12), Sequence[Natural])
+    assert not any(fits(range(-1, 1000), Sequence[Natural]) for _ in range(20))
+    assert not any(fits(range(1000, -2, -1), Sequence[Natural]) for _ in range(20))
 
 
 @checked
