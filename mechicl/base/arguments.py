@@ -364,8 +364,8 @@ def _refusal(name: str, hint: Any, value: Any, tensors: Mapping[str, Tensor], un
     """The message for an argument that does not fit its annotation; `tensors` are the arguments before it."""
     if isinstance(value, dict):
         for part in parts_of(hint):
-            kinds = get_args(part)
-            for key, each in value.items() if len(kinds) == 2 else ():
+            kinds, origin = get_args(part), get_origin(part)
+            for key, each in value.items() if inspect.isclass(origin) and issubclass(origin, Mapping) else ():
                 if not fits(key, kinds[0], undefined):
                     return f"the keys of {name} must be {elements(kinds[0])}, got {described(key)}"
                 if not fits(each, kinds[1], undefined):

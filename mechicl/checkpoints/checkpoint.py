@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mechicl.base.arguments import check_fields, checked
@@ -39,12 +40,13 @@ class Snapshots:
     weights: dict[str, Tensor]
 
     def __post_init__(self):
+        check_fields(self, undefined=True)
         for name, tensor in self.weights.items():
             if tensor.shape[:1] != (len(self.steps),):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not contain {len(self.steps)} snapshots")
 
     @checked
-    def select(self, models: slice | Tensor | list[int]) -> "Snapshots":
+    def select(self, models: slice | Int[Tensor, "model"] | Bool[Tensor, "model"] | list[int]) -> "Snapshots":
         """Select the snapshots of some models, by a slice or their indices."""
         return Snapshots(self.steps, {name: weights[:, models] for name, weights in self.weights.items()})
 

@@ -21,10 +21,10 @@ SINK_SCORE = 30.0  # the sink's normaliser outweighs n keys by n e^-30, below 1e
 @checked
 def gradient_descent(
     *,
-    x_dim: int,
+    x_dim: Count,
     n_context: int,
     step_size: float,
-    y_dim: int = 1,
+    y_dim: Count = 1,
     steps: Count = 1,
     initial_weights: Float[Tensor, "x y"] | None = None,
     largest_eigenvalue: Positive | None = None,
@@ -60,11 +60,11 @@ def gradient_descent(
 @checked
 def gd_plus_plus(
     *,
-    x_dim: int,
+    x_dim: Count,
     n_context: int,
     step_size: float | Sequence[float],
     gamma: float | Sequence[float],
-    y_dim: int = 1,
+    y_dim: Count = 1,
     steps: Count = 1,
     largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
@@ -101,10 +101,10 @@ def gd_plus_plus(
 @checked
 def preconditioned_gd(
     *,
-    x_dim: int,
+    x_dim: Count,
     n_context: int,
     preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],
-    y_dim: int = 1,
+    y_dim: Count = 1,
     steps: Count = 1,
 ) -> HookedTransformer:
     """Build preconditioned gradient descent `W ← W - A (S W - B) / n` from 0, one step per layer.
@@ -137,7 +137,7 @@ def kernel_gradient_descent(
     step_size: float,
     bias: Float[Tensor, "feature"] | None = None,
     act_fn: str = "relu",
-    y_dim: int = 1,
+    y_dim: Count = 1,
     steps: Count = 1,
     largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
@@ -168,7 +168,7 @@ def kernel_gradient_descent(
 
 @checked
 def softmax_gradient_descent(
-    *, x_dim: int, n_context: Count, step_size: float, score_scale: Positive, y_dim: int = 1, sink: bool = True
+    *, x_dim: Count, n_context: Count, step_size: float, score_scale: Positive, y_dim: Count = 1, sink: bool = True
 ) -> HookedTransformer:
     """Build a layer of two softmax heads with opposite scores; as `score_scale` shrinks, a step of gradient descent.
 
@@ -235,7 +235,7 @@ def linear_optimum(
 
 
 @checked
-def relu_optimum(*, x_dim: int, n_context: Count) -> HookedTransformer:
+def relu_optimum(*, x_dim: Count, n_context: Count) -> HookedTransformer:
     """Build the layer of ReLU attention with the least loss on `x ~ N(0, I)`, `w ~ N(0, I)`, without noise.
 
     Its loss is `d - (d/2)² / ((d/2) (½ (n-1)/n + (d+2)/n))`: 1.970 for d = 5 and n = n_context = 20.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.spectra import TOLERANCE, warn_of_divergence
-from mechicl.base.arguments import Natural, NonNegative, Positive, checked
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive, checked
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble, signed_pair
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -16,11 +16,11 @@ from mechicl.prompts import Prompts
 @checked
 def newton(
     *,
-    x_dim: int,
+    x_dim: Count,
     n_context: int,
     steps: Natural,
     alpha: Positive,
-    y_dim: int = 1,
+    y_dim: Count = 1,
     attention: Literal["linear", "relu"] = "linear",
     largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:

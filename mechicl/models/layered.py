@@ -83,6 +83,7 @@ class LayeredModel(HookedRootModule):
 
     # ---- the stream, layer by layer ----
 
+    @checked
     def count_points(self, prompts: Prompts) -> Int[Tensor, "pos"]:
         """Count the context points that each position can depend on.
 

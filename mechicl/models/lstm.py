@@ -190,6 +190,7 @@ class HookedLSTM(PromptedModel):
     cfg: LSTMConfig
     vectorizes: ClassVar[bool] = False
 
+    @checked
     def __init__(self, cfg: LSTMConfig, *, seed: int = 0):
         super().__init__()
         self.cfg = cfg

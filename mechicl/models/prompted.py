@@ -9,7 +9,8 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import lm_cross_entropy_loss
 
-from mechicl.base.arguments import checked
+from mechicl.base.annotations import described
+from mechicl.base.arguments import ArgumentError, checked
 from mechicl.models.config_checks import DTYPES, dtype_name
 from mechicl.models.holding import in_a_pass
 from mechicl.models.layered import LayeredModel, has_torch_hooks
@@ -293,8 +294,8 @@ class PromptedModel(LayeredModel):
         return layer + n if layer < 0 else layer
 
     def _check_tokens(self, tokens: Tensor) -> None:
-        if tokens.ndim != 3 or tokens.shape[2] != self.cfg.d_token:
-            raise ValueError(f"tokens must be [batch pos {self.cfg.d_token}], got {tuple(tokens.shape)}")
+        if not isinstance(tokens, Tensor) or tokens.ndim != 3 or tokens.shape[2] != self.cfg.d_token:
+            raise ArgumentError(f"tokens must be [batch pos {self.cfg.d_token}], got {described(tokens)}")
 
     def _checked_dtype(self, tokens: Tensor) -> Tensor:
         dtype = self.cfg.torch_dtype
@@ -304,5 +305,5 @@ class PromptedModel(LayeredModel):
         return tokens
 
     def _check_width(self, residual: Tensor) -> None:
-        if residual.shape[-1] != self.cfg.d_model:
-            raise ValueError(f"residual must be [batch row {self.cfg.d_model}], got {list(residual.shape)}")
+        if not isinstance(residual, Tensor) or residual.shape[-1:] != (self.cfg.d_model,):
+            raise ArgumentError(f"residual must be [batch row {self.cfg.d_model}], got {described(residual)}")

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import check_fields, checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +26,12 @@ class TokenSequences:
     predictable: Bool[Tensor, "prompt pos"]
 
     def __post_init__(self):
-        if self.ids.ndim != 2 or self.ids.shape != self.predictable.shape:
+        check_fields(self)
+        if self.ids.shape != self.predictable.shape:
             shapes = tuple(self.ids.shape), tuple(self.predictable.shape)
             raise ValueError("ids and predictable must both be [prompt pos], got {} and {}".format(*shapes))
-        if self.ids.dtype != torch.int64 or self.predictable.dtype != torch.bool:
-            dtypes = f"{self.ids.dtype} and {self.predictable.dtype}"
-            raise ValueError(f"ids must be int64 and predictable bool, got {dtypes}")
+        if self.ids.dtype != torch.int64:
+            raise ValueError(f"ids must be int64, got {self.ids.dtype}")
         if (self.ids < 0).any():
             raise ValueError(f"ids must not be negative, got {self.ids.min().item()}")
         if self.predictable[:, :1].any():

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import check_fields, checked
 from mechicl.base.files import read_json, write_json
 from mechicl.base.tensor_files import read_tensors, write_tensors
 from mechicl.statistics.intervals import Interval, interval
@@ -43,6 +43,9 @@ class Result:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         storable(cls)
+
+    def __post_init__(self) -> None:
+        check_fields(self, undefined=True)
 
     def samples(self) -> dict[str, Tensor]:
         """Return the tensors with samples on their last axis, by name. A subclass with others leaves those out."""

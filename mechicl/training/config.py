@@ -180,7 +180,7 @@ class TrainingConfig:
         return tuple(task.task if isinstance(task, FixedTasks) else task for task in self.tasks)
 
     @checked
-    def learning_rate_at(self, step: int) -> float:
+    def learning_rate_at(self, step: Natural) -> float:
         """The learning rate of step `step` (from 0)."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps

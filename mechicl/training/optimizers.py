@@ -81,6 +81,7 @@ class SOAP(torch.optim.Optimizer):
             raise ValueError(f"shapes make {start} weights, but a row of weights has {weights.shape[1]}")
         self.groups = {size: torch.cat(parts) for size, parts in columns.items()}
 
+    @checked
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One update of all weights."""

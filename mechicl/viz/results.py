@@ -32,7 +32,7 @@ HEIGHT = 330  # of a row of panels
 
 @checked
 @singledispatch
-def plot(result: Any, **options: Any) -> go.Figure:
+def plot(result: Any, /, **options: Any) -> go.Figure:
     """Draw a result: the figure of its kind, or its quantities with their intervals.
 
     Args:

@@ -68,6 +68,8 @@ class StepwiseAlgorithm(ABC):
     @checked(undefined=True)
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
         """Return the query's prediction from its state: its variable "prediction", or minus its residual."""
+        if not {"prediction", "residual"} & set(query):
+            raise ValueError(f"query must contain 'prediction' or 'residual', got the variables {list(query)}")
         return query["prediction"][:, 0] if "prediction" in query else -query["residual"][:, 0]
 
     @checked(undefined=True)

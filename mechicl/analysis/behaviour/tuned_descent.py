@@ -149,3 +149,5 @@ def _check_tuning(prompts: Prompts, steps: int, gamma: bool) -> None:
         raise ValueError("gamma needs at least two steps: the last step's γ has no effect")
     if steps < 1 or len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context and at least one step, got {prompts} and steps={steps}")
+    if not prompts.context.xs.any():
+        raise ValueError("tuning needs prompts whose inputs are not all 0")

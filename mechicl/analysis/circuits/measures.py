@@ -44,6 +44,7 @@ def measure_circuit(
 
     Args:
         circuit: the circuit to measure, of the same model.
+        effects: whether to measure the effect of each edge; NaN without.
         n_subsets: number of sets of the circuit's nodes to remove from it, and from the model, for
             `Circuit.incompleteness`: all sets if there are that few, else random ones, with every node in half of them.
         seed: of the sets, and of "resample".

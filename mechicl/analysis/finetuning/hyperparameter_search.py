@@ -12,7 +12,7 @@ from torch import Tensor
 from mechicl.analysis.finetuning.forward_passes import predict_sequences
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
 from mechicl.analysis.finetuning.similarity_measures import Scored, scores_and_losses
-from mechicl.base.arguments import Count, Natural, checked
+from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -79,7 +79,7 @@ def search_tuning(
     held_out: Shots,
     tuning: FineTuning | None = None,
     *,
-    learning_rates: Sequence[float] = LEARNING_RATES,
+    learning_rates: Sequence[Positive] = LEARNING_RATES,
     epochs: Sequence[Count] = EPOCHS,
     choose_by: Literal["score", "loss"] = "score",
     widen: Natural = 0,

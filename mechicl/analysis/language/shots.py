@@ -135,6 +135,7 @@ def loss_by_position(
     return torch.cat(losses).T.cpu()
 
 
+@checked
 def late_minus_early(losses: Float[Tensor, "pos text"], early: int = 50, late: int = 500) -> Interval:
     """Return the mean loss at a late position minus that at an early one (Olsson et al. 2022), over texts.
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits import Circuit
+from mechicl.base.annotations import described
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
 from mechicl.statistics import Interval, Result, interval
@@ -78,6 +79,8 @@ def stability(
 def _selected(found: Any, top: int | None) -> list[Hashable]:
     if isinstance(found, Circuit):
         return list(found.edges)
+    if not isinstance(found, Iterable):
+        raise TypeError(f"find must return scores, a Circuit or a collection, got {described(found)}")
     if not isinstance(found, Tensor):
         return list(found)
     if top is None:

@@ -49,6 +49,8 @@ class CausalModel:
     @checked
     def interchange(self, base: Int[Tensor, " pos"], source: Int[Tensor, " pos"], variable: str) -> int:
         """Return the output for a prompt with one variable taken from another prompt."""
+        if variable not in self.variables:
+            raise ValueError(f"variable must be one of {list(self.variables)}, got {variable!r}")
         return self.output(self.values(base) | {variable: self.variables[variable](source)})
 
 

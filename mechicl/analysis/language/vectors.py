@@ -196,6 +196,7 @@ def task_vectors(
     return TaskVectors(zero.task, patched, control, results[0].unpatched_values["metric"].cpu(), few_shot)
 
 
+@checked
 @contextmanager
 def steering(
     model: Any, vector: Float[Tensor, "d_model"], layer: int, *, strength: float = 1.0, pos: int | None = None

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformers import PreTrainedTokenizerBase
 
-from mechicl.base.arguments import checked
+from mechicl.base.annotations import described
+from mechicl.base.arguments import ArgumentError, checked
 from mechicl.models.holding import in_a_pass
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
@@ -60,6 +61,7 @@ class HookedTransformer(LensNames):
     stream_labels: tuple[str, ...] | None = None  # names of the stream's dimensions, if any
     initial_weights: Tensor
 
+    @checked(undefined=True)
     def __init__(
         self,
         cfg: TransformerConfig | Mapping[str, Any] | Any,
@@ -178,10 +180,8 @@ class HookedTransformer(LensNames):
     def _check_tokens(self, tokens: Tensor) -> None:
         if self.cfg.prompt_format != "token_ids":
             super()._check_tokens(tokens)
-        elif tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
-                f"tokens must be ids [batch pos] (int64 or int32), got {tokens.dtype} {tuple(tokens.shape)}"
-            )
+        elif not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise ArgumentError(f"tokens must be ids [batch pos] (int64 or int32), got {described(tokens)}")
         elif tokens.is_meta and not self.W_U.is_meta:
             raise ValueError("tokens are on the device 'meta', where tensors have no values")
 
@@ -250,6 +250,8 @@ class HookedTransformer(LensNames):
         Raises:
             StateDictError: a RuntimeError, as torch's, and a ValueError: names or shapes are not the model's.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentError(f"state_dict must be a dictionary of tensors, got {described(state_dict)}")
         try:
             result = super().load_state_dict(current_names(self.cfg, state_dict), *args, **kwargs)
         except RuntimeError as error:

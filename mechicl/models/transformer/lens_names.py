@@ -8,6 +8,7 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.utilities import USE_DEFAULT_VALUE, composition_scores
 
+from mechicl.base.annotations import described
 from mechicl.base.arguments import checked
 from mechicl.models.holding import holds_models
 from mechicl.models.prompted import with_batch_axis
@@ -150,7 +151,10 @@ class LensNames(TextModel):
         directions = self.W_U if not hasattr(self.ln_final, "w") else self.ln_final.w[:, None] * self.W_U
         if isinstance(tokens, Tensor) and tokens.numel() == 1:
             tokens = int(tokens)
-        return directions.T[tokens]
+        try:
+            return directions.T[tokens]
+        except IndexError as error:
+            raise IndexError(f"tokens must be below {self.W_U.shape[1]}, got {described(tokens)}") from error
 
     @property
     def output_biases(self) -> Float[Tensor, "d_out"]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
-from mechicl.base.arguments import checked
+from mechicl.base.annotations import described
+from mechicl.base.arguments import ArgumentError, checked
 from mechicl.models.holding import holding, in_a_pass, share_lock, without_user_hooks
 from mechicl.models.layered import LayeredModel
 from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, Place
@@ -139,6 +140,8 @@ class WrappedModel(LayeredModel):
         before it.
         """
         self._positions(at, 1)  # refuses other values
+        if not isinstance(tokens, Tensor | Prompts):
+            raise ArgumentError(f"tokens must be a tensor or Prompts, got {described(tokens)}")
         tokens = self.encode(tokens) if isinstance(tokens, Prompts) else tokens
         calls: Counter[str] = Counter()
         with self._parts.attached(calls) if self._parts.has_hooks() else self._naming_errors(tokens):
