@@ -8,7 +8,8 @@ from typing import Any
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.annotations import described
+from mechicl.base.arguments import ArgumentError, check_fields, checked, fits
 from mechicl.checkpoints.stacks import models_from_stack
 from mechicl.models import Model
 from mechicl.tasks import AnyTask, task_from_dict
@@ -40,7 +41,8 @@ class Snapshots:
     weights: dict[str, Tensor]
 
     def __post_init__(self):
-        check_fields(self, undefined=True)
+        if not fits(self.weights, dict[str, Tensor]):  # on any device, "meta" too
+            raise ArgumentError(f"weights must be a dictionary of tensors by name, got {described(self.weights)}")
         for name, tensor in self.weights.items():
             if tensor.shape[:1] != (len(self.steps),):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not contain {len(self.steps)} snapshots")

@@ -100,6 +100,8 @@ def ratio_interval(
 ) -> Interval:
     """Return the ratio of two means over the same samples, with an interval from the paired samples (delta method).
 
+    It is NaN if a sample is not finite, or the denominator's mean is 0.
+
     Raises:
         ValueError: different numbers of samples.
     """

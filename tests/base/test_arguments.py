@@ -86,6 +86,8 @@ VALUES = torch.ones(2, 3)
         ((VALUES,), {"method": "Zero"}, r"method must be 'zero', 'mean' or 'resample', got 'Zero'"),
         ((VALUES,), {"names": {3: [1.0]}}, r"the keys of names must be strings, got 3"),
         ((VALUES,), {"function": 3}, r"function must be a function or None, got 3"),
+        ((VALUES,), {"function": {"a": 1}}, r"function must be a function or None, got the dict \{'a': 1\}"),
+        ((VALUES,), {"method": {"a": 1}}, r"method must be 'zero', 'mean' or 'resample', got the dict \{'a': 1\}"),
         ((VALUES,), {"path": "a\0"}, r"path must be a valid path, got 'a\\x00'"),
         ((VALUES,), {"path": Path("\ud800")}, r"path must be a valid path, got '\\ud800'"),
         ((VALUES,), {"other": 3}, r"other must be True or False, got 3"),

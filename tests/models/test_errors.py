@@ -235,6 +235,15 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: gpt()(PROMPTS, start_at_layer=1.5), "start_at_layer"),
     (lambda: gpt().run_with_cache(gpt().encode(PROMPTS).double()), "dtype"),
     (lambda: ids().embed_tokens(torch.zeros(2, 6)), r"ids \[batch pos\]"),
+    (lambda: ids().embed_tokens([[1]]), r"tokens must be ids \[batch pos\] .*, got the list \[\[1\]\]"),
+    (lambda: lstm().embed_tokens([[1]]), r"tokens must be \[batch pos 5\], got the list \[\[1\]\]"),
+    (lambda: lstm().read_out(None), r"residual must be \[batch row 7\], got None"),
+    (lambda: ids().load_state_dict([3]), r"state_dict must be a dictionary of tensors, got the list \[3\]"),
+    (lambda: ids().tokens_to_residual_directions(7), "tokens must be below 7, got 7"),
+    (lambda: lstm().count_points(0.5), "prompts must be Prompts, got 0.5"),
+    (lambda: HookedLSTM(3), "cfg must be LSTMConfig, got 3"),  # type: ignore[arg-type]
+    (lambda: wrapping()(3), "tokens must be a tensor or Prompts, got 3"),
+    (lambda: HookedTransformer(ids().cfg, default_padding_side={}), "default_padding_side must be 'right' or None"),  # type: ignore
     (lambda: ids().embed_tokens(torch.zeros(1, 2, dtype=torch.int64, device="meta")), "meta"),
     *((lambda bad=bad: ids()(torch.full((1, 2), bad)), f"got {bad} to {bad}") for bad in (7, -1)),
     (lambda: ids()(torch.zeros(1, 9, dtype=torch.long)), "9 positions"),

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.arguments import ArgumentError
 from mechicl.statistics import Interval, Result, interval, load_result, storable
 
 
@@ -96,6 +97,23 @@ def test_a_table_takes_tensors_of_any_dtype_and_with_gradients(dtype: torch.dtyp
     table = Measurement(cosine=values, by_layer=torch.ones(3, requires_grad=True)).to_dataframe()
     assert table["cosine"].tolist() == [0, 1, 1]
     assert table["by_layer"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"errors": torch.ones(3, 5)}, r"errors must be a tensor of floats \[layer head prompt\], got .* \[3, 5\]"),
+        ({"errors": torch.ones(3, 2, 5, device="meta")}, "errors is on the device 'meta'"),
+        ({"errors": torch.ones(1).expand(2**38, 2, 2)}, r"errors has 1\.1e\+12 elements, which repeat"),
+        ({"layers": (1, "2")}, "layers must be a tuple of ints"),
+        ({"fit": 3.0}, "fit must be Interval or None, got 3.0"),
+    ],
+)
+def test_fields_are_compared_with_their_annotations(fields, message):
+    with pytest.raises(ArgumentError, match=message):
+        dataclasses.replace(sweep(), **fields)
+    undefined = dataclasses.replace(sweep(), errors=torch.full((3, 2, 5), torch.nan))
+    assert math.isnan(undefined.intervals()["errors"].mean)
 
 
 def test_a_printed_result_shows_each_entry_if_there_are_few():

@@ -70,7 +70,8 @@ def example(kind: Any) -> Any:
         needed = [field for field in dataclasses.fields(kind) if field.default is field.default_factory]  # both missing
         return kind(**{field.name: example(hints[field.name]) for field in needed})  # type: ignore[operator]
     if get_origin(kind) is tuple:
-        return tuple(example(get_args(kind)[0]) for _ in range(3))
+        of = get_args(kind)
+        return tuple(example(each) for each in (of[:1] * 3 if ... in of else of))
     if get_origin(kind) is dict:
         return {"name": example(get_args(kind)[1])}
     return {str: "name", int: 3, float: 0.5, torch.Tensor: torch.rand(3)}[kind]

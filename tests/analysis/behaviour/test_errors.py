@@ -15,6 +15,7 @@ from mechicl.analysis.behaviour.families import family_weights
 from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
 from mechicl.tasks import Conjunctions, LinearRegression, MarkovChains, Parities, RepeatedTokens
 from tests.analysis.behaviour.conftest import Constant
 
@@ -109,6 +110,7 @@ def ranking(n: int = 6):
         (lambda: b.tuned_descent(PROMPTS[:0], 2), "tuning needs prompts with context"),
         (lambda: b.tuned_clipped_descent(PROMPTS[:0], 2, 10.0, gamma=True), "tuning needs prompts"),
         (lambda: b.tuned_clipped_descent(PROMPTS, 1, 10.0, gamma=True), "γ has no effect"),
+        (lambda: b.tuned_clipped_descent(Prompts(0 * PROMPTS.xs, PROMPTS.ys), 2, 9.0), "inputs are not all 0"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, named):

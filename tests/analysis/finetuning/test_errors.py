@@ -93,6 +93,7 @@ CASES: list[tuple[Any, str]] = [
     (lambda: value_and_derivative(lambda w: w["a"].expand(2) + w["b"].expand(3), WEIGHTS, WEIGHTS), "must match"),
     (lambda: search(learning_rates=()), "learning_rates and epochs must not be empty"),
     (lambda: search(epochs=()), "learning_rates and epochs must not be empty"),
+    (lambda: search(learning_rates=(0.1, math.inf)), "learning_rates must be a sequence of a number that is positive"),
     (lambda: search(epochs=(0, 1)), "epochs"),
     (lambda: search(widen=-1), "widen must"),
     (lambda: search(choose_by="epochs"), "choose_by must"),

@@ -196,6 +196,11 @@ def test_the_subspace_of_a_copied_token():
     assert found.controls["untrained"].mean() <= 0.5
     with pytest.raises(ValueError, match="variable"):
         align_variables(model, causal, "other", ids)
+    with pytest.raises(ValueError, match=r"variable must be one of \['copied'\], got 'other'"):
+        causal.interchange(ids[0], ids[1], "other")
+    vector = torch.zeros(model.cfg.d_model)
+    with pytest.raises(ValueError, match="pos must be an int or None, got 'x'"):
+        steering(model, vector, 0, pos="x")  # type: ignore
     with pytest.raises(ValueError, match="never changes"):
         align_variables(model, causal, "copied", ids[:1].repeat(8, 1))
 
