@@ -21,10 +21,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from tests.faults.calls import Calls
-from tests.faults.damage import Damage
 from tests.faults.hostile import Hostile
-from tests.faults.kills import Kills
 from tests.faults.runner import Campaign, run_campaign
+from tests.faults.saves import Damage, Kills
 from tests.faults.texts import Texts
 
 CAMPAIGNS: dict[str, type[Campaign]] = {each.name: each for each in (Kills, Damage, Hostile, Texts, Calls)}
@@ -37,7 +36,7 @@ def main() -> None:
     parser.add_argument("campaigns", nargs="*", help=f"of {', '.join(CAMPAIGNS)}; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n", type=int, help="number of cases of each campaign")
-    parser.add_argument("--only", type=int, help="number of a single case")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of single cases")
     parser.add_argument("--sample", action="store_true", help="only a few cases of each campaign")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
@@ -52,7 +51,7 @@ def main() -> None:
             folder.mkdir()
             campaign = CAMPAIGNS[name](folder, args.seed, args.sample, args.workers)
             n = args.n if args.n is not None else campaign.sample if args.sample else campaign.n
-            if not run_campaign(campaign, list(range(n)) if args.only is None else [args.only]):
+            if not run_campaign(campaign, list(range(n)) if args.only is None else args.only):
                 missed.append(name)
     print(f"\n{'missed: ' + ', '.join(missed) if missed else 'every bar is reached'} (seed {args.seed})")
     sys.exit(bool(missed))

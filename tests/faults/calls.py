@@ -32,40 +32,27 @@ from torch import Tensor
 
 import mechicl
 from mechicl.learners import Trajectory
+from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 from tests.faults.mutations import UserError, choose
-from tests.faults.runner import MIB, Campaign, Outcome, limit_memory, measured, run_apart
+from tests.faults.runner import DIED, MIB, SLOW, Campaign, Outcome, limit_memory, measured, run_apart
 from tests.faults.values import WORLDS, Values
 
 ROOT = str(Path(mechicl.__file__).parent)
 LEFT_OUT = {
-    "mechicl.checkpoints.push": "uses the network",
-    "mechicl.text.load_texts": "uses the network",
-    "mechicl.interop.load_language_model": "uses the network",
-    "mechicl.reports.report": "takes minutes",
-    "mechicl.viz.init_notebook": "is for a notebook",
-    "mechicl.viz.save": "starts a browser",
+    "mechicl.checkpoints.push": "uses the network", "mechicl.text.load_texts": "uses the network",
+    "mechicl.interop.load_language_model": "uses the network", "mechicl.reports.report": "takes minutes",
+    "mechicl.viz.init_notebook": "is for a notebook", "mechicl.viz.save": "starts a browser",
     "mechicl.constructions.certificates_table": "takes a minute",
-}
+}  # fmt: skip
 """Functions that are not called, and the reason."""
-TRIES = 14  # of finding a valid call
-BASE_SECONDS = 6.0  # that a valid call may take
+TRIES, BASE_SECONDS = 14, 6.0  # of finding a valid call, and the seconds that it may take
 LARGEST = 1024 * MIB
-LARGE_NUMBER, SMALL_NUMBER = (
-    100,
-    16,
-)  # larger defaults, of numbers of prompts and steps, are replaced by the small number
+LARGE_NUMBER, SMALL_NUMBER = 100, 16  # larger defaults, as of numbers of prompts, are replaced by the small number
 SHARE = 0.97
-OWN_ERRORS = (
-    ValueError,
-    TypeError,
-    OSError,
-    IndexError,
-    NotImplementedError,
-    FloatingPointError,
-    ImportError,
-    KeyError,
-)
+OWN_ERRORS = (ValueError, TypeError, OSError, IndexError, NotImplementedError, FloatingPointError, ImportError)
+RETURN_WEIGHTS = ("state_dict", "read_weight_products")  # those of a model with weights of NaN are NaN
+EMPTY = inspect.Parameter.empty
 
 
 class Kind(enum.StrEnum):
@@ -76,6 +63,7 @@ class Kind(enum.StrEnum):
     WARNED = "warned"
     NAMED = "named error"
     USERS = "the user's own error"
+    HUGE = "a huge result, as requested: out of memory, or over 20 s"
     UNNAMED = "our error, but it names neither argument nor value"
     RAW = "raw error"
     TAKEN = "bad argument accepted"
@@ -84,20 +72,20 @@ class Kind(enum.StrEnum):
     LARGE = "over 1 GB"
 
 
-GOOD = {Kind.RIGHT, Kind.ACCEPTED, Kind.WARNED, Kind.NAMED, Kind.USERS}
-NEVER = (Kind.WRONG, Kind.LARGE, "too slow", "died")
+GOOD = {Kind.RIGHT, Kind.ACCEPTED, Kind.WARNED, Kind.NAMED, Kind.USERS, Kind.HUGE}
+NEVER = (Kind.WRONG, Kind.LARGE, SLOW, DIED)
 
 
 @dataclass
 class Target:
-    """A public function, class or method (which takes `self`), and a valid call of it."""
+    """A public function, class or method (which takes `self`), and a valid call, or the trouble with finding one."""
 
     name: str
     function: Callable[..., Any]
     of_class: type | None = None
     valid: dict[str, Any] | None = None
     world: str = WORLDS[0]
-    trouble: str = ""  # why no valid call is known
+    trouble: str = ""
     hints: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, inspect.Parameter] = field(default_factory=dict)
 
@@ -117,36 +105,35 @@ class Target:
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the function; enter a context manager, and take the first values of an iterator."""
-        named, positional = dict(arguments), []
-        if "self" in named:
-            positional.append(named.pop("self"))
-        positional += [
-            named.pop(name) for name, each in self.parameters.items()
-            if each.kind is each.POSITIONAL_ONLY and name in named
-        ]  # fmt: skip
+        kinds = {name: each.kind for name, each in self.parameters.items()}
+        first = [name for name in arguments if kinds.get(name, "self") in ("self", inspect.Parameter.POSITIONAL_ONLY)]
+        named = {name: each for name, each in arguments.items() if name not in first}
         torch.manual_seed(0)
-        result = self.function(*positional, **named)
+        result = self.function(*(arguments[name] for name in first), **named)
         if isinstance(result, AbstractContextManager) and not isinstance(result, torch.nn.Module):
             with result:
                 return None
         return list(itertools.islice(result, 5)) if isinstance(result, Iterator) else result
 
+    def default(self, name: str) -> Any:
+        return self.parameters[name].default if name in self.parameters else EMPTY
+
     def candidates(self, values: Values, name: str, world: str) -> list[Any]:
         """Return valid values of a parameter."""
-        default = self.parameters[name].default if name in self.parameters else inspect.Parameter.empty
+        default = self.default(name)
         if name == "progress":
             return [False]
         if _is_large(default):
             return [SMALL_NUMBER, default]
-        found = values.candidates(self.hints.get(name, inspect.Parameter.empty), name, world)
-        return found if default is inspect.Parameter.empty else [default, *found]
+        found = values.candidates(self.hints.get(name, EMPTY), name, world)
+        return found if default is EMPTY else [default, *found]
 
     def arguments(self, values: Values, attempt: int) -> tuple[str, dict[str, Any]]:
         """Choose a world and arguments; the choice depends on the attempt, and leaves out most defaults."""
         rng, world, chosen = random.Random(f"{self.name} {attempt}"), WORLDS[attempt % len(WORLDS)], {}
         for name in [*(["self"] if self.of_class else []), *self.parameters]:
-            default = self.parameters[name].default if name in self.parameters else inspect.Parameter.empty
-            if default is not inspect.Parameter.empty and not _is_large(default) and name != "progress":
+            default = self.default(name)
+            if default is not EMPTY and not _is_large(default) and name != "progress":
                 continue
             found = self.candidates(values, name, world)
             if not found:
@@ -194,9 +181,7 @@ class Calls(Campaign):
 
     name = "calls"
     bar = f"faulty calls: right, or a named error, in {SHARE:.0%}; none wrong, over 20 s or over 1 GB"
-    n = 5000
-    sample = 60
-    seconds = 20.0
+    n, sample, seconds = 5000, 60, 20.0
 
     def prepare(self) -> None:
         warnings.simplefilter("ignore")
@@ -221,11 +206,11 @@ class Calls(Campaign):
               f"{len(self.targets) - n_found} with arguments that fit one by one", flush=True)  # fmt: skip
 
     def _find_calls(self, targets: list[Target]) -> None:
-        searches = run_apart(
-            lambda i: self._search(targets[i]), range(len(targets)), workers=self.workers, seconds=TRIES * 3.0
-        )
         found = {}
-        for number, outcome in searches:
+        searches = range(len(targets))
+        for number, outcome in run_apart(
+            lambda i: self._search(targets[i]), searches, workers=self.workers, seconds=TRIES * 3.0
+        ):
             targets[number].trouble = "" if outcome.good else outcome.text or outcome.kind
             if outcome.good:
                 found[number] = targets[number].arguments(self.values, int(outcome.text))
@@ -262,7 +247,7 @@ class Calls(Campaign):
         names = [*target.parameters] or (["self"] if target.of_class else [])
         for name in rng.sample(names, min(len(names), rng.choice((1, 1, 1, 1, 2)))):
             values = [valid[name]] if name in valid else target.candidates(self.values, name, target.world)
-            hint = target.hints.get(name, inspect.Parameter.empty)
+            hint = target.hints.get(name, EMPTY)
             mutation = choose(rng, values[0], hint, only_its_kind=name == "self") if values else None
             if mutation is None:
                 continue
@@ -278,7 +263,8 @@ class Calls(Campaign):
                 kinds.add(mutation.kind)
         compared = kinds <= {"same"} and not target.trouble
         expected = target.call(valid) if compared and error is None else None
-        result = None
+        result, text = None, f"{target.name}({'; '.join(texts)})"
+        (folder / "call").write_text(text, errors="replace")
         limit_memory(LARGEST + 256 * MIB)
         with measured() as usage, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -291,7 +277,9 @@ class Calls(Campaign):
             kind = Kind.ACCEPTED
         elif error is not None:
             values = [each[name] for each in (given, valid) for name in changed if name in each]
-            kind = judge_error(error, [] if target.trouble else changed, values)
+            conflicting = [name for name in target.parameters if len(name) > 4]
+            kind = judge_error(error, [] if target.trouble else changed + conflicting, values)
+            kind = Kind.HUGE if kind == Kind.LARGE and "huge" in text else kind
         elif usage.mebibytes > LARGEST / MIB:
             kind = Kind.LARGE
         elif compared and (alike(expected, result) or not alike(expected, target.call(valid))):
@@ -304,35 +292,38 @@ class Calls(Campaign):
             kind = Kind.ACCEPTED if self._nan_is_announced(target, [given.get(name) for name in changed]) else Kind.NAN
         else:
             kind = Kind.TAKEN if "bad" in kinds else Kind.ACCEPTED
-        end = f"{type(error).__name__}: {_text(error)}" if error is not None else _text(result)
-        text = f"{target.name}({'; '.join(texts)}) -> {end[:600]}"
+        text += f" -> {f'{type(error).__name__}: {_text(error)}' if error is not None else _text(result):.600}"
         if error is not None and kind not in GOOD:
             text += "\n" + "".join(traceback.format_tb(error.__traceback__)[-3:])
         return Outcome(kind, kind in GOOD, text, target.name, mebibytes=usage.mebibytes)
 
+    def explain(self, number: int, outcome: Outcome) -> None:
+        """Add the call that was killed or died; those that request something huge may."""
+        call = self.folder / str(number) / "call"
+        outcome.text = f"{call.read_text() if call.exists() else ''} {outcome.text}"
+        outcome.group = self.targets[number % len(self.targets)].name
+        if "huge" in outcome.text:
+            outcome.kind, outcome.good = Kind.HUGE, True
+
     def _nan_is_announced(self, target: Target, changed: list[Any]) -> bool:
-        """Tell whether NaN is a documented result, or comes from a result or a class that may contain it."""
+        """Tell whether NaN is a documented result, or comes from a result, a class or weights that may contain it."""
         if inspect.isclass(target.function) or any(isinstance(each, Result | Trajectory) for each in changed):
             return True
-        return "NaN" in (target.function.__doc__ or "") and not has_nan(changed)
-
-    def _share(self, outcomes: Sequence[Outcome], kind: str) -> tuple[int, int]:
-        """Count good calls and all calls of "functions", "classes" or "methods"."""
-        names = {
-            each.name for each in self.targets
-            if kind == ("methods" if each.of_class else "classes" if inspect.isclass(each.function) else "functions")
-        }  # fmt: skip
-        some = [outcome.good for outcome in outcomes if outcome.group in names]
-        return sum(some), len(some)
+        is_documented = "NaN" in (target.function.__doc__ or "") and not has_nan(changed)
+        return is_documented or target.name.endswith(RETURN_WEIGHTS)
 
     def passes(self, outcomes: Sequence[Outcome]) -> bool:
         n_good = sum(outcome.good for outcome in outcomes)
         return n_good >= SHARE * len(outcomes) and not any(outcome.kind in NEVER for outcome in outcomes)
 
     def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
+        kinds = {each.name: "methods" if each.of_class else "classes" if inspect.isclass(each.function) else "functions"
+                 for each in self.targets}  # fmt: skip
+        lines = []
+        for kind in ("functions", "classes", "methods"):
+            some = [outcome.good for outcome in outcomes if kinds.get(outcome.group) == kind]
+            lines.append(f"  {sum(some) / max(len(some), 1):.1%} of {len(some)} calls of {kind} good")
         worst = Counter(outcome.group for outcome in outcomes if not outcome.good).most_common(60)
-        shares = {kind: self._share(outcomes, kind) for kind in ("functions", "classes", "methods")}
-        lines = [f"  {good / n:.1%} of {n} calls of {kind} good" for kind, (good, n) in shares.items() if n]
         lines += [f"  {n:4d}  {name}" for name, n in worst]
         return lines + [f"  not called: {each.name}: {' '.join(each.trouble.split())[:150]}" for each in self.without]
 
@@ -343,7 +334,7 @@ class Calls(Campaign):
 def judge_error(error: Exception, names: Sequence[str], values: Sequence[Any]) -> Kind:
     """Tell whether an error is raised by our code and names an argument or its value."""
     text, frames = _text(error).lower(), traceback.extract_tb(error.__traceback__)
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or "<lambda>()" in text:  # a user's function with other parameters
         return Kind.USERS
     if isinstance(error, MemoryError) or "can't allocate memory" in text or "unable to allocate" in text:
         return Kind.LARGE
@@ -356,11 +347,13 @@ def judge_error(error: Exception, names: Sequence[str], values: Sequence[Any]) -
     for value in itertools.chain.from_iterable(map(_with_elements, values)):
         hints.add(type(value).__name__)
         if isinstance(value, str | int | float | complex | bytes | np.generic | None):
-            hints.add(repr(value)[:60])
+            hints |= {repr(value)[:60], str(value)[:60]}
         elif isinstance(value, Tensor | np.ndarray):
             hints |= {"tensor", "dtype", str(value.dtype), *map(str, value.shape)}
         elif isinstance(value, torch.nn.Module):
             hints |= {"model", "weight", "module"}
+        elif isinstance(value, Prompts):
+            hints |= {"xs", "ys", "position"}
         elif dataclasses.is_dataclass(value):
             hints |= {each.name for each in dataclasses.fields(value)}
         elif isinstance(value, list | tuple | dict | set):
@@ -371,10 +364,9 @@ def judge_error(error: Exception, names: Sequence[str], values: Sequence[Any]) -
 
 def _with_elements(value: Any, depth: int = 3) -> list[Any]:
     """Return a value, and the elements of lists and dictionaries: an error may name a field of one of them."""
-    parts = (
-        list(value.values()) if isinstance(value, Mapping) else list(value) if isinstance(value, list | tuple) else []
-    )
-    return [value, *(each for part in parts[:20] for each in _with_elements(part, depth - 1))] if depth else [value]
+    elements = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    parts = list(elements)[:20] if depth > 1 else []
+    return [value, *(each for part in parts for each in _with_elements(part, depth - 1))]
 
 
 def _text(value: Any) -> str:
@@ -390,7 +382,7 @@ def leaves(value: Any, depth: int = 6) -> Iterator[Any]:
     if isinstance(value, torch.nn.Module):
         parts = value.parameters()
     elif isinstance(value, Mapping):
-        parts = value.values()
+        parts = (each for key, each in value.items() if key != "wall_time_s")
     elif isinstance(value, list | tuple):
         parts = value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -405,7 +397,9 @@ def leaves(value: Any, depth: int = 6) -> Iterator[Any]:
 def has_nan(value: Any) -> bool:
     """Tell whether a nested value contains NaN."""
     for leaf in leaves(value):
-        if isinstance(leaf, Tensor) and not (leaf.is_meta or leaf.is_sparse) and leaf.isnan().any():
+        if isinstance(leaf, Tensor) and (leaf.is_meta or leaf.is_sparse or leaf.numel() > LARGEST):
+            continue
+        if isinstance(leaf, Tensor) and leaf.isnan().any():
             return True
         if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "fc" and np.isnan(leaf).any():
             return True
@@ -416,8 +410,7 @@ def has_nan(value: Any) -> bool:
 
 def alike(a: Any, b: Any) -> bool:
     """Tell whether two results agree up to rounding, as far as they can be compared."""
-    pairs = list(itertools.zip_longest(leaves(a), leaves(b), fillvalue=LEFT_OUT))
-    return all(_leaves_agree(x, y) for x, y in pairs)
+    return all(_leaves_agree(x, y) for x, y in itertools.zip_longest(leaves(a), leaves(b), fillvalue=LEFT_OUT))
 
 
 def _leaves_agree(a: Any, b: Any) -> bool:

@@ -18,14 +18,14 @@ import yaml
 from mechicl.analysis import align
 from mechicl.checkpoints import load_checkpoint, save
 from mechicl.interop import load_garg
-from mechicl.models import TransformerConfig, build
+from mechicl.models import build
 from mechicl.statistics import load_result
 from mechicl.sweeps import load_table
 from mechicl.tasks import LinearRegression
 from mechicl.text import load_texts
 from mechicl.training import train
 from tests.faults.runner import MIB, Campaign, Outcome, measured
-from tests.faults.trainings import interrupt, small
+from tests.faults.saves import MODEL, interrupt, small
 
 SECONDS, MEBIBYTES = 2.0, 500.0
 GARG = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 2, "n_head": 4, "family": "gpt2"}
@@ -61,16 +61,8 @@ def _sparse(path: Path) -> None:
 
 
 def _zip_bomb(path: Path) -> None:
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file,
-        file.open("a/data.pkl", "w") as entry,
-    ):
-        for _ in range(1024):
-            entry.write(bytes(MIB))
-
-
-def _expanded(path: Path) -> None:
-    torch.save({"model_state_dict": {"_read_in.weight": torch.zeros(1).expand(2**34, 5)}}, path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        file.writestr("a/data.pkl", bytes(1024 * MIB))
 
 
 def _tensors_header(size: int | None = None) -> Spoil:
@@ -93,13 +85,10 @@ def _config(**changes: Any) -> Spoil:
 
 
 ANYWHERE: dict[str, Spoil] = {
-    "a FIFO": os.mkfifo,
-    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
-    "a link to itself": lambda path: path.symlink_to(path.name),
-    "3 GiB of zeros": _sparse,
-    "a folder": lambda path: path.mkdir(),
-    "a pickle": lambda path: _data(pickle.dumps(_Attack(path.parent)))(path),
-}
+    "a FIFO": os.mkfifo, "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name), "3 GiB of zeros": _sparse,
+    "a folder": lambda path: path.mkdir(), "a pickle": lambda path: _data(pickle.dumps(_Attack(path.parent)))(path),
+}  # fmt: skip
 TENSORS = {"a header that claims 4 TB": _tensors_header(), "a header of 2^62 bytes": _tensors_header(2**62)}
 JSON = {
     "endless nesting": _data(b"[" * 10**6), "a long number": _data(b'{"a": ' + b"1" * 10**6 + b"}"),
@@ -124,7 +113,10 @@ YAML = {
 }  # fmt: skip
 BOMBS: dict[str, Spoil] = {
     "a pickle of torch": lambda path: torch.save({"model_state_dict": _Attack(path.parent)}, path),
-    "a zip bomb": _zip_bomb, "an expanded tensor": _expanded,
+    "a zip bomb": _zip_bomb,
+    "an expanded tensor": lambda path: torch.save(
+        {"model_state_dict": {"_read_in.weight": torch.zeros(1).expand(2**34, 5)}}, path
+    ),
 }  # fmt: skip
 FILES: dict[str, dict[str, dict[str, Spoil]]] = {
     "checkpoint": {
@@ -134,8 +126,7 @@ FILES: dict[str, dict[str, dict[str, Spoil]]] = {
     "training": {"state.safetensors": TENSORS, "metrics.jsonl": {}},
     "result": {"result.json": JSON, "tensors.safetensors": TENSORS},
     "garg": {"config.yaml": {name: _data(text) for name, text in YAML.items()}, "state.pt": BOMBS},
-    "texts": {"train.jsonl": {}},
-    "sweep": {"sweep.json": {}},
+    "texts": {"train.jsonl": {}}, "sweep": {"sweep.json": {}},
 }  # fmt: skip
 """By kind of folder and file, ways to spoil it in addition to `ANYWHERE`."""
 CASES = [
@@ -149,14 +140,11 @@ class Hostile(Campaign):
 
     name = "hostile"
     bar = f"hostile files: a named error in under {SECONDS:g} s and {MEBIBYTES:g} MiB"
-    n = 120
-    sample = 30
-    seconds = 12.0
+    n, sample, seconds = 120, 30, 12.0
 
     def prepare(self) -> None:
         sound = self.sound = self.folder / "sound"
-        config = TransformerConfig(x_dim=3, n_context=4, n_layers=1)
-        model = build(config).eval()
+        model = build(MODEL).eval()
         save(sound / "checkpoint", model, {"seeds": [0], "name": "x"})
         interrupt(small(), sound / "training", 9)
         align(model, model, LinearRegression(x_dim=3, n_context=4).sample(8, seed=0)).save(sound / "result")
@@ -188,10 +176,8 @@ class Hostile(Campaign):
                 openers[kind](path.parent)
             except Exception as raised:
                 error = raised
-        outcome = Outcome(
-            "a named error", False, f"{kind}/{name}: {words} -> {type(error).__name__}: {str(error)[:300]}"
-        )
-        outcome.seconds, outcome.mebibytes = usage.seconds, usage.mebibytes
+        text = f"{kind}/{name}: {words} -> {type(error).__name__}: {str(error)[:300]}"
+        outcome = Outcome("a named error", False, text, seconds=usage.seconds, mebibytes=usage.mebibytes)
         if (path.parent / MARKER).exists() or Path(MARKER).exists():
             outcome.kind = "IT RAN CODE"
         elif usage.seconds > SECONDS or usage.mebibytes > MEBIBYTES:
@@ -210,12 +196,12 @@ class Hostile(Campaign):
         """A checkpoint is saved to a folder of a strange name and loaded from it, or refused."""
         inner, text = folder / "inner" / name, f"a folder named {name!r}"
         try:
-            save(inner, build(TransformerConfig(x_dim=3, n_context=4, n_layers=1)).eval())
+            save(inner, build(MODEL).eval())
             load_checkpoint(inner)
-        except (ValueError, OSError) as error:
-            return Outcome("a named error", True, f"{text}: {type(error).__name__}: {error}")
         except Exception as error:
-            return Outcome("a raw error", False, f"{text}: {type(error).__name__}: {error}")
+            is_named = isinstance(error, ValueError | OSError)
+            kind = "a named error" if is_named else "a raw error"
+            return Outcome(kind, is_named, f"{text}: {type(error).__name__}: {error}")
         outside = [path for path in folder.iterdir() if path.name != "inner"]
         if name != ".." and outside:
             return Outcome("it wrote elsewhere", False, f"{text}: {outside}")

@@ -35,21 +35,14 @@ class UserError(Exception):
 class Uncooperative:
     """An object whose every method raises."""
 
-    def __repr__(self) -> str:
-        raise UserError("no repr")
+    def _raise(self, *others: object) -> Any:
+        raise UserError("uncooperative")
 
-    __str__ = __repr__
+    __repr__ = __str__ = __bool__ = __eq__ = _raise
+    __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return 2**62
-
-    def __bool__(self) -> bool:
-        raise UserError("neither true nor false")
-
-    def __eq__(self, other: object) -> bool:
-        raise UserError("not comparable")
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _raises(*values: Any, **options: Any) -> Any:
@@ -97,43 +90,40 @@ def _is_allowed(value: Any, hint: Any) -> bool:
 
 
 def _of_its_kind(value: Any, hint: Any) -> Iterator[Mutation]:
-    for types, ways in WAYS.items():
-        if isinstance(value, types):
-            yield from ways(value, hint)
-            return
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    ways = next((ways for types, ways in WAYS.items() if isinstance(value, types)), None)
+    if ways is not None:
+        yield from ways(value, hint)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from _fields(value)
     elif callable(value):
-        yield Mutation("a function that fails", "open", lambda: _raises)
-        yield Mutation("a function that returns NaN", "open", lambda: lambda *v, **o: v[0] * torch.nan)
-        yield Mutation("a function without parameters", "open", lambda: lambda: None)
+        yield from _listed(open={
+            "a function that fails": lambda: _raises, "a function without parameters": lambda: lambda: None,
+            "a function that returns NaN": lambda: lambda *v, **o: v[0] * torch.nan,
+        })  # fmt: skip
 
 
-def _listed(kind: Kind, ways: Mapping[str, Callable[[], Any]]) -> Iterator[Mutation]:
-    return (Mutation(text, kind, make) for text, make in ways.items())
+def _listed(**ways: Mapping[str, Callable[[], Any]]) -> Iterator[Mutation]:
+    return (Mutation(text, kind, make) for kind, some in ways.items() for text, make in some.items())  # type: ignore
 
 
 def _booleans(value: bool, hint: Any) -> Iterator[Mutation]:
-    yield Mutation("as numpy's", "same", lambda: np.bool_(value))
-    yield Mutation("negated", "open", lambda: not value)
+    return _listed(same={"as numpy's": lambda: np.bool_(value)}, open={"negated": lambda: not value})
 
 
 def _numbers(value: float, hint: Any) -> Iterator[Mutation]:
     whole = isinstance(value, int)
-    yield from _listed("same", {
+    yield from _listed(same={
         "as numpy's": lambda: np.int64(value) if whole else np.float64(value), "as an array": lambda: np.array(value),
         "as a tensor": lambda: torch.tensor(value, dtype=torch.int64 if whole else torch.float64),
-        "as a fraction": lambda: Fraction(value),
-    })  # fmt: skip
+        "as a fraction": lambda: Fraction(value), **({"as a float": lambda: float(value)} if whole else {}),
+    }, bad={"nan": lambda: float("nan"), "numpy's nan": lambda: np.float32("nan")})  # fmt: skip
     if whole:
-        yield Mutation("as a float", "same", lambda: float(value))
         yield Mutation("and a half", "open" if _is_allowed(0.5, hint) else "bad", lambda: value + 0.5)
     yield Mutation("as a string", "open" if _is_allowed("3", hint) else "bad", lambda: str(value))
-    yield from _listed("bad", {"nan": lambda: float("nan"), "numpy's nan": lambda: np.float32("nan")})
     for number in (0, -1, -value, 2**31, 2**63, 2**64, 10**30, 10**400, float("inf"), -float("inf"), 1e300, 5e-324):
         if number != value:
-            kind: Kind = "open" if not whole or (_is_allowed(number, hint) and isinstance(number, int)) else "bad"
-            text = f"{number:.3g}" if abs(number) < 10**300 else "huge"
+            kind: Kind = "open" if not whole or _is_allowed(number, hint) else "bad"
+            text = f"{'huge: ' * (abs(number) >= 2**31)}{number if abs(number) < 10**300 else ''}"
             yield Mutation(text, kind, lambda number=number: number)
 
 
@@ -151,28 +141,28 @@ def _strings(value: str, hint: Any) -> Iterator[Mutation]:
 
 
 def _tensors(value: Tensor, hint: Any) -> Iterator[Mutation]:
-    yield from _listed("same", {
+    yield from _listed(same={
         "not contiguous": lambda: torch.stack([value, value], -1)[..., 0], "as lists": value.tolist,
         "as an array": lambda: value.detach().numpy(),
-    })  # fmt: skip
-    yield from _listed("bad", {"on meta": lambda: value.to("meta"), "complex": lambda: value.to(torch.complex64) + 1j})
-    yield from _listed("open", {
+    }, bad={
+        "on meta": lambda: value.to("meta"), "complex": lambda: value.to(torch.complex64) + 1j
+    }, open={
         "sparse": value.to_sparse, "one axis more": lambda: value[None],
         "empty": lambda: value[:0] if value.ndim else value, "one axis less": lambda: value[0] if value.ndim else value,
         "one more in the last axis": lambda: torch.cat([value, value[..., :1]], -1),
-        "expanded to a huge size": lambda: torch.zeros(1).to(value.dtype).expand(2**40),
+        "expanded to 2^40 entries": lambda: torch.zeros(1).to(value.dtype).expand(2**40),
         "negative": lambda: ~value if value.dtype == torch.bool else -value,
     })  # fmt: skip
     if value.is_floating_point():
-        yield Mutation("with a NaN", "bad", lambda: _with(value, float("nan")))
-        yield Mutation("with a gradient", "same", lambda: value.clone().requires_grad_())
-        yield from _listed("open", {
+        yield from _listed(same={"with a gradient": lambda: value.clone().requires_grad_()}, bad={
+            "with a NaN": lambda: _with(value, float("nan")),
+        }, open={
             "with an infinity": lambda: _with(value, float("inf")), "very large": lambda: value * 1e30,
             "very small": lambda: value * 1e-30, "zeros": lambda: value * 0, "in half precision": value.half,
             "in single precision": value.float, "as ints": value.long,
         })  # fmt: skip
     else:
-        yield from _listed("open", {"as floats": value.float, "as bytes": lambda: value.to(torch.uint8)})
+        yield from _listed(open={"as floats": value.float, "as bytes": lambda: value.to(torch.uint8)})
     if value.dtype == torch.int64:
         yield Mutation("very large", "open", lambda: value + 10**9)
 
@@ -187,15 +177,13 @@ def _prompts(value: Prompts, hint: Any) -> Iterator[Mutation]:
     def changed(xs: Callable[[Tensor], Tensor], ys: Callable[[Tensor], Tensor] | None = None) -> Callable[[], Prompts]:
         return lambda: Prompts(xs(value.xs), (ys or xs)(value.ys))
 
-    yield from _listed("same", {
+    return _listed(same={
         "not contiguous": changed(lambda t: torch.stack([t, t], -1)[..., 0]),
         "with a gradient": changed(lambda t: t.clone().requires_grad_()),
-    })  # fmt: skip
-    yield from _listed("bad", {
+    }, bad={
         "with a NaN": changed(lambda t: _with(t, float("nan"))), "on meta": changed(lambda t: t.to("meta")),
         "only their inputs": lambda: value.xs,
-    })  # fmt: skip
-    yield from _listed("open", {
+    }, open={
         "none of them": lambda: value[:0], "one of them": lambda: value[:1], "no context": lambda: value.prefix(0),
         "in half precision": changed(lambda t: t.half()), "in single precision": changed(lambda t: t.float()),
         "zeros": changed(lambda t: 0 * t), "very large": changed(lambda t: 1e30 * t),
@@ -206,27 +194,25 @@ def _prompts(value: Prompts, hint: Any) -> Iterator[Mutation]:
 
 
 def _sequences_of_tokens(value: TokenSequences, hint: Any) -> Iterator[Mutation]:
-    yield from _listed("open", {
+    return _listed(open={
         "beyond the vocabulary": lambda: TokenSequences(value.ids + 10**6, value.predictable),
-        "none of them": lambda: TokenSequences(value.ids[:0], value.predictable[:0]),
-        "only their ids": lambda: value.ids,
+        "none of them": lambda: value[:0], "only their ids": lambda: value.ids,
     })  # fmt: skip
 
 
 def _models(value: torch.nn.Module, hint: Any) -> Iterator[Mutation]:
-    def changed(change: Callable[[torch.nn.Module], Any]) -> Callable[[], Any]:
-        return lambda: change(copy.deepcopy(value))
-
     def spoil(model: torch.nn.Module) -> torch.nn.Module:
         for weight in model.parameters():
             weight.data.fill_(float("nan"))
         return model
 
-    yield from _listed("open", {
-        "with weights of NaN": changed(spoil), "in half precision": changed(lambda model: model.half()),
-        "in single precision": changed(lambda model: model.float()), "on meta": changed(lambda model: model.to("meta")),
-        "in training mode": changed(lambda model: model.train()), "a plain module": lambda: torch.nn.Linear(2, 1),
-    })  # fmt: skip
+    changes: dict[str, Callable[[Any], Any]] = {
+        "with weights of NaN": spoil, "in half precision": lambda model: model.half(), "a plain module":
+        lambda model: torch.nn.Linear(2, 1), "in single precision": lambda model: model.float(),
+        "on meta": lambda model: model.to("meta"), "in training mode": lambda model: model.train(),
+    }  # fmt: skip
+    for text, change in changes.items():
+        yield Mutation(text, "open", lambda change=change: change(copy.deepcopy(value)))
 
 
 def _paths(value: Path, hint: Any) -> Iterator[Mutation]:
@@ -240,15 +226,14 @@ def _collections(value: Any, hint: Any) -> Iterator[Mutation]:
                     if (args := get_args(part))), Any)  # fmt: skip
     yield Mutation("empty", "open", lambda: type(value)())
     if isinstance(value, Mapping):
-        first = next(iter(value.values()), None)
+        items = list(value.items())[:2]
         yield Mutation("with another key", "open", lambda: {**value, 3: None})
-        yield Mutation("with a script as a key", "open", lambda: {"<script>": first})
+        yield Mutation("with a script as a key", "open", lambda: {"<script>": items[0][1] if items else None})
     else:
-        other: Callable[[Any], Any] = list if isinstance(value, tuple) else tuple
-        yield Mutation("as the other kind of sequence", "same", lambda: other(value))
-        yield Mutation("nested", "open", lambda: type(value)([value]))
-        yield Mutation("very long", "open", lambda: type(value)(list(value) * 10_000))
-    items = list(value.items())[:2] if isinstance(value, Mapping) else list(enumerate(value))[:1]
+        items, other = list(enumerate(value))[:1], list if isinstance(value, tuple) else tuple
+        yield from _listed(same={"as the other kind of sequence": lambda: other(value)}, open={
+            "nested": lambda: type(value)([value]), "huge": lambda: type(value)(list(value) * 10_000),
+        })  # fmt: skip
     for key, each in items:
         for mutation in mutations(each, element):
             make = lambda key=key, mutation=mutation: _replaced(value, key, mutation.make())  # noqa: E731

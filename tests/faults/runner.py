@@ -1,9 +1,12 @@
 """Campaigns of numbered cases, each of which runs in a forked process, and their tables of outcomes."""
 
+import itertools
+import math
 import multiprocessing
 import os
 import random
 import resource
+import signal
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -11,26 +14,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 MIB = 2**20
 SHOWN = 10  # failures of each kind that are printed; the table counts all
+SLOW, DIED = "too slow", "died"
 FORK = multiprocessing.get_context("fork")
 
 
 @dataclass
 class Outcome:
-    """The outcome of one case.
+    """The outcome of one case: a word or two for the table, whether it is as promised, and what happened.
 
-    Attributes:
-        kind: a word or two, for the table.
-        good: True if it is as promised.
-        text: the actions and their results.
-        group: failures are counted by group, such as a function's name.
-        seconds: duration of the case.
-        mebibytes: growth of the process's resident memory.
+    Failures are counted by `group`, such as a function's name; `mebibytes` is the growth of the process.
     """
 
     kind: str
@@ -42,14 +41,9 @@ class Outcome:
 
 
 class Campaign(ABC):
-    """Numbered cases, each of which depends on the seed and its number alone.
+    """`n` numbered cases (`sample` in `make test-all`), each of which depends on the seed and its number alone.
 
-    Attributes:
-        name: name on the command line.
-        bar: the promise that is tested.
-        n: number of cases in the whole campaign.
-        sample: number of cases in `make test-all`.
-        seconds: time after which a case is killed.
+    `bar` is the promise that is tested; a case is killed after `seconds`.
     """
 
     name: str
@@ -73,6 +67,10 @@ class Campaign(ABC):
         """Tell whether the bar is reached."""
         return all(outcome.good for outcome in outcomes)
 
+    def explain(self, number: int, outcome: Outcome) -> None:
+        """Complete the outcome of a case that was killed or died."""
+        outcome.text = outcome.text or f"case {number}"
+
     def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
         """Return more lines for the end of the table."""
         return []
@@ -87,16 +85,18 @@ def run_campaign(campaign: Campaign, numbers: list[int]) -> bool:
     """Run cases, print failures and a table, and tell whether the bar is reached."""
     command = f"python -m tests.faults {campaign.name} --seed {campaign.seed}{' --sample' if campaign.sampled else ''}"
     print(f"\n{campaign.name}: {campaign.bar}\n  {command}", flush=True)
-    started, outcomes, alone = time.monotonic(), list[Outcome](), len(numbers) == 1
+    started, outcomes, few = time.monotonic(), list[Outcome](), len(numbers) < 10
     campaign.prepare()
     for number, outcome in run_apart(campaign.case, numbers, workers=campaign.workers, seconds=campaign.seconds):
+        if outcome.kind in (SLOW, DIED):
+            campaign.explain(number, outcome)
         outcomes.append(outcome)
-        if alone or (not outcome.good and sum(each.kind == outcome.kind for each in outcomes) <= SHOWN):
-            text = outcome.text if alone else " ".join(outcome.text.split())[:300]
+        if few or (not outcome.good and sum(each.kind == outcome.kind for each in outcomes) <= SHOWN):
+            text = outcome.text if few else " ".join(outcome.text.split())[:300]
             usage = f"{outcome.seconds:.1f} s, {outcome.mebibytes:.0f} MiB"
-            print(f"  {number}: {outcome.kind}; {text} ({usage}); again: {command} --only {number}", flush=True)
-    counts = Counter((outcome.good, outcome.kind) for outcome in outcomes)
-    for (good, kind), count in counts.most_common():
+            print(f"  {number}: {outcome.kind}; {text} ({usage}); again: {command} --only {number}",
+                  flush=True)  # fmt: skip
+    for (good, kind), count in Counter((outcome.good, outcome.kind) for outcome in outcomes).most_common():
         print(f"  {count:6d}  {'' if good else 'NOT GOOD: '}{kind}")
     print(f"  {sum(outcome.good for outcome in outcomes):6d}  of {len(outcomes)} good")
     print("".join(f"{line}\n" for line in campaign.summary(outcomes)), end="")
@@ -105,15 +105,16 @@ def run_campaign(campaign: Campaign, numbers: list[int]) -> bool:
     return passed
 
 
-# ---- processes ----
+def start(function: Callable[[], Any], seconds: float = 0.0) -> tuple[Any, Connection]:
+    """Start a function in a forked process; the connection receives its result, or its exception as text.
 
-
-def start(function: Callable[[], Any]) -> tuple[Any, Connection]:
-    """Start a function in a forked process; the connection receives its result, or its exception as text."""
+    The process is killed after a number of seconds other than 0.
+    """
     reader, writer = FORK.Pipe(duplex=False)
 
     def work() -> None:
         reader.close()
+        signal.alarm(math.ceil(seconds))
         quiet = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(quiet, stream)
@@ -130,7 +131,7 @@ def start(function: Callable[[], Any]) -> tuple[Any, Connection]:
 
 
 def finish(process: Any, reader: Connection) -> tuple[int, Any]:
-    """Wait for a process and return its exit code, -9 if it was killed, and its result, or None."""
+    """Wait for a process and return its exit code, negative if it was killed, and its result, or None."""
     try:
         result = reader.recv()
     except EOFError:
@@ -145,33 +146,23 @@ def run_apart(
     """Run cases in forked processes with a time limit; yield outcomes in the order in which cases end."""
     waiting, running = iter(numbers), dict[Connection, tuple[Any, int, float]]()
     while True:
-        while len(running) < workers and (number := next(waiting, None)) is not None:
-            process, reader = start(lambda number=number: case(number))
+        for number in itertools.islice(waiting, workers - len(running)):
+            process, reader = start(partial(case, number), seconds)
             running[reader] = (process, number, time.monotonic())
         if not running:
             return
-        first_end = min(started for *_, started in running.values()) + seconds
-        ready = wait(list(running), max(0.0, first_end - time.monotonic()))
-        for reader, (process, number, started) in list(running.items()):
-            elapsed = time.monotonic() - started
-            if reader in ready:
-                code, outcome = finish(process, reader)
-                if outcome is None:
-                    outcome = Outcome("died", False, f"the process ended with {code}")
-                elif isinstance(outcome, str):
-                    outcome = Outcome("the case itself failed", False, outcome)
-                outcome.seconds = outcome.seconds or elapsed
-            elif elapsed > seconds:
-                process.kill()
-                process.join()
-                outcome = Outcome("too slow", False, f"killed after {seconds:g} s", seconds=seconds)
-            else:
-                continue
-            del running[reader]
+        for reader in wait(list(running)):
+            assert isinstance(reader, Connection)
+            process, number, started = running.pop(reader)
+            code, outcome = finish(process, reader)
+            if code == -signal.SIGALRM:
+                outcome = Outcome(SLOW, False)
+            elif outcome is None:
+                outcome = Outcome(DIED, False, f"the process ended with {code}")
+            elif isinstance(outcome, str):
+                outcome = Outcome("the case itself failed", False, outcome)
+            outcome.seconds = outcome.seconds or time.monotonic() - started
             yield number, outcome
-
-
-# ---- memory ----
 
 
 @dataclass

@@ -28,34 +28,27 @@ from tests.faults.runner import Campaign, Outcome
 
 TASK = LinearRegression(x_dim=2, n_context=4)
 ATTACKS = {
-    "a script": "<script>ran('script')</script>",
-    "an end of a script": "</script><script>ran('end')</script>",
-    "a picture": "<img src=x onerror=ran('img')>",
-    "a picture in quotes": "\"><img src=x onerror=ran('quoted')>",
-    "a picture in single quotes": "'><img src=x onerror=ran('single')>",
-    "a drawing": "<svg onload=ran('svg')>",
+    "a script": "<script>ran('script')</script>", "an end of a script": "</script><script>ran('end')</script>",
+    "a picture": "<img src=x onerror=ran('img')>", "a picture in quotes": "\"><img src=x onerror=ran('quoted')>",
+    "a picture in single quotes": "'><img src=x onerror=ran('single')>", "a drawing": "<svg onload=ran('svg')>",
     "a link": "<a href=\"javascript:ran('link')\" style='position:fixed;inset:0'>x</a>",
     "a frame": "<iframe srcdoc=\"<script>parent.ran('frame')</script>\"></iframe>",
-    "a template": "${ran('template')}{{ran('braces')}}",
-    "an entity": "&lt;img src=x onerror=ran('entity')&gt;",
-    "a comment": "--><script>ran('comment')</script><!--",
-    "a title": "</title><script>ran('title')</script>",
-    "a style": "</style><img src=x onerror=ran('style')>",
-    "an attribute": "\" autofocus onfocus=ran('focus') x=\"",
-    "a remote picture": "<img src='https://example.com/x.png'>",
-    "other directions": "\u202ereversed\u202c\u2066\u200b",
-    "very long": "long " * 4000,
-    "separators": "a\u2028b\u2029c\0d",
-    "half of a surrogate pair": "x\ud800y",
-    "TeX": "$\\href{javascript:ran('tex')}{x}$",
-}
+    "a template": "${ran('template')}{{ran('braces')}}", "an entity": "&lt;img src=x onerror=ran('entity')&gt;",
+    "a comment": "--><script>ran('comment')</script><!--", "a title": "</title><script>ran('title')</script>",
+    "a style": "</style><img src=x onerror=ran('style')>", "an attribute": "\" autofocus onfocus=ran('focus') x=\"",
+    "a remote picture": "<img src='https://example.com/x.png'>", "TeX": "$\\href{javascript:ran('tex')}{x}$",
+    "other directions": "\u202ereversed\u202c\u2066\u200b", "very long": "long " * 4000,
+    "separators": "a\u2028b\u2029c\0d", "half of a surrogate pair": "x\ud800y",
+}  # fmt: skip
 ATTACKS = {"all short ones": "".join(t for t in ATTACKS.values() if len(t) < 200 and "\ud800" not in t)} | ATTACKS
 LISTENER = "window.ran = (what) => { (window.__ran = window.__ran || []).push(what) };"
 CONSTRUCTION = constructions.gradient_descent(x_dim=2, n_context=4, step_size=0.1, steps=2)
 PATTERN = torch.softmax(torch.arange(18.0).reshape(2, 3, 3), -1)
+QUICK: dict[str, Any] = {"sections": ["loss"], "n_prompts": 64, "progress": False}
 
 
-# ---- places: each writes a page with a text in a folder, and returns its path ----
+def _descent(*steps: int) -> AlgorithmLearner:
+    return AlgorithmLearner(gradient_descent, {"steps": [*steps], "step_size": 0.05})
 
 
 def _write(html: str, path: Path) -> Path:
@@ -63,17 +56,11 @@ def _write(html: str, path: Path) -> Path:
     return path
 
 
-def _report(text: str, folder: Path) -> Path:
-    five = AlgorithmLearner(gradient_descent, {"steps": [5], "step_size": 0.05})
-    return report(five, TASK, folder, compare={text: five}, sections=["loss"], n_prompts=64, progress=False)
-
-
 def _checkpoint(text: str, folder: Path) -> Path:
     training = {"task": task_to_dict(TASK), "model": {text: text}, "steps": text}
     named: dict[str, Any] = dict.fromkeys(("command", "hardware", "name", "steps_done"), text)
     record = named | {"versions": {text: text}, "seeds": [0], "training": training, "notes": {text: [text]}}
-    saved = save(folder / "saved", CONSTRUCTION, record)
-    return report(saved, None, folder / "out", sections=["loss"], n_prompts=64, progress=False)
+    return report(save(folder / "saved", CONSTRUCTION, record), None, folder / "out", **QUICK)
 
 
 def _page(text: str, folder: Path) -> Path:
@@ -92,14 +79,6 @@ def _sweep(text: str, folder: Path) -> Path:
     return write_sweep_page(GridTable(frame, (text, "seed")), folder, title=text)
 
 
-def _attention(text: str, folder: Path) -> Path:
-    return attention_html(PATTERN, [text, text, "c"]).save(folder / "attention.html")
-
-
-def _attention_figure(text: str, folder: Path) -> Path:
-    return Path(viz.save(viz.attention_figure(PATTERN, [text, text, "c"], [text, "b"], title=text), folder / "a.html"))
-
-
 def _widget(text: str, folder: Path) -> Path:
     prompts = TASK.sample(2, seed=0)
     session = PatchingSession(CONSTRUCTION, prompts, corrupt(prompts, "labels"))
@@ -112,18 +91,26 @@ def _comparison(text: str, folder: Path) -> Path:
 
 
 def _result(text: str, folder: Path) -> Path:
-    learner = AlgorithmLearner(gradient_descent, {"steps": [0, 1, 2], "step_size": 0.1})
-    named = dataclasses.replace(learner.trajectory(TASK.sample(8, seed=0)), name=text)
+    named = dataclasses.replace(_descent(0, 1, 2).trajectory(TASK.sample(8, seed=0)), name=text)
     result = match(named, named, TASK.sample(8, seed=0))
     return _write(result._repr_html_() + viz.plot(result).to_html(), folder / "result.html")
 
 
 PLACES: dict[str, Callable[[str, Path], Path]] = {
-    "names of learners in a report": _report, "a checkpoint's record in a report": _checkpoint,
-    "every text of a page": _page, "axes of a figure": _figure, "a sweep's page": _sweep,
-    "tokens of an attention picture": _attention, "tokens of an attention figure": _attention_figure,
-    "labels of the widget": _widget, "rows of a comparison": _comparison, "a result in a notebook": _result,
+    "names of learners in a report": lambda text, folder: report(
+        _descent(5), TASK, folder, compare={text: _descent(5)}, **QUICK
+    ),
+    "tokens of an attention picture": lambda text, folder: attention_html(PATTERN, [text, text, "c"]).save(
+        folder / "attention.html"
+    ),
+    "tokens of an attention figure": lambda text, folder: Path(
+        viz.save(viz.attention_figure(PATTERN, [text, text, "c"], [text, "b"], title=text), folder / "a.html")
+    ),
+    "a checkpoint's record in a report": _checkpoint, "every text of a page": _page, "axes of a figure": _figure,
+    "a sweep's page": _sweep, "labels of the widget": _widget, "rows of a comparison": _comparison,
+    "a result in a notebook": _result,
 }  # fmt: skip
+"""Functions that write a page with a text in a folder, and return its path."""
 
 
 class Texts(Campaign):
@@ -131,8 +118,7 @@ class Texts(Campaign):
 
     name = "texts"
     bar = "hostile texts in reports, figures and widgets: no script runs, nothing is requested"
-    n = len(PLACES) * len(ATTACKS)
-    sample = 4
+    n, sample = len(PLACES) * len(ATTACKS), 4
 
     def prepare(self) -> None:
         self.executable = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -142,17 +128,17 @@ class Texts(Campaign):
         text = f"{attack} in {place}"
         try:
             path = PLACES[place](ATTACKS[attack], folder)
-        except (ValueError, TypeError) as error:
-            return Outcome("a named error", True, f"{text}: {error}")
         except Exception as error:
-            return Outcome("a raw error", False, f"{text}: {type(error).__name__}: {error}", place)
+            is_named = isinstance(error, ValueError | TypeError)
+            kind = "a named error" if is_named else "a raw error"
+            return Outcome(kind, is_named, f"{text}: {type(error).__name__}: {error}", place)
         if self.executable is None:
             return Outcome("written, but not opened: there is no browser", True, text)
         events = self._open(path)
         return Outcome("a script ran" if events else "no script ran", not events, f"{text}: {events}", place)
 
     def _open(self, path: Path) -> list[str]:
-        """Open a page, click and press keys; return everything that the listener events."""
+        """Open a page, click and press keys; return everything that the listener noticed."""
         events: list[str] = []
 
         def dismiss(dialog: Dialog) -> None:

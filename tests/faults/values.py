@@ -13,20 +13,9 @@ import torch
 from sklearn.dummy import DummyRegressor
 from torch import Tensor
 
-from mechicl import algorithms, constructions, tasks
+from mechicl import algorithms, analysis, constructions, tasks
 from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent, Runs
-from mechicl.analysis import (
-    FineTuning,
-    Lens,
-    find_circuit,
-    fine_tune,
-    identify,
-    interchange,
-    match,
-    probe,
-    regret,
-    sample_sources,
-)
+from mechicl.algorithms.stepwise.base import INPUTS, OF_INPUTS, TARGETS
 from mechicl.analysis.behaviour import identify_on_tokens
 from mechicl.analysis.causes import fit_subspace
 from mechicl.analysis.dynamics import find_transitions, score_heads_over_training
@@ -79,6 +68,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
     lambda *values, **options: 0.0,
     lambda *values, **options: None,
 ]
+VARIABLES = (*INPUTS, *TARGETS, *OF_INPUTS, "prediction")  # of the states of stepwise algorithms
 BY_NAME: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("model", "a", "b", "learner", "untrained", "models", "estimator"),
@@ -147,7 +137,8 @@ class Values:
         if not inspect.isclass(kind):
             return []
         if issubclass(kind, Mapping) and arguments:
-            return [{"a": each} for each in self.candidates(arguments[1], name, world)]
+            keys = VARIABLES if name in ("state", "readers", "context", "query") else ("a",)
+            return [dict.fromkeys(keys, each) for each in self.candidates(arguments[1], name, world)]
         if kind is tuple and arguments and arguments[-1] is not Ellipsis:
             parts = [self.candidates(each, name, world) for each in arguments]
             return [tuple(each[0] for each in parts)] if all(parts) else []
@@ -203,7 +194,7 @@ def _values() -> Iterator[tuple[str, Any]]:
     frame = pd.DataFrame({"x": [1.0, 2.0, 1.0, 2.0], "y": [1, 1, 2, 2], "value": [0.1, 0.2, 0.3, 0.4]})
     grid = GridTable(frame.assign(seed=[0, 0, 1, 1]), ("x", "y", "seed"))
     for each in (exact, other, task, prompts, descent, descent.trajectory(prompts), softmax_config, config,
-                 frame.assign(seed=0), grid, wrapped, match(descent, descent, prompts)):  # fmt: skip
+                 frame.assign(seed=0), grid, wrapped, analysis.match(descent, descent, prompts)):  # fmt: skip
         yield "regression", each
     for kind in (getattr(tasks, name) for name in tasks.__all__):
         if inspect.isclass(kind):
@@ -212,25 +203,26 @@ def _values() -> Iterator[tuple[str, Any]]:
             except (TypeError, ValueError):  # it has required arguments
                 continue
     held_out = task.sample(12, seed=0)
-    hypothesis, sources = Hypothesis(ResidualDescent(2, step_size=0.1)), sample_sources(task, held_out, seed=1)
+    hypothesis, sources = Hypothesis(ResidualDescent(2, step_size=0.1)), analysis.sample_sources(task, held_out, seed=1)
     steps, few = hypothesis.algorithm, {"n_fitting": 8, "n_prompts": 8, "iterations": 2, "restarts": 0}
-    named = identify(exact, task, n_prompts=64, with_limits=False, **quiet)
+    named = analysis.identify(exact, task, n_prompts=64, with_limits=False, **quiet)
     softmax = build(softmax_config, seed=0).eval()
     for each in (
-        hypothesis, interchange(exact, hypothesis, held_out, sources, **quiet),
+        hypothesis, analysis.interchange(exact, hypothesis, held_out, sources, **quiet),
         Runs(steps, steps.states(held_out), steps.states(sources)),
         fit_subspace(exact, hypothesis, "residual", task, layers=1, dims=1, **few, **quiet),
-        find_circuit(exact, held_out, **quiet), named, named.matches[0], regret(exact, task, n_prompts=8, **quiet),
+        analysis.find_circuit(exact, held_out, **quiet), named, named.matches[0],
+        analysis.regret(exact, task, n_prompts=8, **quiet),
         find_transitions([1, 2, 3, 4], [[1.0, 1.0], [1.0, 0.9], [0.1, 0.8], [0.1, 0.2]]),
-        Lens(softmax).errors(held_out), from_sklearn(DummyRegressor()), Sweep(config, {"seed": range(2)}),
+        analysis.Lens(softmax).errors(held_out), from_sklearn(DummyRegressor()), Sweep(config, {"seed": range(2)}),
         SOAP(torch.zeros(2, 12, requires_grad=True), [torch.Size([3, 4])], lr=0.1),
     ):  # fmt: skip
         yield "regression", each
     shots = prompt_shots(softmax, held_out[:1])
     for each in (
         softmax, build(softmax_config, seed=1).eval(), build(LSTMConfig(**sizes)).eval(), prompts, task, shots,
-        fine_tune(softmax, shots, FineTuning(learning_rate=0.01), **quiet),
-        probe(softmax, {"ols": ols_weights}, held_out, task.sample(12, seed=1), **quiet),
+        analysis.fine_tune(softmax, shots, analysis.FineTuning(learning_rate=0.01), **quiet),
+        analysis.probe(softmax, {"ols": ols_weights}, held_out, task.sample(12, seed=1), **quiet),
     ):  # fmt: skip
         yield "softmax", each
     repeated, chains = RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4), MarkovChains(d_vocab=3, n_ctx=8)

@@ -11,7 +11,7 @@ from mechicl.tasks import FixedTasks
 from mechicl.training import train
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.state import EARLIER_STATE_FILE, STATE_FILE, DamagedSaveError, RunState
-from tests.faults.trainings import differences
+from tests.faults.saves import differences
 from tests.training.runs import LSTM, TASK, BlowsUp, assert_same_bits, interrupted, reading, small, weights
 
 
