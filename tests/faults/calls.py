@@ -263,10 +263,10 @@ class Calls(Campaign):
                 kinds.add(mutation.kind)
         compared = kinds <= {"same"} and not target.trouble
         expected = target.call(valid) if compared and error is None else None
-        result, text = None, f"{target.name}({'; '.join(texts)})"
+        result, text, outcome = None, f"{target.name}({'; '.join(texts)})", Outcome("", False, group=target.name)
         (folder / "call").write_text(text, errors="replace")
         limit_memory(LARGEST + 256 * MIB)
-        with measured() as usage, warnings.catch_warnings(record=True) as caught:
+        with measured(outcome), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if error is None:
                 try:
@@ -280,7 +280,7 @@ class Calls(Campaign):
             conflicting = [name for name in target.parameters if len(name) > 4]
             kind = judge_error(error, [] if target.trouble else changed + conflicting, values)
             kind = Kind.HUGE if kind == Kind.LARGE and "huge" in text else kind
-        elif usage.mebibytes > LARGEST / MIB:
+        elif outcome.mebibytes > LARGEST / MIB:
             kind = Kind.LARGE
         elif compared and (alike(expected, result) or not alike(expected, target.call(valid))):
             kind = Kind.RIGHT  # or calls that draw anew, which cannot be compared
@@ -292,10 +292,11 @@ class Calls(Campaign):
             kind = Kind.ACCEPTED if self._nan_is_announced(target, [given.get(name) for name in changed]) else Kind.NAN
         else:
             kind = Kind.TAKEN if "bad" in kinds else Kind.ACCEPTED
-        text += f" -> {f'{type(error).__name__}: {_text(error)}' if error is not None else _text(result):.600}"
-        if error is not None and kind not in GOOD:
-            text += "\n" + "".join(traceback.format_tb(error.__traceback__)[-3:])
-        return Outcome(kind, kind in GOOD, text, target.name, mebibytes=usage.mebibytes)
+        end = _text(result) if error is None else f"{type(error).__name__}: {_text(error)}"
+        outcome.kind, outcome.good, outcome.text = kind, kind in GOOD, f"{text} -> {end:.600}"
+        if error is not None and not outcome.good:
+            outcome.text += "\n" + "".join(traceback.format_tb(error.__traceback__)[-3:])
+        return outcome
 
     def explain(self, number: int, outcome: Outcome) -> None:
         """Add the call that was killed or died; those that request something huge may."""

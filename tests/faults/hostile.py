@@ -170,17 +170,16 @@ class Hostile(Campaign):
             "garg": load_garg, "texts": lambda folder: load_texts("sst2", "train", source=folder / name),
             "sweep": load_table,
         }  # fmt: skip
-        error: Exception | None = None
-        with measured() as usage:
+        error, outcome = None, Outcome("a named error", False)
+        with measured(outcome):
             try:
                 openers[kind](path.parent)
             except Exception as raised:
                 error = raised
-        text = f"{kind}/{name}: {words} -> {type(error).__name__}: {str(error)[:300]}"
-        outcome = Outcome("a named error", False, text, seconds=usage.seconds, mebibytes=usage.mebibytes)
+        outcome.text = f"{kind}/{name}: {words} -> {type(error).__name__}: {str(error)[:300]}"
         if (path.parent / MARKER).exists() or Path(MARKER).exists():
             outcome.kind = "IT RAN CODE"
-        elif usage.seconds > SECONDS or usage.mebibytes > MEBIBYTES:
+        elif outcome.seconds > SECONDS or outcome.mebibytes > MEBIBYTES:
             outcome.kind = "slow, or too much memory"
         elif error is None:  # a training without its files starts anew
             outcome.kind, outcome.good = "accepted", kind == "training"

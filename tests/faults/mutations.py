@@ -45,7 +45,7 @@ class Uncooperative:
         return 2**62
 
 
-def _raises(*values: Any, **options: Any) -> Any:
+def raise_user_error(*values: Any, **options: Any) -> Any:
     raise UserError("a user's function fails")
 
 
@@ -55,7 +55,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "an empty list": lambda: [], "a dictionary": lambda: {"a": 1}, "a set": lambda: {1, 2}, "an object": object,
     "an uncooperative object": Uncooperative, "a class": lambda: int, "a tensor": lambda: torch.ones(3),
     "an array of objects": lambda: np.array([None, "x"], dtype=object), "a slice": lambda: slice(None),
-    "a function": lambda: _raises, "a generator": lambda: (i for i in range(3)), "an ellipsis": lambda: ...,
+    "a function": lambda: raise_user_error, "a generator": lambda: (i for i in range(3)), "an ellipsis": lambda: ...,
 }  # fmt: skip
 """Values of other types than most arguments."""
 
@@ -97,7 +97,7 @@ def _of_its_kind(value: Any, hint: Any) -> Iterator[Mutation]:
         yield from _fields(value)
     elif callable(value):
         yield from _listed(open={
-            "a function that fails": lambda: _raises, "a function without parameters": lambda: lambda: None,
+            "a function that fails": lambda: raise_user_error, "a function without parameters": lambda: lambda: None,
             "a function that returns NaN": lambda: lambda *v, **o: v[0] * torch.nan,
         })  # fmt: skip
 

@@ -165,24 +165,16 @@ def run_apart(
             yield number, outcome
 
 
-@dataclass
-class Usage:
-    """Time and memory of a block."""
-
-    seconds: float = 0.0
-    mebibytes: float = 0.0
-
-
 @contextmanager
-def measured() -> Iterator[Usage]:
+def measured(outcome: Outcome) -> Iterator[None]:
     """Measure the time of a block and how far the process's resident memory rises in it (Linux)."""
-    usage, started, before = Usage(), time.monotonic(), _status("VmRSS:")
+    started, before = time.monotonic(), _status("VmRSS:")
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     try:
-        yield usage
+        yield
     finally:
-        usage.seconds = time.monotonic() - started
-        usage.mebibytes = (_status("VmHWM:") - before) / 1024
+        outcome.seconds = time.monotonic() - started
+        outcome.mebibytes = (_status("VmHWM:") - before) / 1024
 
 
 def _status(key: str) -> int:

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from mechicl.base.files import read_json
 from mechicl.statistics import interval
 from tests.faults.__main__ import CAMPAIGNS
 from tests.faults.calls import LEFT_OUT, Kind, alike, find_targets, has_nan, judge_error
-from tests.faults.mutations import UserError, mutations
+from tests.faults.mutations import mutations, raise_user_error
 from tests.faults.runner import Outcome, run_apart
 from tests.pages import ROOT
 
@@ -62,19 +64,21 @@ def test_cases_have_time_limits_and_their_own_processes():
     assert len(outcomes[4].text) == 200_000
 
 
-def test_errors_are_judged(tmp_path):
-    def raised(function, *args, **kwargs) -> Exception:
-        with pytest.raises(Exception) as caught:  # noqa: PT011
-            function(*args, **kwargs)
-        return caught.value
-
-    ours = raised(ridge, None, penalty="x")
-    assert judge_error(ours, ["prompts"], [None]) == Kind.NAMED
-    assert judge_error(ours, ["steps"], [object()]) == Kind.UNNAMED
-    assert judge_error(raised(torch.ones, -1), ["n"], [-1]) == Kind.RAW
-    assert judge_error(raised(read_json, tmp_path / "x"), ["path"], [tmp_path]) == Kind.NAMED
-    assert judge_error(raised(torch.empty, 2**45), ["n"], [2**45]) == Kind.LARGE
-    assert judge_error(UserError(), [], []) == Kind.USERS
+@pytest.mark.parametrize(
+    ("call", "name", "value", "kind"),
+    [
+        (partial(ridge, None, penalty="x"), "prompts", None, Kind.NAMED),  # type: ignore[arg-type]
+        (partial(ridge, None, penalty="x"), "steps", object(), Kind.UNNAMED),  # type: ignore[arg-type]
+        (partial(torch.ones, -1), "n", -1, Kind.RAW),
+        (partial(read_json, Path("/nonexistent")), "path", Path("/nonexistent"), Kind.NAMED),
+        (partial(torch.empty, 2**45), "n", 2**45, Kind.LARGE),
+        (raise_user_error, "function", raise_user_error, Kind.USERS),
+    ],
+)
+def test_errors_are_judged(call, name, value, kind):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        call()
+    assert judge_error(caught.value, [name], [value]) == kind
 
 
 def test_results_are_compared_up_to_rounding():
@@ -83,9 +87,7 @@ def test_results_are_compared_up_to_rounding():
     assert not alike(interval(samples), interval(1.01 * samples))
     assert not alike({"a": [samples]}, {"a": [samples[:2]]})
     assert alike([1, "x", None], (1.0, "x", None))
-    assert [has_nan(each) for each in (float("nan"), [{"a": torch.tensor([torch.nan])}], np.float32("nan"))] == [
-        True
-    ] * 3
+    assert all(map(has_nan, (float("nan"), [{"a": torch.tensor([torch.nan])}], np.float32("nan"))))
     assert not has_nan([1.0, "nan"])
 
 
