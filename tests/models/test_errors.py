@@ -236,7 +236,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: gpt().run_with_cache(gpt().encode(PROMPTS).double()), "dtype"),
     (lambda: ids().embed_tokens(torch.zeros(2, 6)), r"ids \[batch pos\]"),
     (lambda: ids().embed_tokens([[1]]), r"tokens must be ids \[batch pos\] .*, got the list \[\[1\]\]"),
-    (lambda: lstm().embed_tokens([[1]]), r"tokens must be \[batch pos 5\], got the list \[\[1\]\]"),
+    (lambda: lstm().embed_tokens([[1]]), r"tokens must be \[batch pos 3\], got the list \[\[1\]\]"),
     (lambda: lstm().read_out(None), r"residual must be \[batch row 7\], got None"),
     (lambda: ids().load_state_dict([3]), r"state_dict must be a dictionary of tensors, got the list \[3\]"),
     (lambda: ids().tokens_to_residual_directions(7), "tokens must be below 7, got 7"),
