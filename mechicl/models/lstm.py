@@ -242,8 +242,9 @@ class HookedLSTM(PromptedModel):
         return self.read_out(residual[:, positions]) if to_outputs else residual[:, positions]
 
     def _numbers_per_position(self, n_pos: int) -> int:
-        # four gates before and after their activation, and the stream before and after the layer
-        return 10 * self.cfg.d_model
+        # four gates before and after their activation, the stream before and after the layer, and, where torch computes
+        # an LSTM step by step (without oneDNN's kernels), states and outputs twice
+        return 14 * self.cfg.d_model
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         # a query's hidden state is one step on from the state that the tokens before it have left

@@ -103,7 +103,7 @@ def test_families_that_cannot_be_taken_apart(name):
 @pytest.mark.parametrize("by", ["q", "k", "v"])
 @pytest.mark.parametrize("sender", [EMBEDDING, Node(0, 1), Node(1)])
 def test_an_edge_to_a_head_is_a_plain_hook(by, sender):
-    bridge, plain = open_family("GPT-2")
+    bridge, plain = open_family("GPT-2", dtype=torch.float64)
     tokens, receiver, width = token_ids(0), Node(2, 1), bridge.cfg.d_head
     with torch.no_grad():
         _, references = run(bridge, token_ids(1), (), {})
@@ -120,13 +120,13 @@ def test_an_edge_to_a_head_is_a_plain_hook(by, sender):
 
         with putting(plain, ("transformer.h.2.attn.c_attn", "out"), edit):
             expected = plain(tokens).logits
-    torch.testing.assert_close(cut, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(cut, expected, rtol=0, atol=1e-10)
     assert not torch.allclose(cut, plain(tokens).logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("receiver", [Node(2), None])
 def test_an_edge_to_an_mlp_or_to_the_output_is_a_plain_hook(receiver):
-    bridge, plain = open_family("GPT-2")
+    bridge, plain = open_family("GPT-2", dtype=torch.float64)
     tokens, sender = token_ids(0), Node(1, 0)
     with torch.no_grad():
         _, references = run(bridge, token_ids(1), (), {})
@@ -144,7 +144,7 @@ def test_an_edge_to_an_mlp_or_to_the_output_is_a_plain_hook(receiver):
             before = seen(plain, "transformer.h.2.ln_2", "in", tokens)
         with putting(plain, place, edit):
             expected = plain(tokens).logits
-    torch.testing.assert_close(cut, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(cut, expected, rtol=0, atol=1e-10)
 
 
 POST_NORM = "post_feedforward_layernorm"

@@ -138,7 +138,7 @@ def test_patching_equals_torchs_own_hooks(net, model, component):
 
         expected = replaced(net, interleaved(corrupted), name, side, replace)[:, -1]
         assert_close(predictions(swept)[*cell], expected, rtol=0, atol=1e-6)
-    assert (predictions(swept) - swept.unpatched).abs().amax((-1, -2)).count_nonzero() > len(cells) // 3
+    assert (predictions(swept) - swept.unpatched).abs().max() > 1e-5
 
 
 def test_an_lstm_of_torch(wrapped_lstm):
