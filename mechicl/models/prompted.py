@@ -276,8 +276,10 @@ class PromptedModel(LayeredModel):
         result = super()._apply(fn, recurse)
         weight = next((t for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()), None)
         if weight is not None:
-            name = dtype_name(weight.dtype)
-            self._replace_cfg(device=str(weight.device), dtype=name if name in DTYPES else self.cfg.dtype)
+            device, name = str(weight.device), dtype_name(weight.dtype)
+            name = name if name in DTYPES else dtype_name(self.cfg.dtype)
+            if (device, name) != (self.cfg.device, dtype_name(self.cfg.dtype)):
+                self._replace_cfg(device=device, dtype=name)
         return result
 
     def _replace_cfg(self, **changes: Any) -> None:

@@ -15,6 +15,7 @@ from mechicl.analysis.behaviour import rank_families, regressed_weights
 from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import FamilyRanking, Similarity
 from mechicl.analysis.layers import LayerErrors
+from mechicl.analysis.layers.layer_learners import LayerLearner, trajectories
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import IterativeLearner, Trajectory
 from mechicl.models import PromptedModel, build
@@ -89,7 +90,12 @@ class LayerMatching:
     def of(self, model: Any) -> MatchedSeed:
         """Match a model's layers with every family."""
         readouts = fit_readouts(model, self.fitting, progress=self.progress)
-        trajectory = readouts.trajectory(self.prompts)
+        learners: list[LayerLearner] = [readouts]
+        if self.shared and "errors" in self.similarities:
+            fitting = self.fitting[: len(self.fitting) // 2]  # every point of a prompt is a sample of it
+            learners.append(fit_readouts(model, fitting, shared=True, progress=self.progress))
+            learners += [Lens(model)] if getattr(model, "reads_out", False) else []
+        trajectory, *others = trajectories(learners, self.prompts)
         errors = LayerErrors.of(trajectory, self.prompts, at="points")
         matched = MatchedSeed(readouts, errors)
         for similarity in self.similarities:
@@ -99,12 +105,8 @@ class LayerMatching:
             # as in the paper, A.3.1: regressed on queries from the inputs' distribution
             weights = regressed_weights(readouts, self.prompts, self.queries)
             self._add(matched, "weights", dataclasses.replace(trajectory, weights=weights))
-        if self.shared and "errors" in self.similarities:
-            fitting = self.fitting[: len(self.fitting) // 2]  # every point of a prompt is a sample of it
-            per_layer = fit_readouts(model, fitting, shared=True, progress=self.progress)
-            self._add(matched, PER_LAYER, per_layer.trajectory(self.prompts))
-            if getattr(model, "reads_out", False):
-                self._add(matched, ONE_READOUT, Lens(model).trajectory(self.prompts))
+        for label, each in zip((PER_LAYER, ONE_READOUT), others, strict=False):
+            self._add(matched, label, each)
         return matched
 
     def ridge_path_rows(self, n_layers: int) -> list[Row]:

@@ -1,7 +1,7 @@
 """Models read after each of their layers: the layers as steps of a learner."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -81,9 +81,7 @@ class LayerLearner(ABC):
         copies = self.model.cfg.n_layers + 1 if with_weights else 1
         parts, weight_parts = [], []
         for part in prompt_batches(self, prompts, self.memory, copies=copies):
-            with torch.no_grad():
-                streams = self.model.layer_streams(part, prediction_rows(self.model, part))
-                parts.append(torch.stack([self.read(i, s[:, :, None])[:, :, 0] for i, s in enumerate(streams)]))
+            parts.append(_predict([self], part)[0])
             if with_weights:
                 weight_parts.append(self._weights(part, parts[-1].shape[2]))
         steps = tuple(range(self.model.cfg.n_layers + 1))
@@ -163,6 +161,24 @@ class LayerLearner(ABC):
                 ]
                 rows.append(torch.stack(by_target, dim=-1))
         return torch.stack(rows)
+
+
+@checked
+def trajectories(learners: Sequence[LayerLearner], prompts: Prompts) -> list[Trajectory]:
+    """Return the trajectories of several readings of one model, which runs once for all of them."""
+    first = learners[0]
+    parts = [_predict(learners, part) for part in prompt_batches(first, prompts, first.memory)]
+    steps = tuple(range(first.model.cfg.n_layers + 1))
+    predicted = zip(learners, torch.cat(parts, dim=2), strict=True)
+    return [Trajectory(steps, predictions, learner.name) for learner, predictions in predicted]
+
+
+@torch.no_grad()
+def _predict(learners: Sequence[LayerLearner], prompts: Prompts) -> Float[Tensor, "learner layer prompt point y"]:
+    model = learners[0].model
+    streams = enumerate(model.layer_streams(prompts, prediction_rows(model, prompts)))
+    read = [torch.stack([each.read(i, stream[:, :, None])[:, :, 0] for each in learners]) for i, stream in streams]
+    return torch.stack(read, dim=1)
 
 
 def _prefixes(prompts: Prompts) -> list[Prompts]:

@@ -1,6 +1,7 @@
 """`TransformerConfig`: every choice that makes a `HookedTransformer`, with defaults that depend on other choices."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ Finite = Annotated[float, strictly_between(-1e300, 1e300)]
 Norm = Literal["LN", "LNPre", "RMS", "RMSPre"]
 SYNONYMS = {"keys": "attention_dir", "score_scale": "attn_scale"}
 LEFT_OUT: Any = None
+_format = functools.cache(prompt_format)  # models ask for it several times a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,7 @@ class TransformerConfig:
         if self.prompt_format == "token_ids":
             raise ValueError("a token-id model takes ids [batch pos], not prompts")
         assert self.x_dim is not None
-        return prompt_format(self.prompt_format, x_dim=self.x_dim, y_dim=self.y_dim)
+        return _format(self.prompt_format, x_dim=self.x_dim, y_dim=self.y_dim)
 
     @property
     def one_pass(self) -> bool:

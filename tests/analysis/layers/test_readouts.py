@@ -8,6 +8,7 @@ import torch
 
 from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, Readouts, fit_readouts
+from mechicl.analysis.layers.layer_learners import trajectories
 from mechicl.analysis.layers.linear_maps import RidgeSums
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -217,3 +218,15 @@ def test_a_paired_model_is_read_at_its_query():
     fitted = fit_readouts(model, prompts)
     assert fitted.trajectory(prompts).predictions.shape == (3, 64, 1, 1)
     assert not fitted.gives_all_points
+
+
+def test_readings_of_one_model_share_its_run(monkeypatch):
+    model, prompts, fitting = HookedTransformer(CFG, seed=0), TASK.sample(9, seed=1), TASK.sample(64, seed=0)
+    learners = [fit_readouts(model, fitting), fit_readouts(model, fitting, shared=True), Lens(model)]
+    expected, runs, streams = [each.trajectory(prompts) for each in learners], [], HookedTransformer.layer_streams
+    monkeypatch.setattr(HookedTransformer, "layer_streams", lambda *args: runs.append(args) or streams(*args))
+    found = trajectories(learners, prompts)
+    assert len(runs) == 1
+    for one, alone in zip(found, expected, strict=True):
+        assert (one.steps, one.name) == (alone.steps, alone.name)
+        torch.testing.assert_close(one.predictions, alone.predictions)
