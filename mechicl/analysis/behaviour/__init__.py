@@ -8,11 +8,7 @@
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.alignment import Alignment, align, induced_weights, regressed_weights, sensitivities
-from mechicl.analysis.behaviour.context_use import (
-    measure_forgetting,
-    measure_order_sensitivity,
-    measure_outside_span,
-)
+from mechicl.analysis.behaviour.context_use import measure_forgetting, measure_order_sensitivity, measure_outside_span
 from mechicl.analysis.behaviour.families import Identification
 from mechicl.analysis.behaviour.identification import identify
 from mechicl.analysis.behaviour.losses import Regret, measure_shifted_losses, regret
@@ -21,24 +17,8 @@ from mechicl.analysis.behaviour.token_identification import identify_on_tokens
 from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tuned_descent
 
 __all__ = [
-    "Alignment",
-    "Identification",
-    "Match",
-    "Regret",
-    "SpectralLearner",
-    "align",
-    "identify",
-    "identify_on_tokens",
-    "induced_weights",
-    "match",
-    "measure_forgetting",
-    "measure_order_sensitivity",
-    "measure_outside_span",
-    "measure_shifted_losses",
-    "rank_families",
-    "regressed_weights",
-    "regret",
-    "sensitivities",
-    "tuned_clipped_descent",
-    "tuned_descent",
-]
+    "Alignment", "Identification", "Match", "Regret", "SpectralLearner", "align", "identify", "identify_on_tokens",
+    "induced_weights", "match", "measure_forgetting", "measure_order_sensitivity", "measure_outside_span",
+    "measure_shifted_losses", "rank_families", "regressed_weights", "regret", "sensitivities",
+    "tuned_clipped_descent", "tuned_descent",
+]  # fmt: skip

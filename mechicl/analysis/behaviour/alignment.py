@@ -42,7 +42,6 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY, p
 
     Args:
         a: a learner whose predictions are differentiable with respect to the query.
-        b: another one.
         prompts: prompts to compare them on; the papers use 10,000.
 
     Source: von Oswald et al. 2023, section 3.
@@ -123,7 +122,6 @@ def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
     all that was predicted. NaN where a learner makes no error at all.
 
     Source: Fu et al. 2024, A.3.1, eq. 11 and 12.
-
     """
     if prompts.n_context == 0:
         raise ValueError("prompts without context points have no errors to compare")
@@ -138,7 +136,6 @@ def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a
     """Cosine between the weights that two learners induce from every prefix with 1 to n points; NaN for zero weights.
 
     Source: Fu et al. 2024, A.3.1.
-
     """
     units = []
     for trajectory in (a, b):
@@ -147,10 +144,7 @@ def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a
         units.append(_normed(_after_first(trajectory.weights).double().flatten(3)))
     shapes = [trajectory.weights.shape[1:] for trajectory in (a, b) if trajectory.weights is not None]
     if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"weights of different prompts: [prompt point x y] is {tuple(shapes[0])} for {a.name or 'one'} and "
-            f"{tuple(shapes[1])} for {b.name or 'the other'}"
-        )
+        raise ValueError(f"weights of different prompts [prompt point x y]: {[*shapes[0]]} and {[*shapes[1]]}")
     cosines = einsum(
         units[0], units[1].to(units[0]), "a prompt point weight, b prompt point weight -> a b prompt point"
     )
@@ -161,10 +155,7 @@ def _errors(trajectory: Trajectory, prompts: Prompts) -> Float[Tensor, "step pro
     predictions = trajectory.predictions.to(prompts.device).double()
     targets = (prompts.ys[:, -1:] if predictions.shape[2] == 1 else prompts.ys).double()
     if predictions.shape[1:] != targets.shape:
-        raise ValueError(
-            f"predictions [step prompt point y] of shape {tuple(predictions.shape)} by "
-            f"{trajectory.name or 'a learner'} are not of {prompts}"
-        )
+        raise ValueError(f"predictions {[*predictions.shape]} by {trajectory.name or 'a learner'} are not of {prompts}")
     return _after_first(predictions - targets).flatten(2)
 
 
@@ -219,8 +210,7 @@ def regressed_weights(
     """
     if queries.shape[1] != prompts.x_dim or len(queries) < prompts.x_dim:
         raise ValueError(
-            f"queries must be [query x] with x = {prompts.x_dim} and at least that many queries, got "
-            f"{tuple(queries.shape)}"
+            f"queries must be [query x] with x = {prompts.x_dim}, at least x of them, got {[*queries.shape]}"
         )
     per_prompt = (1 + len(queries)) * bytes_per_prompt(learner, prompts)
     cached = max(1, CACHED_ROWS // (len(queries) * (prompts.n_context + 1)))

@@ -95,9 +95,7 @@ def measure_order_sensitivity(
     order; causal models and online learners need not.
 
     Args:
-        learner: any learner.
         prompts: their context points are permuted, the query stays last.
-        n_orders: random orders for each prompt.
 
     Source: Nertinger 2025, Theorem 3: equivalence to gradient descent needs predictions that do not change under
     permutations of the context.
@@ -120,7 +118,6 @@ class OutsideSpan(Result):
     """Share of the induced weights that lies outside the span of the points seen.
 
     Attributes:
-        steps: the learner's steps.
         share: squared norm of that part over that of the whole, `[step point prompt]`, after t context points: 1 at
             t = 0 (NaN for zero weights), and 0 up to rounding once t points span everything.
     """
@@ -154,9 +151,7 @@ def measure_outside_span(
         trajectory = learner.trajectory(part, with_weights=True)
         weights = trajectory.weights
         if weights is None or weights.shape[2] != part.n_context + 1:
-            raise ValueError(
-                "measure_outside_span() needs the weights of every prefix: an interleaved, causal model or an algorithm"
-            )
+            raise ValueError("measure_outside_span() needs the weights of every prefix: a causal model or an algorithm")
         steps, weights = trajectory.steps, weights.detach().double()
         parts.append(_shares_outside(weights, part.xs.to(weights)))
     return OutsideSpan(steps, torch.cat(parts, dim=-1))

@@ -51,7 +51,6 @@ def family_weights(
         evidence: N.
         price: c; Bayes' rule with a flat prior has 1.
         elsewhere: the distance of everything else, relative to the scale.
-        seed: seed of the resampled prompts.
 
     Source: Schwarz 1978, whose criterion has a constant price; Efron 1979.
     """
@@ -73,14 +72,11 @@ class FamilyMatch(Result):
     """The member of a family of algorithms that predicts most like the model, on held-out prompts.
 
     Attributes:
-        name: the family's name.
         learner: the member; None in a result that was loaded.
-        hyperparameters: its fitted hyperparameters.
         n_fitted: how many numbers were fitted.
         squared_distances: squared distances of its predictions from the model's, `[prompt]`, averaged over the target's
             dimensions.
         sensitivity_cosine: cosine of d prediction / d query with the model's, `[prompt]`.
-        squared_errors: squared errors of its predictions, `[prompt]`.
         n_given: how many numbers are given in addition to the fitted ones: 1 if the number of steps is.
     """
 
@@ -107,8 +103,6 @@ class Identification(Result):
         matches: members fitted to the model's predictions, the nearest first; of those that predict the same up to
             rounding, the one with the fewest fitted numbers.
         limits: the best learners of their order on the task, fitted to the targets: how far is the model from them?
-        squared_predictions: the model's squared predictions, `[prompt]`.
-        squared_errors: the model's squared errors, `[prompt]`.
         eigenvalues: eigenvalues of the held-out contexts' S, `[x prompt]`.
         note: a caveat if the families are not made for the task, or the model looks untrained on it; else empty.
     """

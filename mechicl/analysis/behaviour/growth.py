@@ -26,8 +26,6 @@ class Growth(Result):
         linear_aic: corrected Akaike criterion of the linear fit.
         exponential_aic: that of the exponential fit.
         linear_share: share of the resamples in which the linear fit has the lower criterion.
-        linear_fit: the linear curve at `rows`.
-        exponential_fit: the exponential curve at `rows`.
     """
 
     rows: tuple[float, ...]

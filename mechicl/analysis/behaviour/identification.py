@@ -73,7 +73,6 @@ def identify(
             nearest member on the prompts to fit on is chosen.
         with_references: rank the task's reference learners too; False saves the time of slow ones, such as training a
             network on each context.
-        with_limits: measure the best learners on the task too.
         steps: number of steps of the learner: by default the model's number of layers, or 8.
         n_prompts: number of prompts to fit on, and to measure on.
         seed: seed of the prompts to fit on; the held-out ones have the next.

@@ -33,12 +33,10 @@ class Regret(Result):
     """Losses of a learner and of its task's reference learners on the same prompts, point by point.
 
     Attributes:
-        learner: name of the learner.
         reference: name of the reference that is subtracted.
         loss: the "squared error" (mean over the target's dimensions), the "log loss" (nats), the share of "errors", or
             "nats" per token.
         points: number of points (or tokens) before each prediction.
-        losses: losses of each learner by name, `[point prompt]`.
     """
 
     learner: str
@@ -63,11 +61,6 @@ class Regret(Result):
     def mean(self, name: str | None = None, level: float = 0.95) -> Interval:
         """The mean regret over all points, with an interval over prompts."""
         return interval(self.regret(name).mean(0), level)
-
-    @checked
-    def last(self, name: str | None = None, level: float = 0.95) -> Interval:
-        """The mean regret after the whole context."""
-        return interval(self.regret(name)[-1], level)
 
     @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
@@ -118,7 +111,6 @@ def regret(
         learner: any learner; for a task of tokens a network on ids, or anything with `log_probabilities`.
         task: a task of points or of tokens that has reference learners.
         reference: the name of the reference to measure against; by default the first.
-        also: further learners to measure.
         with_references: measure the task's other references too; False saves the time of slow ones, such as training a
             network on each context.
         untrained: a network to measure as the control, e.g. `HookedTransformer(model.cfg, seed=1)`.
@@ -126,7 +118,6 @@ def regret(
             nats; predictions are read as the mean of the target, so as probabilities, and clipped to 0.001 .. 0.999) or
             "errors" (the share of wrong classes; a tie counts half). For tokens "nats".
         at: the curve over all "points", each predicted from those before it, or the "query" alone.
-        n_prompts: number of prompts.
 
     Example:
         >>> print(regret(load("lsa-1l"), LinearRegression(), at="query", n_prompts=512))
@@ -239,9 +230,7 @@ class ShiftedLosses(Result):
     """Squared errors of several learners at several scales of the inputs or the weights.
 
     Attributes:
-        learners: their names.
         scaled: which field of the task was scaled.
-        scales: the factors.
         squared_errors: `[learner scale prompt]`, averaged over the target's dimensions; the same underlying random
             numbers at every scale.
     """
@@ -280,11 +269,8 @@ def measure_shifted_losses(
     For input distributions that training never showed, pass `task.replace(inputs=FOREIGN_INPUTS)`.
 
     Args:
-        learners: the learners by name.
         task: the task to scale; scale 1 is the task itself.
         scales: factors on the task's own scale.
-        scaled: "input_scale" or "weight_scale".
-        n_prompts: number of prompts at each scale.
         seed: seed of the prompts; every scale uses the same random numbers.
 
     Source: von Oswald et al. 2023, A.2 and Fig. 6.

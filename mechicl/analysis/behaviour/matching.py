@@ -13,14 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm
-from mechicl.analysis.behaviour.alignment import (
-    induced_weights,
-    regressed_weights,
-    similarity_of_errors,
-    similarity_of_weights,
-)
+from mechicl.analysis.behaviour.alignment import induced_weights, similarity_of_errors, similarity_of_weights
 from mechicl.analysis.behaviour.growth import Growth, fit_growth
-from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
@@ -41,7 +35,6 @@ class BestMatch:
     """The step of one learner that is most like a step of another.
 
     Attributes:
-        row: the step to match.
         column: the step that matches it best; NaN where no similarity is defined.
         similarity: their similarity, with an interval over prompts (on the prompts that chose the step).
         low: lower end of the best step's 95% interval, from resampled prompts.
@@ -64,10 +57,7 @@ class Match(Result):
     Attributes:
         row_name: the learner whose steps are matched (a model's layers).
         column_name: the learner whose steps match them (an algorithm's iterations).
-        rows: steps of the first learner.
-        columns: steps of the second.
         similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points.
-        similarity: what was compared, "errors" or "weights".
         by_point: of weights, `[row column point]` for each number of points, averaged over prompts; else None.
     """
 
@@ -107,7 +97,6 @@ class Match(Result):
 
         Args:
             resamples: number of resamples of the prompts, for the interval of the best step (bootstrap).
-            seed: seed of the resampling.
 
         Source: Fu et al. 2024, Definition 4, which prints arg min for arg max.
         """
@@ -142,24 +131,18 @@ class Match(Result):
         Args:
             rows: steps to fit (layers); by default `growth_rows()`.
             resamples: number of resamples of the prompts, for the intervals.
-            seed: seed of the resampling.
         """
         rows = sorted(set(self.growth_rows() if rows is None else rows))
         indices, best = [index_of("row", row, self.rows) for row in rows], self.best_columns()
         fit = fit_growth(rows, [self.columns[best[i]] for i in indices])
-        slopes, doublings, linear = [], [], []
-        columns = torch.tensor(self.columns, dtype=torch.float64)
-        for picked in columns[self._resampled(resamples, seed)][:, indices].tolist():
-            refit = fit_growth(rows, [max(k, 1.0) for k in picked])
-            slopes.append(refit.slope.mean)
-            doublings.append(refit.doubling.mean)
-            linear.append(refit.linear_aic < refit.exponential_aic)
+        steps = torch.tensor(self.columns, dtype=torch.float64)[self._resampled(resamples, seed)][:, indices]
+        refits = [fit_growth(rows, [max(k, 1.0) for k in picked]) for picked in steps.tolist()]
         n = self.similarities.shape[-1]
         return dataclasses.replace(
             fit,
-            slope=percentile_interval(fit.slope.mean, slopes, n),
-            doubling=percentile_interval(fit.doubling.mean, doublings, n),
-            linear_share=float(np.mean(linear)),
+            slope=percentile_interval(fit.slope.mean, [refit.slope.mean for refit in refits], n),
+            doubling=percentile_interval(fit.doubling.mean, [refit.doubling.mean for refit in refits], n),
+            linear_share=float(np.mean([refit.linear_aic < refit.exponential_aic for refit in refits])),
         )
 
     @functools.cached_property
@@ -198,7 +181,6 @@ def match(
     prompts: Prompts,
     *,
     similarity: Similarity = "errors",
-    queries: Float[Tensor, "query x"] | None = None,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Match:
@@ -211,10 +193,8 @@ def match(
             learner without steps counts as one with a single step.
         b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; the card of an
             algorithm, whose `path` defines the steps; or an `AlgorithmFamily` over another hyperparameter.
-        prompts: prompts to compare them on.
-        similarity: compare "errors" along the prompt, or induced "weights".
-        queries: regress the weights of models that are read layer by layer on predictions for these, as the paper does;
-            by default weights are exact derivatives at the prompts' own queries.
+        similarity: compare "errors" along the prompt, or induced "weights": exact derivatives at the prompts' own
+            queries, where the paper regresses them on sampled ones (`regressed_weights`).
 
     Source: Fu et al. 2024, A.3.
 
@@ -236,7 +216,7 @@ def match(
         place = slice(start, start + size)
         batch = prompts[place]
         steps_a, steps_b = _on_common_points(
-            *(_trajectory(each, batch, place, similarity == "weights", queries) for each in (a, b))
+            *(_trajectory(each, batch, place, similarity == "weights") for each in (a, b))
         )
         if similarity == "errors":
             parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
@@ -250,16 +230,11 @@ def match(
     return Match(*names, steps_a.steps, steps_b.steps, torch.cat(parts, dim=-1), similarity, means)
 
 
-def _trajectory(
-    learner: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool, queries: Tensor | None
-) -> Trajectory:
+def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool) -> Trajectory:
     """The learner's steps on these prompts; those at `place` of a trajectory that was computed before."""
     if isinstance(learner, Trajectory):
         return learner.part(place)
     with torch.no_grad():
-        if with_weights and queries is not None and isinstance(learner, LayerLearner):
-            weights = regressed_weights(learner, prompts, queries)
-            return dataclasses.replace(learner.trajectory(prompts), weights=weights)
         if isinstance(learner, IterativeLearner):
             return learner.trajectory(prompts, with_weights=with_weights)
         weights = induced_weights(learner, prompts) if with_weights else None
@@ -280,8 +255,6 @@ class FamilyRanking(Result):
     """Similarity of each layer to the best step of each family, on other prompts than those that chose the step.
 
     Attributes:
-        families: names, in the order of the first axis.
-        rows: the layers.
         steps: the chosen steps, for each family one per layer.
         similarities: `[family row prompt]`; NaN where one is not defined.
     """

@@ -87,8 +87,6 @@ def identify_on_tokens(
     Args:
         model: a network on token ids, or any learner of tokens.
         task: a task of tokens; its reference learners (`algorithms.references`) are ranked.
-        also: further learners to rank with them.
-        n_prompts: number of sequences.
 
     Source: Edelman et al. 2024, who compare transformers with uniform, unigram and bigram predictions over training.
 

@@ -24,7 +24,6 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
 
     Args:
         prompts: prompts to tune on. Deep GD++ needs many: rare contexts with large eigenvalues decide its loss.
-        steps: number of steps.
         gamma: GD++ instead of gradient descent; more than one step.
         per_step: a step size (and γ) for each step instead of one for all; the last γ, which has no effect, is left
             out.
@@ -51,10 +50,7 @@ class ClippedDescent:
     """GD++ in layers of linear attention whose tokens are clipped to [-clip, clip] after every step.
 
     Attributes:
-        step_sizes: one for each step.
         gammas: γ, one for each step; 0 for gradient descent.
-        clip: the largest absolute value in a token.
-        hyperparameters: the tuned values by name.
     """
 
     step_sizes: Sequence[float]
@@ -83,10 +79,7 @@ def tuned_clipped_descent(
 
     Args:
         prompts: as for `tuned_descent`, like the other arguments.
-        steps: number of steps.
         clip: tokens are clipped to [-clip, clip] after every step.
-        gamma: GD++.
-        per_step: parameters for each step.
 
     Source: von Oswald et al. 2023, A.2 and A.12: "for the trained TF and GD".
     """

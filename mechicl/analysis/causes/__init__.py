@@ -5,13 +5,6 @@ from mechicl.analysis.causes.interchange import INTERVENTIONS, Interchange, inte
 from mechicl.analysis.causes.subspaces import SubspaceSearch, fit_subspace
 
 __all__ = [
-    "INTERVENTIONS",
-    "HypothesisTest",
-    "Interchange",
-    "SubspaceSearch",
-    "fit_hypotheses",
-    "fit_subspace",
-    "interchange",
-    "sample_sources",
-    "test_hypotheses",
-]
+    "INTERVENTIONS", "HypothesisTest", "Interchange", "SubspaceSearch", "fit_hypotheses", "fit_subspace",
+    "interchange", "sample_sources", "test_hypotheses",
+]  # fmt: skip

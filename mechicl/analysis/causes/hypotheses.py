@@ -118,7 +118,6 @@ def test_hypotheses(
         task: distribution of prompts and sources.
         hypotheses: hypotheses with their schedules, or algorithms by name for which schedules are fitted; by default
             `candidate_algorithms`, causal ones where the context's points do not read those after them.
-        n_prompts: number of prompts to measure on.
         seed: seed from which those of all prompts and sources are made.
         with_likeness: also find the family that is nearest by predictions alone (`identify`).
 
@@ -141,8 +140,7 @@ def test_hypotheses(
     sources = sample_sources(task, prompts, seed=seeds[1])
     tests = interchange_each(model, hypotheses, prompts, sources, memory=memory, progress=progress)
     ranked = sorted(
-        zip(tests, hypotheses, strict=True),
-        key=lambda pair: -pair[0].effects.mean * _layers_covered(pair[1].schedule),
+        zip(tests, hypotheses, strict=True), key=lambda pair: -pair[0].effects.mean * _layers_covered(pair[1].schedule)
     )
     likeness = ""
     if with_likeness:
@@ -170,7 +168,6 @@ def fit_hypotheses(
 
     Args:
         model: any model with hooks that reads prompts of points.
-        task: distribution of the prompts.
         algorithms: algorithms by name; by default `candidate_algorithms`, fitted to the model's predictions.
         seed: with the seed of `test_hypotheses` the hypotheses are the same.
     """
@@ -213,7 +210,6 @@ def candidate_algorithms(
     prediction alone does not determine them. Where targets have separate tokens, one layer is reserved for copying.
 
     Args:
-        prompts: prompts to fit on.
         after_layers: the model's predictions for them where the query stops reading after 1, 2, ... layers; at least
             the last one, its prediction.
         tokens_per_point: 2 where a target is a separate token: each algorithm then begins with copying.

@@ -52,11 +52,6 @@ class Interchange(Result):
     are independent with mean 0.
 
     Attributes:
-        hypothesis: name of the hypothesis.
-        cells: the interventions and their places.
-        predictions: the model's predictions, `[cell y prompt]`.
-        expected: the hypothesis's predictions, `[cell y prompt]`.
-        base: the model's prediction without intervention, `[y prompt]`.
         sources: the model's prediction at the other end, `[cell y prompt]`: on the source prompts, and for an exchanged
             point on the prompts with that point.
         expected_base: the hypothesis's prediction without intervention, `[y prompt]`.
@@ -201,7 +196,6 @@ def interchange(
     Args:
         model: any model with hooks that reads prompts of points.
         hypothesis: the algorithm, and which layers are which steps.
-        prompts: prompts to intervene on.
         sources: the same number of prompts, with the same queries and other contexts (`sample_sources`).
         interventions: names from `INTERVENTIONS`; all by default, as far as the model has hooks for them.
         point: index of the context point to exchange alone; the middle one by default.
@@ -334,10 +328,7 @@ def _check_ends(base: Tensor, source: Tensor) -> None:
     if not (base.isfinite().all() and source.isfinite().all()):
         raise ValueError("the model's predictions are not all finite on these prompts or sources")
     if len(base) > 1 and base.equal(source):
-        raise ValueError(
-            "the model predicts the same for all prompts and their sources, so there is no effect to explain: are the "
-            "sources the prompts, or does the model ignore the context?"
-        )
+        raise ValueError("the model predicts the same for all prompts and their sources: does it ignore the context?")
 
 
 def check_finite(hypothesis: Hypothesis, states: Sequence[Sequence[dict[str, Tensor]]]) -> None:

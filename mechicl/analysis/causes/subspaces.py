@@ -47,12 +47,10 @@ class SubspaceSearch(Result):
     advantage: their changes are multiplied by the best-fitting factor.
 
     Attributes:
-        hypothesis: name of the hypothesis.
         variables: the variables, exchanged together.
         place: "query" or "context": the tokens whose streams are exchanged.
         layers: numbers of layers before the exchange.
         steps: for each, the number of the algorithm's steps before it.
-        dims: numbers of dimensions.
         searches: "model"; the controls "random targets" (each prompt's are those of another) and "untrained model".
         errors: `|Δmodel - Δhypothesis|²` of the subspaces, `[search layer dim prompt]`.
         rest_errors: the same for the rests.
@@ -176,9 +174,6 @@ def fit_subspace(
             first and the last.
         dims: numbers of dimensions of the subspace, rising.
         untrained: an untrained model of the same kind; by default a mechicl model with new initial weights, or none.
-        n_fitting: number of prompts to fit to, each with a source.
-        n_prompts: number of prompts to measure on.
-        iterations: iterations of L-BFGS.
         restarts: number of random starts, in addition to directions found by regression. The best on the fitting
             prompts is taken.
         seed: seed of prompts, columns and the untrained model.

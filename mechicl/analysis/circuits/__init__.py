@@ -14,17 +14,6 @@ from mechicl.analysis.circuits.search import find_circuit
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 
 __all__ = [
-    "EMBEDDING",
-    "Circuit",
-    "Edge",
-    "EdgeScores",
-    "GraphFile",
-    "Node",
-    "circuit_curve",
-    "compare_circuits",
-    "find_circuit",
-    "measure_circuit",
-    "read_graph",
-    "score_edges",
-    "write_graph",
-]
+    "EMBEDDING", "Circuit", "Edge", "EdgeScores", "GraphFile", "Node", "circuit_curve", "compare_circuits",
+    "find_circuit", "measure_circuit", "read_graph", "score_edges", "write_graph",
+]  # fmt: skip

@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges, order_edges
+from mechicl.analysis.circuits.circuit_comparison import order_edges
 from mechicl.base.arguments import checked
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.statistics import Interval, Result, interval, ratio_interval
@@ -30,7 +30,6 @@ class Circuit(Result):
     Attributes:
         nodes: heads and MLPs of the circuit, in order of computation.
         edges: connections of the circuit, from the embedding to the output.
-        metric: name of the metric.
         method: what "ablated" parts write, and cut edges carry; see `find_circuit`.
         full: the metric of the whole model, `[prompt]`.
         ablated: with all edges cut, `[prompt]`.
@@ -40,18 +39,9 @@ class Circuit(Result):
         node_effects: change of the metric when the circuit loses one of its nodes too, `[node prompt]`; NaN where it
             was not measured.
         edge_effects: the same for its edges, `[edge prompt]`.
-        n_nodes: number of heads and MLPs of the model.
         subsets: sets of the circuit's nodes that were removed from it and from the model; see `measure_circuit`.
         alone_without: the metric of the circuit without each subset, `[subset prompt]`.
         whole_without: the metric of the model without each subset, `[subset prompt]`.
-
-    Example:
-        >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=2, seed=0)
-        >>> ids = torch.randint(16, (16, 16)).repeat(1, 2)
-        >>> circuit = find_circuit(induction, ids, next_token_loss(ids[:, 0]), progress=False)
-        >>> print(circuit.edge_list())
-        >>> circuit.to_networkx().in_degree("head 1.0")
-        3
     """
 
     nodes: tuple[Node, ...]
@@ -130,11 +120,6 @@ class Circuit(Result):
         parts: list[Node | Edge] = [*self.nodes, *self.edges]
         pairs = zip(parts, [*self.node_effects, *self.edge_effects], strict=True)
         return [(part, effect) for part, effect in pairs if not effect.isnan().all()]
-
-    @checked
-    def is_same_as(self, other: NodesAndEdges) -> bool:
-        """True if another circuit, or the truth, has the same nodes and edges; see `compare_circuits`."""
-        return set(self.nodes) == set(other.nodes) - {EMBEDDING} and set(self.edges) == set(other.edges)
 
     # ---- as tables, text and graphs ----
 

@@ -33,9 +33,7 @@ class CircuitCurve(Result):
 
     Attributes:
         fractions: shares of the model's edges that a circuit may have.
-        counts: the same as numbers of edges, rounded down.
         n_kept: by name of the scores, the number of these edges on a path from the embedding to the output.
-        metric: name of the metric.
         method: what a cut edge carries.
         full: the metric of the whole model, `[prompt]`.
         ablated: with every edge cut, `[prompt]`.
@@ -146,7 +144,6 @@ def circuit_curve(
             several of these by name, for instance those of an untrained model for comparison.
         prompts: other prompts than those of the scores.
         fractions: the shares of the edges that circuits have, increasing; rounded down to whole edges.
-        n_random: number of controls with random scores.
         absolute: rank by absolute value (the benchmark's choice for the CMD). Otherwise rank first the edges whose cut
             moves the metric farthest in the direction of cutting everything (its choice for the CPR).
         only_paths: drop chosen edges that are not on a path of chosen edges from the embedding to the output. Otherwise

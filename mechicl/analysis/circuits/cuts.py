@@ -22,7 +22,6 @@ def cut_exactly(
     most about (edges kept) × log2(edges) runs are needed, and few more than edges kept where the sizes separate them.
 
     Args:
-        problem: the model and the metric to keep.
         sizes: estimated importance of each edge; it only determines how edges are grouped.
         tolerance: largest change of the metric by all cuts together.
         candidates: the edges to begin with; by default all.

@@ -11,14 +11,7 @@ from torch import Tensor
 
 from mechicl.analysis.interventions.ablation import check_reference
 from mechicl.analysis.interventions.corruptions import derangement
-from mechicl.analysis.interventions.metrics import (
-    Inputs,
-    Metric,
-    Metrics,
-    evaluate_metric,
-    evaluate_part,
-    name_metrics,
-)
+from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metric, evaluate_part, name_metrics
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.parts import record_writes
@@ -40,11 +33,7 @@ class Objective:
     """A number per prompt, and its distance from the whole model's on a scale where cutting everything is 1.
 
     Attributes:
-        name: name of the metric.
         metric: a function of predictions; None for the outputs themselves: the largest absolute change of any output.
-        predictions: of the whole model.
-        full: the metric of the whole model, `[prompt]`.
-        ablated: the metric with everything cut, `[prompt]`.
         scale: the effect of cutting everything: on the mean, or for the outputs the largest change of any prompt.
     """
 
@@ -78,10 +67,7 @@ class Objective:
         """Raise ValueError for a metric that is not finite, or that never changes."""
         for values, when in ((self.full, "of the whole model"), (self.ablated, "with everything cut")):
             if n_bad := int((~values.isfinite()).sum()):
-                raise ValueError(
-                    f"{self.name!r} {when} is not finite on {n_bad} of {len(values)} prompts: leave them out, or give "
-                    f"a metric that is finite for all predictions, such as a difference of logits"
-                )
+                raise ValueError(f"{self.name!r} {when} is not finite on {n_bad} of {len(values)} prompts: drop them")
         size = self.full.abs().mean() if self.metric is not None else self.predictions.abs().max()
         if not self.scale > 1e-6 * (size.item() + 1e-30):  # smaller changes are rounding
             raise ValueError(
@@ -97,7 +83,6 @@ class Problem:
     Attributes:
         graphs: of the model, on the prompts: one for each thing that a cut edge carries.
         objectives: for each, the metric, and its values when nothing and when everything is cut.
-        method: what a cut edge carries.
         advance: called with the number of runs after each batch.
     """
 
@@ -117,11 +102,7 @@ class Problem:
         return self.objectives[0]
 
     def measure(
-        self,
-        kept: Bool[Tensor, "cut edge"],
-        number: int = 0,
-        start: int = 0,
-        base: Bool[Tensor, "edge"] | None = None,
+        self, kept: Bool[Tensor, "cut edge"], number: int = 0, start: int = 0, base: Bool[Tensor, "edge"] | None = None
     ) -> Float[Tensor, "cut prompt"]:
         """Measure the metric of runs with all but these edges cut, in one graph; see `EdgeGraph.iterate_cuts`."""
         values = []

@@ -33,8 +33,6 @@ class EdgeScores(Result):
     Attributes:
         edges: all edges of the model, by receiver in order of computation.
         scores: `[edge prompt]`. Without a metric, for the outputs themselves, they have no sign.
-        metric: name of the metric.
-        scoring: the kind of estimate.
         method: what a cut edge carries.
     """
 

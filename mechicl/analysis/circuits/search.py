@@ -71,9 +71,6 @@ def find_circuit(
         steps: for the scores: see `score_edges`.
         at: which predictions: see `patch`. By default the query's of points, and the last token's if a metric is given;
             else those at all positions.
-        seed: of random draws.
-        memory: bound in bytes.
-        progress: show a progress bar.
 
     Raises:
         ValueError: as for `ablate`; several metrics, a metric that is not finite or does not change when everything is

@@ -16,12 +16,6 @@ from mechicl.analysis.dynamics.training import (
 )
 
 __all__ = [
-    "AlignmentOverTraining",
-    "HeadsOverTraining",
-    "OverTraining",
-    "Transitions",
-    "align_over_training",
-    "find_transitions",
-    "measure_over_training",
-    "score_heads_over_training",
-]
+    "AlignmentOverTraining", "HeadsOverTraining", "OverTraining", "Transitions", "align_over_training",
+    "find_transitions", "measure_over_training", "score_heads_over_training",
+]  # fmt: skip

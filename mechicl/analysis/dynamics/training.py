@@ -43,11 +43,9 @@ class AlignmentOverTraining(Result):
     """Alignment with a learner at the snapshots of a training.
 
     Attributes:
-        steps: training steps of the snapshots.
         prediction_distance: mean over prompts, like the other quantities, `[step seed]`.
         sensitivity_cosine: mean over the prompts where it is defined.
         sensitivity_distance: distance between the derivatives of both learners' predictions.
-        mse: the models' mean squared errors.
     """
 
     steps: tuple[int, ...]
@@ -114,8 +112,6 @@ def align_over_training(
 
     Args:
         checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models in the order of training.
-        learner: a learner to compare with, such as tuned gradient descent.
-        prompts: prompts to compare on.
 
     Source: von Oswald et al. 2023, Fig. 2; Nertinger, Fig. 1.
 
@@ -140,7 +136,6 @@ class HeadsOverTraining(Result):
     """The highest score of any head at the snapshots of a training.
 
     Attributes:
-        steps: training steps of the snapshots.
         scores: by name, the mean over prompts of the best head, `[step seed]`.
     """
 
@@ -163,10 +158,7 @@ def score_heads_over_training(
 
     Args:
         checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models in the order of training.
-        names: names of scores of `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
-        n_prompts: number of sequences to draw.
-        seed: seed of these sequences.
 
     Source: Olsson et al. 2022, argument 1.
 

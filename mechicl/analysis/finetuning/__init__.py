@@ -24,20 +24,7 @@ from mechicl.analysis.finetuning.sgd import (
 from mechicl.analysis.finetuning.text_tasks import TaskTexts, draw_texts, measure_accuracy, study_task
 
 __all__ = [
-    "METHODS",
-    "METHOD_NAMES",
-    "FineTuning",
-    "FineTuningComparison",
-    "FineTuningDivergedError",
-    "Method",
-    "TaskTexts",
-    "compare_on_prompts",
-    "compare_with_finetuning",
-    "draw_texts",
-    "fine_tune",
-    "measure_accuracy",
-    "prompt_shots",
-    "search_on_prompts",
-    "search_tuning",
-    "study_task",
-]
+    "METHODS", "METHOD_NAMES", "FineTuning", "FineTuningComparison", "FineTuningDivergedError", "Method",
+    "TaskTexts", "compare_on_prompts", "compare_with_finetuning", "draw_texts", "fine_tune", "measure_accuracy",
+    "prompt_shots", "search_on_prompts", "search_tuning", "study_task",
+]  # fmt: skip

@@ -116,12 +116,9 @@ def compare_with_finetuning(
 
     Args:
         model: of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
-        shots: queries and demonstrations.
         tuning: the settings of fine-tuning; or the result of `fine_tune`, on these demonstrations or others (with other
             labels, say).
         seed: of the random baselines.
-        memory: bound in bytes.
-        progress: show progress bars.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.3.
 

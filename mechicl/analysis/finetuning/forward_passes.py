@@ -160,11 +160,6 @@ def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Te
         changes: added to its parameters, by name.
 
     Source: Ortiz-Jimenez et al. 2023; Bar Natan, Deutch & Magar, equation 5.
-
-    Example:
-        >>> tuned = fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(0.01, method="linearized"))
-        >>> linearized_outputs(model, model.encode(prompts), tuned.changes).shape
-        torch.Size([64, 1])
     """
     adapter = ModelAdapter(model)
     return run_with_changes(adapter, adapter.encode(tokens), {}, changes, linearized=True)[0]
@@ -182,7 +177,6 @@ def run_with_changes(
     """Compute predictions at the last position, and parts of activations by hook name.
 
     Args:
-        adapter: of the model.
         tokens: sequences of one length.
         parts: the part of the activation at each hook to keep, as an index (`numpy.s_[:, -1]`).
         changes: added to parameters; None for the unchanged model.
@@ -207,10 +201,7 @@ def run_with_changes(
     else:
         outputs, activations = run({name: (w + changes[name]).to(w.dtype) for name, w in start.items()})
     if silent := [name for name in parts if name not in activations]:
-        raise ValueError(
-            f"the hook {silent[0]!r} does not fire in this model, so its attention cannot be read (a wrapped model may "
-            f"need attn_implementation='eager')"
-        )
+        raise ValueError(f"the hook {silent[0]!r} does not fire in this model: try attn_implementation='eager'")
     return outputs, activations
 
 

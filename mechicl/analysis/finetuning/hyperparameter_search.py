@@ -29,8 +29,6 @@ class TuningSearch(Scored, Result):
     """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries; NaN where it diverged.
 
     Attributes:
-        learning_rates: the rates tried.
-        epochs: the numbers of epochs tried.
         score: right (1) or wrong (0), or minus the squared error.
         loss: cross entropy over the choices in nats, or squared error.
         tuning: the other settings.
@@ -92,12 +90,9 @@ def search_tuning(
         model: as for `fine_tune`.
         held_out: the demonstrations to tune on, with other queries than those to be measured later.
         tuning: the other settings.
-        learning_rates: rates to try.
         epochs: numbers of epochs to try; one run per learning rate gives them all.
         choose_by: the mean score of held-out queries, or their mean loss.
         widen: how often the grid may grow while its best lies on an edge (see `TuningSearch.wider`).
-        memory: bound in bytes.
-        progress: show a progress bar.
 
     Raises:
         FineTuningDivergedError: all learning rates are too high; else as for `fine_tune`.

@@ -27,10 +27,7 @@ class LastToken:
     """Activations at the last token of each query's prompt, float64 on the CPU.
 
     Attributes:
-        outputs: predictions.
         attention_output: of each attention layer.
-        z: of each head.
-        q: query vectors.
         query_scores: for each query, scores (before the softmax) of the query's tokens, whose number differs.
         pattern: attention to the demonstrations' tokens, if requested.
     """

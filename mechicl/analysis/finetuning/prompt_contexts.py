@@ -23,7 +23,6 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
     """Make one prompt's context demonstrations for its query.
 
     Args:
-        model: encodes the prompt.
         prompt: one prompt, with one context point or more.
         zero_shot: the prompt without demonstrations. "query": the query alone. "unlabelled": the context's inputs with
             targets of 0, for models whose query sees only the context (`keys="context"`): alone, it would be predicted
@@ -67,7 +66,6 @@ def search_on_prompts(
     """Search for the learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
 
     Args:
-        model: on prompts of points.
         prompts: other prompts than those to be measured later.
         zero_shot: see `prompt_shots`; the other arguments are those of `search_tuning`.
 
@@ -99,9 +97,6 @@ def compare_on_prompts(
     """Compare, for each prompt, a model fine-tuned on its context with the same model reading it.
 
     Args:
-        model: on prompts of points.
-        prompts: each gives one query.
-        tuning: the settings of fine-tuning on every context.
         zero_shot: see `prompt_shots`; the other arguments are those of `compare_with_finetuning`.
 
     Example:

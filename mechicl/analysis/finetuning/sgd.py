@@ -76,8 +76,6 @@ class FineTuned(Result):
     """The changes that fine-tuning makes to a model; the model itself stays unchanged.
 
     Attributes:
-        changes: added to each tuned parameter, by name.
-        tuning: the settings.
         losses: loss of each example, before its step; for "per_layer" summed over the layers.
     """
 
@@ -118,8 +116,6 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     Args:
         model: any of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
         shots: the demonstrations are their `examples`.
-        tuning: the settings.
-        progress: show a progress bar.
 
     Raises:
         FineTuningDivergedError: a learning rate at which the loss is no longer finite.
@@ -166,9 +162,7 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
         return names
     if parameters != "key_value":
         if unknown := sorted(set(parameters) - set(names)):
-            raise ValueError(
-                f"parameters must be of the model, which has {len(names)}, such as {names[:8]}; got {unknown}"
-            )
+            raise ValueError(f"parameters must be of the model, such as {names[:8]}, got {unknown}")
         return list(parameters)
     if isinstance(model, HookedTransformer):
         key_value = [name for name in names if name.rsplit(".", 1)[-1] in ("W_K", "W_V", "b_K", "b_V")]
@@ -178,8 +172,7 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
         key_value = [name for name, parameter in model.named_parameters() if id(parameter) in of_parts]
     if not key_value:
         raise ValueError(
-            f"{type(model).__name__} has no separate key and value projections: give parameters='all', or their names, "
-            f"such as {names[0]!r}"
+            f"{type(model).__name__} has no separate keys and values: name parameters, such as {names[0]!r}"
         )
     return key_value
 
@@ -193,7 +186,6 @@ class ParallelSGD:
     Args:
         model: all copies start from it.
         shots: a set of examples for each copy, of the same shapes.
-        tuning: the settings of all copies.
         learning_rates: one for each copy; by default that of the settings.
     """
 

@@ -47,18 +47,12 @@ def recall_of_gains(
 
     Args:
         zero_shot: score of each query, the higher the better: right (1) or wrong (0), or minus the squared error.
-        in_context: score after demonstrations.
         finetuned: score without demonstrations, after fine-tuning on them.
 
     Returns:
         The recall with Wilson's interval, and as `n` the number of queries that fine-tuning improves; NaN if none.
 
     Source: Dai et al. 2023, section 4.3; Bar Natan, Deutch & Magar, section 3.3.
-
-    Example:
-        >>> scores = [torch.tensor(row) for row in ([0.0, 0, 0, 1], [1.0, 0, 1, 1], [1.0, 1, 1, 1])]
-        >>> round(recall_of_gains(*scores).mean, 3)
-        0.667
     """
     gained = finetuned > zero_shot
     n, both = int(gained.sum()), int((gained & (in_context > zero_shot)).sum())
@@ -73,11 +67,6 @@ def recall_if_independent(zero_shot: Float[Tensor, "query"], in_context: Float[T
 
     Those are the queries that are wrong at the start, or all of a regression. Where demonstrations correct nearly all
     of them, Rec2FTP is near 1 whatever fine-tuning does.
-
-    Example:
-        >>> scores = [torch.tensor(row) for row in ([0.0, 0, 0, 1], [1.0, 0, 1, 1])]
-        >>> round(recall_if_independent(*scores).mean, 3)
-        0.667
     """
     return recall_of_gains(zero_shot, in_context, torch.where(zero_shot < 1, math.inf, zero_shot))
 

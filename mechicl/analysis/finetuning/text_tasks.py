@@ -43,9 +43,7 @@ class TaskStudy(Scored, Result):
     """Reading demonstrations and fine-tuning on them, compared on one text task.
 
     Attributes:
-        task: name of the task.
         seed: of the texts and the baselines.
-        n_demonstrations: number of demonstrations.
         searches: fine-tuning measured on held-out queries, by method.
         comparisons: the best fine-tuning of each method, compared on the queries.
         with_other_labels: reading demonstrations with other labels against plain fine-tuning on them, by kind of label.
@@ -97,11 +95,9 @@ def draw_texts(
     No text occurs in two of them, or twice among the queries.
 
     Args:
-        task: the text task.
         n_demonstrations: by default the paper's number.
         n_held_out: number of queries to tune on; fewer if the split has fewer.
         n_queries: number of queries to measure on; fewer if the split has fewer.
-        seed: of the random draws.
         source: two files or folders, one for each split; by default the hub, or the rule.
 
     Raises:
@@ -164,9 +160,7 @@ def study_task(
 
     Args:
         model: ours on token ids, or a `TransformerBridge`, in eval mode.
-        tokenizer: the model's tokenizer.
         texts: the result of `draw_texts`.
-        methods: kinds of fine-tuning.
         other_labels: "flipped" or "random" labels of the demonstrations, for plain fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method.
         seed: of random baselines and labels.
@@ -214,7 +208,6 @@ def measure_accuracy(
     Args:
         model: as for `study_task`, with its `tokenizer` and `texts`.
         n_demonstrations: the numbers of demonstrations to show; 0 for none.
-        memory: bound in bytes.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS, topic_tokenizer

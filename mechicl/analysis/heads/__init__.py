@@ -15,13 +15,6 @@ from mechicl.analysis.heads.target_copying import (
 )
 
 __all__ = [
-    "HeadScores",
-    "TargetCopying",
-    "TokenSensitivity",
-    "composition_scores",
-    "measure_target_copying",
-    "measure_token_sensitivity",
-    "prefix_matching_scores",
-    "read_dual_form",
-    "score_heads",
-]
+    "HeadScores", "TargetCopying", "TokenSensitivity", "composition_scores", "measure_target_copying",
+    "measure_token_sensitivity", "prefix_matching_scores", "read_dual_form", "score_heads",
+]  # fmt: skip

@@ -59,7 +59,6 @@ def composition_scores(
         model: any model with W_Q, W_K, W_V and W_O. Norms between the weights are left out.
         kind: the later head's keys "K" (as induction heads compose), queries "Q" or values "V".
         baseline: subtract the mean score of random normal matrices of these shapes, from 64 draws.
-        seed: seed of these draws.
 
     Returns:
         `[earlier layer, its head, later layer, its head]`, 0 unless the first layer is earlier, and minus the baseline

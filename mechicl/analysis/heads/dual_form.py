@@ -63,7 +63,6 @@ def read_dual_form(
             and the 1/n of `normalize_by_context` are part of the weights. Or a `TransformerBridge` of TransformerLens
             in eval mode, whose scores are products of queries and keys; their scale is measured on the first prompt.
         prompts: Prompts, or token ids `[prompt pos]`.
-        layer: the layer to read.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the others are those
             of the query (a text of several tokens, say). By default all but the last one.
         memory: bound in bytes on a run; the recorded layer and the result are additional.
@@ -88,9 +87,7 @@ def read_dual_form(
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
     n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens
     if not 0 <= n_shown < n_pos:
-        raise ValueError(
-            f"n_demonstration_tokens must be 0 to {n_pos - 1} so that the last token is the query's, got {n_shown}"
-        )
+        raise ValueError(f"n_demonstration_tokens must be 0 to {n_pos - 1}, without the last one, got {n_shown}")
     demonstrations = torch.arange(n_pos, device=q.device) < n_shown
     damping = getattr(cfg, "damping", 1.0)
     if adapter.is_transformer:
@@ -122,9 +119,7 @@ def _encode(adapter: ModelAdapter, prompts: Prompts | Tensor) -> Tensor:
         got = prompts if isinstance(prompts, Prompts) else f"a tensor {tuple(prompts.shape)}"
         raise ValueError(f"a {type(adapter.model).__name__} of prompt_format={kind!r} reads {reads}, got {got}")
     if isinstance(prompts, Tensor) and (prompts.ndim != 2 or prompts.shape[1] == 0 or prompts.is_floating_point()):
-        raise ValueError(
-            f"token ids must be ints [prompt pos], one position or more, got {prompts.dtype} {tuple(prompts.shape)}"
-        )
+        raise ValueError(f"token ids must be ints [prompt pos], one or more, got {prompts.dtype} {[*prompts.shape]}")
     return adapter.encode(prompts)
 
 

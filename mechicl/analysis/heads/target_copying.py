@@ -49,8 +49,6 @@ def measure_token_sensitivity(
     """Differentiate the stream before a layer exactly with respect to the tokens of interleaved prompts.
 
     Args:
-        model: a model on interleaved prompts.
-        prompts: prompts with at least one context point.
         layer: the layer after the stream; n_layers for the final stream.
 
     Source: von Oswald et al. 2023, section 4 and Fig. 5.
@@ -97,7 +95,6 @@ class TargetCopying(Result):
             `[prompt]`.
         decoding_errors_before: the same before the layer, `[prompt]`.
         decoding_errors_of_inputs: the same for each input at its target's token, where they can be joined too.
-        errors: the model's squared errors on the query, `[prompt]`.
         errors_without: with the layer's attention output ablated (replaced by its mean over prompts) at the context's
             x tokens, where it can copy.
         errors_without_elsewhere: with it ablated at all other positions.
@@ -125,9 +122,7 @@ def measure_target_copying(
     """Compare a layer with the construction that copies each target onto its input's token.
 
     Args:
-        model: a model on interleaved prompts.
         prompts: two or more; the readouts are fitted on one half and evaluated on the other, both ways.
-        layer: the attention layer.
         memory: bound in bytes on a run; the layer's activations are additional.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.

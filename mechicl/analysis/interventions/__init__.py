@@ -9,7 +9,6 @@ from mechicl.analysis.interventions.attribution import attribute, correlate_effe
 from mechicl.analysis.interventions.corruptions import corrupt, corrupt_tokens
 from mechicl.analysis.interventions.metrics import (
     Metric,
-    distance_to,
     logit_difference,
     next_token_loss,
     squared_error,
@@ -22,20 +21,7 @@ from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.models.opening.sites import Site
 
 __all__ = [
-    "InterventionSweep",
-    "Metric",
-    "PatchingSession",
-    "Site",
-    "ablate",
-    "attribute",
-    "correlate_effects",
-    "corrupt",
-    "corrupt_tokens",
-    "distance_to",
-    "logit_difference",
-    "next_token_loss",
-    "patch",
-    "patch_paths",
-    "squared_error",
+    "InterventionSweep", "Metric", "PatchingSession", "Site", "ablate", "attribute", "correlate_effects", "corrupt",
+    "corrupt_tokens", "logit_difference", "next_token_loss", "patch", "patch_paths", "squared_error",
     "target_probability",
-]
+]  # fmt: skip

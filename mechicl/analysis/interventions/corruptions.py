@@ -24,7 +24,6 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
             another order, each at another point than before. "query": the query input of another prompt (the query's
             target, which no model sees, stays the clean one's). "prompt": another prompt of the batch. "noise":
             Gaussian noise on the context's targets.
-        seed: of the random draws.
         noise_std: of the noise, in standard deviations of the targets.
 
     Example:
@@ -55,20 +54,14 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
 
 @checked
 def corrupt_tokens(
-    ids: Int[Tensor, "prompt pos"],
-    kind: TokenCorruption = "occurrences",
-    *,
-    d_vocab: int | None = None,
-    seed: int = 0,
+    ids: Int[Tensor, "prompt pos"], kind: TokenCorruption = "occurrences", *, d_vocab: int | None = None, seed: int = 0
 ) -> Int[Tensor, "prompt pos"]:
     """Corrupt token sequences in one respect; the result has the same shape.
 
     Args:
-        ids: the clean ones.
         kind: "occurrences": every earlier occurrence of the last token is replaced by another random token, so that
             an induction head finds nothing. "sequence": another sequence of the batch.
         d_vocab: replacements are drawn from the tokens below this; by default those up to the largest in `ids`.
-        seed: of the random draws.
 
     Example:
         >>> corrupt_tokens(torch.tensor([[3, 1, 2, 3]]), d_vocab=5)[0, 3].item()

@@ -21,7 +21,6 @@ class CellGrid:
     """The cells of a sweep.
 
     Attributes:
-        component: the part of the model that is replaced.
         axes: the swept axes, "layer" among them; along its other axes the component is replaced as a whole.
         indices: the layers, positions, ... for each of the axes.
     """

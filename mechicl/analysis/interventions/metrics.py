@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.base.arguments import checked
-from mechicl.learners import Learner
 from mechicl.prompts import At, Prompts, TokenSequences
 
 Inputs = Prompts | TokenSequences | Tensor
@@ -24,10 +23,6 @@ def squared_error(prompts: Prompts) -> Metric:
 
     Predictions of the query alone `[prompt y]` are compared with its target, those of all points `[prompt point y]`
     with all of them. The metric raises a ValueError for predictions of another shape.
-
-    Example:
-        >>> squared_error(prompts)(model.predict(prompts)).shape
-        torch.Size([4])
     """
 
     def loss(predictions: Tensor) -> Tensor:
@@ -42,37 +37,10 @@ def squared_error(prompts: Prompts) -> Metric:
 
 
 @checked
-def distance_to(learner: Learner, prompts: Prompts) -> Metric:
-    """Make a metric: the Euclidean distance of the query's prediction from another learner's on these prompts.
-
-    The metric raises a ValueError for predictions of another shape, such as those of other prompts.
-
-    Example:
-        >>> distance_to(AlgorithmLearner(algorithms.ols), prompts)(model.predict(prompts)).shape
-        torch.Size([4])
-    """
-    reference = learner.predict(prompts).detach()
-
-    def distance(predictions: Tensor) -> Tensor:
-        if predictions.shape != reference.shape:
-            raise ValueError(
-                f"predictions must have the shape of the reference learner's, {tuple(reference.shape)}, got "
-                f"{tuple(predictions.shape)}"
-            )
-        return (predictions - reference.to(predictions)).norm(dim=-1)
-
-    return distance
-
-
-@checked
 def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
     """Make a metric: the logit of the correct token minus that of the wrong one, at the last position (`at="query"`).
 
     The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`, or ids beyond their vocabulary.
-
-    Example:
-        >>> logit_difference(torch.tensor([1, 2]), torch.tensor([0, 0]))(torch.randn(2, 5)).shape
-        torch.Size([2])
     """
     for name, ids in (("correct", correct), ("wrong", wrong)):
         if (ids < 0).any():
@@ -80,10 +48,7 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
 
     def difference(logits: Tensor) -> Tensor:
         if logits.ndim != 2 or not len(logits) == len(correct) == len(wrong):
-            raise ValueError(
-                f"logits must be [prompt d_vocab] (at='query') with {len(correct)} correct and {len(wrong)} wrong "
-                f"tokens, got {tuple(logits.shape)}"
-            )
+            raise ValueError(f"logits must be [{len(correct)} d_vocab] (at='query'), got {[*logits.shape]}")
         _check_vocabulary(correct, logits, "correct")
         _check_vocabulary(wrong, logits, "wrong")
         rows = torch.arange(len(logits), device=logits.device)
@@ -98,10 +63,6 @@ def target_probability(targets: Int[Tensor, "prompt"]) -> Metric:
 
     The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`, and for targets beyond their
     vocabulary.
-
-    Example:
-        >>> target_probability(torch.tensor([1, 2]))(torch.randn(2, 5)).shape
-        torch.Size([2])
     """
     loss = next_token_loss(targets)
     return lambda logits: (-loss(logits)).exp()
@@ -172,10 +133,7 @@ def evaluate_metric(name: str, metric: Metric, predictions: Float[Tensor, "promp
     values = metric(predictions)
     if not isinstance(values, Tensor) or values.shape != predictions.shape[:1]:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(
-            f"the metric {name!r} must return one number per prompt, [{len(predictions)}], without averaging over "
-            f"prompts; got {got} for predictions {tuple(predictions.shape)}"
-        )
+        raise ValueError(f"the metric {name!r} must return one number per prompt, [{len(predictions)}], got {got}")
     return values if values.is_floating_point() else values.to(predictions.dtype)
 
 

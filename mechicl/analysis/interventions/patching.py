@@ -65,8 +65,6 @@ def patch(
         at: which predictions: of the "query" (the last position), of all "points", or the outputs at all "positions".
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
             metrics.
-        memory: bound in bytes.
-        progress: show a progress bar.
 
     Returns:
         Predictions `[*axes prompt y]` (or logits), and each metric `[*axes prompt]`.
@@ -154,10 +152,7 @@ def encode_pair(
     adapter = ModelAdapter(model, at)
     into, source = adapter.encode(corrupted), adapter.encode(clean)
     if into.shape != source.shape:
-        raise ValueError(
-            f"clean and corrupted prompts must have the same number and length: {len(source)} of {source.shape[1]} "
-            f"positions, and {len(into)} of {into.shape[1]}"
-        )
+        raise ValueError(f"clean and corrupted need the same number and length: {[*source.shape]}, {[*into.shape]}")
     if not len(into):
         raise ValueError("there are no prompts to patch")
     return (adapter, into, source) if direction == "denoising" else (adapter, source, into)

@@ -36,8 +36,6 @@ class Baseline:
     """The run that is intervened in, as far as the other runs need it.
 
     Attributes:
-        tokens: `[prompt pos ...]`.
-        predictions: without intervention, `[prompt ...]`.
         streams: before each layer and after the last, if the model can be resumed.
         batch_size: largest number of prompts in a run.
     """

@@ -49,9 +49,6 @@ class SessionResult(Result):
     """The query's prediction `[y]`, or logits at the last position `[vocab]`, and a metric of it, in three runs.
 
     Attributes:
-        prediction: for the corrupted prompt with the patches.
-        clean_prediction: for the clean prompt.
-        corrupted_prediction: for the corrupted prompt without the patches.
         metric: of `prediction`; `clean_metric` and `corrupted_metric` are those of the other two.
     """
 

@@ -24,7 +24,6 @@ class InterventionSweep(Result):
     Its table has one row per cell, with the mean of each metric and, as `metric_effect`, of its change.
 
     Attributes:
-        what: a description of the sweep.
         axes: names of the axes of the cells, e.g. `("layer", "pos", "head")`.
         indices: the layers, positions, ... that were swept, for each axis.
         predictions: `[*axes prompt ...]`, the last axes as in the model's predictions (`[y]`, or logits); None where
@@ -32,7 +31,6 @@ class InterventionSweep(Result):
         unpatched: the predictions without intervention, `[prompt ...]`.
         source: the predictions of the run that activations were taken from; None if there is no such run.
         values: each metric for every cell and prompt, `[*axes prompt]`.
-        unpatched_values: each metric without intervention, `[prompt]`.
         source_values: each metric of the run that activations were taken from, `[prompt]`.
     """
 

@@ -9,13 +9,6 @@ from mechicl.analysis.layers.probes import algorithm_weights, cross_moments, ols
 from mechicl.analysis.layers.readouts import Readouts, fit_readouts
 
 __all__ = [
-    "LayerErrors",
-    "Lens",
-    "Readouts",
-    "algorithm_weights",
-    "cross_moments",
-    "fit_readouts",
-    "ols_weights",
-    "probe",
+    "LayerErrors", "Lens", "Readouts", "algorithm_weights", "cross_moments", "fit_readouts", "ols_weights", "probe",
     "second_moments",
-]
+]  # fmt: skip

@@ -54,10 +54,6 @@ class LayerLearner(ABC):
 
     Models that predict every prefix in one pass (interleaved, causal) give all points, others the query alone.
 
-    Attributes:
-        model: the model to read.
-        name: for tables and pictures.
-        memory: bound in bytes on a pass.
     """
 
     model: LayeredModel
@@ -113,7 +109,6 @@ class LayerLearner(ABC):
         """Measure squared errors of the predictions after each layer, on (held-out) prompts.
 
         Args:
-            prompts: the prompts.
             at: the "query" alone, or all "points", each predicted from those before it.
         """
         if at == "query" or prediction_rows(self.model, prompts) == "points":

@@ -22,8 +22,6 @@ class LinearMaps:
     """Fitted maps `features @ weights + bias`, one per site (a layer, a position, ...).
 
     Attributes:
-        weights: `[*site feature y]`.
-        bias: `[*site y]`.
         penalties: the chosen penalties `[*site y]`, relative to the mean variance of the features.
         validation_errors: mean squared error of each candidate in cross-validation, `[penalty *site y]`.
     """

@@ -72,7 +72,6 @@ class ProbeResult(Result):
     """Errors of linear probes for quantities in the residual stream, on held-out prompts.
 
     Attributes:
-        quantities: their names.
         positions: labels of the token positions.
         squared_errors: errors of the probes, `[quantity layer pos prompt]`, summed over the quantity's entries.
         deviations: squared distance of the quantity from its mean over held-out prompts, `[quantity 1 pos prompt]`.
@@ -101,7 +100,6 @@ class ProbeResult(Result):
         """Layer and position with the largest R², chosen on every other prompt, and the R² there on the rest.
 
         Args:
-            quantity: name of the quantity.
             positions: positions to choose from; all by default.
         """
         halves = ({name: values[..., i::2] for name, values in self.samples().items()} for i in (0, 1))
@@ -164,7 +162,6 @@ def probe(
         fitting: prompts to fit on (required).
         held_out: prompts to measure on, with the same number of points (required).
         penalties: candidates, relative to the mean variance of the stream.
-        folds: number of folds of the cross-validation.
 
     Source: the quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in Hewitt &
     Liang 2019.
@@ -204,10 +201,7 @@ def _at_positions(
     """The quantity at each token position: that of the points that the position can depend on."""
     values = quantity(prompts.to(torch.float64)).cpu()
     if values.ndim != 3 or values.shape[:2] != prompts.xs.shape[:2]:
-        raise ValueError(
-            f"quantity {name!r} must give [prompt point quantity] = [{len(prompts)}, {prompts.n_context + 1}, ...], "
-            f"got {list(values.shape)}"
-        )
+        raise ValueError(f"quantity {name!r} must give [prompt point quantity] for {prompts}, got {list(values.shape)}")
     return values[:, n_points]
 
 

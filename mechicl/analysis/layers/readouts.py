@@ -25,14 +25,9 @@ class Readouts(LayerLearner):
     """A linear readout for each layer, for each point or shared by all.
 
     Attributes:
-        model: the model to read.
         weights: `[layer point d_model y]`; one point where the readout is shared.
-        bias: `[layer point y]`.
         penalties: chosen ridge penalties `[layer point y]`, relative to the mean variance of the stream.
         normalized: for each layer, True if its stream is normalised (layer norm without weights) before it is read.
-        shared: True if one readout serves all points.
-        name: for tables and pictures.
-        memory: bound in bytes on a pass.
     """
 
     model: LayeredModel
@@ -85,13 +80,11 @@ def fit_readouts(
     point, any other model one for the query. Memory does not grow with the number of prompts.
 
     Args:
-        model: the model to read.
         prompts: prompts to fit on, as many as folds or more.
         shared: one readout for all points of a layer instead of one per point.
         normalize: read the streams through a layer norm without weights: all of them or none. By default the last one
             of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
         penalties: candidates, relative to the mean variance of the stream.
-        folds: number of folds of the cross-validation.
 
     Source: Fu et al. 2024, B.1 (who train the readouts).
 

@@ -17,7 +17,6 @@ class OneStepOptimum(Result):
 
     Attributes:
         step_size: the factor on the gradient of the sum (of the mean where the step is preconditioned).
-        mse: mean squared error of the query's prediction.
     """
 
     step_size: float

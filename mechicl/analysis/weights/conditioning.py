@@ -26,10 +26,6 @@ def transformed_eigenvalues(eigenvalues: Float[Tensor, "*any"], gamma: float | T
     With γ > 0 the map rises to `4 / 27γ` at `λ = 1 / 3γ`, falls to 0 at `1 / γ`, and is `4 / 27γ` again at `4 / 3γ`.
 
     Source: von Oswald et al. 2023, A.10, eq. 25.
-
-    Example:
-        >>> transformed_eigenvalues(torch.tensor([1.0, 2.0, 4.0]), 0.25)
-        tensor([0.5625, 0.5000, 0.0000])
     """
     return eigenvalues * (1 - gamma * eigenvalues).square()
 
@@ -74,10 +70,6 @@ class EigenvalueRange:
         raises the local maximum.
 
         Source: von Oswald et al. 2023, A.10, who minimise numerically; the closed form is ours.
-
-        Example:
-            >>> round(EigenvalueRange(0.097, 7.712).heuristic_gamma, 4)
-            0.1153
         """
         return 1 / (self.largest + math.sqrt(self.largest * self.smallest) + self.smallest)
 
@@ -90,7 +82,6 @@ class Conditioning(Result):
         gammas: γ of the transformations.
         floor: smaller eigenvalues, before or after, are raised to this.
         eigenvalues: of S, at least `floor`, `[x prompt]`, ascending.
-        before: condition number of S, `[prompt]`.
         after: condition number of each prompt's mapped eigenvalues, `[gamma prompt]`.
     """
 

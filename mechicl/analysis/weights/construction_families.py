@@ -26,8 +26,6 @@ class Family:
     """A construction with free parameters, at the sizes of a model, as an affine map from parameters to products.
 
     Attributes:
-        name: see `FamilyName`.
-        shapes: name to shape of each parameter.
         template: a member in the model's architecture.
         base: the products at parameters 0.
         basis: the derivative of the products with respect to each parameter, `[parameter layer head d_model d_model]`.

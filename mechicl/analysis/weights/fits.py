@@ -51,7 +51,6 @@ class ConstructionFit(Result):
     """A family of constructions fitted to trained weights, seed by seed. Samples are seeds.
 
     Attributes:
-        family: name of the family.
         beta: the gauge of each head, `[seed layer head]`: W_KQ / β and W_PV β are compared.
         products: the trained products in that gauge, one per seed, without the parts that predictions cannot depend on.
         nearest: the family's products that are nearest to them, one per seed: those of the projected member, or, if the
@@ -64,7 +63,6 @@ class ConstructionFit(Result):
             method, whose layers have MLPs.
         matched: the members nearest to the predictions, by optimisation from the projected ones; None if not requested.
         squared_errors: of the trained models on the held-out prompts.
-        squared_predictions: of the trained models.
     """
 
     family: str

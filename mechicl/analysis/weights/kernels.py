@@ -61,7 +61,6 @@ class KernelView(Result):
     """The smoothing kernel of a one-layer model, on a grid of inputs; float64 on the CPU. Samples are prompts.
 
     Attributes:
-        grid: `[point x]`.
         initial: the prediction at each point before attention `[point]`.
         kernel: `[point other]`, the derivative of the prediction at a point with respect to y at the other, at y = 0.
         through_values: `[point other]`, the kernel's part from the other's value: the score times the slope of
@@ -112,7 +111,6 @@ def adapted_functions(
         learner: any learner; a model computes each context once.
         prompts: the contexts; their queries are ignored.
         grid: query inputs, the same for all prompts.
-        memory: bound in bytes.
 
     Example:
         >>> prompts = load_checkpoint("sine-lsa").task.sample(4, seed=0)

@@ -41,7 +41,6 @@ class WeightCurve:
     """Models between two models: a Bézier curve through weight space, straight with two control points.
 
     Attributes:
-        template: a model of the same shape.
         points: weights by name of each control point, the first model first.
     """
 
@@ -78,7 +77,6 @@ class LossPath(Result):
     """Losses of the models between two models.
 
     Attributes:
-        kind: kind of path; see `connect_modes`.
         alphas: 0 is the first model, 1 the second.
         squared_errors: on held-out prompts, `[alpha prompt]`, averaged over the target's dimensions.
         curve: the models; not saved with the result.
@@ -88,10 +86,6 @@ class LossPath(Result):
     alphas: tuple[float, ...]
     squared_errors: Float[Tensor, "alpha prompt"]
     curve: WeightCurve | None = field(metadata={"stored": False}, default=None)
-
-    def __post_init__(self):
-        if len(self.alphas) != len(self.squared_errors):
-            raise ValueError(f"squared_errors must have a row for each of {len(self.alphas)} alphas")
 
     @checked
     def model(self, alpha: Annotated[float, between(-1000, 1000)]) -> HookedTransformer:
@@ -126,7 +120,6 @@ class ModeConnectivity(Result):
     """Paths of several kinds between the same two models.
 
     Attributes:
-        paths: by kind.
         fitted: paths from the first model to the construction fitted to its weights, by kind; empty without a family.
     """
 
@@ -161,7 +154,6 @@ def interpolate(
     Args:
         a: a model on paired prompts without biases in attention.
         b: another of the same shape, such as a construction.
-        prompts: held-out prompts.
         n_alphas: models on the line, the ends included; an odd number has the midpoint among them.
         kind: "raw", "rescaled" (linear attention), "aligned" or "lifted"; see `connect_modes`.
 
@@ -228,10 +220,8 @@ def connect_modes(
         kinds: of paths; by default all, without "rescaled" if attention is not linear or sums values (momentum).
         family: of the construction to fit to the first model; see `fit_construction`.
         n_alphas: number of models on each path, the ends included.
-        n_prompts: number of held-out prompts.
         bending_steps: steps of SOAP for "curved", each on 512 fresh prompts.
         seed: of the prompts to bend and fit on; the held-out ones have the next.
-        progress: show a progress bar while bending.
 
     Raises:
         ValueError: as for `fit_construction`; models of different shape or kind, a kind of path that needs linear

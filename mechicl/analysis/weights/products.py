@@ -38,9 +38,7 @@ class WeightProducts:
     def __post_init__(self):
         check_fields(self, undefined=True)
         if self.x_dim + self.y_dim > self.W_KQ.shape[-1]:
-            raise ValueError(
-                f"x_dim={self.x_dim} and y_dim={self.y_dim} exceed the width {self.W_KQ.shape[-1]} of W_KQ"
-            )
+            raise ValueError(f"x_dim={self.x_dim} and y_dim={self.y_dim} exceed the width {self.W_KQ.shape[-1]}")
 
     def gauge(self) -> Float[Tensor, "*batch layer head"]:
         """Compute β, the mean of the x-block's diagonal of W_KQ."""
@@ -144,23 +142,3 @@ def replace_products(model: HookedTransformer, products: WeightProducts) -> Hook
             block.attn.W_V.copy_(W_PV)
             block.attn.W_O.copy_(identity)
     return made.eval()
-
-
-@checked
-def repeat_layers(model: HookedTransformer, steps: Count, damping: float = 1.0) -> HookedTransformer:
-    """Make a model that loops the layer of a one-layer (or looped) model `steps` times.
-
-    Every update of the stream is scaled by `damping` (λ of von Oswald et al. 2023, A.6), in addition to the model's own
-    damping.
-    """
-    cfg = model.cfg
-    if cfg.n_layers != 1 and not cfg.recurrent:
-        raise ValueError(f"model must have one layer, or a looped one, got {cfg.n_layers} different layers")
-    looped = HookedTransformer(
-        cfg.replace(n_layers=steps, recurrent=True, damping=cfg.damping * damping, initializer_range=0.0)
-    )
-    sources = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    with torch.no_grad():
-        for name, tensor in (*looped.named_parameters(), *looped.named_buffers()):
-            tensor.copy_(sources[name])
-    return looped.eval()

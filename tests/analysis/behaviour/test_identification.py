@@ -1,4 +1,4 @@
-"""Algorithms are recognised among all families, and distances are those of a loop in numpy."""
+"""Algorithms are recognised among all families; filters, fits and distances are those of loops in numpy."""
 
 import math
 from functools import cache
@@ -10,15 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mechicl import algorithms, constructions
-from mechicl.algorithms import descent_cards
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, momentum_filter
 from mechicl.algorithms.newton import newton_filter
 from mechicl.algorithms.preconditioned import descend_on_features
-from mechicl.analysis import Identification, identify
+from mechicl.algorithms.spectral_fit import SpectralProblem, hats, polynomials
+from mechicl.algorithms.stepwise import ResidualDescent
+from mechicl.analysis import Identification, identify, identify_on_tokens
 from mechicl.analysis.behaviour import SpectralLearner
 from mechicl.analysis.behaviour.families import FamilyMatch, family_weights
-from mechicl.learners import AlgorithmFamily, AlgorithmLearner
-from mechicl.tasks import GaussianClusters, LinearRegression, Parities, TaskPool
+from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLearner
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities, TaskPool
 
 TASK, DOUBLE = LinearRegression(x_dim=3, n_context=5), LinearRegression(x_dim=3, n_context=8, y_dim=2)
 N = 120
@@ -209,32 +212,17 @@ def test_the_limits_are_the_best_of_their_order():
     assert min(limits.values(), key=lambda m: m.squared_errors.mean().item()).name == "ridge"
 
 
-def test_the_table_and_the_text_show_every_family():
+def test_the_table_ranks_every_family_and_its_sensitivity():
     result = identified("GD++")
     table = result.to_dataframe()
-    families, limits = table[table["kind"] == "family"], table[table["kind"] == "limit"]
+    families = table[table["kind"] == "family"]
     cosines = families["sensitivity_cosine"].fillna(-np.inf).to_numpy()
     assert families["sensitivity_rank"].tolist() == [1 + (cosines > cosine).sum() for cosine in cosines]
     assert families["name"].tolist() == [match.name for match in result.matches]
-    assert families["rank"].tolist() == list(range(1, 19))
-    assert (len(limits), limits["tied"].any()) == (3, False)
-    first, ridge = families.iloc[0], families[families["name"] == "ridge"].iloc[0]
-    assert (first["tied"], first["fitted"], first["hyperparameters"]) == (True, 2, "step_size=0.5, gamma=0.2")
-    match = named(result, "ridge")
-    ratio = match.squared_errors.mean().item() / result.squared_errors.mean().item()
-    assert ridge["loss_over_model"] == pytest.approx(ratio)
-    assert ridge["low"] < ridge["distance"] < ridge["high"]
-    assert (table["cosine_high"].dropna() <= 1).all()  # a cosine's interval does not leave its range
-    lines = str(result).splitlines()
-    assert len(lines) == 2 + 18 + 1 + 3 + 1
-    assert all(str(result.distance(m)) in line for m, line in zip(result.matches, lines[2:20], strict=True))
-
-
-def test_more_steps_than_families_fit_are_not_fitted(monkeypatch):
-    monkeypatch.setattr(descent_cards, "MOST_STEPS", 2)
-    result = identify(LEARNERS["gradient descent"], TASK, steps=4, n_prompts=40, progress=False)
-    assert {"GD++, 2 steps", "any first-order learner, 4 steps"} <= {match.name for match in result.matches}
-    assert result.best.name == "gradient descent, 3 steps"
+    match, ridge = named(result, "ridge"), families[families["name"] == "ridge"].iloc[0]
+    assert ridge["loss_over_model"] == pytest.approx(
+        (match.squared_errors.mean() / result.squared_errors.mean()).item()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:the model's loss")  # two small steps
@@ -260,9 +248,6 @@ def test_deep_gd_plus_plus_is_found_where_each_step_has_larger_parameters():
     assert result.best.n_fitted == 9  # the last γ has no effect
     assert result.distance(result.best).mean < 1e-4
     assert result.distance(named(result, "GD++, 5 steps")).low > 20 * result.distance(result.best).high
-
-
-# ---- given learners, references and notes ----
 
 
 @pytest.mark.filterwarnings("ignore:the model's loss")
@@ -333,9 +318,6 @@ def test_a_note_tells_where_the_families_do_not_apply():
     assert alone.note == ""
 
 
-# ---- the answer and its confidence ----
-
-
 def test_weights_are_the_criterion_where_prompts_agree():
     distances, fitted = [0.05, 0.1, 0.02], [2, 1, 6]
     rows = torch.tensor(distances)[:, None].expand(3, 40).double()
@@ -344,15 +326,8 @@ def test_weights_are_the_criterion_where_prompts_agree():
     expected = np.exp(scores) / np.exp(scores).sum()
     measured = family_weights(rows, fitted, 4.0, evidence=20.0, price=0.7, elsewhere=0.03)
     np.testing.assert_allclose(measured.numpy(), expected[:3], rtol=1e-6)
-
-
-def test_few_prompts_give_no_firm_answer():
-    generator = torch.Generator().manual_seed(0)
-    shared = torch.rand(4000, generator=generator, dtype=torch.float64)
-    noisy = shared + 2 * (torch.rand(4000, generator=generator, dtype=torch.float64) < 0.05)  # a few prompts go astray
-    for n, sure in ((8, 0.95), (4000, 0.99)):
-        weights = family_weights(torch.stack([shared, noisy])[:, :n], [1, 1], 0.3, evidence=64, elsewhere=1e9)
-        assert (weights[0] > sure) == (n == 4000)
+    infinite = torch.tensor([[1.0, math.inf], [1.0, 1.0]], dtype=torch.float64)
+    assert family_weights(infinite, [0, 9], 1.0, elsewhere=1e30).tolist() == [0, pytest.approx(1)]
 
 
 @given(
@@ -365,11 +340,6 @@ def test_weights_are_shares(families, n, evidence):
     weights = family_weights(rows, [k for _, k in families], 1.0, evidence=evidence)
     assert weights.sum().item() <= 1 + 1e-9
     assert (weights >= 0).all()
-
-
-def test_families_with_infinite_distances_have_no_weight():
-    rows = torch.tensor([[1.0, math.inf], [1.0, 1.0]], dtype=torch.float64)
-    assert family_weights(rows, [0, 9], 1.0, elsewhere=1e30).tolist() == [0, pytest.approx(1)]
 
 
 def test_the_answer_is_the_likeliest_family_and_its_likeliest_member():
@@ -396,3 +366,164 @@ def test_a_model_that_runs_its_algorithm_inexactly_is_named_after_it():
     assert result.limits == []
     assert result.distance(result.best).mean > 1e-8
     assert (result.answer.name, result.answer.family) == ("gradient descent, 3 steps", "gradient descent")
+
+
+# ---- on tokens ----
+
+
+CHAINS = MarkovChains(d_vocab=3, n_ctx=9)
+
+
+def test_divergences_by_a_plain_loop():
+    cfg = TransformerConfig(prompt_format="token_ids", d_vocab=3, n_ctx=9, n_layers=1, n_heads=1, d_model=8, d_head=4,
+                            attention="softmax", initializer_range=0.5)  # fmt: skip
+    model = HookedTransformer(cfg)
+    result = identify_on_tokens(model, CHAINS, n_prompts=6, seed=4, progress=False)
+    sequences = CHAINS.sample(6, seed=4)
+    probabilities = model(sequences.read).detach().double().softmax(-1)
+    bigram = algorithms.bigram_bayes(sequences, d_vocab=3).exp()
+    for i in range(6):
+        for t in range(9):
+            p, q = probabilities[i, t].tolist(), bigram[i, t].tolist()
+            expected = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+            assert math.isclose(result.divergences["bigram"][t, i].item(), expected, abs_tol=1e-9)
+    assert result.points == tuple(range(1, 10))
+
+
+@pytest.mark.parametrize("name", ["bigram", "unigram", "uniform"])
+def test_each_reference_is_recognised(name):
+    result = identify_on_tokens(algorithms.references(CHAINS)[name], CHAINS, n_prompts=50, memory=1e5, progress=False)
+    assert result.best == name
+    assert result.divergence(name).mean < 1e-12
+    assert result.gap(list(result.divergences)[1]).low > 0
+
+
+def test_tokens_of_probability_0_contribute_nothing():
+    def sure(sequences):
+        logs = torch.full((*sequences.read.shape, 3), -torch.inf)
+        logs[..., 0] = 0
+        return logs
+
+    result = identify_on_tokens(TokenAlgorithmLearner(sure), CHAINS, n_prompts=5, progress=False)
+    assert result.divergence("uniform").mean == pytest.approx(math.log(3))
+
+
+# ---- filters of eigenvalues ----
+
+
+def _damped(eigenvalues):
+    return 1 / (eigenvalues + 0.3)
+
+
+def _by_hand(prompts: Prompts, function) -> np.ndarray:
+    """`x f(S) B` of every prefix, one eigendecomposition at a time."""
+    xs, ys = prompts.xs.double().numpy(), prompts.ys.double().numpy()
+    predictions = np.zeros_like(ys)
+    for i in range(xs.shape[0]):
+        for t in range(xs.shape[1]):
+            context, targets = xs[i, :t], ys[i, :t]
+            values, vectors = np.linalg.eigh(context.T @ context)
+            matrix = vectors @ np.diag(function(np.maximum(values, 0))) @ vectors.T
+            predictions[i, t] = xs[i, t] @ matrix @ context.T @ targets
+    return predictions
+
+
+@pytest.mark.parametrize(("d", "n", "m"), [(1, 0, 1), (5, 3, 2), (2, 7, 3)])
+def test_predictions_apply_the_filter_to_the_second_moments_of_every_prefix(d, n, m):
+    prompts = LinearRegression(x_dim=d, n_context=n, y_dim=m, inputs="gaussian").sample(3, seed=0, dtype=torch.float64)
+    expected = _by_hand(prompts, _damped)
+    learner = SpectralLearner(_damped, "damped")
+    np.testing.assert_allclose(learner.predict_prefixes(prompts).numpy(), expected, atol=1e-10)
+    np.testing.assert_allclose(learner.predict(prompts).numpy(), expected[:, -1], atol=1e-10)
+    trajectory = learner.trajectory(prompts, with_weights=True)
+    assert trajectory.steps == (1,)
+    assert trajectory.name == "damped"
+    assert trajectory.weights is not None
+    implied = torch.einsum("ptx,ptxy->pty", prompts.xs, trajectory.weights[0])
+    np.testing.assert_allclose(implied.numpy(), expected, atol=1e-10)
+
+
+PROMPTS = LinearRegression(x_dim=4, n_context=6, y_dim=2).sample(60, seed=1, dtype=torch.float64)
+
+
+def _descended(steps: int, a: list[float], gamma: list[float]) -> torch.Tensor:
+    """Predictions of GD++, its own moves on the points themselves."""
+    predictions = []
+    for xs, ys in zip(PROMPTS.xs.numpy(), PROMPTS.ys.numpy(), strict=True):
+        x, q, y = xs[:-1].copy(), xs[-1].copy(), ys[:-1].copy()
+        total = np.zeros(2)
+        for i in range(steps):
+            change, second = a[i] * x.T @ y, x.T @ x
+            total = total + q @ change
+            y = y - x @ change
+            x, q = x - gamma[i] * x @ second, q - gamma[i] * q @ second
+        predictions.append(total)
+    return torch.from_numpy(np.array(predictions))
+
+
+def test_a_descent_finds_gd_plus_plus_with_parameters_of_its_own_in_each_step():
+    a, gamma = [0.3, 0.7], [0.1, 0.0]
+    problem = SpectralProblem.from_prompts(PROMPTS, _descended(2, a, gamma))
+
+    def family(parameters: torch.Tensor) -> torch.Tensor:
+        return gd_plus_plus_filters(
+            problem.eigenvalues, parameters[:2], torch.stack([parameters[2], 0 * parameters[2]])
+        )[-1]
+
+    for start in ([0.4, 0.4, 0.05], [0.5, 0.5, 0.3]):  # other parameters predict nearly the same
+        assert problem.descend(family, torch.tensor(start, dtype=torch.float64))[1] < 1e-11
+    best, error = problem.descend(family, torch.tensor([0.3, 0.6, 0.12], dtype=torch.float64))
+    torch.testing.assert_close(best, torch.tensor([0.3, 0.7, 0.1], dtype=torch.float64), rtol=1e-4, atol=1e-4)
+    assert error < 1e-20
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_linear_coefficients_are_those_of_least_squares(degree):
+    problem = SpectralProblem.from_prompts(PROMPTS, PROMPTS.query.ys)
+    largest = problem.eigenvalues.max().item()
+    basis = polynomials(degree, largest)
+    values = basis(problem.eigenvalues).numpy()
+    z = 2 * problem.eigenvalues.numpy() / largest - 1
+    for k in range(degree):
+        np.testing.assert_allclose(values[..., k], np.cos(k * np.arccos(np.clip(z, -1, 1))), atol=1e-7)
+    powers = np.stack([problem.eigenvalues.numpy() ** k for k in range(degree)], -1)
+    design = np.einsum("pxk,pxy->pyk", powers, problem.contributions.numpy()).reshape(-1, degree)
+    best, *_ = np.linalg.lstsq(design, problem.targets.numpy().ravel(), rcond=None)
+    coefficients = problem.linear(basis)
+    assert coefficients.shape == (degree,)
+    np.testing.assert_allclose(values @ coefficients.numpy(), powers @ best, atol=1e-8)  # the same function
+
+
+def test_hats_are_a_partition_of_unity_that_interpolates():
+    knots = torch.tensor([0.0, 0.5, 2.0, 3.5], dtype=torch.float64)
+    basis = hats(knots)
+    torch.testing.assert_close(basis(knots), torch.eye(4, dtype=torch.float64))
+    at = torch.linspace(-1, 6, 57, dtype=torch.float64).reshape(3, 19)
+    values = basis(at)
+    assert values.shape == (3, 19, 4)
+    assert (values >= 0).all()
+    torch.testing.assert_close(values.sum(-1), torch.ones_like(at))
+    heights = torch.tensor([1.0, -2.0, 0.3, 5.0], dtype=torch.float64)
+    expected = np.interp(at.numpy(), knots.numpy(), heights.numpy())  # constant outside as well
+    np.testing.assert_allclose((values @ heights).numpy(), expected, atol=1e-12)
+
+
+def test_momentum_is_that_of_the_algorithm_step_by_step():
+    prompts = DOUBLE.sample(20, seed=0, dtype=torch.float64)
+    for steps in (1, 2, 5):
+        learner = SpectralLearner(lambda s, k=steps: momentum_filter(s, k, 0.1, 0.4), "momentum")
+        expected = ResidualDescent(steps, step_size=0.1, momentum=0.4).predict(prompts)
+        torch.testing.assert_close(learner.predict(prompts), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("matrix", "constant"), [(MATRIX, False), (AFFINE, True)])
+def test_descent_on_features_is_a_plain_loop(matrix, constant):
+    prompts = DOUBLE.sample(5, seed=1, dtype=torch.float64)
+    predicted = descend_on_features(prompts, matrix=matrix, steps=3, constant=constant)
+    for i, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
+        features = np.hstack([np.ones((len(xs), 1)), xs]) if constant else xs
+        weights = np.zeros((features.shape[1], 2))
+        for _ in range(3):
+            errors = ys[:-1] - features[:-1] @ weights
+            weights = weights + matrix.numpy() @ (features[:-1].T @ errors) / (len(xs) - 1)
+        np.testing.assert_allclose(predicted[i].numpy(), features[-1] @ weights, atol=1e-12)

@@ -1,19 +1,22 @@
-"""Regrets, and losses on shifted prompts, against plain loops."""
+"""Regrets, losses on shifted prompts, use of the context, and tuned descent, against plain loops."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mechicl import algorithms, viz
-from mechicl.analysis import measure_shifted_losses, regret
-from mechicl.analysis.behaviour import Regret
-from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
+from mechicl import algorithms, constructions
+from mechicl.analysis import Lens, align, measure_forgetting, measure_order_sensitivity, measure_shifted_losses, regret
+from mechicl.analysis.behaviour import measure_outside_span, tuned_clipped_descent, tuned_descent
+from mechicl.analysis.behaviour.tuned_descent import ClippedDescent
+from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
-from mechicl.statistics import interval, load_result
+from mechicl.statistics import interval, ratio_interval
 from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities
+from tests.analysis.behaviour.conftest import Bare
 
 NOISY = LinearRegression(x_dim=2, n_context=5, noise_std=0.5)
 
@@ -37,7 +40,6 @@ def test_regret_on_points_is_that_of_a_plain_loop():
             assert math.isclose(result.regret()[t, i].item(), ys[t] ** 2 - best, abs_tol=1e-9)
     assert str(result.curve()[2]) == str(interval(result.regret()[2]))
     assert str(result.mean()) == str(interval(result.regret().mean(0)))
-    assert str(result.last()) == str(interval(result.regret()[-1]))
 
 
 def test_the_best_learner_has_no_regret_and_no_other_less():
@@ -100,30 +102,6 @@ def test_losses_of_classes():
     assert (errors.losses[errors.learner] == 0.75).all()
 
 
-def test_the_table_the_text_the_file_and_the_picture(tmp_path):
-    result = regret(AlgorithmLearner(nothing), NOISY, n_prompts=50)
-    table = result.to_dataframe()
-    assert list(table.columns) == ["learner", "points", "loss", "regret", "low", "high"]
-    assert len(table) == 6 * 3
-    assert table.regret[0] == pytest.approx(result.curve()[0].mean)
-    assert "squared error" in str(result)
-    assert "after 5" in str(result)
-    loaded = load_result(result.save(tmp_path / "regret"))
-    assert isinstance(loaded, Regret)
-    assert torch.equal(loaded.regret("ols"), result.regret("ols"))
-    figure: Any = viz.plot(result)
-    drawn = {trace.name: trace for trace in figure.data if trace.name}
-    assert list(drawn[result.learner].y) == pytest.approx([each.mean for each in result.curve()])
-    assert set(drawn) >= {result.learner, "ols"}
-    assert "bayes" in figure.layout.title.text
-
-
-def test_further_learners():
-    zero = AlgorithmLearner(nothing)
-    result = regret(zero, NOISY, also={"nothing": zero}, n_prompts=10)
-    assert torch.equal(result.regret("nothing"), result.regret())
-
-
 SMALL = LinearRegression(x_dim=3, n_context=4)
 STEP = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.4})
 HALF = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.2})
@@ -142,13 +120,147 @@ def test_losses_are_those_of_prompts_scaled_by_hand(scaled):
             np.testing.assert_allclose(result.squared_errors[0, i, j], expected, rtol=2e-5, atol=1e-7)
 
 
-def test_ratio_and_its_interval():
-    result = measure_shifted_losses({"gd": STEP, "half": HALF}, SMALL, [1.0, 1.5], n_prompts=2000)
-    means = result.mean()
-    for i, ratio in enumerate(result.ratio("half", "gd")):
-        assert ratio.mean == pytest.approx((means[1, i] / means[0, i]).item())
-        a, b = (result.squared_errors[k, i].numpy() for k in (1, 0))
-        generator = np.random.default_rng(0)
-        draws = [generator.integers(0, 2000, 2000) for _ in range(400)]
-        bootstrap = np.std([a[d].mean() / b[d].mean() for d in draws])
-        assert ratio.half_width == pytest.approx(1.96 * bootstrap, rel=0.2)
+def test_ratio_is_that_of_means_over_the_same_prompts():
+    result = measure_shifted_losses({"gd": STEP, "half": HALF}, SMALL, [1.0, 1.5], n_prompts=200)
+    expected = [ratio_interval(result.squared_errors[1, i], result.squared_errors[0, i]) for i in range(2)]
+    assert result.ratio("half", "gd") == expected
+    assert [each.mean for each in expected] == pytest.approx((result.mean()[1] / result.mean()[0]).tolist())
+
+
+# ---- use of the context ----
+
+
+CONTEXTS = LinearRegression(x_dim=4, n_context=6, inputs="gaussian", noise_std=0.2)
+PROMPTS = CONTEXTS.sample(30, seed=0, dtype=torch.float64)
+ONLINE = AlgorithmLearner(algorithms.online_gradient_descent)
+MODEL = HookedTransformer(
+    TransformerConfig(
+        x_dim=4, n_context=6, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=12, d_mlp=24,
+        attention="softmax", normalization_type="LN", initializer_range=0.4, dtype="float64",
+    ), seed=5,
+).eval()  # fmt: skip
+
+
+def test_online_gradient_descent_forgets_all_but_the_last_point():
+    errors = measure_forgetting(ONLINE, PROMPTS)
+    assert errors.gaps == [5, 4, 3, 2, 1, 0]
+    assert errors.squared_errors[-1].max() < 1e-20  # fitted exactly as it passes
+    assert errors.to_dataframe()["squared_errors_low"][0] > 0
+    for p in range(3):
+        w = np.zeros((4, 1))
+        for x, y in zip(PROMPTS.xs[p, :-1].numpy(), PROMPTS.ys[p, :-1].numpy(), strict=True):
+            w = w - x[:, None] @ (x[None] @ w - y) / (x @ x)
+        expected = ((PROMPTS.xs[p, :-1].numpy() @ w - PROMPTS.ys[p, :-1].numpy()) ** 2)[:, 0]
+        np.testing.assert_allclose(errors.squared_errors[:, p].numpy(), expected, atol=1e-12)
+
+
+def test_forgetting_of_a_model_is_that_of_separate_prompts():
+    expected = measure_forgetting(Bare(MODEL), PROMPTS).squared_errors
+    for learner in (Lens(MODEL), MODEL):
+        torch.testing.assert_close(measure_forgetting(learner, PROMPTS, memory=7 * 2e5).squared_errors, expected)
+
+
+def test_order_does_not_matter_to_batch_learners_and_does_to_online_ones():
+    for algorithm, options in (("gradient_descent", {"steps": [5], "step_size": 0.05}), ("newton", {"steps": [3]})):
+        learner = AlgorithmLearner(getattr(algorithms, algorithm), options)
+        assert measure_order_sensitivity(learner, PROMPTS).relative().mean < 1e-20
+    sensitivity = measure_order_sensitivity(ONLINE, PROMPTS, n_orders=5, seed=3)
+    assert sensitivity.relative().low > 0.01
+    answers = np.stack([ONLINE.predict(PROMPTS.permuted(seed=3 + i))[:, 0].numpy() for i in range(5)])
+    np.testing.assert_allclose(sensitivity.variance.numpy(), answers.var(0, ddof=1), rtol=1e-9)
+    np.testing.assert_allclose(sensitivity.signal.numpy(), (answers**2).mean(0), rtol=1e-9)
+
+
+def test_weights_of_newton_stay_in_the_span_and_those_of_a_random_model_do_not():
+    newton = measure_outside_span(AlgorithmLearner(algorithms.newton, {"steps": [1, 6]}), PROMPTS)
+    assert newton.share.shape == (2, 7, 30)
+    assert newton.share[:, 1:].max() < 1e-18
+    assert newton.share[:, 0].isnan().all()  # no points, no weights
+    random = measure_outside_span(Lens(MODEL), PROMPTS)
+    assert random.share[-1, 0].allclose(torch.ones(30, dtype=torch.float64))
+    assert random.share[-1, 1:4].min() > 1e-6
+    assert random.share[:, 4:].max() < 1e-18  # four points span all four dimensions
+    weights = Lens(MODEL).trajectory(PROMPTS, with_weights=True).weights
+    assert weights is not None
+    weights = weights[-1, 7, 2]
+    q, _ = np.linalg.qr(PROMPTS.xs[7, :2].numpy().T)
+    outside = weights.numpy() - q @ (q.T @ weights.numpy())
+    assert random.share[-1, 2, 7].item() == pytest.approx((outside**2).sum() / (weights**2).sum().item())
+    assert random.by_point()[2].mean == pytest.approx(random.share[-1, 2].mean().item())
+
+
+def test_repeated_points_span_no_more_than_one():
+    lens, xs = Lens(MODEL), PROMPTS.xs.clone()
+    xs[:, 1] = xs[:, 0]
+    repeated = type(PROMPTS)(xs, PROMPTS.ys)
+    weights = lens.trajectory(repeated, with_weights=True).weights
+    assert weights is not None
+    weights = weights[-1, :, 2, :, 0]
+    inside = (weights * xs[:, 0]).sum(1) ** 2 / weights.square().sum(1) / xs[:, 0].square().sum(1)
+    torch.testing.assert_close(measure_outside_span(lens, repeated).share[-1, 2], 1 - inside)
+
+
+# ---- tuned descent ----
+
+
+THREE_INPUTS = LinearRegression(x_dim=3, n_context=4)
+
+
+def in_a_plain_loop(prompts, sizes, gammas, clip):
+    predicted = []
+    for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
+        tokens = np.concatenate([xs, ys], axis=1)
+        tokens[-1, -1] = 0.0
+        for a, gamma in zip(sizes, gammas, strict=True):
+            rates = np.array([gamma] * xs.shape[1] + [a])
+            moved = [token - rates * sum((token[:-1] @ t[:-1]) * t for t in tokens[:-1]) for token in tokens]
+            tokens = np.clip(np.stack(moved), -clip, clip)
+        predicted.append([-tokens[-1, -1]])
+    return torch.tensor(predicted, dtype=torch.float64)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 1000),
+    st.lists(st.tuples(st.floats(0, 3), st.floats(0, 2)), min_size=1, max_size=4),
+    st.floats(0.05, 20),
+)
+def test_clipped_descent_is_a_loop_on_tokens(seed, parameters, clip):
+    prompts = THREE_INPUTS.sample(3, seed=seed, dtype=torch.float64)
+    sizes, gammas = zip(*parameters, strict=True)
+    learner = ClippedDescent(sizes, gammas, clip, {})
+    torch.testing.assert_close(learner.predict(prompts), in_a_plain_loop(prompts, sizes, gammas, clip))
+
+
+def test_clipped_descent_is_the_construction_with_a_clip():
+    prompts = LinearRegression(x_dim=3, n_context=4, input_scale=4.0).sample(20, seed=0, dtype=torch.float64)
+    made = constructions.gd_plus_plus(x_dim=3, n_context=4, step_size=[0.5, 1.0], gamma=[0.2, 0.1], steps=2)
+    layers = HookedTransformer(made.cfg.replace(token_clip=2.0))
+    layers.load_state_dict(made.state_dict())
+    learner = ClippedDescent([0.5, 1.0], [0.2, 0.1], 2.0, {})
+    assert (learner.predict(prompts).abs() == 2).any()
+    torch.testing.assert_close(learner.predict(prompts), layers.double().predict(prompts))
+    assert align(layers.double(), learner, prompts).sensitivity_cosine.nan_to_num(1).min() > 1 - 1e-6
+    torch.testing.assert_close(learner.predict_prefixes(prompts)[:, -1], learner.predict(prompts))
+
+
+@pytest.mark.parametrize("per_step", [False, True])
+def test_a_clip_that_nothing_reaches_changes_nothing(per_step):
+    prompts = LinearRegression().sample(600, seed=1, dtype=torch.float64)
+    with_clip = tuned_clipped_descent(prompts, 2, 1e6, gamma=True, per_step=per_step)
+    without = tuned_descent(prompts, 2, gamma=True, per_step=per_step)
+    assert squared_errors(with_clip, prompts).mean() <= squared_errors(without, prompts).mean() * 1.01
+    assert set(with_clip.hyperparameters) == set(without.hyperparameters)
+    plain, expected = tuned_clipped_descent(prompts, 1, 1e6), tuned_descent(prompts, 1)
+    a, b = (learner.hyperparameters["step_size"] for learner in (plain, expected))
+    assert a == pytest.approx(b, rel=1e-2)
+    assert plain.gammas == [0.0]
+
+
+def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_on():
+    task = LinearRegression()
+    fresh = task.sample(10_000, seed=99, dtype=torch.float64)
+    plain = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3)
+    deep = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3, gamma=True, per_step=True)
+    losses = [(each.predict(fresh) - fresh.query.ys).square().mean().item() for each in (deep, plain)]
+    assert losses[0] < losses[1]

@@ -1,17 +1,26 @@
-"""Interchange on models whose algorithm is known, on others, and on models of other kinds."""
+"""Interchange, hypotheses and learned subspaces on models whose algorithm is known, and on others."""
 
 import dataclasses
+import itertools
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from scipy.linalg import subspace_angles
 from torch import Tensor, nn
 
-from mechicl import wrap
-from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, QueryDescent, ResidualDescent, RidgePath
-from mechicl.analysis.causes import INTERVENTIONS, interchange, sample_sources
+from mechicl import analysis, wrap
+from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, QueryDescent, ResidualDescent, RidgePath, query_of
+from mechicl.algorithms.stepwise.counterfactuals import Place
+from mechicl.analysis.causes import INTERVENTIONS, SubspaceSearch, fit_subspace, interchange, sample_sources
+from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
+from mechicl.analysis.causes.hypotheses import _rising_steps, candidate_algorithms, reads_ahead
 from mechicl.analysis.causes.interchange import interchange_each
-from mechicl.constructions import gradient_descent, known_models
+from mechicl.constructions import gd_plus_plus, gradient_descent, hide, known_models
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.stream_runs import StreamRuns, record_streams
 from mechicl.prompts import Prompts
 from mechicl.statistics import load_result
 from mechicl.tasks import LinearRegression
@@ -145,12 +154,8 @@ def test_two_steps_in_one_block_of_a_users_module():
 def test_the_table_the_text_and_the_saved_result(model, tmp_path):
     result = interchange(model, Hypothesis(THREE), *ends(), progress=False)
     again = load_result(result.save(tmp_path / "interchange"))
-    assert again.score == result.score
-    table = again.to_dataframe()
-    assert table["r2"].min() > 0.999
-    assert table[table["intervention"] == "context exchanged"]["moved"].iloc[0] > 0.1
-    assert "effects explained" in str(result)
-    assert "weakest" in result._repr_html_()
+    assert (again.score, str(again)) == (result.score, str(result))
+    assert again.to_dataframe()["r2"].min() > 0.999
     assert str(result.cells[1]) == "query exchanged after 1 layer"
 
 
@@ -184,9 +189,322 @@ def test_effects_are_their_formula_for_each_kind(model):
     assert result.explained(["prediction"]).mean == pytest.approx(0.0)  # nothing is done
 
 
-def test_batches_do_not_change_the_result(model):
-    prompts, sources = ends()
-    whole = interchange(model, Hypothesis(THREE), prompts, sources, progress=False)
-    parts = interchange(model, Hypothesis(THREE), prompts, sources, memory=300_000, progress=False)
-    torch.testing.assert_close(whole.predictions, parts.predictions)
-    torch.testing.assert_close(whole.expected, parts.expected)
+# ---- hypotheses ----
+
+
+FOUR_INPUTS = LinearRegression(x_dim=4, n_context=12)
+SIZES: dict[str, Any] = {"x_dim": 4, "n_context": 12}
+
+
+@pytest.fixture(scope="module")
+def ranked():
+    model = hide(gd_plus_plus(**SIZES, steps=3, step_size=(0.2, 0.5, 1.5), gamma=(0.08, 0.3, 0.5)), seed=1).model
+    return rank_hypotheses(model, FOUR_INPUTS, n_prompts=64, with_likeness=False, progress=False)
+
+
+def test_the_algorithm_of_a_hidden_model_comes_first(ranked):
+    assert ranked.best.hypothesis == "GD++, 3 steps, parameters for each"
+    assert ranked.best.effects.mean > 0.99
+    assert ranked.best in ranked.supported
+    assert ranked.schedules[0] == ((0, 0), (1, 1), (2, 2), (3, 3))
+    others = ranked.to_dataframe().iloc[1:]
+    assert others["effects"].max() < ranked.best.effects.low
+
+
+def test_newtons_method_comes_first_in_its_own_model():
+    known = next(known for known in known_models() if known.name == "Newton, 3 iterations")
+    result = rank_hypotheses(known.model, known.task, n_prompts=24, with_likeness=False, progress=False)
+    assert result.best.hypothesis == "Newton, 3 iterations, answered at the end"
+    assert result.best.score.mean > 0.99
+
+
+def test_the_nearest_family_by_predictions_is_reported_too(ranked, tmp_path):
+    model = gradient_descent(**SIZES, step_size=0.2, steps=2)
+    hypotheses = [Hypothesis(kind(2, step_size=0.2)) for kind in (QueryDescent, ResidualDescent)]
+    result = rank_hypotheses(model, FOUR_INPUTS, hypotheses, n_prompts=64, progress=False)
+    assert result.best.hypothesis == ResidualDescent(2, step_size=0.2).name
+    assert result.likeness.startswith("gradient descent, 2 steps")
+    assert "nearest by predictions" in str(result)
+    again = load_result(ranked.save(tmp_path / "test"))
+    assert again.to_dataframe().equals(ranked.to_dataframe())
+
+
+def test_a_schedule_is_the_best_of_all_that_rise():
+    generator = torch.Generator().manual_seed(0)
+    predicted, expected = (torch.randn(n, 2, 5, 1, generator=generator, dtype=torch.float64) for n in (3, 5))
+
+    def cost(steps) -> float:
+        total = 0.0
+        for layer, step in enumerate(steps):
+            for ask in range(2):
+                model, algorithm = predicted[layer, ask], expected[step, ask]
+                total += ((model - algorithm).norm() ** 2 / (model.norm() ** 2 + algorithm.norm() ** 2)).item()
+        return total
+
+    rising = [s for s in itertools.product(range(5), repeat=3) if list(s) == sorted(s)]
+    assert tuple(_rising_steps(predicted, expected)) == min(rising, key=cost)
+
+
+def test_a_hypothesis_that_covers_fewer_layers_ranks_lower():
+    model = gradient_descent(**SIZES, step_size=0.2, steps=3)
+    whole = Hypothesis(ResidualDescent(3, step_size=0.2), name="layer by layer")
+    part = Hypothesis(ResidualDescent(3, step_size=0.2), schedule=((0, 0), (2, 2), (3, 3)), name="two at once")
+    ends = Hypothesis(ResidualDescent(3, step_size=0.2), schedule=((0, 0), (3, 3)), name="the end alone")
+    result = rank_hypotheses(model, FOUR_INPUTS, [ends, part, whole], n_prompts=16, with_likeness=False, progress=False)
+    assert [test.hypothesis for test in result.tests] == ["layer by layer", "two at once", "the end alone"]
+    assert result.to_dataframe()["layers_covered"].tolist() == [1.0, 0.5, 0.0]
+    assert [test.hypothesis for test in result.supported] == ["layer by layer", "two at once"]
+
+
+def test_causal_points_have_causal_candidates():
+    task = LinearRegression(x_dim=2, n_context=6)
+    prompts = task.sample(300, seed=0, dtype=torch.float64)
+    truth = ResidualDescent(3, step_size=(0.1, 0.2, 0.3), gamma=(0.02, 0.05, 0.0), causal=True)
+    after = torch.stack([truth.read(query_of(state)) for state in truth.states(prompts)[1:]])
+    candidates = candidate_algorithms(prompts, after, causal=True)
+    named = candidates["GD++, 3 steps, parameters for each, each point from its past"]
+    assert isinstance(named, ResidualDescent)
+    assert named.causal
+    assert named.step_sizes == pytest.approx((0.1, 0.2, 0.3), rel=1e-4)
+    assert named.gammas[:2] == pytest.approx((0.02, 0.05), rel=1e-3)
+    whole = [name for name, algorithm in candidates.items() if not algorithm.causal and "in the context" in name]
+    assert whole == ["preconditioned gradient descent, 1 step, residuals in the context"]  # no point reads them
+
+
+def test_points_that_read_later_ones_are_detected():
+    prompts = FOUR_INPUTS.sample(4, seed=0, dtype=torch.float64)
+    ahead = gradient_descent(**SIZES, step_size=0.2, steps=2)
+    assert reads_ahead(ModelAdapter(ahead), prompts, 1)
+    config = TransformerConfig(**SIZES, n_layers=2, d_model=8, n_heads=1, prompt_format="interleaved", read_in="linear")
+    assert not reads_ahead(ModelAdapter(HookedTransformer(config).eval()), prompts, 2)
+
+
+# ---- errors ----
+
+
+PROMPTS = TASK.sample(6, seed=0, dtype=torch.float64)
+SOURCES = analysis.sample_sources(TASK, PROMPTS, seed=1)
+KNOWN = {known.name: known for known in known_models()}
+TWO, FOUR = (KNOWN[f"gradient descent, {n} steps"] for n in (2, 4))
+SMALL = ResidualDescent(2, step_size=0.1)
+HUGE = [Prompts(1e80 * each.xs, each.ys) for each in (PROMPTS, SOURCES)]
+FEW: dict[str, Any] = {"n_fitting": 8, "n_prompts": 8, "iterations": 1, "restarts": 0, "progress": False}
+
+
+def exchange(hypothesis=TWO.hypothesis, prompts=PROMPTS, sources=SOURCES, model: Any = TWO.model, **options: Any):
+    return analysis.interchange(model, hypothesis, prompts, sources, progress=False, **options)
+
+
+def fit(variables: Any = "residual", hypothesis=FOUR.hypothesis, model: Any = FOUR.model, **options: Any):
+    return analysis.fit_subspace(model, hypothesis, variables, TASK, **(FEW | options))
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: exchange(sources=TASK.sample(6, seed=1, dtype=torch.float64)), "sources must have the prompts' quer"),
+        (lambda: exchange(FOUR.hypothesis), "ends after 4 layers, and the model has 2"),
+        (lambda: exchange(sources=SOURCES[:5]), "same shape"),
+        (lambda: exchange(point=20), "point must be"),
+        (lambda: exchange(interventions=["head exchanged"]), "'head exchanged'"),
+        (lambda: exchange(prompts=HUGE[0], sources=HUGE[1]), "predictions are not all finite"),
+        (lambda: exchange(Hypothesis(ResidualDescent(2, step_size=1e200))), "not finite after [12] steps"),
+        (lambda: exchange(sources=PROMPTS), "the same for all prompts and their sources"),
+        (lambda: exchange(Hypothesis(SMALL, subspaces={"x": torch.eye(4, 2).double()})), "4 rows, and the stream 6"),
+        (lambda: exchange(prompts=PROMPTS.prefix(0), sources=SOURCES.prefix(0)), "n_context must be 1 or more"),
+        (lambda: interchange_each(TWO.model, [], PROMPTS, SOURCES), "no hypotheses"),
+        (lambda: analysis.test_hypotheses(TWO.model, TASK, [Hypothesis(SMALL)] * 2), "called 'gradient descent, 2"),
+        (lambda: analysis.test_hypotheses(TWO.model, TASK.replace(n_context=0)), "n_context"),
+        (lambda: candidate_algorithms(PROMPTS, torch.full((2, 6, 1), torch.nan)), "not finite"),
+        (lambda: fit("velocity"), r"not \['velocity'\]"),
+        *[(lambda dims=dims: fit(dims=dims), "dims must rise") for dims in ((), (0, 1), (2, 1), (1, 1))],
+        (lambda: fit(hypothesis=Hypothesis(SMALL, ((0, 0), (2, 1), (4, 2))), layers=1), r"\[0, 2, 4\]; got \[1\]"),
+        (lambda: fit(hypothesis=Hypothesis(SMALL), layers=1), "ends after 2 layers"),
+        (lambda: fit("x"), "does not change the prediction"),  # the sources have the same queries
+        (lambda: fit(untrained=TWO.model), r"untrained model has \(layers, d_model\) = \(2, 6\)"),
+        (lambda: fit(layers=2, dims=(1, 2)).subspace(2, 3), "dim must be one of 1, 2; got 3"),
+        (lambda: fit(layers=2, dims=1).r2(2, 1, "twin"), "search must be one of 'model', .*; got 'twin'"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument_or_the_cause(call, named):
+    with pytest.raises((ValueError, TypeError), match=named):
+        call()
+
+
+# ---- subspaces ----
+
+
+QUICK: dict[str, Any] = {"n_fitting": 32, "n_prompts": 32, "iterations": 15, "progress": False}
+HIDDEN = {known.name.removesuffix(", hidden"): known for known in known_models(hidden=True)}
+
+
+def degrees(result: SubspaceSearch, layer: int, columns: torch.Tensor) -> float:
+    learned = result.subspace(layer, columns.shape[1])
+    return float(subspace_angles(learned.numpy(), columns.numpy()).max()) * 180 / torch.pi
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "variable", "place"),
+    [
+        ("gradient descent, 2 steps", 1, "residual", "query"),
+        ("gradient descent, 4 steps", 2, "residual", "context"),
+        ("GD++, 3 steps", 1, "x", "context"),
+        ("preconditioned gradient descent, 3 steps", 1, "residual", "context"),
+        ("Newton, 3 iterations", 2, "inverse times x", "context"),
+        ("copying, then gradient descent, 3 steps", 2, "residual", "context"),  # targets have separate tokens
+    ],
+)
+def test_planted_variables_are_found_where_they_lie(name, layer, variable, place):
+    known = HIDDEN[name]
+    columns = known.hypothesis.subspaces.get(variable, torch.zeros(0, 1))
+    dim = columns.shape[1]
+    options: dict[str, Any] = {"place": place, "layers": layer, "dims": dim, "restarts": 0, **QUICK}
+    result = fit_subspace(known.model, known.hypothesis, variable, known.task, **options)
+    assert result.r2(layer, dim).mean > 0.999
+    assert result.rest_r2(layer, dim).mean > 0.99
+    assert not len(columns) or degrees(result, layer, columns) < 1
+    for control in ("random targets", "untrained model"):
+        assert result.r2(layer, dim, control).mean < 0.3
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "variable", "layer", "dim"),
+    [
+        (Hypothesis(ResidualDescent(3, step_size=STEP_SIZE, momentum=0.5)), "velocity", 1, 1),
+        (Hypothesis(NewtonSteps(1), schedule=((0, 0), (1, 1), (2, 2), (3, 3))), "inverse times x", 2, 5),
+    ],
+)
+def test_absent_variables_are_not_found(hypothesis, variable, layer, dim):
+    model = hide(gradient_descent(x_dim=5, n_context=20, step_size=STEP_SIZE, steps=3), seed=1).model
+    few: dict[str, Any] = QUICK | {"n_fitting": 24, "n_prompts": 24, "restarts": 0, "iterations": 8}
+    result = fit_subspace(model, hypothesis, variable, TASK, place="context", layers=layer, dims=dim, **few)
+    assert min(result.r2(layer, dim).mean, result.rest_r2(layer, dim).mean) < 0.5
+
+
+def test_too_few_directions_do_not_carry_it():
+    known = HIDDEN["GD++, 2 steps"]
+    result = fit_subspace(
+        known.model, known.hypothesis, "x", known.task, place="context", dims=(1, 3, 5), restarts=0, **QUICK
+    )
+    one, three, five = (result.r2(1, dim) for dim in result.dims)
+    assert one.mean < three.mean < 0.95
+    assert three.high < five.low
+    assert five.mean > 0.999
+
+
+def test_distances_are_those_of_exchanges_made_by_hand():
+    model = gradient_descent(x_dim=5, n_context=20, step_size=STEP_SIZE, steps=2)
+    hypothesis = Hypothesis(ResidualDescent(2, step_size=STEP_SIZE))
+    few: dict[str, Any] = QUICK | {"iterations": 3}
+    result = fit_subspace(model, hypothesis, "residual", TASK, place="context", dims=2, **few)
+    basis = result.subspace(1, 2)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(2).double())
+    prompts = TASK.sample(32, seed=2, dtype=torch.float64)  # those that are held out
+    sources = sample_sources(TASK, prompts, seed=3)
+    for i in range(4):
+        streams, residuals = [], []
+        for each in (prompts[i : i + 1], sources[i : i + 1]):
+            x, y = each.xs[0], torch.cat([each.ys[0, :-1], torch.zeros(1, 1).double()])
+            y = y - STEP_SIZE * x @ x[:-1].T @ y[:-1]
+            streams.append(torch.cat([x, y], dim=1))
+            residuals.append(y)
+
+        def finish(xs, ys):
+            return -(ys - STEP_SIZE * xs @ xs[:-1].T @ ys[:-1])[-1]
+
+        base, other = streams
+        unchanged = finish(base[:, :5], base[:, 5:])
+        foretold = finish(base[:, :5], torch.cat([residuals[1][:-1], residuals[0][-1:]])) - unchanged
+        moved = (other - base) @ basis @ basis.T
+        for errors, difference in ((result.errors, moved), (result.rest_errors, other - base - moved)):
+            exchanged = torch.cat([(base + difference)[:-1], base[-1:]])
+            change = finish(exchanged[:, :5], exchanged[:, 5:]) - unchanged
+            if errors is result.errors:
+                assert errors[0, 0, 0, i].item() == pytest.approx((change - foretold).square().item(), abs=1e-9)
+            else:  # all other variables: the inputs
+                by_x = finish(torch.cat([other[:-1, :5], base[-1:, :5]]), base[:, 5:]) - unchanged
+                assert errors[0, 0, 0, i].item() == pytest.approx((change - by_x).square().item(), abs=1e-9)
+        assert result.changes[0, 0, i].item() == pytest.approx(foretold.square().item(), abs=1e-9)
+    r2 = 1 - result.errors[0, 0, 0].mean() / result.changes[0, 0].mean()
+    assert result.r2(1, 2).mean == pytest.approx(r2.item())
+
+
+def small_transformer() -> HookedTransformer:
+    config = TransformerConfig(
+        x_dim=3, n_context=6, n_layers=3, d_model=12, n_heads=2, d_mlp=24, prompt_format="interleaved", dtype="float64",
+        attention="softmax", normalization_type="LN", initializer_range=0.4, read_in="linear",
+    )  # fmt: skip
+    return HookedTransformer(config, seed=1).eval()
+
+
+def test_exchanges_and_their_derivatives_are_those_of_whole_passes():
+    model, task = small_transformer(), LinearRegression(x_dim=3, n_context=6)
+    prompts = task.sample(5, seed=0, dtype=torch.float64)
+    adapter = ModelAdapter(model)
+    tokens = [adapter.encode(each) for each in (prompts, sample_sources(task, prompts, seed=1))]
+    base, source = (record_streams(adapter, each) for each in tokens)
+    runs = StreamRuns(adapter, tokens[0], base, source)
+    basis = torch.linalg.qr(torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    places: tuple[Place, ...] = ("query", "context")
+    for layer in (0, 2, 3):
+        for place in places:
+            for rest in (False, True):
+                leaf = basis.clone().requires_grad_()
+                predicted = runs.exchange(layer, place, leaf, rest=rest)
+                assert predicted.requires_grad
+                torch.autograd.gradcheck(partial(runs.exchange, layer, place, rest=rest), leaf, fast_mode=True)
+                where = slice(-1, None) if place == "query" else slice(0, -1)
+                streams = base[layer].clone()
+                moved = (source[layer] - streams)[:, where]
+                inside = moved @ basis @ basis.T
+                streams[:, where] += moved - inside if rest else inside
+                whole = model(streams, start_at_layer=layer)
+                torch.testing.assert_close(predicted.detach(), model.decode(whole)[:, -1])
+    assert not runs.exchange(1, "query", basis).requires_grad
+
+
+def test_the_whole_stream_is_the_exchange_of_everything():
+    model, task = small_transformer(), LinearRegression(x_dim=3, n_context=6)
+    hypothesis = Hypothesis(ResidualDescent(3, step_size=0.1))
+    result = fit_subspace(model, hypothesis, "residual", task, layers=(1, 3), dims=12, **QUICK)
+    prompts = task.sample(32, seed=2, dtype=torch.float64)
+    sources = sample_sources(task, prompts, seed=3)
+    asked = interchange(model, hypothesis, prompts, sources, interventions=["query exchanged"], progress=False)
+    moved, foretold = asked.predictions - asked.base, asked.expected - asked.expected_base
+    torch.testing.assert_close(result.errors[0, 0, 0], (moved - foretold)[0].square().mean(0))
+    torch.testing.assert_close(result.rest_errors[0, 0, 0], torch.zeros(32).double())
+    assert result.searches == ("model", "random targets", "untrained model")
+
+
+def test_wrapped_models_are_searched_through_their_hooks():
+    model = wrap(TwoStepsABlock().eval(), encode="paired", decode=lambda out: out, layers="blocks.{}")
+    hypothesis = Hypothesis(ResidualDescent(4, step_size=STEP_SIZE), schedule=((0, 0), (1, 2), (2, 4)))
+    result = fit_subspace(model, hypothesis, "residual", TASK, place="context", dims=1, restarts=0, **QUICK)
+    assert result.searches == ("model", "random targets")
+    assert result.steps == (2,)
+    assert result.r2(1, 1).mean > 0.999
+    assert abs(result.subspace(1, 1)[-1].item()) == pytest.approx(1, abs=1e-4)
+
+
+def test_variables_are_read_off_each_token_of_a_point_alone_too():
+    known = HIDDEN["previous token, then induction"]  # whose second tokens hold copies of the first ones
+    few: dict[str, Any] = QUICK | {"n_fitting": 48, "iterations": 1, "restarts": 0}
+    result = fit_subspace(
+        known.model, known.hypothesis, "x, target", known.task, place="context", layers=1, dims=5, **few
+    )
+    assert result.variables == ("x", "target")
+    assert result.r2(1, 5).mean > 0.8
+    assert result.rest_r2(1, 5).mean > 0.8
+
+
+def test_the_table_and_the_saved_result(tmp_path):
+    known = HIDDEN["gradient descent, 2 steps"]
+    few: dict[str, Any] = QUICK | {"iterations": 2, "restarts": 0}
+    result = fit_subspace(known.model, known.hypothesis, "residual", known.task, dims=(1, 10), **few)
+    again = load_result(result.save(tmp_path / "search"))
+    assert (again.r2(1, 10), str(again)) == (result.r2(1, 10), str(result))
+    torch.testing.assert_close(again.subspace(1, 10).T @ again.subspace(1, 10), torch.eye(10).double())
+    table = again.to_dataframe()
+    row = table[(table["search"] == "untrained model") & (table["dim"] == 1)].iloc[0]
+    assert row["rest_r2"] == result.rest_r2(1, 1, "untrained model").mean
+    assert 1 - result.intervals()["errors"].mean == pytest.approx(table["r2"].mean())

@@ -1,26 +1,35 @@
-"""Circuits as results: saved and loaded, as text, tables and graphs."""
+"""Circuits as results, compared as sets, and their edges by scores."""
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
-from mechicl.analysis.circuits import EMBEDDING, Circuit, Edge, Node
-from mechicl.statistics import interval, load_result, ratio_interval
+from mechicl.analysis.circuits import EMBEDDING, Circuit, Edge, EdgeScores, Node, compare_circuits
+from mechicl.analysis.circuits.circuit_comparison import Kind, order_edges
+from mechicl.analysis.circuits.cuts import between_ends
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edge_graph import EdgeGraph
+from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.parts import record_writes
+from mechicl.statistics import interval, load_result
+from tests.analysis.interventions.oracles import inputs, model_of
 
 FIRST, SECOND, MLP = Node(0, 2), Node(1, 0), Node(1)
 NODES = (FIRST, SECOND, MLP)
 EDGES = (
-    Edge(EMBEDDING, FIRST, "v"),
-    Edge(FIRST, SECOND, "q"),
-    Edge(FIRST, SECOND, "k"),
-    Edge(SECOND, MLP),
+    Edge(EMBEDDING, FIRST, "v"), Edge(FIRST, SECOND, "q"), Edge(FIRST, SECOND, "k"), Edge(SECOND, MLP),
     Edge(MLP, None),
-)
+)  # fmt: skip
 
 
 def circuit(nodes: Any = NODES, edges: Any = EDGES, n_prompts: int = 5, **changes: Any) -> Circuit:
@@ -48,31 +57,20 @@ SMALL: dict[str, tuple[tuple, tuple]] = {
 
 @pytest.mark.parametrize("kind", list(SMALL))
 @pytest.mark.parametrize("n_prompts", [1, 5])
-def test_circuits_are_saved_and_loaded(kind, n_prompts, tmp_path):
-    made = circuit(*SMALL[kind], n_prompts=n_prompts)
-    for loaded in (Circuit.load(made.save(tmp_path / kind)), load_result(tmp_path / kind)):
-        assert loaded.is_same_as(made)
-        assert loaded.nodes == made.nodes
-        assert loaded.edges == made.edges  # tuples of nodes within tuples of edges
-        for field in dataclasses.fields(Circuit):
-            before, after = getattr(made, field.name), getattr(loaded, field.name)
-            if isinstance(before, torch.Tensor):
-                assert_close(after, before, rtol=0, atol=0)
-            else:
-                assert after == before
-        assert str(loaded) == str(made)
-
-
-@pytest.mark.parametrize("kind", list(SMALL))
-@pytest.mark.parametrize("n_prompts", [1, 5])
-def test_small_circuits_print_and_are_tables_and_graphs(kind, n_prompts):
+def test_circuits_are_saved_and_loaded_and_are_text_tables_and_graphs(kind, n_prompts, tmp_path):
     nodes, edges = SMALL[kind]
-    made = circuit(nodes, edges, n_prompts=n_prompts)
+    made = circuit(nodes, edges, n_prompts=n_prompts, method="scrambled")  # a method of older versions
+    loaded = load_result(made.save(tmp_path / kind))
+    for field in dataclasses.fields(Circuit):
+        before, after = getattr(made, field.name), getattr(loaded, field.name)
+        if isinstance(before, torch.Tensor):
+            assert_close(after, before, rtol=0, atol=0)
+        else:  # tuples of nodes within tuples of edges too
+            assert after == before
+    assert str(loaded) == str(made)
     assert f"{len(edges)} edges; loss" in str(made)
     assert len(made.edge_list().splitlines()) == max(len(edges), 1)
-    assert (made.edge_list() == "no edges") == (not edges)
     assert len(made.to_dataframe()) == len(made.effects()) == len(made.minimality()) == len(nodes) + len(edges)
-    assert "<table>" in made._repr_html_()
     graph = made.to_networkx()
     assert set(graph.nodes) == {"embedding", "output", *map(str, nodes)}
     assert graph.number_of_edges() == len(edges)
@@ -98,68 +96,101 @@ def test_the_graph_has_the_parts_and_effects_of_the_circuit():
     assert "head 0.2" in "".join(nx.generate_graphml(graph))  # a format without None
 
 
-def test_effects_that_were_not_measured_are_left_out():
-    nan = torch.full((5, 5), torch.nan, dtype=torch.float64)
-    made = circuit(node_effects=nan[:3], edge_effects=nan)
-    assert made.effects() == made.minimality() == {}
-    assert made.to_dataframe()["effect"].isna().all()
-    assert list(made.to_dataframe()["part"]) == [*map(str, NODES), *map(str, EDGES)]
-    assert "effect" not in made.to_networkx().nodes["head 0.2"]
-    assert made.edge_list().splitlines()[0] == "embedding → head 0.2 (v)"
+# ---- comparisons ----
 
 
-def test_the_edge_list_goes_from_the_embedding_to_the_output_with_effects():
-    made = circuit(edges=EDGES[::-1])
-    lines = made.edge_list().splitlines()
-    assert [line.split("  ")[0] for line in lines] == [str(edge) for edge in EDGES]
-    for line, effect in zip(lines, made.edge_effects.flip(0), strict=True):
-        assert line.endswith(str(interval(effect)))
-    longest = max(len(str(edge)) for edge in EDGES)
-    assert all(line[: longest + 2].endswith("  ") and line[longest + 2] != " " for line in lines)  # one column
+KNOWN = [Node(layer, head) for layer in range(2) for head in (0, 1, None)]
+LINKS = [Edge(EMBEDDING, node, by) for node in KNOWN if node.head is not None for by in "qkv"]
+LINKS += [Edge(Node(0, 1), Node(0)), Edge(Node(0), Node(1, 0), "k"), Edge(EMBEDDING, None), Edge(Node(1), None)]
 
 
-def test_minimality_is_the_lost_share_of_the_whole_effect():
-    made = circuit()
-    shares = made.minimality()
-    gained = (made.ablated - made.full).mean()
-    for part, effect in zip((*NODES, *EDGES), (*made.node_effects, *made.edge_effects), strict=True):
-        assert shares[part].mean == pytest.approx((effect.mean() / gained).item())
-        assert shares[part] == ratio_interval(effect, made.ablated - made.full)
+@dataclass(frozen=True)
+class Parts:
+    nodes: list[Node]
+    edges: list[Edge]
 
 
-def test_circuits_are_the_same_where_their_nodes_and_edges_are():
-    made = circuit()
-    assert made.is_same_as(circuit(NODES[::-1], EDGES[::-1], n_prompts=3, metric="another"))
-    assert not made.is_same_as(circuit(NODES, EDGES[1:]))
-    assert not made.is_same_as(circuit(NODES[1:], EDGES))
-    with_embedding = dataclasses.make_dataclass("Truth", ["nodes", "edges"])([EMBEDDING, *NODES], list(EDGES))
-    assert made.is_same_as(with_embedding)
+def some(parts):
+    return st.lists(st.sampled_from(parts), unique=True)
 
 
-def test_a_circuit_of_all_nodes_has_no_completeness():
-    made = circuit(n_nodes=3)
-    assert math.isnan(made.completeness().mean)
-    assert "(the whole model)" in str(made)
+@settings(max_examples=60, deadline=None)
+@given(some([EMBEDDING, *KNOWN]), some([EMBEDDING, *KNOWN]), some(LINKS), some(LINKS))
+def test_shared_missing_and_false_are_those_of_sets(nodes, true_nodes, edges, true_edges):
+    made = compare_circuits(Parts(nodes, edges), Parts(true_nodes, true_edges))
+    every: list[tuple[Kind, list, list]] = [("nodes", nodes, true_nodes), ("edges", edges, true_edges)]
+    for kind, circuit, truth in every:
+        ours, theirs = set(circuit) - {EMBEDDING}, set(truth) - {EMBEDDING}
+        assert set(getattr(made, f"shared_{kind}")) == ours & theirs
+        assert set(getattr(made, f"missing_{kind}")) == theirs - ours
+        assert set(getattr(made, f"false_{kind}")) == ours - theirs
+        for share, whole in ((made.precision(kind), ours), (made.recall(kind), theirs)):
+            assert math.isnan(share) if not whole else share == pytest.approx(len(ours & theirs) / len(whole))
+    assert made.is_exact == (
+        set(nodes) - {EMBEDDING} == set(true_nodes) - {EMBEDDING} and set(edges) == set(true_edges)
+    )
+    table = made.to_dataframe()
+    assert len(table) == len((set(nodes) | set(true_nodes)) - {EMBEDDING}) + len(set(edges) | set(true_edges))
+    assert (table["standing"] == "shared").sum() == len(made.shared_nodes) + len(made.shared_edges)
 
 
-def test_a_printed_circuit_lists_its_strongest_edges_with_their_intervals():
-    made = circuit()
-    effects = {edge: effect.mean for edge, effect in made.effects().items() if isinstance(edge, Edge)}
-    strongest = sorted(effects, key=lambda edge: -effects[edge])
-    many = circuit([Node(layer, 0) for layer in range(40)], [Edge(Node(layer, 0), None) for layer in range(40)])
-    summary, title, *lines = str(made).splitlines()
-    assert summary.startswith("head 0.2, head 1.0, MLP 1; 5 edges; loss ")
-    assert title == "change of the metric without each of the 5 strongest of 5 edges:"
-    assert [line.split("  ")[0] for line in lines] == list(map(str, strongest))
-    assert all(line.endswith(str(made.effects()[edge])) for line, edge in zip(lines, strongest, strict=True))
-    assert str(many).startswith("40 nodes; 40 edges; loss ")
-    assert "5 strongest of 40 edges" in str(many)
-    assert len(str(many).splitlines()) == 7
+def test_it_prints_missing_and_false_parts():
+    made = compare_circuits(Parts(KNOWN[:2], LINKS[:3]), Parts(KNOWN[:3], [LINKS[0], LINKS[-1]]))
+    assert str(made).splitlines()[0] == "2 of 3 nodes found, 0 false; missing: MLP 0"
+    assert str(made).endswith("MLP 1 → output; false: embedding → head 0.0 (k), embedding → head 0.0 (v)")
 
 
-def test_circuits_that_older_versions_saved_are_loaded(tmp_path):
-    """Circuits of the method "scrambled", which cannot be measured any more."""
-    made = circuit(method="scrambled")
-    loaded = load_result(made.save(tmp_path))
-    assert loaded.method == "scrambled"
-    assert str(loaded) == str(made)
+def test_order_is_that_of_computation():
+    nodes = (Node(0, 3), Node(0), Node(1, 1), Node(1))
+    assert compare_circuits(Parts([Node(1), *nodes[:3]], []), Parts([], [])).false_nodes == nodes
+    edges = (
+        Edge(EMBEDDING, Node(0, 0), "q"), Edge(EMBEDDING, Node(0, 0), "k"), Edge(EMBEDDING, Node(0, 0), "v"),
+        Edge(Node(0, 0), Node(0)), Edge(EMBEDDING, Node(1, 0), "v"), Edge(EMBEDDING, None), Edge(Node(0), None),
+    )  # fmt: skip
+    assert order_edges(reversed(edges)) == edges
+
+
+# ---- scores of edges ----
+
+
+MODEL = model_of("gpt")
+TOKENS = ModelAdapter(MODEL).encode(inputs(MODEL, 0))
+GRAPH = EdgeGraph(ModelAdapter(MODEL), TOKENS, record_writes(ModelAdapter(MODEL), TOKENS))
+ALL_EDGES = list_edges(MODEL)
+
+
+@dataclass(frozen=True)
+class Truth:
+    nodes: list[Node]
+    edges: list[Edge]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.integers(2, 30))
+def test_auroc_is_that_of_scikit_learn_with_ties_at_half_weight(data, n):
+    scores = data.draw(st.lists(st.sampled_from([0.0, -1.0, 1.0, 0.5, 2.0, 1e-9]), min_size=n, max_size=n))
+    truth = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    assume(any(truth) and not all(truth))
+    edges = ALL_EDGES[:n]
+    true = [edge for edge, is_true in zip(edges, truth, strict=True) if is_true]
+    expected = roc_auc_score(truth, np.abs(scores))
+    scored = EdgeScores(tuple(edges), torch.tensor(scores)[:, None], "loss", "eap-ig", "zero")
+    assert scored.auroc(true) == pytest.approx(expected)
+    assert scored.auroc(Truth([], true)) == pytest.approx(expected)
+    per_prompt = torch.tensor(scores, dtype=torch.float64)[:, None] + torch.tensor([[-0.25, 0.25]])
+    scored = EdgeScores(tuple(edges), per_prompt, "loss", "eap", "zero")
+    assert scored.auroc(true) == pytest.approx(expected)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.booleans(), min_size=len(ALL_EDGES), max_size=len(ALL_EDGES)))
+def test_kept_edges_are_on_a_path_from_the_embedding_to_the_output(kept):
+    graph = nx.MultiDiGraph()
+    graph.add_nodes_from([EMBEDDING, "output"])
+    for edge, keep in zip(ALL_EDGES, kept, strict=True):
+        if keep:
+            graph.add_edge(edge.sender, edge.receiver or "output", edge=edge)
+    after, before = nx.descendants(graph, EMBEDDING) | {EMBEDDING}, nx.ancestors(graph, "output") | {"output"}
+    expected = [keep and edge.sender in after and (edge.receiver or "output") in before
+                for edge, keep in zip(ALL_EDGES, kept, strict=True)]  # fmt: skip
+    assert between_ends(GRAPH, torch.tensor(kept)).tolist() == expected

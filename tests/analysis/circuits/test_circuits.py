@@ -6,13 +6,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from torch.testing import assert_close
 
 from mechicl import constructions
 from mechicl.analysis.circuits import Circuit, Edge, Node, find_circuit, measure_circuit
 from mechicl.analysis.circuits.measures import draw_subsets
-from mechicl.analysis.interventions import ablate, logit_difference, next_token_loss, squared_error
+from mechicl.analysis.interventions import logit_difference, next_token_loss, squared_error
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
@@ -80,12 +79,9 @@ def test_the_edges_are_those_of_an_induction_circuit(method):
     assert circuit.completeness().mean == pytest.approx(1, abs=0.1)
     first, second = PLANTED
     expected = {
-        *(Edge(EMBEDDING, first, by) for by in "qkv"),
-        Edge(first, second, "k"),
-        Edge(EMBEDDING, second, "q"),
-        Edge(EMBEDDING, second, "v"),
-        Edge(second, None),
-    }
+        *(Edge(EMBEDDING, first, by) for by in "qkv"), Edge(first, second, "k"), Edge(EMBEDDING, second, "q"),
+        Edge(EMBEDDING, second, "v"), Edge(second, None),
+    }  # fmt: skip
     # positions are the same in every prompt, so with others' embeddings the first head still attends one back
     if method != "zero":
         expected -= {Edge(EMBEDDING, first, "q"), Edge(EMBEDDING, first, "k")}
@@ -118,18 +114,13 @@ def test_a_loose_tolerance_keeps_nothing_and_a_tight_one_everything():
     prompts = inputs(model, 0, 5)
     empty = find_circuit(model, prompts, tolerance=1e6)
     assert empty.nodes == empty.edges == ()
-    assert_close(empty.edges_alone, empty.ablated)
-    assert_close(empty.without, empty.full)
-    assert empty.node_effects.shape == (0, 5)
+    assert_close((empty.edges_alone, empty.without), (empty.ablated, empty.full))
     assert empty.completeness().mean == pytest.approx(0, abs=1e-12)
-    assert str(empty).startswith("no node; 0 edges")
     full = find_circuit(model, prompts, tolerance=1e-12)
     assert len(full.nodes) == full.n_nodes == empty.n_nodes == 6
     assert math.isnan(full.completeness().mean)
     assert "(the whole model); " in str(full)
-    assert "completeness" not in str(full)
     assert full.faithfulness().mean == pytest.approx(1)
-    assert full.metric == "loss"
 
 
 @pytest.mark.parametrize(("kind", "search"), [("linear", "exact"), ("looped", "eap-ig")])
@@ -153,42 +144,14 @@ def test_the_edges_of_a_bridge():
     assert oracles.no_hook_left(model)
 
 
-def test_resampling_nodes_and_edges_agree():
-    model = model_of("gpt", d_mlp=None)
-    prompts = inputs(model, 0, 5)
-    circuit = find_circuit(model, prompts, method="resample", seed=4, tolerance=1e-12)
-    assert_close(circuit.edges_alone, circuit.full, atol=1e-9, rtol=1e-7)
-    alone = ablate(model, prompts, method="resample", seed=4).effect()
-    for node, effect in zip(circuit.nodes, circuit.node_effects, strict=True):
-        assert_close(effect, alone[node.layer, node.head], atol=1e-10, rtol=1e-8)
-
-
-# ---- on other prompts ----
-
-
-@pytest.mark.parametrize("method", ["mean", "resample"])
-def test_a_circuit_has_the_same_numbers_on_the_same_prompts(method):
-    circuit = circuit_of(method)
-    measured = measure_circuit(planted(), circuit, SEQUENCES, at="positions")
-    assert (measured.metric, circuit.metric) == ("loss", "metric")
-    for field in dataclasses.fields(Circuit):
-        before, after = getattr(circuit, field.name), getattr(measured, field.name)
-        if isinstance(before, torch.Tensor):
-            assert_close(after, before, atol=1e-12, rtol=1e-10)
-        else:
-            assert field.name == "metric" or after == before
-
-
-def test_numbers_on_other_prompts_are_those_of_hooked_runs_and_of_the_graph():
+@pytest.mark.parametrize("reference", [None, SEQUENCES.read[:5]])
+def test_numbers_on_other_prompts_are_those_of_hooked_runs_and_of_the_graph(reference):
     tokens = SEQUENCES.read.roll(3, 1)[:9]
     loss = next_token_loss(tokens.roll(-1, 1))
-    measured = measure_circuit(planted(), circuit_of("mean"), tokens, loss, at="positions")
-    check_numbers(measured, planted(), tokens, loss, "positions")
-    check_edges(measured, tokens, loss)
-    reference = SEQUENCES.read[:5]
     measured = measure_circuit(planted(), circuit_of("mean"), tokens, loss, reference=reference, at="positions")
-    assert (measured.nodes, measured.method) == (PLANTED, "mean")
     check_numbers(measured, planted(), tokens, loss, "positions", reference=reference)
+    if reference is None:
+        check_edges(measured, tokens, loss)
 
 
 NODES = [Node(layer, head) for layer in range(2) for head in (0, 1, None)]

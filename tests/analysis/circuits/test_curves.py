@@ -1,27 +1,18 @@
 """Faithfulness against size: against a plain loop, closed forms, and a planted circuit whose areas are known."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 from mechicl import constructions
-from mechicl.analysis.circuits import circuit_curve, find_circuit, measure_circuit, score_edges
+from mechicl.analysis.circuits import circuit_curve, find_circuit
 from mechicl.analysis.circuits.curves import FRACTIONS, CircuitCurve
-from mechicl.analysis.interventions import logit_difference, next_token_loss, squared_error
+from mechicl.analysis.interventions import next_token_loss, squared_error
 from mechicl.models.opening.edges import EMBEDDING, Edge, list_edges
-from mechicl.statistics import load_result, ratio_interval
+from mechicl.statistics import ratio_interval
 from mechicl.tasks import RepeatedTokens
 from tests.analysis.circuits.oracles import run_edges, write_all
-from tests.analysis.interventions.oracles import (
-    EXACT,
-    ids,
-    inputs,
-    model_of,
-    no_hook_left,
-    shared_bridge,
-)
+from tests.analysis.interventions.oracles import EXACT, inputs, model_of
 
 PLANTED = constructions.induction(d_vocab=12, n_ctx=24, n_heads=4, previous_token_head=2, induction_head=1, seed=0)
 SEQUENCES = RepeatedTokens(d_vocab=12, n_ctx=24, min_period=5, max_period=11).sample(8, seed=0)
@@ -83,29 +74,6 @@ def on_path(kept: set[Edge]) -> set[Edge]:
         kept = fewer
 
 
-# ---- closed forms ----
-
-
-def drawn(model: Any) -> dict[Edge, float]:
-    return {edge: torch.rand(()).item() for edge in list_edges(model)}
-
-
-def test_everything_is_faithful_and_nothing_is_not():
-    model = model_of("ids")
-    tokens = inputs(model, 0, 4)
-    curve = circuit_curve(model, drawn(model), tokens, fractions=(1e-9, 1.0), progress=False)
-    assert curve.metric == "largest change of an output"
-    assert curve.counts == (0, len(list_edges(model)))
-    nothing, everything = curve.faithfulness()
-    assert (nothing.mean, everything.mean) == pytest.approx((0, 1), abs=1e-9)
-    assert curve.cpr().mean == pytest.approx(0.5)  # a line from 0 to 1
-    assert curve.cmd().mean == pytest.approx(0.5)
-    assert curve.cpr().high - curve.cpr().low < 1e-9
-    whole = circuit_curve(model, drawn(model), tokens, fractions=[1.0], progress=False)
-    assert whole.faithfulness()[0].mean == pytest.approx(1)
-    assert whole.cmd().mean == whole.cpr().mean == 0  # there is no area over one size
-
-
 def test_a_planted_circuit_has_the_area_of_its_size():
     model, metric = PLANTED, next_token_loss(SEQUENCES.targets())
     circuit = find_circuit(model, SEQUENCES, method="zero", progress=False)
@@ -126,70 +94,8 @@ def test_a_planted_circuit_has_the_area_of_its_size():
     assert_close(same.alone["scores"], curve.alone["true"])
 
 
-def test_random_scores_are_reproducible():
-    model = model_of("ids")
-    tokens, scores = inputs(model, 0, 4), drawn(model)
-    a, b, c = (circuit_curve(model, scores, tokens, n_random=3, seed=seed, progress=False) for seed in (0, 0, 1))
-    assert a.names == ("scores", "random", "random 2", "random 3")
-    for name in a.names:
-        assert torch.equal(a.alone[name], b.alone[name])
-    assert not torch.equal(a.alone["random"], c.alone["random"])
-    assert not torch.equal(a.alone["random"], a.alone["random 2"])
-
-
-def test_scores_of_gradients_and_of_untrained_models_in_one_curve():
-    scores = {"trained": score_edges(PLANTED, SEQUENCES, method="zero", progress=False)}
-    untrained = {"untrained": dict.fromkeys(list_edges(PLANTED), 0.0)}  # as good as none
-    curve = circuit_curve(PLANTED, scores | untrained, SEQUENCES, method="zero", progress=False)
-    assert curve.names == ("trained", "untrained", "random")
-    assert curve.cpr("trained").mean > 0.9 > curve.cpr("untrained").mean
-    alone = circuit_curve(PLANTED, scores["trained"], SEQUENCES, method="zero", n_random=0, progress=False)
-    assert alone.names == ("mask-ig",)
-    assert_close(alone.alone["mask-ig"], curve.alone["trained"])
-
-
-def test_a_bridge_has_curves_and_completeness_too():
-    model, tokens = shared_bridge(), ids(0, n=4, d_vocab=20)
-    metric = logit_difference(tokens[:, 0], tokens[:, 1])
-    scores = score_edges(model, tokens, metric, progress=False)
-    curve = circuit_curve(model, scores, tokens, metric, progress=False)
-    assert curve.faithfulness()[-1].mean == pytest.approx(1, abs=1e-4)
-    assert curve.names == ("mask-ig", "random")
-    circuit = find_circuit(model, tokens, metric, search="eap-ig", tolerance=0.3, effects=False, progress=False)
-    measured = measure_circuit(model, circuit, tokens, metric, n_subsets=4, effects=False, progress=False)
-    assert len(measured.incompleteness()) == 4
-    assert measured.is_same_as(circuit)
-    assert no_hook_left(model)
-
-
-# ---- as a result ----
-
-
 def made(n_prompts: int = 4) -> CircuitCurve:
     full = torch.zeros(n_prompts, dtype=torch.float64)
     alone = torch.tensor([1.0, 0.5, -0.25, 0.0], dtype=torch.float64)[:, None].repeat(1, n_prompts)
     return CircuitCurve((0.1, 0.2, 0.5, 1.0), (1, 2, 5, 10), {"scores": (0, 2, 5, 10)}, "loss", "zero", full, full + 1,
                         {"scores": alone})  # fmt: skip
-
-
-def test_areas_by_hand():
-    curve = made()
-    assert [each.mean for each in curve.faithfulness()] == [0, 0.5, 1.25, 1]
-    assert curve.cpr().mean == pytest.approx(0.1 * 0.25 + 0.3 * 0.875 + 0.5 * 1.125)
-    assert curve.cmd().mean == pytest.approx(0.1 * 0.75 + 0.3 * 0.375 + 0.5 * 0.125)
-    single = made(1)
-    assert single.cpr().mean == pytest.approx(curve.cpr().mean)
-    assert str(single.cpr()).endswith("± nan")
-
-
-def test_it_is_saved_and_a_table_and_prints(tmp_path):
-    curve = made()
-    loaded = load_result(curve.save(tmp_path))
-    assert loaded.fractions == curve.fractions
-    assert loaded.n_kept == curve.n_kept
-    assert str(loaded) == str(curve)
-    assert "CPR 0.85" in str(curve)
-    table = curve.to_dataframe()
-    assert list(table["faithfulness"]) == [0, 0.5, 1.25, 1]
-    assert list(table["kept"]) == [0, 2, 5, 10]
-    assert curve.axis_names()["scores"] == ("fraction",)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mechicl import algorithms, constructions
+from mechicl import algorithms
 from mechicl.analysis import (
     align,
     align_over_training,
@@ -63,15 +63,6 @@ def test_prompts_without_a_cosine_are_left_out_of_its_mean():
     prompts.ys[:2] = 0  # gradient descent stays at 0 on these
     result, rest = (align_over_training(POINTS, STEP, part) for part in (prompts, prompts[2:]))
     torch.testing.assert_close(result.sensitivity_cosine, rest.sensitivity_cosine)
-
-
-def test_constructions_are_aligned_by_the_sign_of_their_step_size():
-    models = [constructions.gradient_descent(x_dim=3, n_context=4, step_size=a) for a in (0.2, -0.2)]
-    crossed = checkpoint(models, models[::-1])
-    result = align_over_training(crossed, models[0], TASK.sample(5, seed=0, dtype=torch.float64))
-    torch.testing.assert_close(result.sensitivity_cosine, torch.tensor([[1, -1], [-1, 1]]).double())
-    torch.testing.assert_close(result.prediction_distance[0, 0], torch.tensor(0.0).double())
-    assert result.prediction_distance[0, 1] == result.prediction_distance[1, 0] > 0
 
 
 def test_every_score_is_that_of_the_best_head_of_that_model_at_that_snapshot():
@@ -162,10 +153,8 @@ def test_any_quantity_is_measured_at_every_snapshot():
     ("losses", "options", "expected"),
     [
         ([1.0, 0.0, 0.0, 1.0, 0.7, 0.2, 0.0, 0.0], {}, (40, 50, 40, 60)),  # it falls at its last crossing
-        ([1.0, 0.5, 0.5, 0.0], {}, (0, 10, 10, 30)),  # just at the threshold
         ([*PLUNGE, 0.8], {}, (NAN,) * 4),  # above it at the last evaluation
         ([*PLUNGE, 0.3], {}, (90, 100, 100, NAN)),  # half of the fall is over, nine tenths are not
-        ([1.0, 1.2, 1.4, 1.5], {"fall": 0.0}, (NAN,) * 4),
         ([1.0, 0.95, 0.93, 0.92], {}, (NAN,) * 4),  # too little
         ([1.0, 0.75, 0.75], {"fall": 0.25}, (0, 10, 10, 10)),
         ([4.0, 2.0, 1.2, 0.9, 0.3, 0.0], {"plateau": 2.0}, (20, 30, 20, 50)),  # 0.3 is not below a tenth of 2
@@ -179,9 +168,8 @@ def test_where_a_curve_falls(losses, options, expected):
 @pytest.mark.parametrize(("losses", "mean"), [([[1.0], [0.0]], 0.5), ([[1.0], [1.0]], NAN), ([[], []], NAN)])
 def test_one_seed_or_none_has_neither_spread_nor_interval(losses, mean):
     result = find_transitions([0, 1], torch.tensor(losses))
-    assert math.isnan(result.spread())
-    assert result.mean_step().mean == pytest.approx(mean, nan_ok=True)
-    assert math.isnan(result.mean_step().low)
+    found = result.mean_step()
+    assert (result.spread(), found.mean, found.low) == pytest.approx((NAN, mean, NAN), nan_ok=True)
 
 
 def test_a_transition_before_the_first_step_makes_no_infinite_spread():

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
-from transformers import GPT2LMHeadModel, LlamaForCausalLM
+from transformers import GPT2LMHeadModel
 
 from mechicl.analysis.finetuning import FineTuning
 from mechicl.prompts import Shots
@@ -53,10 +53,10 @@ def _model_on_tokens(kind: str, **fields: Any) -> Any:
 
 
 def wrapped_model(kind: str) -> Any:
-    """The model of transformers that `model_on_tokens` wraps, bare, with the same weights."""
-    config = bridge(kind, **LAYERS.get(kind, {})).original_model.config
+    """The bare GPT-2 that `model_on_tokens` wraps, with the same weights."""
+    config = bridge(kind, **LAYERS[kind]).original_model.config
     torch.manual_seed(0)
-    return {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM}[kind](config).eval().double()
+    return GPT2LMHeadModel(config).eval().double()
 
 
 def token_shots(
@@ -265,9 +265,6 @@ def distance(a: np.ndarray, b: np.ndarray, choices: Tensor | None) -> float:
     return sum(abs(p - q) for p, q in zip(*shares, strict=True)) / 2
 
 
-# ---- fine-tuning ----
-
-
 def example_loss(outputs: Tensor, target: Tensor, choices: Tensor | None) -> Tensor:
     """The loss of one output `[d_out]`."""
     if choices is None:
@@ -275,20 +272,8 @@ def example_loss(outputs: Tensor, target: Tensor, choices: Tensor | None) -> Ten
     return -F.log_softmax(outputs, -1)[target]
 
 
-def sgd(
-    model: Any,
-    shots: Shots,
-    tuning: FineTuning,
-    names: Sequence[str],
-    loss_of: Callable[..., Tensor] | None = None,
-    masks: Mapping[str, Tensor] | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Changes and losses of torch's own SGD, on a copy; on request with another loss, and gradients masked."""
-
-    def loss_at_query(tuned: Any, tokens: Tensor, target: Tensor) -> Tensor:
-        outputs = tuned(tokens[None])
-        return example_loss(getattr(outputs, "logits", outputs)[0, -1], target, shots.choices)
-
+def sgd(model: Any, shots: Shots, tuning: FineTuning, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
+    """Changes and losses of torch's own SGD, on a copy."""
     tuned = copy.deepcopy(model)
     parameters = dict(tuned.named_parameters())
     optimizer = torch.optim.SGD([parameters[name] for name in names], lr=tuning.learning_rate)
@@ -296,19 +281,17 @@ def sgd(
     losses = []
     for _ in range(tuning.epochs):
         for first in range(0, len(pairs), tuning.examples_per_step):
-            batch = [(loss_of or loss_at_query)(tuned, *pair) for pair in pairs[first:][: tuning.examples_per_step]]
+            batch = [
+                example_loss(tuned(tokens[None])[0, -1], target, shots.choices)
+                for tokens, target in pairs[first:][: tuning.examples_per_step]
+            ]
             losses += [loss.item() for loss in batch]
             optimizer.zero_grad()
             torch.stack(batch).mean().backward()
-            for name, mask in (masks or {}).items():
-                parameters[name].grad *= mask
             optimizer.step()
     before = dict(model.named_parameters())
     changes = {name: (parameters[name] - before[name]).detach() for name in names}
     return changes, torch.tensor(losses, dtype=torch.float64).view(tuning.epochs, -1)
-
-
-# ---- the state of a model ----
 
 
 class Snapshot:
@@ -316,23 +299,21 @@ class Snapshot:
 
     def __init__(self, model: Any):
         self.model = model
-        self.values = {name: value.detach().clone() for name, value in self._all()}
-        self.addresses = {name: value.data_ptr() for name, value in self._all()}
-        self.required = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-        self.training = [part.training for part in model.modules()]
-        self.attributes = [sorted(vars(block)) for block in model.blocks]
+        self.before = self._state()
 
-    def _all(self) -> list[tuple[str, Tensor]]:
-        return [*self.model.named_parameters(remove_duplicate=False), *self.model.named_buffers()]
+    def _state(self) -> tuple[dict[str, Tensor], list[Any]]:
+        tensors = [*self.model.named_parameters(remove_duplicate=False), *self.model.named_buffers()]
+        flags = [(p.requires_grad, p.grad is None) for p in self.model.parameters()]
+        addresses = [value.data_ptr() for _, value in tensors]
+        attributes = [sorted(vars(block)) for block in self.model.blocks]
+        return {n: v.detach().clone() for n, v in tensors}, [
+            flags, addresses, attributes, [part.training for part in self.model.modules()],
+        ]  # fmt: skip
 
     def check(self) -> None:
         """The model has not changed: weights, flags, hooks, and attributes of its blocks."""
-        now = dict(self._all())
-        assert now.keys() == self.values.keys()
-        assert all(torch.equal(now[name], value) for name, value in self.values.items())
-        assert all(now[name].data_ptr() == address for name, address in self.addresses.items())
-        assert {name: parameter.requires_grad for name, parameter in self.model.named_parameters()} == self.required
-        assert all(parameter.grad is None for parameter in self.model.parameters())
-        assert [part.training for part in self.model.modules()] == self.training
-        assert [sorted(vars(block)) for block in self.model.blocks] == self.attributes
+        (tensors, rest), (before, rest_before) = self._state(), self.before
+        assert tensors.keys() == before.keys()
+        assert all(torch.equal(tensors[name], value) for name, value in before.items())
+        assert rest == rest_before
         assert no_hook_left(self.model)

@@ -1,23 +1,32 @@
-"""A model's first-order expansion against differences, and the memory that it takes."""
+"""A model's first-order expansion against differences, its memory, and errors of fine-tuning."""
 
-import numpy as np
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
 
-from mechicl.analysis.finetuning import FineTuning, fine_tune
-from mechicl.analysis.finetuning.forward_passes import (
-    linearized_outputs,
-    run_with_changes,
-    value_and_derivative,
-    weights_changed,
+from mechicl.analysis.finetuning import (
+    METHODS,
+    FineTuning,
+    FineTuningComparison,
+    compare_with_finetuning,
+    draw_texts,
+    fine_tune,
+    measure_accuracy,
+    search_tuning,
 )
+from mechicl.analysis.finetuning.forward_passes import linearized_outputs, value_and_derivative, weights_changed
+from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.text import TEXT_TASKS, topic_tokenizer
 from tests.analysis.finetuning.oracles import D_VOCAB, OURS, Snapshot, added, model_on_tokens, token_shots
-from tests.analysis.interventions.oracles import bridge, model_of, no_hook_left
+from tests.analysis.interventions.oracles import bridge, inputs, lstm, model_of
 from tests.analysis.interventions.test_runs import peak
 from tests.strategies import random_prompts
+from tests.text.models import reader
 
 
 def changes_of(model, seed=0):
@@ -65,37 +74,6 @@ def test_the_expansion_on_prompts(kind):
     assert (outputs - slope).norm() / slope.norm() < tolerance
 
 
-def test_activations_are_expanded_too():
-    model = model_on_tokens("softmax")
-    tokens = torch.randint(D_VOCAB, (2, 5), generator=torch.Generator().manual_seed(0))
-    changes, step, name = changes_of(model), 1e-5, "blocks.1.attn.hook_pattern"
-
-    def read(changes=None, linearized=False):
-        parts = {name: np.s_[:, :, -1]}
-        return run_with_changes(ModelAdapter(model), tokens, parts, changes, linearized=linearized)[1][name]
-
-    above, below = (read({n: s * change for n, change in changes.items()}) for s in (step, -step))
-    expected = read() + (above - below) / (2 * step)
-    assert_close(read(changes, linearized=True), expected, atol=1e-8, rtol=1e-8)
-    assert no_hook_left(model)
-
-
-def test_changed_weights_are_restored_after_an_error():
-    model = model_on_tokens("softmax")
-    before = Snapshot(model)
-    with pytest.raises(KeyError), weights_changed(model, changes_of(model)):
-        raise KeyError
-    before.check()
-
-
-def test_value_and_derivative():
-    weights = {"a": torch.tensor([3.0], dtype=torch.float64), "b": torch.tensor([2.0], dtype=torch.float64)}
-    changes = {"a": torch.tensor([0.5], dtype=torch.float64), "b": torch.tensor([-1.0], dtype=torch.float64)}
-    value, slope = value_and_derivative(lambda w: w["a"] ** 2 * w["b"], weights, changes)
-    assert value.item() == 18
-    assert slope.item() == 2 * 3 * 2 * 0.5 - 9
-
-
 def mid_size(kind):
     if kind == "gpt2":
         return bridge(n_layer=3, n_head=4, n_embd=64, vocab_size=500, n_positions=64)
@@ -126,3 +104,89 @@ def test_a_linearised_model_takes_at_most_twice_the_memory(kind, n_pos):
     held = sum(change.nbytes for change in changes.values())
     assert weights + peak(lambda: fine_tune(model, shots, tuning))[0] <= 2 * baseline
     assert weights + held + peak(lambda: linearized_outputs(model, tokens, changes))[0] <= 2 * baseline
+
+
+# ---- errors ----
+
+
+MODEL, SHOTS, POINTS = model_on_tokens("softmax"), token_shots(), model_of("gpt", n_context=3)
+LONG, LSTM = token_shots((17,), (1,)), lstm()
+PROMPTS, IDS, POINT_SHOTS = random_prompts(POINTS.cfg, 2), torch.zeros(1, 3, dtype=torch.int64), prompt_shots(
+    POINTS, inputs(LSTM, 0, 1)
+)  # fmt: skip
+MADE = model_of("identity", attention_weights="gradient_descent", n_heads=1, d_head=None)
+WIDE = model_of("ids", d_vocab=20, n_ctx=16, n_layers=4, d_head=5)
+OF_DEEP = {method: fine_tune(model_on_tokens("deep"), SHOTS, FineTuning(0.1, method=method)) for method in METHODS[:2]}
+WEIGHTS = {"a": torch.tensor([3.0], dtype=torch.float64), "b": torch.tensor([2.0], dtype=torch.float64)}
+
+
+class WithoutForwardMode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+
+def compare(model: Any = MODEL, shots: Any = SHOTS, tuning: Any = None, **options: Any) -> FineTuningComparison:
+    return compare_with_finetuning(model, shots, tuning or FineTuning(0.1), **options)
+
+
+def search(**options: Any) -> Any:
+    return search_tuning(MODEL, SHOTS, **options)
+
+
+def settings(**fields: Any) -> FineTuning:
+    return FineTuning(**fields)
+
+
+def change_weights() -> None:
+    with weights_changed(MODEL, {"embed.W_E": torch.zeros(1)}):
+        raise AssertionError
+
+
+def of_unequal_models() -> FineTuningComparison:
+    comparison = compare()
+    of_a_layer = {name: value[:1] for name, value in vars(comparison).items() if value.ndim > 1}
+    return FineTuningComparison.concatenate([comparison, dataclasses.replace(comparison, **of_a_layer)])
+
+
+CASES: list[tuple[Any, str]] = [
+    (lambda: settings(parameters=()), "parameters must"),
+    (lambda: fine_tune(MODEL, SHOTS, settings(parameters=("W_X", "embed.W_E"))), r"parameters must .*\['W_X'\]"),
+    *((lambda method=method: fine_tune(MADE, prompt_shots(MADE, inputs(MADE, 0, 1)), settings(method=method)),
+       "name parameters, such as 'blocks.0.attn.step_size'") for method in METHODS),
+    (lambda: fine_tune(LSTM, POINT_SHOTS), "HookedLSTM has no separate keys and values"),
+    (lambda: fine_tune(LSTM, POINT_SHOTS, settings(method="per_layer", parameters="all")), "blocks.0.hook_attn_out"),
+    (lambda: fine_tune(model_on_tokens("softmax").train(), SHOTS), r"training mode .*: call model.eval\(\) first"),
+    (lambda: fine_tune(MODEL, LONG), "a prompt of 18 tokens is longer than the model's context of n_ctx=16"),
+    (lambda: OF_DEEP["linearized"].applied(MODEL), r"take linearized_outputs"),
+    (lambda: linearized_outputs(MODEL, IDS, {"W_X": torch.zeros(1)}), "'W_X', which is not in the model"),
+    (lambda: linearized_outputs(MODEL, IDS, {"embed.W_E": torch.zeros(1)}), r"which is of shape \(20, 8\)"),
+    (change_weights, "'embed.W_E', which is of shape"),
+    (lambda: value_and_derivative(lambda w: WithoutForwardMode.apply(w["a"]), WEIGHTS, WEIGHTS), "no forward-mode"),
+    (lambda: search(learning_rates=()), "learning_rates and epochs must not be empty"),
+    *((lambda tuned=tuned: compare(tuning=tuned), "'blocks.2.attn.W_K', which is not in the model")
+      for tuned in OF_DEEP.values()),
+    (lambda: compare(WIDE, tuning=OF_DEEP["plain"]), r"\(2, 8, 4\) is for the parameter 'blocks.0.attn.W_K'"),
+    (lambda: compare(shots=token_shots((3, 3, 3, 3), (2,))), "prompt of 23 tokens"),
+    (of_unequal_models, r"parts must be of models of one shape, got \[\(1, 2\), \(2, 2\)\] heads"),
+    (lambda: prompt_shots(POINTS, PROMPTS), "prompt must be one prompt with context points"),
+    (lambda: measure_accuracy(reader(), topic_tokenizer(), draw_texts(TEXT_TASKS["farm"], n_demonstrations=6), (7,)),
+     "n_demonstrations must be 0 to 6, got 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "named"), CASES)
+def test_errors_name_the_argument(call, named):
+    before = Snapshot(MODEL)
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=named):
+        call()
+    before.check()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_parameters_that_the_loss_does_not_depend_on(method, frozen):
+    model = model_on_tokens("softmax").requires_grad_(not frozen)
+    model.add_hook("blocks.1.attn.hook_q", lambda tensor, *, hook: tensor.detach() if tensor.requires_grad else tensor)
+    with pytest.raises(ValueError, match=r"does not depend on any of the parameters \['blocks.1.attn.W_Q'\]"):
+        fine_tune(model, token_shots(), FineTuning(parameters=("blocks.1.attn.W_Q",), method=method))

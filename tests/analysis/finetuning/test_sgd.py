@@ -1,6 +1,9 @@
-"""Fine-tuning against torch's own SGD and hand-written passes; the model stays unchanged."""
+"""Fine-tuning, alone, in parallel and in searches, against torch's own SGD; the model stays unchanged."""
 
 import copy
+import dataclasses
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,19 +11,29 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from mechicl.analysis.finetuning import METHODS, FineTuning, compare_with_finetuning, fine_tune, search_tuning
+from mechicl.analysis.finetuning import (
+    METHODS,
+    FineTuning,
+    FineTuningDivergedError,
+    compare_with_finetuning,
+    fine_tune,
+    search_tuning,
+)
 from mechicl.analysis.finetuning.forward_passes import linearized_outputs
+from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch
 from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
+from mechicl.analysis.finetuning.sgd import LARGEST_GROUP, ParallelSGD, fine_tune_each
 from tests.analysis.finetuning.oracles import (
-    KINDS,
+    OURS,
     Snapshot,
     example_loss,
     model_on_tokens,
+    score_and_loss,
     sgd,
     token_shots,
     wrapped_model,
 )
-from tests.analysis.interventions.oracles import inputs, lstm, model_of, no_hook_left
+from tests.analysis.interventions.oracles import inputs, model_of, no_hook_left
 
 
 def assert_changes(changes, expected, rtol=1e-8):
@@ -35,9 +48,6 @@ def assert_changes(changes, expected, rtol=1e-8):
 
 def key_value(model):
     return [name for name, _ in model.named_parameters() if name.rsplit(".", 1)[-1] in ("W_K", "W_V", "b_K", "b_V")]
-
-
-# ---- plain ----
 
 
 @pytest.mark.parametrize(("parameters", "examples_per_step"), [("key_value", 1), ("all", 2), ("named", 7)])
@@ -57,95 +67,22 @@ def test_plain_fine_tuning_is_sgd(regression, parameters, examples_per_step):
 
 @pytest.mark.parametrize("kind", ["linear", "one head", "deep", "looped", "sink", "momentum"])
 def test_plain_fine_tuning_of_other_models_is_sgd(kind):
-    model, shots = model_on_tokens(kind), token_shots()
-    tuning = FineTuning(0.02, epochs=2)
-    tuned = fine_tune(model, shots, tuning)
+    model, shots, tuning = model_on_tokens(kind), token_shots(), FineTuning(0.02, epochs=2)
     changes, losses = sgd(model, shots, tuning, key_value(model))  # of a looped model, one block's
-    assert_changes(tuned.changes, changes)
-    assert_close(tuned.losses, losses, atol=1e-10, rtol=1e-8)
-
-
-def test_a_recurrent_model():
-    model = lstm()
-    shots = prompt_shots(model_of("gpt", n_context=3), inputs(model, 0, 1))  # the same tokens
-    tuning = FineTuning(0.01, parameters="all", epochs=2)
-    names = [name for name, _ in model.named_parameters()]
-    assert_changes(fine_tune(model, shots, tuning).changes, sgd(model, shots, tuning, names)[0])
-
-
-# A bridge has separate keys and values, where GPT-2 has one matrix for queries, keys and values, transposed.
-
-
-def by_bridge_part(changes, kind, d_model):
-    """Changes of keys and values in a bare model of transformers: by layer, "k" or "v", and "weight" or "bias"."""
-    parts = {}
-    for name, change in changes.items():
-        words = name.split(".")
-        layer = next(int(word) for word in words if word.isdecimal())
-        if kind == "llama":
-            parts[layer, words[-2][0], words[-1]] = change
-        else:
-            for i, projection in ((1, "k"), (2, "v")):
-                parts[layer, projection, words[-1]] = change[..., i * d_model : (i + 1) * d_model]
-    return parts
-
-
-def of_bridge(changes, kind):
-    """Changes of a bridge by the same names, and laid out in the same way."""
-    parts = {}
-    for name, change in changes.items():
-        words = name.split(".")
-        layer = next(int(word) for word in words if word.isdecimal())
-        projection = next(word[0] for word in words if word in ("k", "v", "k_proj", "v_proj"))
-        parts[layer, projection, words[-1]] = change.T if kind == "gpt2" and words[-1] == "weight" else change
-    return parts
-
-
-def wrapped_key_value(wrapped, kind):
-    ends = {"gpt2": ("c_attn.weight", "c_attn.bias"), "llama": ("k_proj.weight", "v_proj.weight")}[kind]
-    return [name for name, _ in wrapped.named_parameters() if "attn" in name and name.endswith(ends)]
-
-
-def assert_parts(changes, expected, tolerance):
-    assert changes.keys() == expected.keys()
-    for name, change in expected.items():
-        assert_close(changes[name], change, atol=tolerance, rtol=1e-5)  # the wrapped model has norms in float32
+    assert_changes(fine_tune(model, shots, tuning).changes, changes)
+    assert_close(fine_tune(model, shots, tuning).losses, losses, atol=1e-10, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("kind", "examples_per_step"), [("gpt2", 1), ("gpt2", 2), ("llama", 1)])
-def test_fine_tuning_of_a_bridge_is_sgd_on_the_wrapped_model(kind, examples_per_step):
-    shots, wrapped = token_shots(), wrapped_model(kind)
+def test_fine_tuning_of_a_bridge_is_sgd_on_its_keys_and_values(kind, examples_per_step):
+    model, shots = model_on_tokens(kind), token_shots()
     tuning = FineTuning(0.05, epochs=3, examples_per_step=examples_per_step)
-    names = wrapped_key_value(wrapped, kind)
-    # queries of GPT-2 are in the same matrix, and are not tuned
-    masks = {name: (torch.arange(24) >= 8).double() for name in names if "c_attn" in name}
-    expected, _ = sgd(wrapped, shots, tuning, names, masks=masks)
-    changes = of_bridge(fine_tune(model_on_tokens(kind), shots, tuning).changes, kind)
-    assert_parts(changes, by_bridge_part(expected, kind, 8), 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("kind", "parameters"),
-    [("gpt2", "all"), ("llama", "all"), ("gpt2", ("transformer.wte._original_component.weight",))],
-)
-def test_all_parameters_of_a_bridge(kind, parameters):
-    """The first and the last one of GPT-2 are tied."""
-    model, shots, tuning = model_on_tokens(kind), token_shots(), FineTuning(0.05, epochs=2, parameters=parameters)
+    projections = {"k", "v", "k_proj", "v_proj"}  # GPT-2's bridge has separate ones too
+    names = [name for name, _ in model.named_parameters() if projections & set(name.split("."))]
+    changes, losses = sgd(model, shots, tuning, names)
     tuned = fine_tune(model, shots, tuning)
-    names = [name for name, _ in model.named_parameters()] if parameters == "all" else parameters
-    assert set(tuned.changes) == set(names)
-    wrapped = wrapped_model(kind)
-    wrapped_names = [name for name, _ in wrapped.named_parameters() if parameters == "all" or "wte" in name]
-    expected, _ = sgd(wrapped, shots, tuning, wrapped_names)
-    changes = {name.replace("_original_component.", ""): change for name, change in tuned.changes.items()}
-    compared = expected.keys() & changes.keys()  # a bridge has split GPT-2's c_attn
-    for name in compared:
-        change = changes[name] if changes[name].shape == expected[name].shape else changes[name].T
-        assert_close(change, expected[name], atol=1e-6, rtol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-    assert len(compared) == (len(names) if kind == "llama" else 20 if parameters == "all" else 1)
-
-
-# ---- each layer separately ----
+    assert_changes(tuned.changes, changes, rtol=1e-5)
+    assert_close(tuned.losses, losses, atol=1e-6, rtol=1e-6)
 
 
 def losses_by_layer(model, kind, tokens, target, choices):
@@ -160,17 +97,6 @@ def losses_by_layer(model, kind, tokens, target, choices):
             losses.append(example_loss(model.lm_head(body.ln_f(written[-1])), target, choices))
             stream = stream + written
             stream = stream + block.mlp(block.ln_2(stream))
-    elif kind == "llama":
-        body = model.model
-        stream = body.embed_tokens(tokens)[None]
-        angles = body.rotary_emb(stream, torch.arange(len(tokens))[None])
-        mask = torch.full((len(tokens), len(tokens)), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-        for block in body.layers:
-            stream = stream.detach()
-            written, _ = block.self_attn(block.input_layernorm(stream), angles, mask)
-            losses.append(example_loss(model.lm_head(body.norm(written[0, -1])), target, choices))
-            stream = stream + written
-            stream = stream + block.mlp(block.post_attention_layernorm(stream))
     else:
         stream = model.embed_tokens(tokens[None])
         for block in model.blocks:
@@ -181,38 +107,21 @@ def losses_by_layer(model, kind, tokens, target, choices):
     return torch.stack(losses)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*OURS, "gpt2"])
 def test_each_layer_separately(kind):
     model, shots = model_on_tokens(kind), token_shots((2,), (1,))
     tuned = fine_tune(model, shots, FineTuning(1.0, method="per_layer"))
-    is_bridge = kind in ("gpt2", "llama")
-    bare = wrapped_model(kind) if is_bridge else model
+    bare = wrapped_model(kind) if kind == "gpt2" else model
     losses = losses_by_layer(bare, kind, shots.examples[0], shots.example_targets[0], shots.choices)
     assert_close(tuned.losses[0, 0], losses.sum(), atol=1e-6, rtol=1e-6)
-    parameters = dict(bare.named_parameters())
-    names = wrapped_key_value(bare, kind) if is_bridge else list(tuned.changes)
-    gradients = torch.autograd.grad(losses.sum(), [parameters[name] for name in names])
-    expected = {name: -gradient for name, gradient in zip(names, gradients, strict=True)}
-    if is_bridge:
-        assert_parts(of_bridge(tuned.changes, kind), by_bridge_part(expected, kind, 8), 1e-5)
+    if kind == "gpt2":  # queries, keys and values of all heads are one matrix, transposed
+        gradient = torch.autograd.grad(losses.sum(), bare.transformer.h[1].attn.c_attn.weight)[0][:, 8:16]
+        (name,) = (name for name in tuned.changes if "h.1." in name and ".k." in name and name.endswith("weight"))
+        assert_close(tuned.changes[name], -gradient.T, atol=1e-5, rtol=1e-5)
     else:
-        assert_changes(tuned.changes, expected)
-
-
-def test_each_layer_separately_in_batches_and_epochs():
-    shots, tuning = token_shots(), FineTuning(0.05, method="per_layer", epochs=2, examples_per_step=2)
-    model = model_on_tokens("softmax")
-
-    def summed(tuned, tokens, target):
-        return losses_by_layer(tuned, "softmax", tokens, target, shots.choices).sum()
-
-    changes, losses = sgd(model, shots, tuning, key_value(model), summed)
-    tuned = fine_tune(model, shots, tuning)
-    assert_changes(tuned.changes, changes)
-    assert_close(tuned.losses, losses)
-
-
-# ---- linearised ----
+        parameters = dict(bare.named_parameters())
+        gradients = torch.autograd.grad(losses.sum(), [parameters[name] for name in tuned.changes])
+        assert_changes(tuned.changes, {n: -g for n, g in zip(tuned.changes, gradients, strict=True)})
 
 
 @pytest.mark.parametrize(
@@ -243,23 +152,6 @@ def test_linearised_fine_tuning_is_sgd_on_the_expansion(kind, examples_per_step)
     changes = torch.cat([change.flatten() for change in tuned.changes.values()])
     assert (changes - delta).norm() / delta.norm() < (1e-5 if kind == "gpt2" else 1e-10)
     assert_close(tuned.losses.flatten(), torch.stack(losses), atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("part", ["W_V", "W_O"])
-def test_a_model_that_is_linear_in_its_tuned_weights_is_its_own_expansion(part):
-    model, shots = model_on_tokens("linear", n_layers=1, attn_bias=False), token_shots()
-    tunings = [
-        FineTuning(0.1, epochs=3, method=method, parameters=(f"blocks.0.attn.{part}",)) for method in METHODS[:2]
-    ]
-    plain, expanded = (fine_tune(model, shots, tuning) for tuning in tunings)
-    assert_changes(expanded.changes, plain.changes, rtol=1e-9)
-    assert_close(plain.losses, expanded.losses)
-    with plain.applied(model), torch.no_grad():
-        moved = model(shots.examples[0][None])[:, -1]
-    assert_close(linearized_outputs(model, shots.examples[0][None], expanded.changes), moved)
-
-
-# ---- the model stays unchanged ----
 
 
 @pytest.mark.parametrize(
@@ -302,14 +194,12 @@ class Failing:
 @pytest.mark.parametrize("n", [2, 9])
 def test_the_model_stays_unchanged_after_an_error(kind, method, n):
     model, shots = model_on_tokens(kind), token_shots(queries=(1, 2))
-    before = Snapshot(model)
-    tuning = FineTuning(method=method, epochs=3)
-    works = {
-        "tune": lambda: fine_tune(model, shots, tuning),
-        "compare": lambda: compare_with_finetuning(model, shots, tuning),
-        "search": lambda: search_tuning(model, shots, tuning, learning_rates=(0.1, 0.2), epochs=(1, 2)),
-    }
-    for work in works.values():
+    before, tuning = Snapshot(model), FineTuning(method=method, epochs=3)
+    for work in (
+        lambda: fine_tune(model, shots, tuning),
+        lambda: compare_with_finetuning(model, shots, tuning),
+        lambda: search_tuning(model, shots, tuning, learning_rates=(0.1, 0.2), epochs=(1, 2)),
+    ):
         model.add_hook("blocks.1.attn.hook_z", Failing(n))
         with pytest.raises(RuntimeError, match="mine"):
             work()
@@ -338,11 +228,163 @@ def test_hooks_of_the_user_are_part_of_the_model(kind, method):
     assert no_hook_left(model)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_models_without_keys_and_values(method):
-    made = model_of("identity", attention_weights="gradient_descent", n_heads=1, d_head=None)
-    step = ("blocks.0.attn.step_size", "blocks.1.attn.step_size")
-    shots = prompt_shots(made, inputs(made, 0, 1), "unlabelled")
-    tuned = fine_tune(made, shots, FineTuning(0.01, method=method, parameters=step))
-    assert set(tuned.changes) == set(step)
-    assert not any(change.any() for change in tuned.changes.values())  # steps on targets of 0 are 0 for any step size
+# ---- several fine-tunings at once ----
+
+
+@pytest.mark.parametrize("examples_per_step", [1, 2])
+@pytest.mark.parametrize("kind", ["gpt", "linear", "looped"])
+def test_models_on_other_prompts_side_by_side(kind, examples_per_step):
+    model = model_of(kind, n_context=3)
+    prompts = inputs(model, 0, 3)
+    shots = [prompt_shots(model, prompt) for prompt in prompts.split(1)]
+    rate = 2e-5 if kind == "linear" else 0.01  # nothing bounds linear attention
+    tuning, before = FineTuning(rate, epochs=2, examples_per_step=examples_per_step), Snapshot(model)
+    tuned = fine_tune_each(model, shots, tuning, progress=False)
+    before.check()
+    for each, part in zip(tuned, shots, strict=True):
+        changes, losses = sgd(model, part, tuning, key_value(model))
+        assert_changes(each.changes, changes)
+        assert_close(each.losses, losses, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("examples_per_step", [1, 2])
+@pytest.mark.parametrize("method", ["plain", "linearized", "per_layer"])
+@pytest.mark.parametrize("kind", ["texts", "points"])
+def test_learning_rates_side_by_side_or_in_turns(kind, method, examples_per_step):
+    if kind == "texts":
+        model, shots = model_on_tokens("softmax"), token_shots()
+    else:
+        model = model_of("gpt", n_context=3)
+        shots = prompt_shots(model, inputs(model, 0, 1))
+    rates, settings = (0.01, 0.03), FineTuning(epochs=2, method=method, examples_per_step=examples_per_step)
+    together = ParallelSGD(model, [shots, shots], settings, rates)
+    in_turns = ParallelSGD(model, [shots, shots], settings, rates)
+    in_turns.vectorized = False
+    losses = torch.stack(list(together.epochs()), 1)
+    assert_close(torch.stack(list(in_turns.epochs()), 1), losses, atol=1e-10, rtol=1e-8)
+    for i, rate in enumerate(rates):
+        tuning = replace(settings, learning_rate=rate)
+        alone = ParallelSGD(model, [shots], tuning)
+        assert_close(losses[i], torch.stack([epoch[0] for epoch in alone.epochs()]), atol=1e-10, rtol=1e-8)
+        for sgd_ in (together, in_turns):
+            assert_changes(sgd_.changes_of(i), alone.changes_of(0))
+        if method == "plain":
+            assert_changes(together.changes_of(i), sgd(model, shots, tuning, key_value(model))[0])
+
+
+def test_a_copy_that_diverges_leaves_the_others_unchanged():
+    model = model_of("linear", n_context=3)
+    shots = prompt_shots(model, inputs(model, 0, 1))
+    parallel = ParallelSGD(model, [shots, shots], FineTuning(epochs=9), (2e-4, 10.0))
+    for _ in parallel.epochs():
+        pass
+    finite = [all(change.isfinite().all() for change in parallel.changes_of(i).values()) for i in range(2)]
+    assert finite == [True, False]
+    tuning = FineTuning(2e-4, epochs=9)
+    assert_changes(parallel.changes_of(0), sgd(model, shots, tuning, key_value(model))[0])
+    with pytest.raises(FineTuningDivergedError, match="learning_rate=10"):
+        fine_tune_each(model, [shots, shots], FineTuning(10.0, epochs=9), progress=False)
+
+
+def test_more_than_a_group_of_unequal_sets():
+    model = model_of("gpt", n_context=3)
+    prompts = inputs(model, 0, LARGEST_GROUP + 2)
+    shots = [prompt_shots(model, prompt) for prompt in prompts.split(1)]
+    shots[1] = prompt_shots(model, prompts[1:2].prefix(2))
+    tuning = FineTuning(0.01)
+    tuned = fine_tune_each(model, shots, tuning, progress=False)
+    assert len(tuned) == len(shots)
+    for i in (0, 1, 2, LARGEST_GROUP + 1):
+        assert_changes(tuned[i].changes, sgd(model, shots[i], tuning, key_value(model))[0])
+
+
+# ---- searches ----
+
+
+@pytest.mark.parametrize(("kind", "method"), [*(("softmax", method) for method in METHODS), ("gpt2", "plain")])
+def test_a_search_is_fine_tuning_at_each_setting(kind, method):
+    model, shots = model_on_tokens(kind), token_shots(queries=(2, 1, 2))
+    rates, epochs = (0.01, 0.1), (2, 1)
+    settings = FineTuning(method=method, examples_per_step=2)
+    search = search_tuning(model, shots, settings, learning_rates=rates, epochs=epochs, memory=1.3e5)
+    assert (search.learning_rates, search.epochs, search.tuning) == (rates, (1, 2), settings)
+    assert search.score.shape == search.loss.shape == (2, 2, 3)
+    for i, rate in enumerate(rates):
+        for j, n in enumerate(search.epochs):
+            tuned = fine_tune(model, shots, dataclasses.replace(settings, learning_rate=rate, epochs=n))
+            for q, (tokens, target) in enumerate(zip(shots.zero_shot, shots.targets, strict=True)):
+                if method == "linearized":
+                    outputs = linearized_outputs(model, tokens[None], tuned.changes)[0]
+                else:
+                    with tuned.applied(model), torch.no_grad():
+                        outputs = model(tokens[None])[0, -1]
+                score, loss = score_and_loss(outputs.numpy(), target, shots.choices)
+                assert search.score[i, j, q] == score
+                assert search.loss[i, j, q].item() == pytest.approx(loss, rel=1e-6)
+    table = search.to_dataframe()
+    assert table["learning_rate"].tolist() == [0.01, 0.01, 0.1, 0.1]
+    assert table["epoch"].tolist() == [1, 2, 1, 2]
+
+
+nan, inf = math.nan, math.inf
+TABLES = {
+    "score": ([[0.0, 0.5], [1.0, 0.5]], [[0.1, 0.1], [9.0, 0.1]], (1, 0), True),
+    "tie, by loss": ([[0.5, 0.5], [0.5, 0.2]], [[0.3, 0.2], [0.25, 0.1]], (0, 1), True),
+    "NaN": ([[nan, 0.2], [0.1, nan]], [[nan, 5.0], [0.1, nan]], (0, 1), True),
+    "no finite loss": ([[1.0, 0.2], [1.0, 0.1]], [[nan, 5.0], [inf, 0.1]], (0, 1), True),
+    "errors": ([[-4.0, -1.0], [-0.5, -3.0], [-1.0, -1.0]], [[4.0, 1.0], [0.5, 3.0], [1.0, 1.0]], (1, 0), False),
+    "one rate, one epoch": ([[0.9, 0.1]], [[0.1, 0.1]], (0, 0), False),
+}
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_the_best_of_a_search(name):
+    scores, losses, (rate, epoch), at_edge = TABLES[name]
+    settings = FineTuning(method="per_layer", examples_per_step=3)
+    score, loss = (torch.tensor(table, dtype=torch.float64)[..., None].expand(-1, -1, 3) for table in (scores, losses))
+    rates = (0.1, 0.2, 0.3)[: len(scores)]
+    search = TuningSearch(rates, (1, 4), score, loss, settings)
+    assert search.best == FineTuning(rates[rate], (1, 4)[epoch], "key_value", "per_layer", 3)
+    assert search.at_edge == at_edge
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs"), [("plain", (1,)), ("plain", (1, 2)), ("linearized", (5,)), ("per_layer", (1, 2))]
+)
+def test_divergence(method, epochs):
+    model = model_of("linear")
+    shots = prompt_shots(model, inputs(model, 0, 1), "unlabelled")
+    with pytest.raises(ValueError, match=r"diverged at all learning rates \(1e\+200, 1e\+250\): try lower ones"):
+        search_tuning(model, shots, FineTuning(method=method), learning_rates=(1e200, 1e250), epochs=epochs)
+    search = search_tuning(model, shots, FineTuning(method=method), learning_rates=(1e200, 1e-3), epochs=epochs)
+    assert search.score[0].isnan().all()
+    assert search.loss[0].isnan().all()
+    assert search.score[1].isfinite().all()
+    assert search.best.learning_rate == 1e-3
+    with pytest.raises(ValueError, match=r"diverged at learning_rate=1e\+200: take a lower one"):
+        fine_tune(model, shots, FineTuning(1e200, epochs=5, method=method))
+
+
+def test_a_grid_grows_where_its_best_lies_on_an_edge():
+    score = torch.zeros(3, 2, 1, dtype=torch.float64)
+    loss = torch.tensor([[3.0, 3.0], [2.0, 2.0], [1.5, 1.0]], dtype=torch.float64)[..., None]
+    search = TuningSearch((0.1, 0.3, 1.0), (1, 4), score, loss, FineTuning())
+    assert search.at_edge
+    assert search.wider() == ((0.1, 0.3, 1.0, 3.3), (1, 4, 16))
+    assert dataclasses.replace(search, loss=loss.flip(0)).wider() == ((0.033, 0.1, 0.3, 1.0), (1, 4, 16))
+    inside = dataclasses.replace(search, loss=loss[[0, 2, 1]].flip(1))
+    assert not inside.at_edge
+    assert inside.wider() == ((0.1, 0.3, 1.0), (1, 4))
+
+
+def test_a_search_that_widens_is_the_search_of_the_wider_grid():
+    model, shots = model_on_tokens("softmax"), token_shots(queries=(2, 1))
+    narrow = search_tuning(model, shots, learning_rates=(1e-5, 1e-4), epochs=(1, 2), choose_by="loss", progress=False)
+    assert narrow.at_edge
+    rates, epochs = narrow.wider()
+    wide = search_tuning(model, shots, learning_rates=rates, epochs=epochs, progress=False)
+    grown = search_tuning(
+        model, shots, learning_rates=(1e-5, 1e-4), epochs=(1, 2), choose_by="loss", widen=1, progress=False
+    )
+    assert (grown.learning_rates, grown.epochs) == (rates, epochs)
+    torch.testing.assert_close(grown.loss, wide.loss)

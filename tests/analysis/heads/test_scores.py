@@ -1,4 +1,4 @@
-"""Heads: scores are those of plain loops and dense matrices, constructions have what they are built for."""
+"""Heads: scores are those of plain loops and dense matrices, constructions have what they are built for; errors."""
 
 import itertools
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mechicl import constructions
-from mechicl.analysis import composition_scores, score_heads
-from mechicl.analysis.heads import prefix_matching_scores
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.analysis import composition_scores, measure_target_copying, read_dual_form, score_heads
+from mechicl.analysis.heads import measure_token_sensitivity, prefix_matching_scores
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
@@ -83,9 +83,6 @@ def point_places(tokens: Tensor, backwards: bool = True) -> dict[str, dict[int, 
     return places
 
 
-# ---- attention on token ids ----
-
-
 @quick
 @given(configs(formats=("token_ids",)), st.integers(0, 3))
 def test_scores_on_token_ids_are_those_of_plain_loops(cfg, seed):
@@ -140,23 +137,6 @@ def test_drawn_sequences_are_a_segment_of_different_tokens_twice(sizes, prepend,
         assert not torch.equal(read_by(model, n_prompts=20, prepend=prepend, seed=1)[:, -period:], tokens[:, :period])
 
 
-def test_within_little_memory_scores_are_the_same():
-    model = random_model(TOKENS).eval()
-    sizes: list[int] = []
-    model.add_hook("hook_embed", lambda tensor, hook: sizes.append(len(tensor)))
-    whole = score_heads(model, n_prompts=10)
-    assert sizes == [1, 10]
-    part = score_heads(model, n_prompts=10, memory=400_000)
-    assert 1 < max(sizes[2:]) < 10
-    assert sum(sizes[3:]) == 10
-    assert part.chance == pytest.approx(whole.chance)
-    for name in whole.scores:
-        torch.testing.assert_close(part[name], whole[name])
-
-
-# ---- attention on interleaved prompts ----
-
-
 @quick
 @given(configs(formats=("interleaved",)))
 def test_scores_on_prompts_are_those_of_plain_loops(cfg):
@@ -170,21 +150,6 @@ def test_scores_on_prompts_are_those_of_plain_loops(cfg):
     softmax = [cfg.for_layer(layer).attention == "softmax" for layer in range(cfg.n_layers)]
     for name, expected in by_loops(model, tokens, lambda t: point_places(t, backwards), softmax).items():
         np.testing.assert_allclose(result[name].numpy(), expected, rtol=1e-10, atol=1e-12)
-
-
-def test_shares_are_of_absolute_weights_and_0_for_no_attention():
-    model = random_model(POINTS.replace(attention="linear", n_heads=2)).eval()
-    with torch.no_grad():
-        model.blocks[1].attn.W_Q[1] = 0
-    assert (patterns(model, model.encode(prompts())) < 0).any()
-    result = score_heads(model, prompts=prompts())
-    for values in result.scores.values():
-        assert (values[1, 1] == 0).all()
-        assert ((values >= 0) & (values <= 1)).all()
-    assert result["input_to_target"][0].min() > 0
-
-
-# ---- weights ----
 
 
 def dense(model: Any) -> dict[str, np.ndarray]:
@@ -268,20 +233,6 @@ def test_the_baseline_is_what_random_matrices_get():
         assert 0 < (other - less[pairs]).abs().max() < 0.02
 
 
-def test_models_without_a_vocabulary_compose_too():
-    model = random_model(POINTS)
-    expected = dense_compositions(dense(model), "V")
-    np.testing.assert_allclose(composition_scores(model, "V").numpy(), expected, atol=1e-10)
-
-
-def test_outputs_over_another_vocabulary_have_no_copying_score():
-    model = random_model(TOKENS.replace(d_vocab_out=5)).eval()
-    assert "copying" not in score_heads(model, n_prompts=2).scores
-
-
-# ---- the constructions ----
-
-
 @pytest.mark.parametrize("prepend", [None, 3])
 def test_the_planted_heads_are_found(prepend):
     model = constructions.induction(**INDUCTION)
@@ -332,19 +283,81 @@ def test_chance_is_the_score_of_uniform_attention(keys):
             torch.testing.assert_close(result[name].mean(-1), expected, rtol=0, atol=1e-12)
 
 
-# ---- the result ----
-
-
 def test_the_table_has_a_row_per_head_and_the_intervals_are_over_prompts():
     scores = score_heads(random_model(TOKENS).eval(), n_prompts=9)
     table = scores.to_dataframe()
-    assert len(table) == 6
     row = table[(table["layer"] == 2) & (table["head"] == 1)].iloc[0]
     expected = interval(scores["induction"][2, 1])
-    assert scores["induction"].shape == (3, 2, 9)
-    assert scores.axis_names()["induction"] == ("layer", "head")
     assert (row["induction"], row["induction_half_width"]) == pytest.approx((expected.mean, expected.half_width))
     assert row["copying"] == scores["copying"][2, 1].item()
-    assert "copying_half_width" not in row
     found = score_heads(constructions.induction(**INDUCTION), n_prompts=3).interval("induction", 1, 1)
     assert 0 <= found.low <= found.high <= 1  # a share's interval does not leave its range
+
+
+# ---- errors ----
+
+
+READER = TransformerConfig(
+    prompt_format="token_ids", d_vocab=30, n_ctx=24, n_layers=3, n_heads=2, d_model=10, d_head=4, attention="softmax"
+)
+REGRESSION = TransformerConfig(
+    x_dim=3, n_context=4, y_dim=2, prompt_format="interleaved", keys="full", n_layers=2, n_heads=2, d_model=12,
+    attention="softmax",
+)  # fmt: skip
+SIX, IDS = TASK.sample(6, seed=0), ids(0, d_vocab=4)
+NO_PROMPTS, NO_CONTEXT = SIX[:0], SIX.prefix(0)
+LINEAR, MODEL = (random_model(cfg).eval() for cfg in (READER.replace(attention="linear"), REGRESSION))
+PAIRED = HookedTransformer(TransformerConfig(x_dim=3, y_dim=2, n_context=4)).eval()
+MOMENTUM = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, keys="causal", momentum=0.5)).eval()
+LSTM = HookedLSTM(LSTMConfig(x_dim=3, y_dim=2, n_context=4, d_model=5)).eval()
+
+
+def score(**options: Any):
+    """Scores of a reader of tokens, whose config is changed by the options that are fields."""
+    fields = {name: options.pop(name) for name in ("n_ctx", "d_vocab", "n_layers") if name in options}
+    return score_heads(HookedTransformer(READER.replace(**fields)).eval(), **options)
+
+
+STUDIES = measure_target_copying, measure_token_sensitivity
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: score(n_ctx=3), "at least 4 positions and 2 different tokens; the model has n_ctx=3"),
+        (lambda: score(prepend=0, sequences=IDS), "prepend is for drawn sequences"),
+        (lambda: score(prompts=SIX), "prompt_format='token_ids' is scored on token ids"),
+        (lambda: score(sequences=IDS[:0]), "one prompt or more"),
+        (lambda: score(sequences=torch.arange(8)[None]), "a token that occurs twice"),
+        (lambda: score(n_layers=0), "no layers"),
+        (lambda: score(n_prompts=2).best("inductoin"), "no score 'inductoin'.*did you mean 'induction'"),
+        (lambda: score(n_prompts=2).interval("copying", 0, 0), "'copying' is a score of the weights"),
+        (lambda: score(n_prompts=2).interval("induction", 3, 0), "no head 0 of layer 3 among 3 layers of 2"),
+        (lambda: score_heads(MODEL), "prompt_format='interleaved' is scored on prompts"),
+        (lambda: score_heads(MODEL, prompts=NO_PROMPTS), "at least one prompt and one context point"),
+        (lambda: score_heads(PAIRED, prompts=SIX), "contain x and y together"),
+        (lambda: score_heads(LSTM, prompts=SIX), r"this HookedLSTM has no hook blocks\.0\.attn\.hook_pattern"),
+        (lambda: composition_scores(LSTM), "W_Q, W_K, W_V and W_O, got HookedLSTM"),
+        (lambda: prefix_matching_scores(MODEL), "need a vocabulary; this model is 'interleaved'"),
+        # ---- the dual form ----
+        *[(lambda n=n: read_dual_form(LINEAR, IDS, n_demonstration_tokens=n), "n_demonstration_tokens must be")
+          for n in (-1, 6)],
+        (lambda: read_dual_form(bridge(), IDS, 3), "layer must be 0 to 2, got 3"),
+        (lambda: read_dual_form(bridge(), SIX), r"reads token ids \[prompt pos\], got"),
+        *[(lambda bad=bad: read_dual_form(LINEAR, bad), r"ints \[prompt pos\]")
+          for bad in (IDS[0], IDS[:, :0], IDS.double())],
+        (lambda: read_dual_form(MOMENTUM, SIX), r"this model has momentum=0\.5"),
+        (lambda: read_dual_form(LSTM, SIX), "HookedLSTM has no 'blocks"),
+        # ---- copying ----
+        *[(lambda study=study: study(PAIRED, SIX), "takes 'paired' ones") for study in STUDIES],
+        *[(lambda study=study, p=p: study(MODEL, p), "at least one prompt and one context point")
+          for study in STUDIES for p in (NO_PROMPTS, NO_CONTEXT)],
+        *[(lambda study=study, last=last, layer=layer: study(MODEL, SIX, layer), f"layer must be 0 to {last}, got")
+          for study, last in zip(STUDIES, (1, 2), strict=True) for layer in (-1, last + 1)],
+        (lambda: measure_target_copying(MODEL, SIX[:1]), "at least two prompts, got 1"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument_or_the_cause(call, named):
+    with pytest.raises((ValueError, TypeError), match=named):
+        call()

@@ -1,14 +1,19 @@
-"""Ablation against plain loops: methods, pairs, directions, positions."""
+"""Ablation and direct paths against plain loops, and against TransformerLens."""
+
+import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from transformer_lens import patching
 
-from mechicl.analysis.interventions import ablate
+from mechicl.analysis.interventions import ablate, patch_paths
 from mechicl.analysis.interventions.corruptions import derangement
 from tests.analysis.interventions import oracles
-from tests.analysis.interventions.oracles import EXACT, SINGLE, flat, hook_name, model_of, recorded, run
+from tests.analysis.interventions.oracles import EXACT, SINGLE, flat, hook_name, model_of, pair, recorded, run
+from tests.families import open_family, place_of, putting, token_ids
 
 MODEL = model_of("gpt")
 PROMPTS = oracles.inputs(MODEL, 0, 4)
@@ -62,12 +67,6 @@ def test_means_may_be_taken_over_other_prompts():
     assert_close(flat(swept), expected, **EXACT)
 
 
-def test_the_seed_chooses_whom_to_resample_from():
-    a, b, again = (ablate(MODEL, PROMPTS, method="resample", seed=seed).values["loss"] for seed in (0, 3, 0))
-    assert_close(a, again, atol=0, rtol=0)
-    assert not torch.equal(a, b)
-
-
 @pytest.mark.parametrize(("kind", "method"), [("linear", "zero"), ("bridge", "mean")])
 def test_pairs_are_two_hooks_in_one_run(kind, method):
     model = oracles.shared_bridge() if kind == "bridge" else model_of(kind, n_layers=3)
@@ -82,15 +81,6 @@ def test_pairs_are_two_hooks_in_one_run(kind, method):
         for second in places:
             hooks = [oracles.putting("z", layer, {"head": head}, values[layer]) for layer, head in {first, second}]
             assert_close(swept.predictions[(*first, *second)], run(model, prompts, hooks), **tolerance)
-
-
-def test_pairs_of_some_heads_and_their_loss():
-    swept = ablate(MODEL, PROMPTS, pairs=True, only={"layer": [1, 0], "head": [1]}, keep_predictions=False)
-    assert swept.predictions is None
-    assert swept.indices == ((1, 0), (1,), (1, 0), (1,))
-    whole = ablate(MODEL, PROMPTS, pairs=True)
-    assert_close(swept.values["loss"], whole.values["loss"][[1, 0]][:, [1]][:, :, [1, 0]][:, :, :, [1]], **EXACT)
-    assert len(swept.to_patching_result().index_df) == 4
 
 
 @pytest.mark.parametrize(
@@ -127,6 +117,118 @@ def test_a_bridge_and_all_positions():
     assert oracles.no_hook_left(model)
 
 
-def test_one_prompt_is_ablated_with_a_reference():
-    one = ablate(MODEL, PROMPTS[:1], reference=PROMPTS)
-    assert_close(one.effect(), ablate(MODEL, PROMPTS).effect()[..., :1], **EXACT)
+# ---- paths ----
+
+
+def by_hand(model, stream, layer, receiver):
+    """Queries, keys or values of a stream, by formula."""
+    block = model.blocks[layer]
+    if model.cfg.normalization_type is not None:
+        centred = stream - stream.mean(-1, keepdim=True)
+        stream = centred / (centred.pow(2).mean(-1, keepdim=True) + model.cfg.eps).sqrt()
+        if model.cfg.normalization_type == "LN":
+            stream = stream * block.ln1.w + block.ln1.b
+    out = torch.stack([stream @ getattr(block.attn, f"W_{receiver.upper()}")[h] for h in range(model.cfg.n_heads)], 2)
+    return out + getattr(block.attn, f"b_{receiver.upper()}") if model.cfg.attn_bias else out
+
+
+@pytest.mark.parametrize(("kind", "receiver"), [*(("gpt", by) for by in "qkv"), ("looped", "q"), ("full", "k")])
+@torch.no_grad()
+def test_paths_by_hand(kind, receiver):
+    model = model_of(kind, n_layers=3, n_context=1)
+    clean, corrupted = pair(model)
+    for direction in ("denoising", "noising")[: 1 + (kind == "gpt" and receiver == "q")]:
+        into, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
+        swept = patch_paths(model, clean, corrupted, receiver, direction=direction)
+        assert swept.predictions is not None
+        assert swept.shape == (3, 2, 3, 2)
+        unpatched = run(model, into)
+        for layer, head, to, other in itertools.product(range(3), range(2), range(3), range(2)):
+            expected = unpatched
+            if to > layer:
+                written = [
+                    model.cfg.damping * recorded(model, prompts, hook_name("z", layer))[:, :, head]
+                    @ model.blocks[layer].attn.W_O[head]
+                    for prompts in (source, into)
+                ]  # fmt: skip
+                stream = recorded(model, into, hook_name("resid_pre", to)) + written[0] - written[1]
+                received = by_hand(model, stream, to, receiver)
+
+                def put(activation, hook, received=received, other=other):
+                    out = activation.clone()
+                    out[:, :, other] = received[:, :, other]
+                    return out
+
+                expected = run(model, into, [(hook_name(receiver, to), put)])
+            assert_close(swept.predictions[layer, head, to, other], expected, **EXACT)
+
+
+@pytest.mark.parametrize("receiver", ["q", "k", "v"])
+def test_agrees_with_transformer_lens(receiver, capsys):
+    model = oracles.shared_bridge()
+    clean, corrupted = oracles.bridge_pair()
+    with torch.no_grad():
+        cache, corrupted_cache = (model.run_with_cache(tokens)[1] for tokens in (clean, corrupted))
+        theirs = patching.get_act_patch_direct_path_all_sources(
+            model, corrupted, cache, corrupted_cache,
+            lambda logits: (logits[:, -1, 3] - logits[:, -1, 5]).mean(), receiver, verbose=False,
+        )  # fmt: skip
+    capsys.readouterr()
+    swept = patch_paths(model, clean, corrupted, receiver, metrics=lambda logits: logits[:, 3] - logits[:, 5])
+    later = torch.arange(3)[:, None] < torch.arange(3)
+    later_values = swept.values["metric"].mean(-1).permute(0, 2, 1, 3)[later]
+    assert_close(later_values, theirs.permute(0, 2, 1, 3)[later], **SINGLE)
+    assert swept.predictions is None
+    assert swept.effect().permute(0, 2, 1, 3, 4)[~later].abs().max() == 0
+
+
+def test_hooks_of_the_user_take_effect():
+    model = model_of("gpt", n_layers=3)
+    clean, corrupted = pair(model)
+    model.add_hook(hook_name("resid_pre", 1), lambda tensor, *, hook: 2 * tensor + tensor.roll(1, 2))
+    swept = patch_paths(model, clean, corrupted, "k")
+    before = recorded(model, corrupted, hook_name("resid_post", 0))
+    z = [recorded(model, prompts, hook_name("z", 0))[:, :, 1] for prompts in (clean, corrupted)]
+    stream = before + (z[0] - z[1]) @ model.blocks[0].attn.W_O[1].detach()
+    received = by_hand(model, 2 * stream + stream.roll(1, 2), 1, "k").detach()
+
+    def put(activation, hook):
+        out = activation.clone()
+        out[:, :, 0] = received[:, :, 0]
+        return out
+
+    assert swept.predictions is not None
+    expected = run(model, corrupted, [(hook_name("k", 1), put)])
+    assert_close(swept.predictions[0, 1, 1, 0], expected, **EXACT)
+    model.reset_hooks()
+
+
+@pytest.mark.parametrize("family", ["Llama", "OPT", "GPT-J", "StableLM"])
+def test_paths_of_bridges_are_those_of_the_plain_model(family):
+    """The write of a head goes through the plain model's own modules."""
+    model, plain = open_family(family)
+    clean, corrupted = token_ids(0), token_ids(1)
+    swept = patch_paths(model, clean, corrupted, progress=False).predictions
+    assert swept is not None
+    z, streams = (
+        [recorded(model, corrupted, hook_name(component, layer)) for layer in range(3)]
+        for component in ("z", "resid_pre")
+    )
+    for layer, head, to, other in [(0, 0, 1, 1), (0, 1, 2, 0), (1, 1, 2, 1)]:
+        new_z = z[layer].clone()
+        new_z[:, :, head] = recorded(model, clean, hook_name("z", layer))[:, :, head]
+        out, query = place_of(model, plain, "z", layer), place_of(model, plain, "q", to)
+        assert out is not None
+        assert query is not None
+        write, block = plain.get_submodule(out[0]), plain.get_submodule(query[0].split(f".{to}.")[0])[to]
+        with torch.no_grad():
+            change = write(new_z.flatten(2)) - write(z[layer].flatten(2))
+            normed = block.get_submodule(model.blocks[to].ln1.name)(streams[to] + change)
+            received = plain.get_submodule(query[0])(normed).unflatten(-1, z[to].shape[2:])
+
+        def put(activation: torch.Tensor, received: Any = received, other: int = other) -> None:
+            activation.view(received.shape)[:, :, other] = received[:, :, other]
+
+        with torch.no_grad(), putting(plain, query, put):
+            expected = plain(corrupted).logits[:, -1]
+        assert_close(swept[layer, head, to, other], expected, **SINGLE)

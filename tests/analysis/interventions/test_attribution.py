@@ -1,4 +1,4 @@
-"""Attribution against real patching where that is affine, finite differences elsewhere, and TransformerLens."""
+"""Attribution against patching, finite differences and TransformerLens; bridges against plain models."""
 
 import math
 from typing import Any
@@ -9,28 +9,19 @@ import torch
 from torch.testing import assert_close
 from transformer_lens.tools.analysis import attribution_patch
 
-from mechicl.analysis.interventions import (
-    InterventionSweep,
-    attribute,
-    correlate_effects,
-    patch,
-    squared_error,
-)
+from mechicl.analysis.interventions import InterventionSweep, attribute, correlate_effects, patch, squared_error
 from tests.analysis.interventions import oracles
+from tests.analysis.interventions.agreement import COMPONENTS, TOLERANCE, agreement_of
 from tests.analysis.interventions.oracles import hook_name, model_of, pair, recorded, run
 from tests.families import open_family, place_of, putting, token_ids
 
 EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-8}
 FIRST = {"prediction": lambda predictions: predictions[:, 0]}
 SWEEPS = [
-    ("z", ("layer", "head")),
-    ("z", ("layer", "pos", "head")),
-    ("resid_pre", ("pos", "layer")),
-    ("attn_out", ("layer",)),
-    ("k", ("layer", "head", "pos")),
-    ("pattern", ("layer", "head", "query", "key")),
+    ("z", ("layer", "head")), ("z", ("layer", "pos", "head")), ("resid_pre", ("pos", "layer")),
+    ("attn_out", ("layer",)), ("k", ("layer", "head", "pos")), ("pattern", ("layer", "head", "query", "key")),
     ("attn_scores", ("layer", "query")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
@@ -103,17 +94,6 @@ def test_agrees_with_transformer_lens():
     assert oracles.no_hook_left(model)
 
 
-def test_only_some_cells_in_the_given_order():
-    model = model_of("gpt")
-    clean, corrupted = pair(model)
-    axes = ("head", "layer", "pos")
-    whole = attribute(model, clean, corrupted, "z", axes).values["loss"]
-    only = {"layer": [1, 0], "pos": [4, 2, 4], "head": [1]}
-    chosen = attribute(model, clean, corrupted, "z", axes, only=only)
-    assert chosen.indices == ((1,), (1, 0), (4, 2, 4))
-    assert_close(chosen.values["loss"], whole[[1]][:, [1, 0]][:, :, [4, 2, 4]], **EXACT)
-
-
 def test_correlate_effects_is_the_correlation_over_cells():
     model = model_of("gpt")
     clean, corrupted = pair(model, 5)
@@ -130,14 +110,12 @@ def test_correlate_effects_is_the_correlation_over_cells():
     assert narrow.high - narrow.low == pytest.approx(2 * 0.2707223 * np.std(each, ddof=1) / math.sqrt(5), rel=1e-4)
 
 
-def made(effects: torch.Tensor) -> InterventionSweep:
-    """A sweep with these effects `[cell prompt]`."""
-    none = torch.zeros(effects.shape[1], dtype=effects.dtype)
-    cells = (tuple(range(len(effects))),)
-    return InterventionSweep("made", ("layer",), cells, None, none[:, None], None, {"m": effects}, {"m": none})
-
-
 def test_correlate_effects_is_cut_and_leaves_out_prompts_without_effects():
+    def made(effects: torch.Tensor) -> InterventionSweep:
+        none = torch.zeros(effects.shape[1], dtype=effects.dtype)
+        cells = (tuple(range(len(effects))),)
+        return InterventionSweep("made", ("layer",), cells, None, none[:, None], None, {"m": effects}, {"m": none})
+
     real = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
     estimate = -3 * real
     estimate[0, :2] += torch.tensor([0.5, 2.0])
@@ -146,17 +124,7 @@ def test_correlate_effects_is_cut_and_leaves_out_prompts_without_effects():
     estimate[:, 3] = real[0, 3]  # the same everywhere
     assert correlate_effects(made(estimate), made(real)).n == 3
     estimate[2, 0] = math.nan
-    broken = correlate_effects(made(estimate), made(real))
-    assert all(map(math.isnan, (broken.mean, broken.low, broken.high)))
-
-
-def test_nan_stays_in_the_estimates():
-    model = model_of("gpt")
-    tokens = model.encode(oracles.inputs(model, 0)).clone()
-    tokens[0, 0] = torch.finfo(tokens.dtype).max  # overflows in the model
-    estimate = attribute(model, tokens, model.encode(oracles.inputs(model, 1)), "resid_pre", metrics=FIRST)
-    assert estimate.values["prediction"][:, 0, 0].isnan().all()
-    assert estimate.values["prediction"][..., 1:].isfinite().all()
+    assert math.isnan(correlate_effects(made(estimate), made(real)).mean)
 
 
 def test_no_grad_memory_and_progress_change_nothing():
@@ -197,3 +165,46 @@ def test_bridges_have_the_slope_of_the_plain_model(family, component):
 
     slope = (moved(1e-2) - moved(-1e-2)) / 2e-2  # bridges compute rotations and softmax in single precision
     assert_close(estimate.effect()[0], slope, rtol=2e-3, atol=2e-3)
+
+
+# ---- families of bridges ----
+
+
+FAMILIES = (  # one of each kind; those of agreement.py are twice as many
+    "GPT-2", "GPT-Neo", "GPT-J", "GPT-NeoX", "OPT", "BLOOM", "XGLM", "Llama", "Mixtral", "Qwen3", "Gemma 2", "Phi",
+    "Phi-3", "Falcon", "MPT", "OLMo 2", "CodeGen", "GPT-BigCode", "Granite", "Cohere", "GLM 4", "GPT", "BERT", "Mamba",
+    "RecurrentGemma", "T5",
+)  # fmt: skip
+IGNORED = {"attn_scores", "pattern"}
+REFUSED = {  # what is refused because the model ignores it
+    "GPT-Neo": IGNORED,
+    "GPT-J": IGNORED,
+    "XGLM": IGNORED,
+    "OPT": IGNORED,
+    "BERT": IGNORED,
+    "GPT": {"resid_post"},
+}
+ABSENT = {
+    "T5": set(COMPONENTS),
+    "Mamba": set(COMPONENTS) - {"resid_pre", "resid_post"},
+    "RecurrentGemma": set(COMPONENTS) - {"resid_pre", "resid_post"},
+}
+PARALLEL = {"GPT-J", "GPT-NeoX", "Phi", "Falcon", "CodeGen", "Cohere", "Cohere 2"}
+
+
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[1:])]
+)
+def test_each_component_is_right_or_refused(family):
+    bridge, plain = open_family(family)
+    for component in COMPONENTS:
+        agreement = agreement_of(bridge, plain, component, [1], [0])
+        if component in REFUSED.get(family, ()):
+            assert agreement.refusal is not None
+            assert "ignores edits" in agreement.refusal or "does not fire" in agreement.refusal
+        elif component in ABSENT.get(family, {"resid_mid"} if family in PARALLEL else ()):
+            assert "the model has no hook" in (agreement.refusal or "")
+        else:
+            assert agreement.refusal is None, component
+            assert agreement.difference is not None
+            assert agreement.difference < TOLERANCE, component

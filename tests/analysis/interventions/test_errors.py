@@ -20,7 +20,7 @@ from mechicl.analysis.interventions import (
 )  # fmt: skip
 from mechicl.analysis.interventions.metrics import evaluate_metric
 from mechicl.models.opening.sites import Site
-from mechicl.prompts import Prompts, TokenSequences
+from mechicl.prompts import TokenSequences
 from mechicl.tasks import RepeatedTokens
 from tests.analysis.interventions import oracles
 from tests.analysis.interventions.oracles import ids, model_of, shared_bridge
@@ -36,20 +36,12 @@ LAST_HIDDEN = TokenSequences(SEQUENCES.ids, torch.zeros_like(SEQUENCES.predictab
 GPT_J = "GPT-J"
 
 
-def wrong(value: Any) -> Any:
-    return value
-
-
 def sweep(*args: Any, **options: Any) -> Any:
     return patch(MODEL, A, B, *args, **options)
 
 
 def remove(**options: Any) -> Any:
     return ablate(MODEL, A, **options)
-
-
-def bridge_sweep(*args: Any, **options: Any) -> Any:
-    return patch(shared_bridge(), *oracles.bridge_pair(), *args, **options)
 
 
 def session(clean: Any = A, corrupted: Any = B, **options: Any) -> PatchingSession:
@@ -61,87 +53,50 @@ def metric_of(values: Any) -> Any:
 
 
 CASES: list[tuple[Any, str]] = [
-    (lambda: patch(MODEL, A, B.prefix(1)), "same number and length: 4 of 5 positions, and 4 of 3"),
+    (lambda: patch(MODEL, A, B.prefix(1)), r"same number and length: \[4, 5, \d+\], \[4, 3"),
     (lambda: patch(MODEL, A[:0], B[:0]), "no prompts"),
     (lambda: sweep("resid_prev"), "did you mean 'resid_pre'"),
     (lambda: sweep("z", ("layer", "heads")), "did you mean 'head'"),
-    (lambda: sweep("mlp_out", ("layer", "head")), "not 'head'"),
     (lambda: sweep("z", ("layer", "head", "head")), "axes must"),
-    (lambda: sweep("z", ("head",)), "axes must"),
     (lambda: sweep("result"), r"'blocks.0.attn.hook_result': call model.set_use_attn_result\(True\)"),
     (lambda: sweep(only={"layer": [2]}), r"layer must be 0 to 1, got \[2\]"),
-    (lambda: sweep(only={"layer": []}), "layer must be 0 to 1, got none"),
-    (lambda: sweep("mlp_out", only={"pos": 5}), r"pos must be 0 to 4, got \[5\]"),
     (lambda: sweep(only={"head": [0, -1]}), r"head must be 0 to 1, got \[-1\]"),
     (lambda: sweep(only={"pos": [0]}), "only='pos'"),
-    (lambda: sweep(metrics=lambda p: p.mean()), "metric 'metric'"),
     (lambda: sweep(memory=100), "memory="),
-    (lambda: sweep(direction="sideways"), "direction must be"),
-    (lambda: sweep(at="some"), "at must be"),
-    (lambda: bridge_sweep(at="points"), "at='points'"),
-    (lambda: bridge_sweep("result"), "set_use_attn_result"),
-    (lambda: patch(MODEL, Prompts(A.xs[..., :1], A.ys), Prompts(B.xs[..., :1], B.ys)), "x_dim"),
-    (lambda: patch(torch.nn.Linear(2, 2), A, B), "no hooks to open it by"),
-    (lambda: patch(shared_bridge(), A, B), "reads token ids"),
-    (lambda: patch(oracles.lstm(), *oracles.pair(oracles.lstm())), "'blocks.0.attn.hook_z'"),
-    (lambda: patch(IDS, wrong("a b c"), ids(0)), "clean must"),
     (lambda: patch(IDS, LAST_HIDDEN, SEQUENCES), "at='positions'"),
-    (lambda: patch(model_of("read by heads", use_split_qkv_input=True), A, B, "attn_in"), "'blocks.0.hook_attn_in'"),
     (lambda: attribute(MODEL, MODEL.encode(A), MODEL.encode(B)), "metrics="),
     (lambda: attribute(MODEL, A, B, metrics=lambda p: (p[:, 0] > 0).double()), "'metric' has no gradient"),
-    (lambda: attribute(MODEL, A, B, memory=100), "memory="),
-    (lambda: attribute(IDS, LAST_HIDDEN, SEQUENCES), "at='positions'"),
     (lambda: attribute(open_family(GPT_J)[0], token_ids(0), token_ids(1), "pattern", metrics=lambda p: p[:, 3]),
      "ignores edits at 'blocks.0.attn.hook_pattern'"),
     (lambda: correlate_effects(sweep("z", ("layer", "pos")), sweep()), "same cells"),
     (lambda: correlate_effects(attribute(MODEL, A, A), patch(MODEL, A, A)), "no prompt has effects"),
-    (lambda: patch_paths(MODEL, A, B, wrong("z")), "receiver must be"),
     (lambda: patch_paths(model_of("clipped"), A, B), "clips its stream"),
-    (lambda: patch_paths(oracles.lstm(), A, B), "no attention layers"),
     (lambda: patch_paths(shared_bridge("llama"), ids(0), ids(1), "k"), "receiver must be 'q'"),
-    (lambda: patch_paths(MODEL, A, B, memory=10), "memory="),
     *((lambda name=name: patch_paths(open_family(name)[0], token_ids(0), token_ids(1)), "no direct paths")
       for name in ("Granite", "BERT", "Gemma 2")),
-    (lambda: remove(method="median"), "method must be"),
-    (lambda: remove(axes=("layer", "direction")), "not 'direction'"),
     (lambda: remove(component="attn_scores", method="zero"), "scores of zero"),
     (lambda: remove(reference=A.prefix(1)), "reference must"),
-    (lambda: remove(reference=A[:0]), "reference must"),
     (lambda: remove(reference=A, method="zero"), "method='zero' takes no reference"),
     (lambda: remove(reference=A, method="resample"), "reference is equal"),
     (lambda: remove(directions=torch.eye(8)), "directions must"),
-    (lambda: remove(directions=torch.eye(7), **STREAM), "directions must"),
     *((lambda bad=bad: remove(directions=bad, **STREAM), "directions")
       for bad in (torch.zeros(1, 8), torch.full((1, 8), torch.nan), torch.zeros(0, 8))),
     (lambda: remove(directions=torch.eye(8), pairs=True, **STREAM), "pairs="),
-    (lambda: remove(memory=10.0), "memory="),
-    (lambda: ablate(MODEL, A[:0]), "no prompts"),
-    *((lambda each=each: ablate(MODEL, A[:1], method=wrong(each)), f"method={each!r} needs another prompt")
-      for each in ("mean", "resample")),
+    (lambda: ablate(MODEL, A[:1], method="resample"), "method='resample' needs another prompt"),
     (lambda: remove().recovered(), "do not come from a run"),
     (lambda: sweep().recovered_interval(1), "one index per axis"),
-    (lambda: sweep().interval(0, 1, 0), "one index per axis"),
     (lambda: sweep().effect("los"), "no metric 'los'"),
     (lambda: sweep(keep_predictions=False).measure("again", squared_error(A)), "were not kept"),
     (lambda: patch(IDS, ids(0, n_pos=5), ids(1, n_pos=5)).effect(), "no metric yet"),
     (lambda: session(A, A.prefix(1)), "5 positions and corrupted ones 3"),
     (lambda: session(A, ids(0)), "prompts and token ids"),
     (lambda: session(A, A[:0]), "0 corrupted"),
-    (lambda: session("a b c"), "clean|encode|prompts"),
-    (lambda: session(metric=lambda p: p.mean()).result(), "one number per prompt"),
     (lambda: session().toggle(Site("z", 2, pos=0)), "layer must be 0 to 1"),
-    (lambda: session().toggle(Site("z", 0, pos=5)), "pos must be 0 to 4"),
-    (lambda: session().toggle(Site("pattern", 0, head=-1)), "head must be 0 to 1"),
-    (lambda: session().toggle(Site("result", 0)), "'blocks.0.attn.hook_result'"),
     (lambda: setattr(session(), "clean_prompt", 4), "clean_prompt must be 0 to 3, got 4"),
-    (lambda: setattr(session(), "corrupted_prompt", -1), "corrupted_prompt must be 0 to 3, got -1"),
     (lambda: PatchingSession(open_family(GPT_J)[0], token_ids(0), token_ids(1)).toggle(Site("pattern", 1, head=0)),
      "ignores edits at 'blocks.1.attn.hook_pattern'"),
-    (lambda: corrupt(A, wrong("all")), "kind must be 'task', 'labels', 'query', 'prompt' or 'noise'"),
     (lambda: corrupt(A[:1], "query"), "kind='query' needs at least 2 prompts"),
-    (lambda: corrupt(A[:1], "prompt"), "kind='prompt' needs at least 2 prompts"),
     (lambda: corrupt(A.prefix(1), "labels"), "at least 2 context points"),
-    (lambda: corrupt_tokens(ids(0), wrong("labels")), "kind must be 'occurrences' or 'sequence'"),
     (lambda: corrupt_tokens(ids(0, 1), "sequence"), "at least 2 sequences"),
     (lambda: corrupt_tokens(torch.zeros(1, 3, dtype=torch.int64)), "d_vocab must be at least 2"),
     *((metric_of(bad), "'bad' must return one number per prompt") for bad in
@@ -153,10 +108,8 @@ CASES: list[tuple[Any, str]] = [
     *((lambda bad=bad: next_token_loss(bad)(torch.zeros(2, 5)), "targets must") for bad in (-TWO, TWO + 1)),
     (lambda: next_token_loss(POSITIONS)(torch.zeros(2, 2, 5)), "targets must be ids in the vocabulary, 0 to 4, got 5"),
     (lambda: next_token_loss(torch.tensor([1, -100])), "every prompt needs a target"),
-    (lambda: next_token_loss(torch.tensor([[-100, 2], [-100, -100]])), "every prompt needs a target"),
     (lambda: next_token_loss(TWO)(torch.zeros(2, 3, 5)), "at='query'"),
     (lambda: next_token_loss(POSITIONS)(torch.zeros(2, 7)), "at='positions'"),
-    (lambda: logit_difference(TWO, TWO)(torch.zeros(2, 3, 5)), "at='query'"),
 ]  # fmt: skip
 
 

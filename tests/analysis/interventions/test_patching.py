@@ -28,29 +28,15 @@ from tests.analysis.interventions.oracles import EXACT, SINGLE, flat, hook_name,
 from tests.strategies import configs, random_model
 
 SWEEPS = [
-    ("resid_pre", ("layer", "pos")),
-    ("resid_mid", ("layer", "pos")),
-    ("resid_post", ("pos", "layer")),
-    ("resid_pre", ("layer",)),
-    ("attn_out", ("layer", "pos")),
-    ("mlp_out", ("layer", "pos")),
-    ("mlp_out", ("layer",)),
-    ("q", ("layer", "pos", "head")),
-    ("k", ("layer", "pos", "head")),
-    ("v", ("head", "layer", "pos")),
-    ("k", ("layer", "head")),
-    ("z", ("layer", "pos", "head")),
-    ("z", ("layer", "head")),
-    ("z", ("layer", "pos")),
-    ("result", ("layer", "pos", "head")),
-    ("attn_scores", ("layer", "head", "query")),
-    ("attn_scores", ("layer", "key")),
-    ("pattern", ("layer", "head")),
-    ("pattern", ("layer", "query", "key")),
-    ("pre", ("layer", "neuron")),
-    ("post", ("layer", "pos", "neuron")),
+    ("resid_pre", ("layer", "pos")), ("resid_mid", ("layer", "pos")), ("resid_post", ("pos", "layer")),
+    ("resid_pre", ("layer",)), ("attn_out", ("layer", "pos")), ("mlp_out", ("layer", "pos")),
+    ("mlp_out", ("layer",)), ("q", ("layer", "pos", "head")), ("k", ("layer", "pos", "head")),
+    ("v", ("head", "layer", "pos")), ("k", ("layer", "head")), ("z", ("layer", "pos", "head")),
+    ("z", ("layer", "head")), ("z", ("layer", "pos")), ("result", ("layer", "pos", "head")),
+    ("attn_scores", ("layer", "head", "query")), ("attn_scores", ("layer", "key")), ("pattern", ("layer", "head")),
+    ("pattern", ("layer", "query", "key")), ("pre", ("layer", "neuron")), ("post", ("layer", "pos", "neuron")),
     ("post", ("layer", "pos")),
-]
+]  # fmt: skip
 ON_REQUEST = {
     "read by head": [
         *((component, ("layer", "pos", "head")) for component in ("q_input", "k_input", "v_input")),
@@ -73,9 +59,7 @@ def check_against_loop(
 ) -> None:
     swept = patch(model, clean, corrupted, component, axes, at=at)
     assert_close(
-        flat(swept),
-        oracles.loop_patch(model, corrupted, clean, component, axes, at)[0],
-        **(tolerance or EXACT),
+        flat(swept), oracles.loop_patch(model, corrupted, clean, component, axes, at)[0], **(tolerance or EXACT)
     )
 
 
@@ -169,21 +153,6 @@ def test_metrics_are_functions_of_the_predictions():
     assert_close(later.source_values["loss"], swept.source_values["loss"])
 
 
-def test_default_axes_and_predictions_kept():
-    assert patch(MODEL, CLEAN, CORRUPTED).axes == ("layer", "head")
-    assert patch(MODEL, CLEAN, CORRUPTED, "mlp_out").axes == ("layer", "pos")
-    assert patch(MODEL, CLEAN, CORRUPTED, keep_predictions=False).predictions is None
-    model = model_of("ids")
-    clean, corrupted = pair(model)
-    swept = patch(model, clean, corrupted)
-    assert swept.values == {}
-    assert swept.predictions is not None
-    assert patch(model, clean, corrupted, metrics=metric_of(clean)).predictions is None
-
-
-# ---- other models ----
-
-
 def test_agrees_with_transformer_lens(capsys):
     model, (clean, corrupted) = oracles.shared_bridge(), oracles.bridge_pair()
     metric = metric_of(clean)
@@ -205,34 +174,10 @@ def test_agrees_with_transformer_lens(capsys):
     capsys.readouterr()  # TransformerLens' progress bars
 
 
-def test_a_grouped_query_model_has_fewer_keys_and_values():
-    shapes = {c: patch(oracles.shared_bridge("llama"), *oracles.bridge_pair(), c).shape for c in ("q", "k", "v", "z")}
-    assert shapes == {"q": (2, 4), "k": (2, 2), "v": (2, 2), "z": (2, 4)}
-
-
 def test_a_recurrent_network_is_patched_at_its_streams():
     model = oracles.lstm()
     for component, at in (("resid_pre", "query"), ("resid_post", "points")):
         check_against_loop(model, *pair(model), component, ("layer", "pos"), at)
-
-
-def test_patching_results_of_heads_equals_patching_z():
-    model = oracles.bridge()
-    model.set_use_attn_result(True)
-    results, z = (patch(model, *oracles.bridge_pair(), component).predictions for component in ("result", "z"))
-    assert_close(results, z, **SINGLE)
-
-
-def test_nan_stays_in_the_predictions():
-    broken, whole = MODEL.encode(CLEAN).clone(), MODEL.encode(CORRUPTED)
-    broken[0] = torch.finfo(broken.dtype).max  # overflows in the model
-    for component, axes in [("z", ("layer", "head")), ("z", ("layer", "pos", "head")), ("resid_pre", None)]:
-        predictions = flat(patch(MODEL, broken, whole, component, axes, metrics={}))
-        assert predictions[:, 0].isnan().any()
-        assert predictions[:, 1:].isfinite().all()
-
-
-# ---- the user's own hooks ----
 
 
 @pytest.mark.parametrize(
@@ -271,9 +216,6 @@ def test_an_error_in_the_middle_of_a_sweep_leaves_no_hook():
             patch(model, clean, corrupted, metrics=fails)
         assert oracles.no_hook_left(model)
         assert_close(run(model, clean), before)
-
-
-# ---- sequences of tokens ----
 
 
 TASK = RepeatedTokens(d_vocab=6, n_ctx=5, min_period=2, max_period=3)

@@ -174,26 +174,3 @@ def test_two_sites_on_one_hook_are_both_replaced():
             where = {axis: place for axis, place in (("pos", site.pos), ("head", site.head)) if place is not None}
             hooks.append(oracles.putting("z", site.layer, where, values[site.hook_name]))
         assert_close(predicted, run(model, corrupted, hooks), **EXACT)
-
-
-def test_small_runs_have_one_thread_and_the_users_number_is_restored(monkeypatch):
-    model = model_of("gpt")
-    clean, corrupted = pair(model)
-    before, during = torch.get_num_threads(), []
-
-    def first(predictions: torch.Tensor) -> torch.Tensor:
-        during.append(torch.get_num_threads())
-        return predictions[:, 0]
-
-    monkeypatch.setattr("mechicl.base.threads.n_cores", lambda: 64)
-    torch.set_num_threads(4)
-    try:
-        patch(model, clean, corrupted, "z", ("layer", "pos"), metrics=first, progress=False)
-        assert torch.get_num_threads() == 4
-        assert 1 in during
-        during.clear()
-        monkeypatch.setattr(runs, "threads_worth", lambda multiplications: 3)
-        patch(model, clean, corrupted, "z", ("layer", "pos"), metrics=first, progress=False)
-        assert 3 in during
-    finally:
-        torch.set_num_threads(before)

@@ -103,21 +103,6 @@ def test_the_prediction_is_the_sum_of_contributions(name):
     torch.testing.assert_close(total, model.predict(prompts))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_features_and_initial_function(name):
-    model = make(name)
-    prompts, hand = random_prompts(model.cfg), ByHand(model)
-    xs, ys = prompts.query
-    slot = model.cfg.y_slot
-    for targets, got in ((ys, features(model, xs, ys)), ([None] * len(xs), features(model, xs))):
-        for x, y, feature in zip(xs.numpy(), targets, got, strict=True):
-            stream = hand.stream(x, None if y is None else y.numpy())
-            np.testing.assert_allclose(feature.detach(), np.delete(stream, slot), rtol=1e-9, atol=1e-12)
-    initial = initial_function(model, xs)
-    np.testing.assert_allclose(initial.detach(), [hand.read(hand.stream(x)) for x in xs.numpy()], atol=1e-12)
-    torch.testing.assert_close(initial, model.predict(Prompts(xs[:, None], ys[:, None])))  # an empty context
-
-
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "two targets"])
 def test_the_kernel_is_the_slope_of_a_contribution(name):
     model = make(name)
@@ -176,14 +161,6 @@ def test_the_parts_of_a_prediction(name):
     assert list(parts.to_dataframe()) == ["prediction", "initial", "constant", "linear", "remainder", "error"]
 
 
-def test_a_view_is_saved_and_loaded(tmp_path):
-    model = make("attention")
-    view = view_kernel(model, GRID, random_prompts(model.cfg))
-    loaded = KernelView.load(view.save(tmp_path / "view"))
-    assert torch.equal(loaded.eigenvalues, view.eigenvalues)
-    assert loaded.to_dataframe().equals(view.parts.to_dataframe())
-
-
 def view_of(kernel):
     points = torch.zeros(len(kernel))
     parts = decompose(make("attention"), random_prompts(make("attention").cfg))
@@ -201,9 +178,6 @@ def test_spectra():
     # the sine waves of one frequency: a kernel cos(x - x') has rank 2
     points = 2 * math.pi * torch.arange(12, dtype=torch.float64) / 12
     assert view_of((points[:, None] - points).cos()).effective_rank == pytest.approx(2)
-
-
-# ---- functions over a grid of queries ----
 
 
 def learner_of(name: str) -> Any:

@@ -97,17 +97,6 @@ def test_the_barrier_of_a_curve_made_by_hand():
     assert np.isnan(path(1, float("nan"), 1).barrier().mean)
 
 
-@pytest.mark.parametrize("kind", ["raw", "rescaled", "aligned", "lifted"])
-def test_ends_are_the_models_themselves(kind):
-    a, b = model(0, n_layers=2, initializer_range=0.3), model(1, n_layers=2, initializer_range=0.3, n_heads=2)
-    path = interpolate(a, b, PROMPTS, n_alphas=2, kind=kind)
-    for alpha, m in enumerate((a, b)):
-        expected = m.predict(PROMPTS).detach()
-        torch.testing.assert_close(path.model(alpha).predict(PROMPTS).detach(), expected, rtol=1e-9, atol=1e-10)
-        errors = (expected - PROMPTS.query.ys).square().mean(-1)
-        torch.testing.assert_close(path.squared_errors[alpha], errors, rtol=1e-9, atol=1e-10)
-
-
 def test_a_curve_is_a_bezier_curve():
     points: tuple[dict[str, torch.Tensor], ...] = tuple(dict(model(i).named_parameters()) for i in range(3))
     template = model(0)
@@ -134,17 +123,6 @@ def test_initial_weights_that_agree_stay():
             moved = start + step_size * PROMPTS.xs[:, :-1].mT @ residual
             expected = (PROMPTS.xs[:, -1:] @ moved)[:, 0]
             torch.testing.assert_close(path.model(alpha).predict(PROMPTS).detach(), expected, rtol=1e-9, atol=0)
-
-
-def test_a_loaded_path_has_the_losses_and_no_models(tmp_path):
-    path = interpolate(model(0), model(1), PROMPTS, n_alphas=3)
-    loaded = LossPath.load(path.save(tmp_path / "path"))
-    assert loaded.barrier() == path.barrier()
-    with pytest.raises(ValueError, match="a loaded path has no models"):
-        loaded.model(0.5)
-
-
-# ---- several kinds of path, and paths to the fitted construction ----
 
 
 def test_bending_lowers_the_loss_and_keeps_the_ends():
@@ -212,12 +190,3 @@ def test_paths_to_the_fitted_construction():
         moments = (held_out.xs[:, :-1] * held_out.ys[:, :-1]).sum(1)
         prediction = step_size * (held_out.xs[:, -1] * moments).sum(-1)
         torch.testing.assert_close(path.squared_errors[-1], (prediction - truth) ** 2, rtol=1e-8, atol=1e-10)
-
-
-def test_other_attention_has_no_rescaled_path():
-    for attention in ("relu", "softmax"):
-        a, b = (model(i, attention=attention, d_head=4) for i in range(2))
-        result = connect_modes(a, b, TASK, n_prompts=20, n_alphas=2, bending_steps=1)
-        assert list(result.paths) == ["raw", "aligned", "lifted", "curved"]
-        with pytest.raises(ValueError, match="linear attention only"):
-            connect_modes(a, b, TASK, kinds=["rescaled"], n_prompts=20)

@@ -1,4 +1,4 @@
-"""Functions stay while weights change; random symmetry transformations are undone."""
+"""Weight products; functions stay while weights change; random symmetry transformations are undone."""
 
 import numpy as np
 import pytest
@@ -135,19 +135,6 @@ def test_aligning_undoes_random_symmetries(kind: str, seed: int):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize(("exponents", "negative"), [([-6.0, 5.5], False), ([0.0, 3.0], True)])
-def test_any_scale_is_undone(exponents: list[float], negative: bool):
-    a = random_model(0, n_layers=1, n_heads=2)
-    factors = torch.tensor([[10.0**e for e in exponents]], dtype=torch.float64) * (-1 if negative else 1)
-    b = scaled(a, factors)
-    products, unscaled = read_weight_products(b), read_weight_products(a)
-    torch.testing.assert_close(products.W_KQ, unscaled.W_KQ * factors[0, :, None, None], rtol=1e-10, atol=0)
-    torch.testing.assert_close(products.W_PV, unscaled.W_PV / factors[0, :, None, None], rtol=1e-10, atol=0)
-    for pair in (align_heads(a, b), rescale_heads(a, b)):
-        for mine, theirs in zip(*(model.parameters() for model in pair), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
-
-
 def test_the_factor_is_the_best_on_a_fine_grid():
     a, b = random_model(1, n_heads=1, n_layers=1), random_model(2, n_heads=1, n_layers=1)
     first, second, aligned = (read_weight_products(m) for m in (a, b, align_heads(a, b)[1]))
@@ -218,3 +205,64 @@ def test_two_opposite_heads_of_relu_attention_are_not_each_others_match():
     first, second = (read_weight_products(m) for m in align_heads(model, swapped))
     torch.testing.assert_close(first.W_KQ, second.W_KQ, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(first.W_PV, second.W_PV, rtol=1e-9, atol=1e-12)
+
+
+# ---- products ----
+
+
+FOUR_POINTS = LinearRegression(x_dim=3, n_context=4).sample(20, seed=0, dtype=torch.float64)
+
+
+def two_layers(**fields) -> HookedTransformer:
+    cfg = TransformerConfig(x_dim=3, n_context=4, n_layers=2, n_heads=2, initializer_range=0.5, dtype="float64")
+    return HookedTransformer(cfg.replace(**fields), seed=1)
+
+
+def test_products_are_those_of_the_matrices():
+    model = two_layers(score_scale=0.7)
+    products = read_weight_products(model)
+    for layer in range(2):
+        for head in range(2):
+            q, k, v, o = (getattr(model, f"W_{n}")[layer, head].detach().numpy() for n in "QKVO")
+            torch.testing.assert_close(products.W_KQ[layer, head], torch.tensor(0.7 * q @ k.T))
+            torch.testing.assert_close(products.W_PV[layer, head], torch.tensor(v @ o))
+
+
+@pytest.mark.parametrize("factor", [0.01, -70.0])
+def test_fixing_the_gauge_undoes_any_rescaling(factor: float):
+    model = two_layers()
+    expected = read_weight_products(model).gauge_fixed()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.W_K.mul_(factor)
+            block.attn.W_O.div_(factor)
+    products = read_weight_products(model).gauge_fixed()
+    torch.testing.assert_close(products.W_KQ, expected.W_KQ, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(products.W_PV, expected.W_PV, rtol=1e-10, atol=1e-12)
+    diagonal = products.W_KQ[..., :3, :3].diagonal(dim1=-2, dim2=-1).mean(-1)
+    torch.testing.assert_close(diagonal, torch.ones(2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "recurrent", "d_model", "seed"),
+    [(1, False, 4, 0), (1, True, 6, 1), (2, False, 5, 2), (2, True, 5, 3), (3, False, 6, 4)],
+)
+def test_unread_parts_do_not_change_predictions(n_layers: int, recurrent: bool, d_model: int, seed: int):
+    cfg = two_layers().cfg.replace(n_layers=n_layers, recurrent=recurrent, d_model=d_model, read_in="identity")
+    model = HookedTransformer(cfg, seed=seed)
+    products = read_weight_products(model)
+    part = products.without_unread_parts(recurrent)
+    torch.testing.assert_close(
+        replace_products(model, part).predict(FOUR_POINTS), model.predict(FOUR_POINTS), rtol=1e-12, atol=1e-14
+    )
+    # zeros where the last layer writes outside y, and in one layer where the query's 0 is read; nowhere else
+    gone_KQ, gone_PV = part.W_KQ != products.W_KQ, part.W_PV != products.W_PV
+    expected_KQ, expected_PV = torch.zeros_like(gone_KQ), torch.zeros_like(gone_PV)
+    if n_layers == 1:
+        expected_KQ[:, :, 3:] = True
+    if n_layers == 1 or not recurrent:
+        expected_PV[-1, ..., [i for i in range(d_model) if i != 3]] = True
+    assert torch.equal(gone_KQ, expected_KQ)
+    assert torch.equal(gone_PV, expected_PV)
+    assert not part.W_KQ[gone_KQ].any()
+    assert not part.W_PV[gone_PV].any()

@@ -1,13 +1,16 @@
-"""Ridge regressions and readouts against numpy's least squares on cached streams."""
+"""Readouts, probes and ridge regressions against numpy's least squares on cached streams."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from mechicl import algorithms, constructions
-from mechicl.analysis import Lens, Readouts, fit_readouts
+from mechicl.algorithms import gradient_descent, newton
+from mechicl.analysis import Lens, Readouts, fit_readouts, probe
+from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weights, second_moments
 from mechicl.analysis.layers.layer_learners import trajectories
 from mechicl.analysis.layers.linear_maps import RidgeSums
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -19,9 +22,6 @@ CFG = TransformerConfig(
     x_dim=3, n_context=5, prompt_format="interleaved", n_layers=2, n_heads=2, d_model=12, d_mlp=24, attention="softmax",
     normalization_type="LN", initializer_range=0.4, dtype="float64",
 )  # fmt: skip
-
-
-# ---- ridge regressions from sums ----
 
 
 def drawn(n_sites: int, n_prompts: int, n_samples: int, seed: int):
@@ -135,12 +135,6 @@ def test_the_models_own_head_is_a_normalised_readout(model, prompts):
         torch.testing.assert_close(own.predict_prefixes(prompts), model.predict_prefixes(prompts))
 
 
-def test_batches_give_the_same(model, prompts, readouts):
-    parts = fit_readouts(model, prompts, memory=1e6)
-    torch.testing.assert_close(readouts.weights, parts.weights, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(readouts.penalties, parts.penalties)
-
-
 def test_prompts_with_fewer_points_are_read_by_their_points_readouts(prompts, readouts):
     short = readouts.trajectory(prompts.prefix(3)).predictions
     torch.testing.assert_close(short, readouts.trajectory(prompts).predictions[:, :, :4])
@@ -230,3 +224,133 @@ def test_readings_of_one_model_share_its_run(monkeypatch):
     for one, alone in zip(found, expected, strict=True):
         assert (one.steps, one.name) == (alone.steps, alone.name)
         torch.testing.assert_close(one.predictions, alone.predictions)
+
+
+# ---- probes ----
+
+
+TWO_INPUTS = LinearRegression(x_dim=2, n_context=4, inputs="gaussian")
+FITTING, HELD_OUT = (TWO_INPUTS.sample(n, seed=s, dtype=torch.float64) for n, s in ((600, 0), (200, 1)))
+
+
+def _averaging_model() -> HookedTransformer:
+    """One layer of uniform attention: each position contains the mean of the tokens that it sees."""
+    cfg = TransformerConfig(
+        x_dim=2, n_context=4, prompt_format="interleaved", n_layers=1, d_model=40, d_head=40, attention="softmax",
+        positional_embedding_type="one_hot", read_in="identity", read_out="linear", dtype="float64",
+    )  # fmt: skip
+    model = HookedTransformer(cfg).eval()
+    with torch.no_grad():
+        for name in "QKVO":
+            getattr(model.blocks[0].attn, f"W_{name}").zero_()
+        model.blocks[0].attn.W_V[0, :2, 20:22] = torch.eye(2)
+        model.blocks[0].attn.W_O[0] = torch.eye(40)
+    return model
+
+
+def _mean_of_tokens(prompts):
+    """The content of that model at x tokens: the sum of the x and y before, without its own x."""
+    xs, ys = prompts.xs, torch.nn.functional.pad(prompts.ys, (0, 1))
+    sums = (xs + ys).cumsum(1) - (xs + ys)
+    return sums
+
+
+def test_a_quantity_is_found_after_the_layer_that_writes_it():
+    result = probe(_averaging_model(), {"sum": _mean_of_tokens}, FITTING, HELD_OUT)
+    explained = result.explained()[0]
+    assert explained.shape == (2, 9)
+    assert (explained[1, 1:] > 1 - 1e-6).all()  # after the layer, at every position that has seen a point
+    assert explained[0, 2:].max() < 0.9  # before it, a position contains only its own token
+    assert explained[:, 0].isnan().all()  # nothing varies before the first point
+    assert result.control()[0, :, 1:].max() < 0.05
+    assert (result.selectivity()[0, 1, 1:] > 0.95).all()
+
+
+def test_r_squared_is_that_of_numpys_regression_on_the_cached_stream():
+    model = _averaging_model()
+    result = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT, penalties=[0.0])
+    position, seen = 5, 3  # the third y token has seen three points
+    _, cache = model.run_with_cache(model.encode(FITTING))
+    _, cache_held = model.run_with_cache(model.encode(HELD_OUT))
+    x, x_held = (c["blocks.0.hook_resid_post"][:, position].detach().numpy() for c in (cache, cache_held))
+    y, y_held = ((p.xs[:, :seen, :] * p.ys[:, :seen, :]).sum(1).numpy() for p in (FITTING, HELD_OUT))
+    x, x_held = (np.concatenate([a, np.ones((len(a), 1))], axis=1) for a in (x, x_held))
+    predicted = x_held @ np.linalg.lstsq(x, y, rcond=1e-10)[0]
+    expected = 1 - ((predicted - y_held) ** 2).sum() / ((y_held - y_held.mean(0)) ** 2).sum()
+    assert result.explained()[0, 1, position].item() == pytest.approx(expected, abs=1e-8)
+    interval = result.interval("cross", 1, position)
+    assert interval.mean == pytest.approx(expected, abs=1e-8)
+    assert interval.low < interval.mean < interval.high
+    bounded = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT, penalties=[0.0], memory=3e6)
+    torch.testing.assert_close(bounded.control_squared_errors, result.control_squared_errors)
+
+
+def test_quantities_are_those_of_plain_loops():
+    prompts = TWO_INPUTS.sample(3, seed=5, dtype=torch.float64)
+    xs, ys = prompts.xs.numpy(), prompts.ys.numpy()
+    of_newton = algorithm_weights(newton, steps=[2])(prompts)
+    gd = algorithm_weights(gradient_descent, steps=[3], step_size=0.1)(prompts)
+    for p in range(3):
+        for t in range(5):
+            x, y = xs[p, :t], ys[p, :t]
+            second, cross = x.T @ x, x.T @ y
+            np.testing.assert_allclose(cross_moments(prompts)[p, t], cross[:, 0], atol=1e-12)
+            upper = [second[0, 0], second[0, 1], second[1, 1]]
+            np.testing.assert_allclose(second_moments(prompts)[p, t], upper, atol=1e-12)
+            np.testing.assert_allclose(ols_weights(prompts)[p, t], (np.linalg.pinv(x) @ y)[:, 0], atol=1e-7)
+            inverse = second / np.linalg.norm(second @ second.T) if t else second
+            for _ in range(2):
+                inverse = 2 * inverse - inverse @ second @ inverse
+            np.testing.assert_allclose(of_newton[p, t], (inverse @ cross)[:, 0], atol=1e-9)
+            w = np.zeros((2, 1))
+            for _ in range(3):
+                w = w - 0.1 * (second @ w - cross)
+            np.testing.assert_allclose(gd[p, t], w[:, 0], atol=1e-12)
+
+
+def test_the_best_site_is_among_the_given_positions():
+    result = probe(_averaging_model(), {"sum": _mean_of_tokens}, FITTING, HELD_OUT)
+    layer, _position, explained = result.best("sum")
+    assert layer == 1
+    assert explained.mean == pytest.approx(1, abs=1e-6)
+    assert explained.n == 100  # the other half chose the site
+    assert result.best("sum", [4, 6])[1] in (4, 6)
+
+
+# ---- errors ----
+
+
+DRAWN_TASK = LinearRegression(x_dim=2, n_context=4)
+DRAWN = DRAWN_TASK.sample(12, seed=0)
+FORMAT: Any = {"prompt_format": "interleaved", "d_model": 8, "attention": "softmax"}
+MODEL = HookedTransformer(TransformerConfig(x_dim=2, n_context=4, **FORMAT)).eval()
+PAIRED = HookedTransformer(TransformerConfig(x_dim=2, n_context=4)).eval()
+CROSS = {"cross": cross_moments}
+
+
+def sums(n: int, folds: int = 4) -> RidgeSums:
+    made = RidgeSums(folds)
+    made.add(torch.randn(1, n, 1, 2), torch.randn(1, n, 1, 1))
+    return made
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: sums(3).solve(), "4-fold cross-validation of 3 prompts"),
+        (lambda: sums(4).solve([]), "penalties must be one or more"),
+        (lambda: fit_readouts(MODEL, DRAWN).read(7, torch.zeros(1, 1, 1, 8)), "layer must be 0 to 1, got 7"),
+        (lambda: fit_readouts(MODEL, DRAWN.prefix(3)).trajectory(DRAWN), "fitted for 4 points, the prompts have 5"),
+        (lambda: probe(MODEL, {}, DRAWN, DRAWN), "at least one quantity"),
+        (lambda: probe(MODEL, CROSS, DRAWN), "needs prompts: "),
+        (lambda: probe(MODEL, CROSS, DRAWN, DRAWN.prefix(2)), "same number of points"),
+        (lambda: probe(MODEL, {"x": lambda p: p.xs[:, 0]}, DRAWN, DRAWN), r"'x' must give \[prompt point quantity"),
+        (lambda: probe(PAIRED, CROSS, DRAWN, DRAWN), "interleaved model with causal keys"),
+        (lambda: probe(MODEL, CROSS, DRAWN, DRAWN).interval("S", 0, 1), "quantity must be one of 'cross'; got 'S'"),
+        (lambda: probe(MODEL, CROSS, DRAWN, DRAWN).interval("cross", 2, 1), "layer must be 0 to 1"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument_or_the_cause(call, named):
+    with pytest.raises((ValueError, TypeError), match=named):
+        call()
