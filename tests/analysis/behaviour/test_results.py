@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -81,7 +82,7 @@ def test_results_are_the_same_after_saving_and_loading(name, model, tmp_path):
     assert str(again) == str(result)
     assert len(str(result).splitlines()) > 1
     table = result.to_dataframe()
-    assert again.to_dataframe().equals(table)
+    pd.testing.assert_frame_equal(again.to_dataframe(), table, rtol=1e-12)  # strides change the order of sums
     for name in ("cosine", "similarities", "attention", "share"):  # intervals do not leave the range of the quantity
         ends = table.filter(regex=f"{name}.*_(low|high)$").to_numpy(dtype=float)
         assert not (abs(ends) > 1).any()
