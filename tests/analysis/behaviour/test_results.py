@@ -35,6 +35,7 @@ from mechicl.analysis.heads import measure_token_sensitivity
 from mechicl.analysis.layers import cross_moments
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
 from mechicl.statistics import load_result
 from mechicl.tasks import LinearRegression, MarkovChains, Parities, RepeatedTokens
 from tests.analysis.behaviour.conftest import Constant
@@ -163,6 +164,7 @@ def ranking(n: int = 6):
         # ---- tuning ----
         (lambda: b.tuned_descent(PROMPTS, 1, gamma=True), "γ has no effect"),
         (lambda: b.tuned_clipped_descent(PROMPTS[:0], 2, 10.0, gamma=True), "tuning needs prompts"),
+        (lambda: b.tuned_clipped_descent(Prompts(0 * PROMPTS.xs, PROMPTS.ys), 2, 9.0), "inputs are not all 0"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument_or_the_cause(call, named):

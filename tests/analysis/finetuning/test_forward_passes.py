@@ -1,6 +1,7 @@
 """A model's first-order expansion against differences, its memory, and errors of fine-tuning."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -164,6 +165,7 @@ CASES: list[tuple[Any, str]] = [
     (change_weights, "'embed.W_E', which is of shape"),
     (lambda: value_and_derivative(lambda w: WithoutForwardMode.apply(w["a"]), WEIGHTS, WEIGHTS), "no forward-mode"),
     (lambda: search(learning_rates=()), "learning_rates and epochs must not be empty"),
+    (lambda: search(learning_rates=(0.1, math.inf)), "learning_rates must be a sequence of a number that is positive"),
     *((lambda tuned=tuned: compare(tuning=tuned), "'blocks.2.attn.W_K', which is not in the model")
       for tuned in OF_DEEP.values()),
     (lambda: compare(WIDE, tuning=OF_DEEP["plain"]), r"\(2, 8, 4\) is for the parameter 'blocks.0.attn.W_K'"),
