@@ -137,8 +137,8 @@ def score_heads(
       with most strongly (`composition_scores`); 0 in layer 0. All pairs are in `prefix_matching_scores`.
 
     Args:
-        model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, or a `TransformerBridge` of
-            TransformerLens with causal or bidirectional attention.
+        model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, a wrapped module with
+            `encode="interleaved"` and patterns, or a `TransformerBridge` with causal or bidirectional attention.
         prompts: for a model on interleaved prompts.
         sequences: for a model on token ids, ids to use instead of drawn ones.
         n_prompts: number of sequences to draw: a random segment of 25 different tokens (fewer if the model lacks the
@@ -156,6 +156,8 @@ def score_heads(
     """
     cfg, names, adapter = model.cfg, _pattern_hooks(model), ModelAdapter(model)
     format_name = getattr(cfg, "prompt_format", "token_ids")  # TransformerLens' models take nothing else
+    if format_name == "own":
+        raise ValueError("head scores are of interleaved prompts or token ids, and encode= of this model is a function")
     if format_name == "paired":
         raise ValueError("tokens of paired prompts contain x and y together, so positions do not show what a head does")
     if (prompts is None) == (format_name == "interleaved") or (prompts is not None and sequences is not None):
@@ -170,7 +172,7 @@ def score_heads(
     tokens = adapter.encode(sequences if prompts is None else prompts)  # type: ignore[arg-type]
     if prompts is None and (tokens.ndim != 2 or len(tokens) == 0):
         raise ValueError(f"sequences must be ids [prompt pos], one prompt or more; got {tuple(tokens.shape)}")
-    visible = _visible_keys(cfg, tokens.shape[1])
+    visible = _visible_keys(model.cfg, tokens.shape[1])
     uniform = (visible.double() / visible.sum(-1, keepdim=True).clamp(min=1))[None, None]
 
     parts: dict[str, list[Tensor]] = {}
@@ -227,10 +229,11 @@ def _repeated_segments(cfg: Any, n_prompts: int, seed: int, prepend: int | None)
 
 
 def _visible_keys(cfg: Any, n_pos: int) -> Bool[Tensor, "query key"]:
-    if hasattr(cfg, "prompt_format"):
+    if hasattr(cfg, "keys"):
         return key_mask(cfg, n_pos, slice(None), torch.device("cpu"))
     everything = torch.ones(n_pos, n_pos, dtype=torch.bool)
-    return everything if getattr(cfg, "attention_dir", "causal") == "bidirectional" else everything.tril()
+    sees_later = not cfg.causal if hasattr(cfg, "causal") else getattr(cfg, "attention_dir", "") == "bidirectional"
+    return everything if sees_later else everything.tril()
 
 
 def _token_places(ids: Int[Tensor, "prompt pos"]) -> dict[str, Float[Tensor, "prompt query key"]]:
@@ -269,7 +272,7 @@ def _mean_over(queries: Bool[Tensor, "prompt query"], keys: Tensor) -> Float[Ten
 
 def _shares(pattern: Float[Tensor, "prompt head query key"], cfg: Any, layer: int) -> Tensor:
     pattern = pattern.detach().cpu().double()
-    if not hasattr(cfg, "prompt_format") or cfg.for_layer(layer).attention == "softmax":
+    if not hasattr(cfg, "prompt_format") or (hasattr(cfg, "for_layer") and cfg.for_layer(layer).attention == "softmax"):
         return pattern
     total = pattern.abs().sum(-1, keepdim=True)
     return pattern.abs() / total.masked_fill(total == 0, 1)

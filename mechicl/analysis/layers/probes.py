@@ -130,6 +130,17 @@ class ProbeResult(Result):
             })  # fmt: skip
         return pd.DataFrame(rows)
 
+    def _lines(self) -> list[tuple[str, str]]:
+        lines = []
+        for i, name in enumerate(self.quantities):
+            layer, position, best = self.best(name)
+            control = self.control()[i, layer, position].item()
+            place = f"after layer {layer - 1}" if layer else "of the embedding"
+            lines.append(
+                (name, f"R² {best} in the stream {place} at {self.positions[position]} (control {control:.3g})")
+            )
+        return lines
+
     def _explained(self, errors: Tensor) -> Tensor:
         varies = self.deviations.mean(-1)
         # a constant quantity has no R²: 0 / 0 up to rounding, which differs from position to position

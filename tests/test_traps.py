@@ -1,0 +1,144 @@
+"""A stranger's first hour: three modules of plain torch, on which every trap ends in a number or a true sentence."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mechicl
+from mechicl import analysis
+from mechicl.analysis.layers import ols_weights
+from mechicl.tasks import LinearRegression
+from tests.models.modules import Encoder, NanoGPT
+
+pytestmark = pytest.mark.slow
+TASK = LinearRegression(x_dim=3, n_context=4)
+QUIET: dict[str, Any] = {"progress": False}
+
+
+class Recurrent(nn.Module):
+    """Torch's GRU, layer by layer."""
+
+    def __init__(self, width: int = 16):
+        super().__init__()
+        self.read_in, self.head = nn.Linear(3, width), nn.Linear(width, 1)
+        self.blocks = nn.ModuleList(nn.GRU(width, width, batch_first=True) for _ in range(2))
+
+    def forward(self, tokens):
+        x = self.read_in(tokens)
+        for block in self.blocks:
+            x = block(x)[0]
+        return self.head(x)
+
+
+def interleaved(prompts):
+    tokens = torch.zeros(len(prompts), 2 * prompts.n_context + 1, 3, dtype=prompts.xs.dtype)
+    tokens[:, 0::2], tokens[:, 1::2, :1] = prompts.xs, prompts.ys[:, :-1]
+    return tokens
+
+
+ATTENTION = {
+    "nanoGPT": {"out": "blocks.{}.attn", "fused": "blocks.{}.attn", "n_heads": 4},
+    "GRU": None,
+    "nn.MultiheadAttention": "blocks.{}.self_attn",
+}
+
+
+@pytest.fixture(params=list(ATTENTION))
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def net(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    modules = {"nanoGPT": lambda: NanoGPT(fused=True), "GRU": Recurrent, "nn.MultiheadAttention": Encoder}
+    return modules[kind]().eval()
+
+
+@pytest.fixture
+def model(kind: str, net: nn.Module):
+    return mechicl.wrap(net, encode="interleaved", layers="blocks.{}", attention=ATTENTION[kind])
+
+
+def test_1_errors_of_readouts_are_of_the_same_points_for_every_way_to_encode(model, net, kind):
+    own = mechicl.wrap(net, encode=interleaved, points=slice(0, None, 2), layers="blocks.{}", attention=ATTENTION[kind])
+    fitting, held_out = TASK.sample(64, seed=0), TASK.sample(32, seed=1)
+    for at in ("query", "points"):
+        errors = [analysis.fit_readouts(each, fitting, **QUIET).errors(held_out, at=at) for each in (model, own)]
+        torch.testing.assert_close(errors[0].squared_errors, errors[1].squared_errors)
+        assert errors[0].squared_errors.shape[-1 if at == "points" else 0] >= 1
+        text = str(errors[0])
+        assert ("query" if at == "query" else "prefixes") in text
+
+
+def test_2_an_untrained_model_and_the_distribution_of_inputs_are_named(model):
+    assert "1/2" in repr(TASK) or "uniform" in repr(TASK)
+    with pytest.warns(UserWarning, match="looks untrained, or trained on another task"):
+        analysis.identify(model, TASK, n_prompts=64, with_limits=False, **QUIET)
+
+
+def test_3_a_function_as_encode_is_probed_or_says_what_is_missing(model, net, kind):
+    quantities = {"OLS weights": ols_weights}
+    prompts = TASK.sample(64, seed=0), TASK.sample(16, seed=1)
+    own = mechicl.wrap(net, encode=interleaved, points=slice(0, None, 2), layers="blocks.{}")
+    found = [analysis.probe(each, quantities, *prompts, **QUIET).squared_errors for each in (model, own)]
+    torch.testing.assert_close(*found)
+    silent = mechicl.wrap(net, encode=interleaved, layers="blocks.{}")
+    with pytest.raises(ValueError, match="points="):
+        analysis.probe(silent, quantities, *prompts, **QUIET)
+
+
+def test_4_heads_and_patterns_open_or_the_missing_declaration_is_named(model, kind):
+    clean = TASK.sample(8, seed=0)
+    corrupted = analysis.corrupt(clean, "labels")
+    if kind == "GRU":
+        with pytest.raises((ValueError, KeyError), match="attention"):
+            analysis.patch(model, clean, corrupted, "z", **QUIET)
+        assert analysis.patch(model, clean, corrupted, "resid_post", **QUIET).effect().isfinite().all()
+        return
+    _, cache = model.run_with_cache(clean)
+    torch.testing.assert_close(cache["pattern", 0].sum(-1), torch.ones(8, 4, 9))
+    effect = analysis.patch(model, clean, corrupted, "z", ("layer", "head"), **QUIET).effect()
+    assert effect.shape == (2, 4, 8)
+    assert effect.abs().max() > 0
+
+
+def test_5_the_report_on_ones_own_model_states_task_and_best_learner(model, tmp_path):
+    page = mechicl.report(model, TASK, tmp_path / "report", n_prompts=64, **QUIET)
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(), flags=re.DOTALL)
+    opening = text[: text.index("Loss by context length")]
+    for fact in ("inputs uniform on [-1/2, 1/2]", "no noise", "best known learner", "looks untrained"):
+        assert fact in opening
+    assert "No number was published" not in text
+
+
+def test_6_neighbours_take_the_same_optional_arguments(model, kind):
+    clean = TASK.sample(8, seed=0)
+    corrupted = analysis.corrupt(clean, "labels")
+    assert analysis.attribute(model, clean, corrupted, "resid_post", progress=False).effect().isfinite().all()
+    found = analysis.probe(model, {"OLS weights": ols_weights}, TASK.sample(64, seed=0), clean, progress=False)
+    assert "OLS weights" in str(found)
+    if kind != "GRU":
+        with pytest.raises((TypeError, ValueError), match=r"composition|W_Q|weights"):
+            analysis.composition_scores(model)
+
+
+def test_7_a_list_of_models_is_taken_where_a_checkpoint_is(model, kind):
+    prompts = TASK.sample(8, seed=0)
+    if kind == "GRU":
+        with pytest.raises((TypeError, ValueError), match="attention"):
+            analysis.score_heads_over_training([model], ["target_to_input"], prompts=prompts, **QUIET)
+    else:
+        found = analysis.score_heads_over_training([model, model], ["target_to_input"], prompts=prompts, **QUIET)
+        assert found.steps == (0, 1)
+        _, cache = model.run_with_cache(prompts)
+        patterns = torch.stack([cache["pattern", layer] for layer in range(2)])  # [layer prompt head query key]
+        best = patterns[..., [1, 3, 5, 7], [0, 2, 4, 6]].mean((1, 3)).max()
+        torch.testing.assert_close(found.scores["target_to_input"], best.expand(2, 1))
+    losses = analysis.measure_over_training(
+        [model, model], lambda each: {"error": (each.predict(prompts) - prompts.query.ys).square()[:, 0]}, **QUIET
+    )
+    assert losses.quantities["error"].shape == (2, 8)
