@@ -159,7 +159,7 @@ NAMES = {
     "TokenSequences": TokenSequences, **{name: getattr(tasks, name) for name in tasks.__all__},
 }  # fmt: skip
 EXAMPLES_MODULES = (
-    "algorithms.boolean", "algorithms.markov", "algorithms.stepwise.copying", "algorithms.stepwise.inverses",
+    "algorithms.discrete", "algorithms.stepwise.copying", "algorithms.stepwise.inverses",
     "analysis.behaviour.token_identification", "base.threads", "constructions.compression", "constructions.supports",
     "interop.tracr", "learners.token_learners", "tasks.boolean_functions", "tasks.gaussian_clusters",
     "tasks.sampling", "tasks.token_sequences",

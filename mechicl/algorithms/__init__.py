@@ -10,17 +10,24 @@ predictions have the prompts' dtype. `AlgorithmLearner` makes a learner of an al
 
 from mechicl.algorithms import stepwise
 from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_neighbours
-from mechicl.algorithms.boolean import conjunction_bayes, elimination, gf2_elimination, parity_bayes
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, cards, register
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
+from mechicl.algorithms.discrete import (
+    bigram_bayes,
+    conjunction_bayes,
+    elimination,
+    gf2_elimination,
+    parity_bayes,
+    uniform_tokens,
+    unigram_bayes,
+)
 from mechicl.algorithms.first_order import chebyshev, online_gradient_descent
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidth
 from mechicl.algorithms.least_squares import bayes, ols, ridge, ridge_path
 from mechicl.algorithms.line_search import conjugate_gradient, steepest_descent
-from mechicl.algorithms.markov import bigram_bayes, uniform_tokens, unigram_bayes
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
-from mechicl.algorithms.newton import newton, newton_moments
+from mechicl.algorithms.newton import newton
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features
 from mechicl.algorithms.preconditioned import preconditioned_gd
 from mechicl.algorithms.references import references, register_references
@@ -55,7 +62,6 @@ __all__ = [
     "nearest_neighbours",
     "network_descent",
     "newton",
-    "newton_moments",
     "ols",
     "on_features",
     "online_gradient_descent",

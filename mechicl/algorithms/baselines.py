@@ -43,8 +43,7 @@ def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool =
 def nearest_neighbours(prompts: Prompts, *, n_neighbours: Count = 3, at: PointsAt = "points") -> Trajectory:
     """Predict the mean target of the nearest context points, by Euclidean distance; of all points if there are fewer.
 
-    Args:
-        n_neighbours: how many; among equally near points the earlier ones count.
+    Among equally near points the earlier ones count.
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """
@@ -177,10 +176,7 @@ def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") 
     """Predict the mean target of the context points in the query's leaf of a greedily grown regression tree.
 
     Every node splits at the sign of the input that gives the least squared error (the first among equals), while it has
-    points of both signs and the error falls.
-
-    Args:
-        depth: largest number of splits on the way to a leaf.
+    points of both signs and the error falls. `depth` is the largest number of splits on the way to a leaf.
 
     Source: Breiman et al. 1984; Garg et al. 2022, section 5, on the signs of the inputs.
     """

@@ -35,8 +35,6 @@ def in_weights_classifier(
     It predicts the labels' probabilities under the exact posterior over classes.
 
     Args:
-        prompts: only their inputs are read.
-        means: of the classes.
         labels: of the classes, one-hot.
         frequencies: prior probability of each class.
         within_class_noise: ε of `tasks.GaussianClusters`.

@@ -28,10 +28,7 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
 
     After k steps the residual is `T_k(z(λ)) / T_k(z(0))` with z mapping `[λ_min, λ_max]`, over the directions that
     the prefix spans, onto [-1, 1] and T_k the Chebyshev polynomial. No method whose weights after k steps are a
-    polynomial of degree k - 1 in S times B has a smaller largest residual on that interval.
-
-    Args:
-        steps: degrees k; 0 predicts 0.
+    polynomial of degree k - 1 in S times B has a smaller largest residual on that interval. `steps` are degrees k.
 
     Source: Golub & Varga 1961; the comparison is that of Fu et al. 2024, section 4, with the best method in place of
     gradient descent.

@@ -95,7 +95,6 @@ def gd_plus_plus(
     is the sum of the query's `x ΔW`. All steps are computed in the eigenbasis of the first S.
 
     Args:
-        steps: numbers of steps.
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
         gamma: γ, which acts on the summed S, one for all steps or one a step.
 

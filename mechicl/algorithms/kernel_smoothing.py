@@ -1,16 +1,15 @@
 """Kernel smoothing: the mean of the context's targets, weighted by how near their inputs are to the query's."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, register
 from mechicl.algorithms.descent_cards import FEW
-from mechicl.algorithms.spectra import earlier_points, in_parts, selected
+from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import KernelReading
 from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
@@ -19,28 +18,23 @@ from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
-LogKernel = Callable[[Tensor, Tensor], Tensor]
-"""From `[prompt point x]` and `[prompt other x]` to the kernel's logarithm at bandwidth 1, `[prompt point other]`."""
-Kernel = Literal["gaussian", "exponential"] | LogKernel
+Kernel = Literal["gaussian", "exponential"]
+POWERS = {"gaussian": 2, "exponential": 1}
+"""How many times the log-kernel is divided by the bandwidth."""
 
 
-def minus_half_squared_distances(
-    points: Float[Tensor, "prompt point x"], others: Float[Tensor, "prompt other x"]
+def _log_kernel(
+    kernel: Kernel, points: Float[Tensor, "prompt point x"], others: Float[Tensor, "prompt other x"]
 ) -> Float[Tensor, "prompt point other"]:
-    """Return `-|x - x'|²/2`, from the differences, which keeps small distances exact."""
-    return -(points[:, :, None] - others[:, None]).square().sum(-1) / 2
-
-
-# the log-kernel at bandwidth 1, and how many times it is divided by the bandwidth
-KERNELS: dict[str, tuple[LogKernel, int]] = {
-    "gaussian": (minus_half_squared_distances, 2),
-    "exponential": (lambda points, others: points @ others.mT, 1),
-}
+    """Return the kernel's logarithm at bandwidth 1."""
+    if kernel == "exponential":
+        return points @ others.mT
+    return -(points[:, :, None] - others[:, None]).square().sum(-1) / 2  # small distances stay exact
 
 
 @checked
 def kernel_smoothing(
-    prompts: Prompts, bandwidth: Positive | Sequence[Positive], *, kernel: Kernel = "gaussian", at: PointsAt = "points"
+    prompts: Prompts, bandwidth: Positive, *, kernel: Kernel = "gaussian", at: PointsAt = "points"
 ) -> Trajectory:
     """Predict the Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)`.
 
@@ -48,11 +42,8 @@ def kernel_smoothing(
     softmax attention with scores `<x, x_i>/h` and values y_i. Gradients flow to the query and to the context.
 
     Args:
-        bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); or several, the trajectory's steps.
-        kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`. A function gives
-            `exp(function(points, others)/h)`: from `[prompt point x]` and `[prompt other x]` to
-            `[prompt point other]`, with -∞ where the kernel is 0. The prediction is 0 where the kernel is 0 for the
-            whole context.
+        bandwidth: h, in units of x ("gaussian") or of x² ("exponential").
+        kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`.
 
     Source: Nadaraya 1964; Watson 1964. Von Oswald et al. 2023, A.8, liken attention to it.
 
@@ -62,24 +53,14 @@ def kernel_smoothing(
         >>> smoother.predict(prompts).shape
         torch.Size([100, 1])
     """
-    log_kernel, power = (kernel, 1) if callable(kernel) else KERNELS[kernel]
-    bandwidths = tuple(bandwidth) if isinstance(bandwidth, Sequence) else (bandwidth,)
-    if not bandwidths:
-        raise ValueError("bandwidth must be one or more numbers, got none")
-    scales = torch.tensor(bandwidths, dtype=torch.float64, device=prompts.device)[:, None, None, None]
-    name = f"kernel smoothing ({kernel if isinstance(kernel, str) else getattr(kernel, '__name__', 'function')})"
     seen = earlier_points(prompts, at)
 
     def run(part: Prompts) -> Trajectory:
-        xs, expected = part.xs.double(), (len(part), *seen.shape)
-        logs = log_kernel(selected(xs, at), xs)
-        if logs.shape != expected:
-            raise ValueError(f"kernel must return [prompt point other] = {expected}, got {tuple(logs.shape)}")
-        weights = _weights(logs, seen, scales, power)
-        predictions = einsum(weights, part.ys.double(), "step prompt a b, prompt b y -> step prompt a y")
-        return Trajectory(tuple(map(float, bandwidths)), predictions.to(part.dtype), name)
+        xs = part.xs.double()
+        weights = _weights(_log_kernel(kernel, selected(xs, at), xs), seen, bandwidth, POWERS[kernel])
+        return one_step(part, weights @ part.ys.double(), f"kernel smoothing ({kernel})")
 
-    return in_parts(prompts, seen.numel() * max(len(bandwidths), prompts.x_dim), run)
+    return in_parts(prompts, seen.numel() * prompts.x_dim, run)
 
 
 @checked
@@ -89,24 +70,17 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Kernel = "gaussian") -> float:
     Searched between 1/1000 and 100 times the largest spread of the log-kernel's values on a context (its square root
     for the "gaussian" one, whose bandwidth is a distance): a geometric grid, then Brent's method around the best point.
 
-    Args:
-        prompts: to tune on, the query's targets included.
-        kernel: as for `kernel_smoothing`.
-
     Source: von Oswald et al. 2023, section 3, tune gradient descent this way.
     """
     if len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context, got {prompts}")
     prompts = prompts.to(torch.float64)
-    log_kernel, power = (kernel, 1) if callable(kernel) else KERNELS[kernel]
     with torch.no_grad():
-        logs = log_kernel(prompts.xs[:, -1:], prompts.xs[:, :-1])
-        largest = logs.amax(-1, keepdim=True)
-        # 0 for differences from points that have no weight
-        spread = (largest - logs).nan_to_num(0.0, posinf=0.0).max().item()
+        logs = _log_kernel(kernel, prompts.xs[:, -1:], prompts.xs[:, :-1])
+        spread = (logs.amax(-1, keepdim=True) - logs).max().item()
         if spread == 0:
             raise ValueError("every bandwidth predicts the mean on these prompts: there is nothing to tune")
-        unit = spread ** (1 / power)
+        unit = spread ** (1 / POWERS[kernel])
         grid = [unit * 1e5 ** (i / 100) / 1000 for i in range(101)]
         targets = prompts.query.ys
 
@@ -118,19 +92,16 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Kernel = "gaussian") -> float:
 
 
 def _weights(
-    logs: Float[Tensor, "prompt point other"], seen: Bool[Tensor, "point other"], scales: Tensor, power: int
-) -> Float[Tensor, "step prompt point other"]:
-    """Return `k / Σ k` over the points that are seen; 0 where none of them has any weight."""
-    logs = logs.masked_fill(~seen, -torch.inf)
-    if (logs.isnan() | (logs == torch.inf)).any():
-        raise ValueError("kernel returned values that are NaN or +∞")
-    alone = (logs == -torch.inf).all(-1, keepdim=True)
-    logs = logs.masked_fill(alone, 0.0)
+    logs: Float[Tensor, "prompt point other"], seen: Bool[Tensor, "point other"], bandwidth: float, power: int
+) -> Float[Tensor, "prompt point other"]:
+    """Return `k / Σ k` over the points that are seen; 0 where there are none."""
+    alone = ~seen.any(-1, keepdim=True)
+    logs = logs.masked_fill(~seen, -torch.inf).masked_fill(alone, 0.0)
     # the largest becomes 0 before the division, which overflows for very narrow kernels; twice, as h² may underflow
     logs = logs - logs.detach().amax(-1, keepdim=True)
     for _ in range(power):
-        logs = logs / scales
-    return logs.softmax(-1).masked_fill(alone, 0.0).expand(len(scales), -1, -1, -1)
+        logs = logs / bandwidth
+    return logs.softmax(-1).masked_fill(alone, 0.0)
 
 
 def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:

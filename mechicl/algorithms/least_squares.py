@@ -1,7 +1,7 @@
 """Least squares on the context: minimum norm, ridge, and the Bayes predictor."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,7 +13,7 @@ from mechicl.algorithms.spectra import ConditioningWarning, Steps, n_before, spe
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import RidgeByDirections, RidgePath
 from mechicl.algorithms.tuning import geometric_grid
-from mechicl.base.arguments import NonNegative, Positive, checked, strictly_between
+from mechicl.base.arguments import NonNegative, Positive, checked
 from mechicl.base.warning import warn
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import Prompts
@@ -60,29 +60,22 @@ def ridge_path(
     prompts: Prompts,
     steps: Steps = 1,
     *,
-    penalty: Positive | None = None,
-    shrink: Annotated[float, strictly_between(0, 1)] = 0.5,
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Fit ridge regression along a path of penalties: `(S + p_k I)⁻¹ B` with `p_k = penalty * shrink^k`.
+    """Fit ridge regression along a path of penalties, each half of the one before: `(S + p_k I)⁻¹ B`.
 
     It looks like an iteration, but each step is a closed form that does not need the one before. It is the control for
-    `newton`, with the same default scale: both use only the size of a prefix's S.
-
-    Args:
-        steps: k, in any order.
-        penalty: the penalty of step 0, the same for all prefixes; by default `‖S Sᵀ‖_F^(1/2)` of each prefix, the
-            largest eigenvalue or a little more, and the λ at which Newton's first residual `1 - αλ²` is 0.
-        shrink: the ratio of each step's penalty to the previous one.
+    `newton`, with the same scale: `p_0` is `‖S Sᵀ‖_F^(1/2)` of each prefix, the largest eigenvalue or a little more,
+    and the λ at which Newton's first residual `1 - αλ²` is 0. `steps` are k, in any order.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, for each penalty.
     """
     numbers = step_numbers(steps)
 
     def filters(eigenvalues: Tensor) -> Tensor:
-        size = eigenvalues.square().norm(dim=-1, keepdim=True).sqrt() if penalty is None else penalty
-        return torch.stack([ridge_filter(eigenvalues, size * shrink**k, n_context=prompts.n_context) for k in numbers])
+        size = eigenvalues.square().norm(dim=-1, keepdim=True).sqrt()
+        return torch.stack([ridge_filter(eigenvalues, size / 2**k, n_context=prompts.n_context) for k in numbers])
 
     return spectral_trajectory(prompts, filters, name="ridge path", steps=numbers, at=at, with_weights=with_weights)
 
@@ -103,8 +96,6 @@ def bayes(
     minimum-norm least squares; with a covariance C of the weights, the same on inputs `x C^(1/2)`.
 
     Args:
-        noise_std: standard deviation of the label noise.
-        weight_std: standard deviation of the weights.
         weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C).
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1.

@@ -25,10 +25,7 @@ def steepest_descent(
     """Run gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
 
     With the residual `r = B - S W` a step is `W ← W + a r`, `a = |r|² / rᵀSr`. Each target has separate line searches,
-    so that its prediction does not depend on the other targets.
-
-    Args:
-        steps: numbers of steps, in any order; 0 predicts 0. The cost grows with the largest.
+    so that its prediction does not depend on the other targets. The cost grows with the largest number of steps.
 
     Source: Cauchy 1847.
     """
@@ -43,9 +40,6 @@ def conjugate_gradient(
 
     No method whose weights are combinations of `B, SB, ..., S^(k-1) B` has a smaller squared error on the context. It
     ends at least squares, after one step for each distinct eigenvalue of S. Each target is a separate problem.
-
-    Args:
-        steps: numbers of steps, in any order; 0 predicts 0.
 
     Source: Hestenes & Stiefel 1952.
     """

@@ -1,6 +1,5 @@
 """Iterative Newton for the inverse of the context's second moments: as a trajectory, fitted, and step by step."""
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -15,7 +14,7 @@ from mechicl.algorithms.spectral_fit import MARGIN, SpectralLearner, SpectralPro
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import NewtonSteps
 from mechicl.algorithms.tuning import geometric_grid
-from mechicl.base.arguments import Natural, Positive, checked
+from mechicl.base.arguments import Positive, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -80,21 +79,6 @@ def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float |
     progress = torch.where(small, gentle, 1 - rest)
     present = eigenvalues > 0
     return torch.where(present, progress / eigenvalues.masked_fill(~present, 1.0), 0.0)
-
-
-@checked
-def newton_moments(steps: Natural, alpha: float) -> list[float]:
-    """Return the coefficients of Newton's `M_k` as a polynomial in S: entry s belongs to `S^(2s+1)`, s = 0 .. 2^k - 1.
-
-    `β_s = (-1)^s C(2^k, s+1) α^(s+1)`: `M_1 = 2αS - α²S³`, `M_2 = 4αS - 6α²S³ + 4α³S⁵ - α⁴S⁷`.
-
-    Args:
-        steps: k.
-        alpha: α.
-
-    Source: Fu et al. 2024, section 3 and C.3, which print other coefficients (4α² and 4, 12, 16, 16).
-    """
-    return [(-1) ** s * math.comb(2**steps, s + 1) * alpha ** (s + 1) for s in range(2**steps)]
 
 
 def fit_newton(spectral: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm:

@@ -70,12 +70,7 @@ def logistic(
 
     Newton's method finds the weights of largest posterior density, those of logistic regression with the penalty
     `|w|² / (2 weight_std²)`. "mode" predicts with these, `tanh(x w / 2)`; "laplace" averages over the normal
-    distribution that has the posterior's curvature there, which is nearer to exact Bayes.
-
-    Args:
-        prompts: with labels -1 and 1.
-        weight_std: standard deviation of the weights; larger ones are regularised less.
-        posterior: "mode" or "laplace".
+    distribution that has the posterior's curvature there, which is nearer to exact Bayes. Labels are -1 and 1.
 
     Source: Bai et al. 2023; MacKay 1992 for the average.
     """
@@ -161,13 +156,7 @@ def network_descent(
     """Train a two-layer ReLU network on the context's mean squared error by Adam, all points in every step.
 
     Every prefix trains a separate network, all from the same initial weights: uniform within one over the root of the
-    number of inputs of a layer, as in PyTorch, with biases. Gradients do not flow to the context.
-
-    Args:
-        n_hidden: number of hidden units.
-        steps: number of Adam's steps.
-        learning_rate: Adam's.
-        seed: of the initial weights.
+    number of inputs of a layer, as in PyTorch, with biases, drawn with the seed. Gradients do not flow to the context.
 
     Source: Garg et al. 2022, section 5, and the authors' code (100 units, 100 steps, learning rate 0.005).
     """

@@ -44,7 +44,6 @@ def preconditioned_gd(
 
     Args:
         prompts: n is the number of points of each prefix; the empty one predicts 0.
-        steps: numbers of steps.
         preconditioner: A `[x x]`, or one a step.
 
     Warns:

@@ -10,10 +10,18 @@ import torch.nn.functional as F
 
 from mechicl import tasks
 from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_neighbours
-from mechicl.algorithms.boolean import MOST_FUNCTIONS, conjunction_bayes, elimination, gf2_elimination, parity_bayes
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
+from mechicl.algorithms.discrete import (
+    MOST_FUNCTIONS,
+    bigram_bayes,
+    conjunction_bayes,
+    elimination,
+    gf2_elimination,
+    parity_bayes,
+    uniform_tokens,
+    unigram_bayes,
+)
 from mechicl.algorithms.least_squares import bayes, ols, ridge
-from mechicl.algorithms.markov import bigram_bayes, uniform_tokens, unigram_bayes
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features, sine_and_cosine
 from mechicl.base.arguments import checked

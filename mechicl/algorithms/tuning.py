@@ -56,12 +56,8 @@ def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
     geometric grid up to `4 / mean λ_max`, which starts low enough for early stopping on noisy targets, then Brent's
     method around the best point.
 
-    Args:
-        prompts: to tune on, the query's targets included; the papers use 10,000.
-        steps: number of steps.
-
     Returns:
-        a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
+        a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`; they tune on 10,000 prompts.
 
     Source: von Oswald et al. 2023, section 3.
     """

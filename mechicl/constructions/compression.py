@@ -53,9 +53,7 @@ def compress(
         prompts: for training, points or token ids.
         d_model: the new width, at most the model's.
         steps: of training; 0 for the projected model.
-        learning_rate: the largest one, of Adam.
         seed: of the order of prompts.
-        progress: show a bar.
 
     Source: Lindner et al. 2023, section 5, who train the projection alone.
 

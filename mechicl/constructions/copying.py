@@ -64,7 +64,6 @@ def copy_then_gradient_descent(
     model refuses longer ones.
 
     Args:
-        n_context: largest number of context points.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         steps: after the copying layer.
 
@@ -117,9 +116,7 @@ def induction(
     scores of standard deviation about 1 and no sink, and write into a subspace "junk", which only distractors read.
 
     Args:
-        d_vocab: number of different tokens.
-        n_ctx: number of positions.
-        n_heads: number of heads in each layer.
+        n_heads: in each layer.
         previous_token_head: the head of layer 0 that marks each position with the token before.
         induction_head: the head of layer 1 that looks for the marks.
         score_scale: of the softmax.

@@ -1,7 +1,6 @@
 """Function-preserving transformations that obfuscate a model's weights."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,20 +32,19 @@ class HiddenModel:
 @checked
 @torch.no_grad()
 def hide(
-    model: HookedTransformer, *, seed: int = 0, rotate: bool = True, gauges: bool = True, distractors: Natural = 1,
-    distractor_mlps: bool = False, junk_prompts: Prompts | Int[Tensor, "prompt pos"] | None = None,
-    noise: NonNegative = 0.0,
+    model: HookedTransformer, *, seed: int = 0, distractors: Natural = 1,
+    junk_prompts: Prompts | Int[Tensor, "prompt pos"] | None = None, noise: NonNegative = 0.0,
 ) -> HiddenModel:  # fmt: skip
     """Hide the structure of a model's weights without changing its function.
+
+    The stream is rotated randomly, so that no dimension has a meaning, and random invertible matrices (gauges) stand
+    between W_Q and W_K, and between W_V and W_O, of each head.
 
     Args:
         model: without norms, gates, biases of heads and rotary positions, such as `mechicl.constructions` makes.
         seed: of everything random.
-        rotate: rotate the stream randomly, so that no dimension has a meaning.
-        gauges: put random invertible matrices between W_Q and W_K, and between W_V and W_O, of each head.
         distractors: number of heads added to each layer, which read the stream with random weights and write into
             dimensions that the model does not read; MLPs get four times as many hidden units.
-        distractor_mlps: add an MLP of distractors, with ReLU, to layers without one.
         junk_prompts: prompts, or token ids; with them, distractors also read the output of earlier distractors, scaled
             so that on these prompts it never exceeds the model's own stream.
         noise: standard deviation of noise added to the heads' and MLPs' weights, relative to the root mean square of
@@ -62,11 +60,8 @@ def hide(
         (2, torch.Size([6, 10]))
     """
     cfg = model.cfg
-    for name, given in (("junk_prompts", junk_prompts is not None), ("distractor_mlps", distractor_mlps)):
-        if given and not distractors:
-            raise ValueError(f"{name} needs distractors, got distractors=0")
-    if distractor_mlps and cfg.d_mlp is not None:
-        raise ValueError("distractor_mlps must be False for a model with MLPs, which get distractors anyway")
+    if junk_prompts is not None and not distractors:
+        raise ValueError("junk_prompts needs distractors, got distractors=0")
     check_basis_free(cfg)
     generator = torch.Generator().manual_seed(seed)
 
@@ -75,19 +70,15 @@ def hide(
 
     junk = JUNK if distractors else 0
     width = cfg.d_model + junk
-    turned = torch.linalg.qr(normal(width, width)).Q if rotate else torch.eye(width, dtype=torch.float64)
+    turned = torch.linalg.qr(normal(width, width)).Q
     stream, rest = turned[: cfg.d_model], turned[cfg.d_model :]
-    wide = in_another_stream(model, stream, distractors, distractor_mlps)
+    wide = in_another_stream(model, stream, distractors)
     layers = 1 if cfg.recurrent else cfg.n_layers
-    no_units = SimpleNamespace(
-        W_in=torch.zeros(cfg.d_model, 0), b_in=torch.zeros(0),
-        W_out=torch.zeros(0, cfg.d_model), b_out=torch.zeros(cfg.d_model),
-    )  # fmt: skip
     read = stream if junk_prompts is None else turned  # by distractors
     for block, old in zip(list(wide.blocks)[:layers], model.blocks, strict=False):
-        _hide_heads(block.attn, old.attn, stream, read, rest, normal, gauges)
-        if wide.cfg.block_mlp:
-            _hide_units(block.mlp, old.mlp if cfg.block_mlp else no_units, stream, read, rest, normal)
+        _hide_heads(block.attn, old.attn, stream, read, rest, normal)
+        if cfg.block_mlp:
+            _hide_units(block.mlp, old.mlp, stream, read, rest, normal)
     if cfg.mlp_location == "input" and cfg.d_mlp is not None:
         _hide_units(wide.input_mlp, model.input_mlp, stream, read, rest, normal)
     if junk_prompts is not None:
@@ -99,23 +90,22 @@ def hide(
 
 
 def in_another_stream(
-    model: HookedTransformer, stream: Float[Tensor, "d_model new_d_model"], distractors: int = 0, mlps: bool = False
+    model: HookedTransformer, stream: Float[Tensor, "d_model new_d_model"], distractors: int = 0
 ) -> HookedTransformer:
     """Return a model's read-in and read-out in a stream of another width, in float64, with zeros in all blocks.
 
-    Layers get more heads, `distractors`, and four times as many more hidden units; with `mlps`, also without an MLP.
+    Layers get more heads, `distractors`, and MLPs four times as many more hidden units.
     """
     cfg, width = model.cfg, stream.shape[1]
     concatenated = cfg.positional_embedding_type in ("one_hot", "sinusoidal")
     placed = {"positional_embedding_type": "standard"} if concatenated else {}
-    units = {"d_mlp": 4 * distractors, "attn_only": False, "act_fn": "relu"} if mlps else {}
     wide = HookedTransformer(
         cfg.replace(**{
             "d_model": width, "n_heads": cfg.n_heads + distractors, "read_in": "linear", "read_out": "linear",
             "read_bias": False, "d_mlp": None if cfg.d_mlp is None else cfg.d_mlp + 4 * distractors,
             # their defaults depend on the width
             "d_head": cfg.d_head, "score_scale": cfg.score_scale, "attn_only": cfg.attn_only,
-            "d_pos": 0 if placed else cfg.d_pos, **placed, **units,
+            "d_pos": 0 if placed else cfg.d_pos, **placed,
         }),
         initial_weights=model.initial_weights if cfg.prompt_format == "paired" else None,
     ).double()  # fmt: skip
@@ -129,30 +119,30 @@ def in_another_stream(
     return wide
 
 
-def check_basis_free(cfg: TransformerConfig) -> None:
-    """Refuse (ValueError) a model whose function depends on the basis of its stream."""
+def check_basis_free(cfg: TransformerConfig, *, biases: bool = False) -> None:
+    """Refuse (ValueError) a model whose function depends on the basis of its stream, or that has biases."""
     reasons = {
         f"normalization_type={cfg.normalization_type!r}": cfg.normalization_type is not None,
         f"token_clip={cfg.token_clip}": cfg.token_clip is not None,
         f"attention_weights={cfg.attention_weights!r}": cfg.attention_weights != "learned",
         "gated_mlp=True": cfg.gated_mlp and cfg.d_mlp is not None,
         "positional_embedding_type='rotary'": cfg.rotates,  # which would turn the gauges' axes too
-        "attn_bias=True": cfg.attn_bias,
-        "read_bias=True": cfg.read_bias,
+        "attn_bias=True": cfg.attn_bias and not biases,
+        "read_bias=True": cfg.read_bias and not biases,
     }
     broken = [name for name, broken in reasons.items() if broken]
     if broken:
         raise ValueError(
-            f"model must have learned attention weights and no norms, clipping, gates, rotary positions or biases, "
-            f"otherwise it would not keep its function; got {', '.join(broken)}"
+            f"model must have learned attention weights and no norms, clipping, gates, rotary positions"
+            f"{'' if biases else ' or biases'}, got {', '.join(broken)}"
         )
 
 
-def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, normal: Any, gauges: bool) -> None:
+def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor, normal: Any) -> None:
     """Write the old heads, rotated, each in its own gauge, and distractors that write into the rest of the stream."""
     n_heads, width = old.W_Q.shape[0], old.W_Q.shape[2]
     for head in range(n_heads):
-        scores, values = (_well_conditioned(normal, width) if gauges else torch.eye(width).double() for _ in range(2))
+        scores, values = (_well_conditioned(normal, width) for _ in range(2))
         attn.W_Q[head] = stream.T @ old.W_Q[head].double() @ scores
         attn.W_K[head] = stream.T @ old.W_K[head].double() @ torch.linalg.inv(scores).T
         attn.W_V[head] = stream.T @ old.W_V[head].double() @ values

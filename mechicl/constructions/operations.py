@@ -16,22 +16,19 @@ from mechicl.base.arguments import Count, checked
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream
 
 
-def mov(
-    stream: Stream, source: str, target: str, moves: Sequence[tuple[int, int]], *, positions: str = "position"
-) -> Layer:
+def mov(stream: Stream, source: str, target: str, moves: Sequence[tuple[int, int]]) -> Layer:
     """Copy a subspace from one position into a subspace at another, by attention on one-hot positions.
 
     Exact with linear and ReLU attention, without normalisation, and with keys that show both positions: "full", or
     "causal" for moves to later ones. Of two heads, one adds the new content and one removes the old.
 
     Args:
-        stream: with one-hot positions.
-        source: the subspace to copy.
-        target: the subspace to copy into, of the same dimension.
+        stream: with one-hot positions in the subspace "position".
+        source: the subspace to copy, of the target's dimension.
+        target: the subspace to copy into.
         moves: pairs of positions (from, to), all at once.
-        positions: the subspace of the positions.
     """
-    n_positions, targets = stream.dimensions.get(positions, 0), [to for _, to in moves]
+    n_positions, targets = stream.dimensions.get("position", 0), [to for _, to in moves]
     if not moves or len(set(targets)) < len(targets) or not all(0 <= p < n_positions for pair in moves for p in pair):
         raise ValueError(
             f"moves must be pairs of positions below {n_positions} with distinct targets, got {list(moves)}"
@@ -40,7 +37,7 @@ def mov(
     # With one-hot positions the score of query p and key q is 1 for the pairs (to, from) and 0 for all others, so that
     # linear and ReLU attention, which sum scores times values, fetch just the source. Heads add to the stream, hence
     # the second one, which fetches the target from its own position with a minus sign.
-    at = stream.read(positions)
+    at = stream.read("position")
     to, origin = at[:, targets], at[:, [start for start, _ in moves]]
     copied = Head(query=to, key=origin, value=stream.read(source), output=stream.write(target))
     erased = Head(query=to, key=to, value=stream.read(target), output=-stream.write(target))
@@ -89,13 +86,11 @@ def div(
     printed operation divides by |c|; here c must be positive.
 
     Args:
-        stream: the residual stream.
         numerator: v, of any dimension.
         denominator: c, of one dimension; outside [low, high] the error grows, and from low + high on it diverges.
         target: the subspace of v / c.
         scratch: another subspace of one dimension for e, which is near 0 at the end.
-        low: the smallest denominator, positive.
-        high: the largest denominator.
+        low, high: the smallest and the largest denominator, positive.
         steps: number of layers after the first.
     """
     if steps < 0 or not 0 < low <= high < math.inf:
@@ -122,7 +117,7 @@ def div(
 
 
 @checked
-def total(stream: Stream, source: str, target: str, *, n_positions: Count, constant: str = "position") -> Head:
+def total(stream: Stream, source: str, target: str, *, n_positions: Count) -> Head:
     """Sum a subspace over all positions, and add the sum to the target at each of them, by one head of attention.
 
     Exact up to rounding in attention that is normalised: linear or ReLU with `normalize_by_context`, or softmax without
@@ -130,14 +125,13 @@ def total(stream: Stream, source: str, target: str, *, n_positions: Count, const
     printed proof is `relu(-1) = 0` everywhere.
 
     Args:
-        stream: with a subspace whose entries sum to 1 at every position.
-        source: the subspace to sum.
-        target: the subspace to add the sum to, of the same dimension.
+        stream: with one-hot positions in the subspace "position".
+        source: the subspace to sum, of the target's dimension.
+        target: the subspace to add the sum to.
         n_positions: number of keys that a position attends to; 1 in linear or ReLU attention that is not normalised.
-        constant: a subspace whose entries sum to 1, such as one-hot positions.
     """
     _same_dimensions(stream, source, target)
-    one = stream.read(constant).sum(1, keepdim=True)
+    one = stream.read("position").sum(1, keepdim=True)
     return Head(query=one, key=one, value=stream.read(source), output=n_positions * stream.write(target))
 
 

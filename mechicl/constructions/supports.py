@@ -8,9 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mechicl.base.arguments import checked, strictly_between
-from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.constructions.hiding import check_basis_free
+from mechicl.models import HookedTransformer
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
-from mechicl.models.transformer.attention import Attention, elementwise_attention, rotate
+from mechicl.models.transformer.attention import Attention, elementwise_attention
 from mechicl.models.transformer.layers import MLP
 
 
@@ -52,7 +53,7 @@ def weights_circuit(
     write at positions that nothing attends to.
 
     Args:
-        model: one of ours, on token ids or points, without norms and clipping.
+        model: one of ours, on token ids or points, without norms, clipping, gates and rotary positions.
         tolerance: cosine up to which written and read subspaces do not overlap, and size of a direction relative to the
             largest up to which it is ignored. Weights that were rotated in float64 are zero to about 1e-12; for a model
             that was rotated in float32 use 1e-3.
@@ -62,10 +63,7 @@ def weights_circuit(
         >>> print(circuit.nodes[0], "|", circuit.edges[-1])
         head 0.0 | head 1.0 → output
     """
-    if model.cfg.normalization_type is not None:  # every part would read the length of the whole stream
-        raise ValueError(f"model must have no norms, got normalization_type={model.cfg.normalization_type!r}")
-    if model.cfg.token_clip is not None:  # the stream would not be the sum of its parts
-        raise ValueError(f"model must not clip its stream, got token_clip={model.cfg.token_clip}")
+    check_basis_free(model.cfg, biases=True)
     supports = _Supports(model, tolerance)
     edges = _on_paths([edge for edge in list_edges(model) if supports.meet(edge)])
     linked = {edge.sender for edge in edges}
@@ -124,7 +122,7 @@ class _Supports:
         if attn.cfg.attention == "softmax" or bool(elementwise_attention(attn.cfg, zero) != 0):
             return True
         keys, queries, scale = self._scored(attn, head, stream)
-        return bool((_turned(attn.cfg, keys) @ queries.mT).norm() > self.tolerance * scale)
+        return bool((keys @ queries.mT).norm() > self.tolerance * scale)
 
     def _scored(self, attn: Attention, head: int, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return all possible keys and queries `[row d_head]`, and the scale of a score."""
@@ -137,11 +135,7 @@ class _Supports:
 
     def _working_units(self, mlp: MLP) -> Bool[Tensor, "unit"]:
         """Return True for hidden units that can differ from zero."""
-        stream, constant = self._written(), mlp.b_in != 0
-        reached = [self._hits(stream @ _unit(rows).mT) for rows in _inputs(mlp)]
-        if mlp.gated:  # every activation of a gate is 0 at 0
-            return reached[0] & reached[1] | constant
-        return reached[0] | (mlp.act_fn(mlp.b_in) != 0)
+        return self._hits(self._written() @ _unit(_inputs(mlp)).mT) | (mlp.act_fn(mlp.b_in) != 0)
 
     def _add_mlp(self, node: Node, mlp: MLP, working: Tensor) -> None:
         rows = [_unit(mlp.W_out[working].double()), _unit(mlp.b_out[None].double())]
@@ -151,7 +145,7 @@ class _Supports:
 
     def _read_by_mlp(self, node: Node, mlp: MLP, working: Tensor) -> None:
         needed = working & self._hits(self._read() @ _unit(mlp.W_out.double()).mT)
-        self.reads[node, ""] = self._span(torch.cat([_unit(rows[needed]) for rows in _inputs(mlp)]))
+        self.reads[node, ""] = self._span(_unit(_inputs(mlp)[needed]))
 
     def _read_by_head(self, node: Node, attn: Attention, read: Tensor) -> None:
         head, stream = cast(int, node.head), self._written(before=node.layer)
@@ -162,8 +156,8 @@ class _Supports:
             return  # the pattern has no effect on anything that is read
         keys, queries, scale = self._scored(attn, head, stream)
         self.reads[node, "v"] = written_and_read
-        self.reads[node, "q"] = self._span(_turned(attn.cfg, keys) @ query.mT, scale=scale)
-        self.reads[node, "k"] = self._span(_turned(attn.cfg, queries) @ key.mT, scale=scale)
+        self.reads[node, "q"] = self._span(keys @ query.mT, scale=scale)
+        self.reads[node, "k"] = self._span(queries @ key.mT, scale=scale)
 
     # ---- subspaces ----
 
@@ -196,9 +190,9 @@ def _embedded(model: HookedTransformer) -> Float[Tensor, "row d_model"]:
     return _unit(torch.cat(rows))
 
 
-def _inputs(mlp: MLP) -> list[Float[Tensor, "unit d_model"]]:
-    """Return the direction that each hidden unit reads: its column of `W_in`, and of `W_gate` if it has gates."""
-    return [weight.double().mT for weight in ((mlp.W_in, mlp.W_gate) if mlp.gated else (mlp.W_in,))]
+def _inputs(mlp: MLP) -> Float[Tensor, "unit d_model"]:
+    """Return the direction that each hidden unit reads: its column of `W_in`."""
+    return mlp.W_in.double().mT
 
 
 def _bias(attn: Attention, letter: str, head: int) -> Float[Tensor, "1 d_head"]:
@@ -206,15 +200,6 @@ def _bias(attn: Attention, letter: str, head: int) -> Float[Tensor, "1 d_head"]:
     if attn.cfg.attn_bias:
         return getattr(attn, f"b_{letter}")[head, None].double()
     return torch.zeros(1, getattr(attn, f"W_{letter}").shape[2], dtype=torch.float64)
-
-
-def _turned(cfg: TransformerConfig, rows: Float[Tensor, "row d_head"]) -> Float[Tensor, "turned d_head"]:
-    """Rotate queries or keys, in a model with rotary positions, by every distance between two positions."""
-    if not cfg.rotates:
-        return rows
-    distances = torch.arange(1 - cfg.n_ctx, cfg.n_ctx)
-    turned = rotate(cfg, rows[:, None, None].expand(-1, len(distances), 1, -1), distances)
-    return turned.flatten(0, 2)
 
 
 def _unit(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:

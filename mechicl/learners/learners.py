@@ -60,9 +60,6 @@ class Trajectory:
         name: of the learner, for tables and pictures.
         weights: `[step prompt point x y]`, the linear model that predicts the query from each prefix, if it was
             requested (see `analysis.behaviour.induced_weights`).
-
-    Raises:
-        ValueError: the number of steps, or the shape of the weights, does not fit the predictions.
     """
 
     steps: tuple[float, ...]
@@ -96,9 +93,6 @@ class Trajectory:
         """Return the squared error of each point after each step, averaged over the target's dimensions.
 
         A trajectory of the query alone (one point) is compared with the query's target.
-
-        Raises:
-            ValueError: the predictions have another number of prompts, points or targets.
         """
         targets = prompts.ys[:, -1:] if self.predictions.shape[2] == 1 else prompts.ys
         if self.predictions.shape[1:] != targets.shape:
@@ -140,11 +134,7 @@ class AlgorithmLearner:
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """Return all requested steps, for all prefixes.
-
-        Raises:
-            ValueError: `with_weights`, and the algorithm is not linear in the query.
-        """
+        """Return all requested steps, for all prefixes."""
         if with_weights:
             if not self._takes("with_weights"):
                 raise ValueError(f"{self.name} has no weights: it is not linear in the query")
@@ -274,9 +264,6 @@ def named(learners: Learners) -> dict[str, Any]:
 def named_learners(learners: Learners) -> dict[str, Any]:
     """Return learners by name, or else by their `name` or type, numbered where several share one.
 
-    Raises:
-        TypeError: something without `predict`.
-
     Example:
         >>> list(named_learners([AlgorithmFamily(algorithms.ridge, "penalty", (0.1, 1.0))]))
         ['ridge (penalty)']
@@ -292,11 +279,7 @@ def named_learners(learners: Learners) -> dict[str, Any]:
 
 
 def predictions_at(learner: Learner, prompts: Prompts, at: PointsAt) -> Float[Tensor, "prompt point y"]:
-    """Return a learner's predictions of the "query" alone (one point), which only needs `predict`, or of all "points".
-
-    Raises:
-        TypeError: all points, and a learner without `predict_prefixes`.
-    """
+    """Return a learner's predictions of the "query" alone (one point, by `predict`), or of all "points"."""
     if at == "query":
         return learner.predict(prompts)[:, None]
     if not isinstance(learner, PrefixLearner):
@@ -325,14 +308,8 @@ def prompt_batches(
     """Yield the prompts in parts on which a learner's predictions take at most `memory` bytes.
 
     Args:
-        learner: see `bytes_per_prompt`.
-        prompts: to be split.
-        memory: bound in bytes.
         copies: factor on the memory of the predictions, for example for gradients.
         reserved: bytes that the caller uses meanwhile.
-
-    Raises:
-        ValueError: not enough memory for one prompt.
     """
     yield from prompts.split(Budget(memory, reserved).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
 
@@ -345,8 +322,6 @@ def squared_errors(
     """Return the squared error of a learner's predictions, averaged over the target's dimensions, in float64.
 
     Args:
-        learner: any learner, on any device.
-        prompts: to predict.
         at: the "query" alone (one point), or all "points", each from those before it.
         memory: bound in bytes.
 

@@ -77,9 +77,6 @@ class LogitsLearner:
 def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
     """Return a learner of tokens unchanged, and a network on token ids as one.
 
-    Raises:
-        TypeError: neither `log_probabilities` nor callable.
-
     Example:
         >>> as_token_learner(load("induction-2l"), "induction-2l").name
         'induction-2l'
@@ -96,11 +93,7 @@ def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
 
 @checked
 def named_token_learners(learners: Learners) -> dict[str, TokenLearner]:
-    """Return learners of tokens by name, or else by their `name` or type, numbered where several share one.
-
-    Raises:
-        TypeError: something that is not a learner of tokens.
-    """
+    """Return learners of tokens by name, or else by their `name` or type, numbered where several share one."""
     return {name: as_token_learner(each, name) for name, each in named(learners).items()}
 
 
@@ -108,11 +101,7 @@ def named_token_learners(learners: Learners) -> dict[str, TokenLearner]:
 def sequence_batches(
     sequences: TokenSequences, d_vocab: int, memory: float = MEMORY, *, copies: float = 1
 ) -> Iterator[TokenSequences]:
-    """Yield sequences in parts for which `copies` tensors `[prompt read token]` and `[prompt read read]` fit.
-
-    Raises:
-        ValueError: not enough memory for one sequence.
-    """
+    """Yield sequences in parts for which `copies` tensors `[prompt read token]` and `[prompt read read]` fit."""
     n_read = sequences.ids.shape[1] - 1
     size = Budget(memory).rows(8 * copies * n_read * (4 * d_vocab + 4 * n_read + 256), at_most=1024)
     for start in range(0, len(sequences), size):
@@ -122,11 +111,7 @@ def sequence_batches(
 @checked
 @torch.no_grad()
 def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-    """Return a learner's log-probabilities after a check: float64, on the CPU.
-
-    Raises:
-        ValueError: another shape than the sequences', NaN, or probabilities that do not sum to 1.
-    """
+    """Return a learner's log-probabilities after a check: float64, on the CPU."""
     logs = learner.log_probabilities(sequences).cpu().double()
     kind, shape = type(learner).__name__, tuple(sequences.read.shape)
     if logs.ndim != 3 or logs.shape[:2] != sequences.read.shape:

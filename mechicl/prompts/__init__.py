@@ -2,7 +2,6 @@
 
 from mechicl.prompts.formats import Interleaved, Paired, prompt_format
 from mechicl.prompts.prompts import At, Prompts
-from mechicl.prompts.shots import Shots
-from mechicl.prompts.tokens import TokenSequences
+from mechicl.prompts.tokens import Shots, TokenSequences
 
 __all__ = ["At", "Interleaved", "Paired", "Prompts", "Shots", "TokenSequences", "prompt_format"]

@@ -17,24 +17,26 @@ Labelled = Annotated[int, between(0, 10**6)]
 """Numbers of points that have labels: no picture shows more."""
 
 
-def _require_dims(layout: "Paired | Interleaved", prompts: Prompts) -> None:
-    """Refuse prompts of other dimensions, which would be broadcast, or overwrite each other's entries."""
-    if (prompts.x_dim, prompts.y_dim) != (layout.x_dim, layout.y_dim):
-        raise ValueError(f"{layout} cannot encode prompts with x_dim={prompts.x_dim}, y_dim={prompts.y_dim}")
-
-
 @dataclass(frozen=True)
-class Paired:
-    """One token `(x_i, y_i)` a point; the query's is `(x_q, -x_q W_0)`, with `W_0 = 0` by default.
-
-    The one prediction is read at the last token. Source: von Oswald et al. 2023, section 2.
-    """
-
+class _Layout:
     x_dim: int
     y_dim: int
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def _require_dims(self, prompts: Prompts) -> None:
+        """Refuse prompts of other dimensions, which would be broadcast, or overwrite each other's entries."""
+        if (prompts.x_dim, prompts.y_dim) != (self.x_dim, self.y_dim):
+            raise ValueError(f"{self} cannot encode prompts with x_dim={prompts.x_dim}, y_dim={prompts.y_dim}")
+
+
+@dataclass(frozen=True)
+class Paired(_Layout):
+    """One token `(x_i, y_i)` a point; the query's is `(x_q, -x_q W_0)`, with `W_0 = 0` by default.
+
+    The one prediction is read at the last token. Source: von Oswald et al. 2023, section 2.
+    """
 
     @property
     def d_token(self) -> int:
@@ -50,12 +52,8 @@ class Paired:
     def encode(
         self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
     ) -> Float[Tensor, "prompt pos d_token"]:
-        """Return tokens `(x, y)`, without the query's target.
-
-        Raises:
-            ValueError: the prompts have other dimensions than the format.
-        """
-        _require_dims(self, prompts)
+        """Return tokens `(x, y)`, without the query's target."""
+        self._require_dims(prompts)
         query = prompts.query.xs
         if initial_weights is None:
             start = query.new_zeros(len(prompts), prompts.y_dim)
@@ -75,18 +73,12 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Interleaved:
+class Interleaved(_Layout):
     """x and y in alternate tokens, each zero-padded to the wider of the two, without the query's y.
 
     Point t is predicted at its own x token, from the points before it. Source: Garg et al. 2022;
     Fu et al. 2024, section 3.
     """
-
-    x_dim: int
-    y_dim: int
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def d_token(self) -> int:
@@ -102,12 +94,8 @@ class Interleaved:
     def encode(
         self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
     ) -> Float[Tensor, "prompt pos d_token"]:
-        """Return tokens `x_1, y_1, x_2, y_2, ..., x_q`, zero-padded.
-
-        Raises:
-            ValueError: the prompts have other dimensions than the format, or initial weights are given.
-        """
-        _require_dims(self, prompts)
+        """Return tokens `x_1, y_1, x_2, y_2, ..., x_q`, zero-padded."""
+        self._require_dims(prompts)
         if initial_weights is not None:
             raise ValueError("initial_weights need the paired format: an x token has no entries for -x W_0")
         tokens = prompts.xs.new_zeros(len(prompts), self.n_tokens(prompts.n_context), self.d_token)

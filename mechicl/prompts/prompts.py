@@ -86,11 +86,7 @@ class Prompts:
         return self.xs.shape[0]
 
     def __getitem__(self, index: slice | Tensor | np.ndarray | Sequence[int]) -> "Prompts":
-        """Return some of the prompts, by slice, indices or boolean mask.
-
-        Raises:
-            TypeError: one number, or indices on several axes: the result would not be a batch.
-        """
+        """Return some of the prompts, by slice, indices or boolean mask."""
         if isinstance(index, int | str) or getattr(index, "ndim", 1) != 1:
             raise TypeError("prompts need a slice, indices or a mask; a single one is prompts[i : i + 1]")
         if not isinstance(index, slice | Tensor):  # a tuple would index two axes
@@ -148,9 +144,6 @@ class Prompts:
         Args:
             order: indices of the context points, `[point]` for all prompts or `[prompt point]`.
             seed: instead of `order`, an independent random order for each prompt.
-
-        Raises:
-            ValueError: neither or both are given, or a row of `order` is not a permutation.
         """
         if (order is None) == (seed is None):
             raise ValueError("permuted() needs an order or a seed, and not both")
@@ -187,9 +180,6 @@ class Prompts:
         if len(shapes) > 1:
             raise ValueError(f"prompts must have the same (n_context, x_dim, y_dim), got {sorted(shapes)}")
         return cls(join([p.xs for p in prompts], dim=0), torch.cat([p.ys for p in prompts]))
-
-    def __add__(self, other: "Prompts") -> "Prompts":
-        return Prompts.concatenate([self, other])
 
     @checked
     def split(self, size: Count) -> "list[Prompts]":

@@ -1,13 +1,12 @@
-"""Sequences of token ids, for models with a vocabulary."""
+"""Sequences of token ids; and demonstrations with queries, alone and in context."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.arguments import check_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,9 +16,6 @@ class TokenSequences:
     Attributes:
         ids: `[prompt pos]`, int64.
         predictable: `[prompt pos]`; the tokens that a loss is taken over, never the first.
-
-    Raises:
-        ValueError: shapes that differ, another dtype, a negative id, or a first token marked as predictable.
     """
 
     ids: Int[Tensor, "prompt pos"]
@@ -43,15 +39,6 @@ class TokenSequences:
     def __getitem__(self, index: slice | Tensor) -> "TokenSequences":
         return TokenSequences(self.ids[index], self.predictable[index])
 
-    @classmethod
-    @checked
-    def concatenate(cls, sequences: "Sequence[TokenSequences]") -> "TokenSequences":
-        """Join several batches of sequences of one length."""
-        lengths = {s.ids.shape[1] for s in sequences}
-        if len(lengths) != 1:
-            raise ValueError(f"sequences must be one or more batches of one length, got lengths {sorted(lengths)}")
-        return cls(torch.cat([s.ids for s in sequences]), torch.cat([s.predictable for s in sequences]))
-
     @property
     def read(self) -> Int[Tensor, "prompt read"]:
         """The tokens that a model reads: all but the last."""
@@ -60,3 +47,62 @@ class TokenSequences:
     def targets(self) -> Int[Tensor, "prompt read"]:
         """Return the next token at each position read; -100, which torch's cross entropy ignores, where not scored."""
         return self.ids[:, 1:].masked_fill(~self.predictable[:, 1:], -100)
+
+
+@dataclass(frozen=True, eq=False)
+class Shots:
+    """Queries alone, queries after demonstrations, and the demonstrations as training examples.
+
+    Every sequence ends where a prediction is read. Sequences are token ids `[pos]` or continuous tokens
+    `[pos d_token]`, and may differ in length.
+
+    Attributes:
+        zero_shot: each query alone.
+        in_context: each query after all demonstrations, which are the same for all queries.
+        targets: of the queries: ids `[query]`, or targets of a regression `[query y]`.
+        query_lengths: number of the query's own tokens, with which both its sequences end.
+        examples: the input of each demonstration alone, in the order of the context.
+        example_targets: ids `[example]` or `[example y]`.
+        example_spans: (first, number) of the positions in context of each example's own tokens, with which its
+            sequence ends.
+        choices: ids that a prediction is chosen among; None for a regression.
+    """
+
+    zero_shot: tuple[Tensor, ...]
+    in_context: tuple[Tensor, ...]
+    targets: Int[Tensor, "query"] | Float[Tensor, "query y"]
+    query_lengths: tuple[int, ...]
+    examples: tuple[Tensor, ...]
+    example_targets: Int[Tensor, "example"] | Float[Tensor, "example y"]
+    example_spans: tuple[tuple[int, int], ...]
+    choices: Int[Tensor, "choice"] | None = None
+
+    def __post_init__(self):
+        check_fields(self, undefined=True)
+        n, k = len(self.zero_shot), len(self.examples)
+        if n == 0 or k == 0:
+            raise ValueError(f"zero_shot and examples must not be empty, got {n} queries and {k} demonstrations")
+        for name, number in [*dict.fromkeys(("in_context", "targets", "query_lengths"), n).items(),
+                             *dict.fromkeys(("example_targets", "example_spans"), k).items()]:  # fmt: skip
+            if (given := len(getattr(self, name))) != number:
+                raise ValueError(f"{name} must have {number} entries, got {given}")
+        for alone, in_context, length in zip(self.zero_shot, self.in_context, self.query_lengths, strict=True):
+            if not 1 <= length <= min(len(alone), len(in_context)):
+                lengths = f"{len(alone)} and {len(in_context)} tokens"
+                raise ValueError(f"query_lengths must fit sequences of {lengths}, got {length}")
+        shortest = min(map(len, self.in_context))
+        for example, (first, number) in zip(self.examples, self.example_spans, strict=True):
+            if not (1 <= number <= len(example) and 0 <= first <= shortest - number):
+                fits = f"an example of {len(example)} tokens in a context of {shortest}"
+                raise ValueError(f"example_spans must fit {fits}, got {(first, number)}")
+        if self.choices is not None:
+            targets = {*self.targets.tolist(), *self.example_targets.tolist()}
+            if wrong := targets - set(self.choices.tolist()):
+                raise ValueError(f"targets must be of the choices {self.choices.tolist()}, got {sorted(wrong)}")
+
+    def __len__(self) -> int:
+        return len(self.zero_shot)
+
+    def demonstration_positions(self) -> Int[Tensor, "token"]:
+        """Return the positions in context of the demonstrations' own tokens, one example after the other."""
+        return torch.cat([torch.arange(first, first + number) for first, number in self.example_spans])

@@ -81,9 +81,7 @@ def interval(samples: Tensor, level: ConfidenceLevel = 0.95) -> Interval:
 
     The ends are NaN with fewer than two samples. Samples that are not finite give a mean and ends that are not either.
 
-    Args:
-        samples: any shape; every entry counts as one independent sample.
-        level: confidence level.
+    Every entry, of samples of any shape, counts as one independent sample.
     """
     values = samples.detach().cpu().double().flatten()
     n = values.numel()
@@ -101,9 +99,6 @@ def ratio_interval(
     """Return the ratio of two means over the same samples, with an interval from the paired samples (delta method).
 
     It is NaN if a sample is not finite, or the denominator's mean is 0.
-
-    Raises:
-        ValueError: different numbers of samples.
     """
     if numerator.shape != denominator.shape:
         raise ValueError(f"numerator and denominator must be paired, got {len(numerator)} and {len(denominator)}")
@@ -121,14 +116,8 @@ def difference_interval(
 
     It covers at its level with few samples too, such as three seeds each, if they are nearly normal.
 
-    Args:
-        first: samples of the first mean.
-        second: samples of the second mean, independent of the first and possibly of another number.
-        level: confidence level.
-
-    Returns:
-        The interval, with the smaller number as `n`; its ends are NaN if either has fewer than two samples, or one that
-        is not finite.
+    Its `n` is the smaller number of samples. The ends are NaN if either has fewer than two samples, or one that is not
+    finite.
 
     Raises:
         ValueError: no samples.
@@ -160,11 +149,7 @@ def median_interval(
     samples it is their range, which covers the population's median with probability 1 - 2^(1 - n) at any level: 94% for
     five samples, 75% for three. The ends are NaN with fewer than two samples, or one that is not finite.
 
-    Args:
-        values: any shape; every entry counts as one independent sample.
-        seed: of the resamples.
-        level: confidence level.
-        n_resamples: number of resamples, drawn with replacement.
+    Every entry, of values of any shape, counts as one independent sample. Resamples are drawn with the seed.
 
     Example:
         >>> print(median_interval(torch.tensor([120.0, 150.0, 180.0, 1400.0, 160.0])))

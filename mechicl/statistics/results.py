@@ -88,9 +88,6 @@ class Result:
         If all quantities have the same leading axes, it has one row for each of their entries, with the mean over
         samples of each quantity and the ends of its interval. Otherwise it has one row a sample and one column a
         quantity, or a column an entry, `name[0,1]`.
-
-        Raises:
-            ValueError: one row a sample, and the quantities differ in their number of samples.
         """
         samples, axes = self.samples(), set(self.axis_names().values())
         shapes = {tensor.shape[:-1] for tensor in samples.values()}

@@ -15,11 +15,7 @@ _STORABLE: dict[str, type] = {}
 
 @checked
 def storable(cls: type[T]) -> type[T]:
-    """Decorate a dataclass to allow it in saved results. Only classes with this decorator are made from a file.
-
-    Raises:
-        ValueError: another class has that name.
-    """
+    """Decorate a dataclass to allow it in saved results. Only classes with this decorator are made from a file."""
     known = _STORABLE.setdefault(cls.__name__, cls)  # a module that is loaded again replaces its own class
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"two storable classes are called {cls.__name__}")
@@ -28,11 +24,7 @@ def storable(cls: type[T]) -> type[T]:
 
 
 def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON; its tensors go into `tensors`, each under its place.
-
-    Raises:
-        TypeError: a value that cannot be stored.
-    """
+    """Convert a value to JSON; its tensors go into `tensors`, each under its place."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach().clone()  # fields may share memory, which safetensors refuses
         return {"tensor": name}

@@ -90,7 +90,6 @@ class SparseLinearRegression(NoisyPoints):
     sparsity: Count = 3
 
     def __post_init__(self):
-        check_fields(self)
         super().__post_init__()
         if self.sparsity > self.x_dim:
             raise ValueError(f"sparsity must be 1 to x_dim={self.x_dim}, got {self.sparsity}")
@@ -211,7 +210,6 @@ class MixedRegression(GaussianPoints):
     weight_stds: tuple[Positive, ...] = ()
 
     def __post_init__(self):
-        check_fields(self)
         super().__post_init__()
         n = len(self.noise_stds)
         if not n or len(self.weight_stds) not in (0, 1, n):

@@ -11,7 +11,6 @@ from torch import Tensor
 from mechicl.base.arguments import Count, Natural, NonNegative, at_least, check_fields
 from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import (
-    INPUTS,
     InputDistribution,
     PromptDistribution,
     RandomTensors,
@@ -62,9 +61,6 @@ class LinearRegression(PromptDistribution):
             authors' code of von Oswald et al. 2023.
         active_dims: input coordinates that are not zero, the first ones; None for all (the curriculum of Garg et al.
             2022).
-
-    Raises:
-        ValueError: a field is out of range, or two fields exclude each other.
 
     Example:
         >>> task = LinearRegression(x_dim=5, n_context=20, noise_std=0.5)
@@ -157,12 +153,12 @@ class LinearRegression(PromptDistribution):
     def _sample_inputs(self, n_prompts: int, random: RandomTensors) -> Float[Tensor, "prompt point x"]:
         shape = (n_prompts, self.n_context + 1, self.x_dim)
         if isinstance(self.inputs, str):
-            xs = INPUTS[self.inputs](random, shape)
+            xs = random.inputs(self.inputs, *shape)
         else:
             choice = (random.uniform(n_prompts, 1, 1) * len(self.inputs)).long()
             xs = torch.zeros(shape, dtype=random.dtype, device=random.device)
             for i, name in enumerate(self.inputs):
-                xs = torch.where(choice == i, INPUTS[name](random, shape), xs)
+                xs = torch.where(choice == i, random.inputs(name, *shape), xs)
         if self.covariance is not None:
             xs = xs @ self._covariance_root.to(xs)
         spectrum = self._spectrum()
@@ -189,11 +185,7 @@ class LinearRegression(PromptDistribution):
         return None
 
     def input_covariance(self) -> Float[Tensor, "x x"]:
-        """The second moments of Gaussian inputs, float64, without `input_scale` and `active_dims`.
-
-        Raises:
-            ValueError: each prompt has its own, by `eigenbasis="per_task"`.
-        """
+        """The second moments of Gaussian inputs, float64, without `input_scale` and `active_dims`."""
         if self.covariance is not None:
             return torch.tensor(self.covariance, dtype=torch.float64)
         spectrum = self._spectrum()

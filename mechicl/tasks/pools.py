@@ -38,20 +38,9 @@ class FixedTasks(PromptDistribution):
         if isinstance(self.task, FixedTasks) or not isinstance(self.task, Task):
             raise ValueError(f"fixed tasks are sampled from a task of points, got {type(self.task).__name__}")
 
-    @property
-    def x_dim(self) -> int:
-        """Dimension of the inputs."""
-        return self.task.x_dim
-
-    @property
-    def y_dim(self) -> int:
-        """Dimension of the targets."""
-        return self.task.y_dim
-
-    @property
-    def n_context(self) -> int:
-        """Number of context points."""
-        return self.task.n_context
+    x_dim = property(lambda self: self.task.x_dim)
+    y_dim = property(lambda self: self.task.y_dim)
+    n_context = property(lambda self: self.task.n_context)
 
     @cached_property
     def prompts(self) -> Prompts:

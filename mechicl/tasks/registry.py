@@ -73,10 +73,6 @@ def register(task_type: Any = None, *, name: str | None = None) -> Any:
     Returns:
         The class, unchanged.
 
-    Raises:
-        TypeError: not a dataclass, or a member of a task is missing.
-        ValueError: another kind of task has that name.
-
     Example:
         >>> from dataclasses import dataclass
         >>> @register

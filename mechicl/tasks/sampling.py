@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.arguments import Positive, check_fields, checked
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import lies_prompts_last
 
@@ -134,6 +134,12 @@ class RandomTensors:
         values = self.exponential(*shape)
         return torch.where(negative, -values, values)
 
+    def inputs(self, distribution: InputDistribution, *shape: int) -> Tensor:
+        """Inputs of regression tasks; "uniform" is on (-1/2, 1/2)."""
+        if distribution == "uniform":
+            return self.uniform(*shape).sub_(0.5)
+        return self.normal(*shape) if distribution == "gaussian" else getattr(self, distribution)(*shape)
+
     def sphere(self, *shape: int) -> Tensor:
         """Uniform on the unit sphere of the last axis."""
         return torch.nn.functional.normalize(self.normal(*shape), dim=-1)
@@ -146,29 +152,13 @@ class RandomTensors:
         return self.sphere(*shape) * radius
 
     @checked
-    def dirichlet(self, concentration: float, *shape: int) -> Tensor:
-        """Distributions along the last axis from a symmetric Dirichlet distribution, float64.
-
-        Raises:
-            ValueError: a concentration that is not positive and finite.
-        """
-        if not 0 < concentration < math.inf:
-            raise ValueError(f"concentration must be positive and finite, got {concentration}")
+    def dirichlet(self, concentration: Positive, *shape: int) -> Tensor:
+        """Distributions along the last axis from a symmetric Dirichlet distribution, float64."""
         # A Gamma(a) variable is a Gamma(a + 1) one times U^(1/a). Its logarithm does not underflow for small a.
         options = {"dtype": torch.float64, "device": self.device}
         larger = torch._standard_gamma(torch.full(shape, concentration + 1, **options), generator=self.generator)
         uniform = torch.rand(shape, generator=self.generator, **options).clamp(min=1e-300)
         return (larger.log() + uniform.log() / concentration).softmax(-1)
-
-
-INPUTS: dict[InputDistribution, Callable[[RandomTensors, tuple[int, ...]], Tensor]] = {
-    "uniform": lambda random, shape: random.uniform(*shape).sub_(0.5),
-    "gaussian": lambda random, shape: random.normal(*shape),
-    "exponential": lambda random, shape: random.exponential(*shape),
-    "laplace": lambda random, shape: random.laplace(*shape),
-    "sphere": lambda random, shape: random.sphere(*shape),
-    "gamma_sphere": lambda random, shape: random.gamma_sphere(*shape),
-}
 
 
 @runtime_checkable

@@ -92,11 +92,7 @@ class MarkovChains(TokenDistribution):
     def transitions(
         self, n_prompts: int, *, seed: int | None = None, generator: torch.Generator | None = None
     ) -> Float[Tensor, "prompt state next_state"]:
-        """The transition matrices of the chains that `sample` draws with the same seed, float64; rows sum to 1.
-
-        Raises:
-            ValueError: as for `sample`.
-        """
+        """The transition matrices of the chains that `sample` draws with the same seed, float64; rows sum to 1."""
         return self._transitions(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, None)))
 
     def _transitions(self, n_prompts: int, random: RandomTensors) -> Float[Tensor, "prompt state next_state"]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs
-from mechicl.algorithms.stepwise.plans import Cell, plan_interventions
+from mechicl.algorithms.stepwise.hypothesis import Cell, plan_interventions
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer, build

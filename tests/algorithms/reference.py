@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
 from mechicl.prompts import Prompts
 
@@ -20,6 +21,14 @@ def over_prefixes(prompts: Prompts, predict: Predict, *, empty: bool = False) ->
         for t in range(0 if empty else 1, xs.shape[1]):
             out[prompt, t] = predict(xs[prompt, :t], ys[prompt, :t], xs[prompt, t])
     return out
+
+
+def assert_same(ours: Tensor, expected: np.ndarray | list[np.ndarray], tolerance: float = 1e-9) -> None:
+    """Assert equality up to a fraction of the largest expected value, or of 1."""
+    expected = np.stack(expected) if isinstance(expected, list) else expected
+    assert np.isfinite(expected).all()
+    scale = max(1.0, np.abs(expected).max(initial=0.0))
+    np.testing.assert_allclose(ours.detach().numpy(), expected, rtol=0, atol=tolerance * scale)
 
 
 def descend(steps: int, step_size: float, start: np.ndarray | None = None) -> Predict:

@@ -1,4 +1,6 @@
-"""Averaging, nearest neighbours, the lasso and greedy trees against plain loops and scikit-learn."""
+"""Baselines, kernel smoothing and nonlinear learners against plain loops, scikit-learn and PyTorch."""
+
+import math
 
 import numpy as np
 import pytest
@@ -6,12 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.algorithms import averaging, greedy_tree, lasso, nearest_neighbours, ols, references
-from mechicl.learners import squared_errors
+from mechicl import algorithms
+from mechicl.learners import AlgorithmLearner
 from mechicl.prompts import Prompts
-from mechicl.tasks import DecisionTrees, SparseLinearRegression
+from mechicl.tasks import LogisticRegression, SineRegression
+from tests.algorithms.reference import awkward, make_prompts, over_prefixes
 
-from .reference import awkward, make_prompts, over_prefixes
+# ---- baselines ----
 
 
 def average(xs, ys, query):
@@ -29,36 +32,23 @@ def nearest(n_neighbours):
 @given(x_dim=st.integers(1, 4), y_dim=st.integers(1, 3), n_context=st.integers(0, 7), k=st.integers(1, 9))
 def test_averages_and_neighbours_of_any_shape(x_dim, y_dim, n_context, k):
     prompts = make_prompts(n_prompts=2, n_context=n_context, x_dim=x_dim, y_dim=y_dim)
-    for got, expected in ((averaging(prompts), average), (nearest_neighbours(prompts, n_neighbours=k), nearest(k))):
+    for got, expected in (
+        (algorithms.averaging(prompts), average),
+        (algorithms.nearest_neighbours(prompts, n_neighbours=k), nearest(k)),
+    ):
         np.testing.assert_allclose(got.predictions[0], over_prefixes(prompts, expected), rtol=1e-12, atol=1e-13)
 
 
 def test_ties_between_neighbours_go_to_the_earlier_points():
     prompts = make_prompts(n_context=5)
     prompts.xs[:] = 1.0
-    got = nearest_neighbours(prompts, n_neighbours=2).predictions[0]
+    got = algorithms.nearest_neighbours(prompts, n_neighbours=2).predictions[0]
     torch.testing.assert_close(got[:, -1], prompts.ys[:, :2].mean(1))
-
-
-# ---- the lasso ----
-
-
-@pytest.mark.parametrize("penalty", [0.01, 0.1, 1.0])
-def test_the_lasso_is_that_of_scikit_learn_on_every_prefix(penalty):
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    prompts = make_prompts(n_context=9)
-
-    def predict(xs, ys, query):
-        model = linear_model.Lasso(alpha=penalty, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
-        return model.fit(xs, ys[:, 0]).predict(query[None])
-
-    predictions = lasso(prompts, penalty=penalty).predictions[0].numpy()
-    np.testing.assert_allclose(predictions, over_prefixes(prompts, predict), rtol=0, atol=1e-8)
 
 
 def assert_optimal(prompts, penalty, tolerance=1e-7):
     """The gradient of the squared error is -penalty times the sign of a weight, and no larger where that is 0."""
-    weights = lasso(prompts, penalty=penalty, with_weights=True).weights
+    weights = algorithms.lasso(prompts, penalty=penalty, with_weights=True).weights
     assert weights is not None
     for t in range(1, prompts.n_context + 1):
         xs, ys, w = prompts.xs[:, :t], prompts.ys[:, :t], weights[0, :, t]
@@ -83,17 +73,10 @@ def test_the_lasso_solves_awkward_contexts(prompts, penalty):
 
 def test_a_large_penalty_leaves_no_weight_and_a_tiny_one_is_least_squares():
     prompts = make_prompts(n_context=9)
-    assert lasso(prompts, penalty=1e6).predictions.abs().max() == 0
-    torch.testing.assert_close(lasso(prompts, penalty=1e-9).query(), ols(prompts).query(), rtol=1e-5, atol=1e-5)
-
-
-def test_the_lasso_needs_fewer_points_than_least_squares_where_functions_are_sparse():
-    prompts = SparseLinearRegression(x_dim=10, n_context=8, sparsity=1).sample(300, seed=0)
-    errors = [fitted.step_errors(prompts)[0, :, -1].mean() for fitted in (lasso(prompts, penalty=0.01), ols(prompts))]
-    assert errors[0] < 0.2 * errors[1]
-
-
-# ---- greedy trees ----
+    assert algorithms.lasso(prompts, penalty=1e6).predictions.abs().max() == 0
+    torch.testing.assert_close(
+        algorithms.lasso(prompts, penalty=1e-9).query(), algorithms.ols(prompts).query(), rtol=1e-5, atol=1e-5
+    )
 
 
 def grow(depth):
@@ -121,7 +104,7 @@ def grow(depth):
 
 
 def assert_grown(prompts, depth):
-    predictions = greedy_tree(prompts, depth=depth).predictions[0].numpy()
+    predictions = algorithms.greedy_tree(prompts, depth=depth).predictions[0].numpy()
     np.testing.assert_allclose(predictions, over_prefixes(prompts, grow(depth)), rtol=1e-9, atol=1e-9)
 
 
@@ -138,17 +121,173 @@ def test_a_tree_of_whole_numbers_and_ties(seed, depth, n_context):
     assert_grown(Prompts(xs, random.integers(0, 2, (2, n_context + 1, 1)).astype(float)), depth)
 
 
-def test_it_is_the_regression_tree_of_scikit_learn_on_signs():
-    tree = pytest.importorskip("sklearn.tree")
-    prompts = make_prompts(n_prompts=20, n_context=40)
-    signs = (prompts.xs > 0).numpy()
-    expected = [
-        tree.DecisionTreeRegressor(max_depth=3).fit(x[:-1], y[:-1, 0]).predict(x[-1:])
-        for x, y in zip(signs, prompts.ys.numpy(), strict=True)
-    ]
-    np.testing.assert_allclose(greedy_tree(prompts, depth=3).query()[0].numpy(), expected)
+# ---- kernel smoothing ----
 
 
-def test_with_enough_points_it_grows_the_tree_that_made_them():
-    task = DecisionTrees(x_dim=4, n_context=400, depth=1)
-    assert squared_errors(references(task)["greedy tree"], task.sample(20, seed=0)).max() < 1e-9
+PLAIN = {
+    "gaussian": lambda x, other, h: math.exp(-((x - other) ** 2).sum() / (2 * h * h)),
+    "exponential": lambda x, other, h: math.exp(x @ other / h),
+}
+
+
+def smoother(kernel, h):
+    def predict(xs, ys, query):
+        total, weighted = 0.0, np.zeros(ys.shape[1])
+        for x, y in zip(xs, ys, strict=True):
+            total += PLAIN[kernel](x, query, h)
+            weighted += PLAIN[kernel](x, query, h) * y
+        return weighted / total
+
+    return predict
+
+
+@settings(max_examples=15)
+@given(
+    x_dim=st.integers(1, 4),
+    y_dim=st.integers(1, 3),
+    n_context=st.integers(0, 7),
+    bandwidth=st.floats(0.3, 30),
+    kernel=st.sampled_from(sorted(PLAIN)),
+)
+def test_any_shape(x_dim, y_dim, n_context, bandwidth, kernel):
+    prompts = make_prompts(n_prompts=2, n_context=n_context, x_dim=x_dim, y_dim=y_dim)
+    got = algorithms.kernel_smoothing(prompts, bandwidth, kernel=kernel).predictions[0]
+    np.testing.assert_allclose(got, over_prefixes(prompts, smoother(kernel, bandwidth)), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("kernel", sorted(PLAIN))
+@pytest.mark.parametrize("bandwidth", [1e12, 1e300])
+def test_a_wide_kernel_gives_the_mean(kernel, bandwidth):
+    prompts = make_prompts(y_dim=2)
+    constant = Prompts(torch.ones_like(prompts.xs[..., :1]), prompts.ys)  # their averaging estimator is the mean
+    got = algorithms.kernel_smoothing(prompts, bandwidth, kernel=kernel).predictions
+    torch.testing.assert_close(got, algorithms.averaging(constant).predictions)
+
+
+@pytest.mark.parametrize("bandwidth", [1e-6, 1e-200])
+def test_a_narrow_kernel_gives_the_nearest_neighbour(bandwidth):
+    prompts = make_prompts(n_context=9)
+    got = algorithms.kernel_smoothing(prompts, bandwidth).predictions
+    torch.testing.assert_close(got, algorithms.nearest_neighbours(prompts, n_neighbours=1).predictions)
+
+
+@pytest.mark.parametrize("kernel", sorted(PLAIN))
+def test_gradients_of_query_and_context(kernel):
+    prompts = make_prompts(n_prompts=2, n_context=4, x_dim=2)
+
+    def predict(xs, ys):
+        return algorithms.kernel_smoothing(Prompts(xs, ys), 0.7, kernel=kernel).predictions
+
+    assert torch.autograd.gradcheck(predict, (prompts.xs.requires_grad_(), prompts.ys.requires_grad_()))
+
+
+@pytest.mark.parametrize("kernel", sorted(PLAIN))
+def test_the_tuned_bandwidth_is_the_best_of_many(kernel):
+    prompts = SineRegression().sample(300, seed=0, dtype=torch.float64)
+
+    def error(bandwidth):
+        fitted = algorithms.kernel_smoothing(prompts, bandwidth, kernel=kernel)
+        return fitted.step_errors(prompts)[..., -1].mean().item()
+
+    bandwidth = algorithms.tuned_bandwidth(prompts, kernel=kernel)
+    assert error(bandwidth) <= min(error(bandwidth * 1.1**i) for i in range(-60, 61)) + 1e-12
+    if kernel == "gaussian":  # scales with the inputs
+        wider = Prompts(10 * prompts.xs, prompts.ys)
+        assert algorithms.tuned_bandwidth(wider) == pytest.approx(10 * bandwidth, rel=1e-3)
+
+
+# ---- nonlinear ----
+
+
+def test_least_squares_on_features_is_least_squares_in_the_features():
+    prompts = make_prompts()
+
+    def features(xs):
+        return torch.cat([xs**2, xs[..., :1].exp()], -1)
+
+    def predict(xs, ys, query):
+        mapped = features(torch.from_numpy(np.vstack([xs, query]))).numpy()
+        return mapped[-1] @ np.linalg.pinv(mapped[:-1], rcond=1e-7) @ ys
+
+    trajectory = algorithms.on_features(prompts, features=features)
+    np.testing.assert_allclose(trajectory.predictions[0].numpy(), over_prefixes(prompts, predict), rtol=0, atol=1e-7)
+    assert trajectory.name == "OLS on features"
+
+
+SIGNS = LogisticRegression(x_dim=3, n_context=12).sample(4, seed=0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("weight_std", [0.1, 1.0, 100.0])
+def test_at_the_mode_the_posterior_is_flat_on_every_prefix(weight_std):
+    for t in range(13):
+        prefix = SIGNS.prefix(t)
+        # weights from the predictions of unit queries, tanh(w / 2); the prior's scale keeps them away from 1
+        units = [prefix.with_query(torch.eye(3).double()[i].expand(4, 3) / weight_std) for i in range(3)]
+        mode = [algorithms.logistic(each, weight_std=weight_std, posterior="mode").query()[0, :, 0] for each in units]
+        w = (2 * weight_std * torch.stack(mode, -1).atanh()).requires_grad_()
+        margins = SIGNS.ys[:, :t, 0] * torch.einsum("npx,nx->np", SIGNS.xs[:, :t], w)
+        cost = torch.nn.functional.softplus(-margins).sum() + w.square().sum() / (2 * weight_std**2)
+        (gradient,) = torch.autograd.grad(cost, w)
+        assert gradient.abs().max() < 1e-7 * (1 + w.abs().max())
+
+
+def test_the_laplace_average_is_nearer_to_exact_bayes_than_the_mode():
+    task = LogisticRegression(x_dim=1, n_context=6, weight_scale=2.0)
+    prompts = task.sample(200, seed=1, dtype=torch.float64)
+    grid = np.linspace(-16, 16, 4001)
+    prior = -(grid**2) / 8
+
+    def predict(xs, ys, query):
+        logs = prior - np.logaddexp(0, -np.outer(grid, xs[:, 0] * ys[:, 0])).sum(1)
+        density = np.exp(logs - logs.max())
+        return np.atleast_1d((density * np.tanh(grid * query[0] / 2)).sum() / density.sum())
+
+    exact = torch.from_numpy(over_prefixes(prompts, predict))
+    laplace, mode = (
+        (algorithms.logistic(prompts, weight_std=2.0, posterior=kind).predictions[0] - exact)[:, 1:].square().mean()
+        for kind in ("laplace", "mode")
+    )
+    assert laplace < 0.07**2
+    assert laplace < 0.8**2 * mode
+
+
+def test_separable_labels_stay_finite():
+    xs = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(1, 9, 1) + 0.01
+    mode = algorithms.logistic(Prompts(xs, xs.sign()), weight_std=1e4, posterior="mode").predictions[0, 0]
+    assert mode.isfinite().all()
+    assert mode[-1] > 0.999
+
+
+def test_targets_of_several_dimensions_the_query_alone_and_parts(monkeypatch):
+    two = Prompts(SIGNS.xs, torch.cat([SIGNS.ys, -SIGNS.ys], -1))
+    learner = AlgorithmLearner(algorithms.logistic)
+    whole = learner.predict_prefixes(two)
+    assert whole[:, 0].abs().max() < 1e-12
+    torch.testing.assert_close(whole[..., :1], learner.predict_prefixes(SIGNS))
+    torch.testing.assert_close(whole[..., 0], -whole[..., 1])
+    monkeypatch.setattr("mechicl.algorithms.spectra.CHUNK_ELEMENTS", 1)
+    torch.testing.assert_close(learner.predict(two), whole[:, -1])
+    assert learner.predict_prefixes(two[:0]).shape == (0, 13, 2)
+    assert learner.predict(two.to(torch.float32)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("y_dim", [1, 2])
+def test_it_is_pytorchs_network_and_adam_trained_on_each_prefix_alone(y_dim):
+    prompts = make_prompts(y_dim=y_dim)
+    everything = algorithms.network_descent(prompts, n_hidden=7, steps=12, learning_rate=0.05, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    shapes = (4, 7), (1, 7), (7, y_dim), (1, y_dim)
+    values = [2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1 for shape in shapes]
+    for n in range(3):
+        for t in (1, 4, 7):
+            first, second = torch.nn.Linear(4, 7), torch.nn.Linear(7, y_dim)
+            network = torch.nn.Sequential(first, torch.nn.ReLU(), second).double()
+            starts = values[0].T / 2, values[1][0] / 2, values[2].T / 7**0.5, values[3][0] / 7**0.5
+            for parameter, start in zip(network.parameters(), starts, strict=True):
+                parameter.data.copy_(start)
+            optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+            for _ in range(12):
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(network(prompts.xs[n, :t]), prompts.ys[n, :t]).backward()
+                optimizer.step()
+            torch.testing.assert_close(everything.predictions[0, n, t], network(prompts.xs[n, t]), rtol=1e-7, atol=1e-9)

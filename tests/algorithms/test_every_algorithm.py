@@ -1,10 +1,34 @@
-"""The common properties of all algorithms: their axes, their precision, what they read, and their weights."""
+"""The common properties of all algorithms: axes, precision, what they read, weights, and arguments refused by name."""
+
+import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from mechicl import algorithms
+from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
+from mechicl.algorithms.stepwise import (
+    Hypothesis,
+    KernelReading,
+    NewtonSteps,
+    OnlineDescent,
+    QueryDescent,
+    ResidualDescent,
+    RidgePath,
+    Runs,
+)
+from mechicl.algorithms.stepwise.copying import best_match
+from mechicl.algorithms.stepwise.descent import nearest
+from mechicl.algorithms.stepwise.hypothesis import select_interventions
+from mechicl.algorithms.stepwise.inverses import MomentsThenRidge, RidgeByDirections
+from mechicl.prompts import Prompts, TokenSequences
+from mechicl.tasks import GaussianClusters, Parities, RepeatedTokens
 from tests.algorithms.reference import make_prompts
+
+# ---- every algorithm ----
+
 
 POOL = torch.linspace(-1, 1, 24).reshape(3, 4, 2)
 ALGORITHMS = {
@@ -28,7 +52,7 @@ ALGORITHMS = {
     "online_gradient_descent": {},
     "averaging": {},
     "nearest_neighbours": {},
-    "kernel_smoothing": {"bandwidth": [0.5, 1.0]},
+    "kernel_smoothing": {"bandwidth": 0.5},
     "network_descent": {"n_hidden": 3, "steps": 2},
     "on_features": {"features": torch.square},
 }
@@ -45,7 +69,7 @@ def run(name, prompts, **options):
 @every_algorithm
 def test_the_query_alone_is_predicted_as_the_last_of_all_points(name):
     everything, query = run(name, PROMPTS), run(name, PROMPTS, at="query")
-    steps = ALGORITHMS[name].get("steps", ALGORITHMS[name].get("bandwidth", [1]))
+    steps = ALGORITHMS[name].get("steps", [1])
     steps = steps if isinstance(steps, list) else [steps]
     assert everything.steps == query.steps == tuple(steps)
     assert everything.predictions.shape == (len(steps), 3, 8, 2)
@@ -110,3 +134,108 @@ def test_weights_are_the_predictions_of_unit_queries_and_the_gradient_of_the_que
             last = run(name, prefix.with_query(query), at=at).query()[-1]
             (gradient,) = torch.autograd.grad(last.sum(), query)
             torch.testing.assert_close(gradient, weights[-1, :, t].sum(-1), atol=1e-9, rtol=1e-9)
+
+
+# ---- errors ----
+
+SIGNS, LABELS = Parities(x_dim=12, n_context=2).sample(1, seed=0), GaussianClusters().sample(1, seed=0)
+TOKENS = TokenSequences(torch.tensor([[0, 1, 2]]), torch.tensor([[False, True, True]]))
+REAL, BLANK_XS, BLANK_YS = make_prompts(), make_prompts(), make_prompts()
+BLANK_XS.xs[:], BLANK_YS.ys[:] = 0, 0
+HALVES, ONES = Prompts(SIGNS.xs / 2, SIGNS.ys), Prompts(torch.ones(1, 3, 3), torch.ones(1, 3, 1))
+EYE, DESCENT = torch.eye(4), ResidualDescent(3, step_size=0.1)
+OVERLAPPING = {"x": EYE[:, :2], "residual": EYE[:, 1:2]}
+MANY = GaussianClusters(n_context=20).sample(1, seed=0)
+TABLE: dict[str, Any] = {"means": torch.zeros(3, 2), "labels": torch.eye(3), "frequencies": torch.ones(3) / 3}
+nan, inf = math.nan, math.inf
+
+
+def runs() -> Runs:
+    return Runs(DESCENT, *[DESCENT.states(REAL)] * 2)
+
+
+OPTIONS: list[tuple[str, dict[str, Any], str]] = [  # algorithm, options, and what the message names
+    *(
+        (name, options | {"steps": steps}, "steps")
+        for name, options in (("gradient_descent", {"step_size": 0.1}), ("newton", {}), ("conjugate_gradient", {}))
+        for steps in ([], [-1], -2, [1, True], True)
+    ),
+    *((name, {"step_size": value}, "step_size") for name in ("gradient_descent", "online_gradient_descent")
+      for value in (nan, inf)),
+    *(("gradient_descent", {"step_size": 0.1, "initial_weights": torch.zeros(shape)}, "initial_weights")
+      for shape in ((4, 2), (1, 2), (2, 4), (1, 1))),  # some would be broadcast
+    ("gd_plus_plus", {"step_size": -inf, "gamma": 0.0}, "step_size"),
+    ("gd_plus_plus", {"step_size": 0.1, "steps": 2, "gamma": [0.0, inf]}, "gamma"),
+    *(("gd_plus_plus", {"step_size": 0.1, "steps": [1, 3], "gamma": [0.1] * n}, "gamma") for n in (0, 2, 4)),
+    *(("newton", {"alpha": alpha}, "alpha") for alpha in (0.0, nan)),
+    *(("preconditioned_gd", {"steps": 2, "preconditioner": m}, "preconditioner") for m in (EYE[:3], [EYE])),
+    *((name, {"penalty": penalty}, "penalty") for name in ("ridge", "lasso") for penalty in (0, inf)),
+    ("bayes", {"noise_std": -0.1}, "noise_std"),
+    ("bayes", {"noise_std": 0.1, "weight_std": 0.0}, "weight_std"),
+    *(("bayes", {"weight_covariance": m}, "weight_covariance") for m in (EYE[:3, :3], EYE.cumsum(0), -EYE)),
+    *(("dmmse", {"pool": torch.zeros(shape), "noise_std": 0.5}, "pool") for shape in ((3, 5), (0, 4), (3, 4, 2))),
+    ("dmmse", {"pool": torch.full((3, 4), nan), "noise_std": 0.5}, "pool"),
+    ("mixture_bayes", {"noise_stds": ()}, "noise_stds"),
+    ("mixture_bayes", {"noise_stds": (0.1, 0.2), "weight_stds": (1.0, 1.0, 1.0)}, "weight_stds"),
+    ("mixture_bayes", {"noise_stds": (0.1, 0.0)}, "noise_stds"),
+    *(("sparse_bayes", {"sparsity": sparsity}, "sparsity") for sparsity in (0, 5)),
+    ("greedy_tree", {"depth": 0}, "depth"),
+    ("nearest_neighbours", {"n_neighbours": 0}, "n_neighbours"),
+    *(("kernel_smoothing", {"bandwidth": h}, "bandwidth") for h in (0.0, inf)),
+    ("network_descent", {"n_hidden": 0}, "n_hidden"),
+    ("on_features", {"features": lambda xs: xs.sum(-1)}, "features"),
+    ("logistic", {}, "labels of the context must be -1 or 1"),
+    ("logistic", {"posterior": "mean"}, "posterior must be 'mode' or 'laplace'"),
+    ("tuned_step_size", {"steps": 0}, "steps"),
+]  # fmt: skip
+CALLS = [
+    *((partial(getattr(algorithms, name), REAL, **options), named) for name, options, named in OPTIONS),
+    *((partial(tuned, prompts), "tuning needs") for tuned in (algorithms.tuned_step_size, algorithms.tuned_bandwidth)
+      for prompts in (REAL[:0], REAL.prefix(0))),
+    *((partial(algorithms.tuned_step_size, p, k), "nothing to tune") for p in (BLANK_XS, BLANK_YS) for k in (1, 4)),
+    (partial(algorithms.tuned_bandwidth, REAL.prefix(1)), "nothing to tune"),
+    (partial(algorithms.stable_step_size, REAL.prefix(0)), "a context point other than 0"),
+    (partial(algorithms.conjunction_bayes, SIGNS), "too many to enumerate.*take elimination"),
+    (partial(algorithms.parity_bayes, SIGNS, degree=13), "degree"),
+    (partial(algorithms.parity_bayes, Parities(x_dim=25, n_context=1).sample(1, seed=0)), "take gf2_elimination"),
+    *((partial(each, HALVES), "inputs") for each in (algorithms.elimination, algorithms.gf2_elimination)),
+    (partial(algorithms.elimination, Prompts(SIGNS.xs, SIGNS.ys.expand(-1, -1, 2))), "one target"),
+    (partial(algorithms.in_context_classifier, LABELS, within_class_noise=0.1, burstiness=3), "burstiness must divide"),
+    (partial(algorithms.in_context_classifier, LABELS, within_class_noise=0.0), "within_class_noise"),
+    (partial(algorithms.in_context_classifier, MANY, within_class_noise=0.1, burstiness=2), "more than 20000 ways"),
+    (partial(algorithms.in_weights_classifier, LABELS, **TABLE, within_class_noise=0.1), "means"),
+    *((partial(each, TOKENS, d_vocab=2), "d_vocab=2") for each in (algorithms.bigram_bayes, algorithms.uniform_tokens)),
+    (partial(algorithms.unigram_bayes, TOKENS, d_vocab=3, concentration=0.0), "concentration"),
+    (partial(algorithms.references, RepeatedTokens()), "register_references"),
+    (partial(algorithms.register_references, lambda task: {}), "annotation"),
+    (partial(gd_plus_plus_filters, EYE[0], [0.1, 0.4], [0.05]), "shorter"),
+    (lambda: ResidualDescent(0, step_size=0.1), "steps"),
+    *((lambda a=a: ResidualDescent(2, step_size=a), "step_size") for a in ([0.1], nan)),
+    (lambda: ResidualDescent(2, step_size=0.1, preconditioner=[EYE]), "preconditioner"),
+    (lambda: QueryDescent(2, step_size=0.1).trajectory(REAL, with_weights=True), "no weights"),
+    (lambda: NewtonSteps(3, alpha=-1.0), "alpha"),
+    (lambda: NewtonSteps(3, answer="never"), "answer"),  # type: ignore[arg-type]
+    (lambda: KernelReading(nearest, 0), "steps"),
+    *((lambda penalties=penalties: RidgePath(penalties), "penalties") for penalties in ((), (1.0, -1.0))),
+    (lambda: MomentsThenRidge(penalty=-0.1), "penalty"),
+    (lambda: RidgeByDirections(2).predict(ONES), "3 dimensions"),
+    (lambda: OnlineDescent(1).predict(ONES), "have 2"),
+    (lambda: best_match(EYE[None].double(), EYE[None]), "readers are torch.float64 and points torch.float32"),
+    *((partial(best_match, EYE[None], EYE[None], sharpness), "sharpness") for sharpness in (-1.0, 1e300)),
+    *((partial(Hypothesis, DESCENT, schedule=schedule), "schedule") for schedule in (
+        ((1, 0), (3, 3)), ((0, 0), (3, 2)), ((0, 0), (2, 2), (2, 3)), ((0, 0), (1, 2), (2, 1), (3, 3)))),
+    (lambda: Hypothesis(DESCENT, subspaces={"x": torch.ones(4, 2)}), "orthonormal"),
+    (lambda: Hypothesis(DESCENT, subspaces={"momentum": EYE[:, :1]}), "has the variables"),
+    (lambda: Hypothesis(DESCENT, subspaces=OVERLAPPING).rest, "all subspaces together"),
+    (lambda: runs().exchange(1, "query", ["y"]), "variables"),
+    (lambda: runs().freeze((), "query"), "stops"),
+    (lambda: runs().exchange(4, "query"), "steps must be 0 to 3"),
+    (lambda: select_interventions([], ["dance"]), "interventions"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(("call", "named"), CALLS)
+def test_what_is_wrong_is_named(call, named):
+    with pytest.raises((ValueError, TypeError), match=named):
+        call()

@@ -1,4 +1,4 @@
-"""Constructions and known models compute their algorithms, plain, hidden and trained."""
+"""Known models compute their algorithms, and keep their function when they are hidden or compressed."""
 
 import dataclasses
 import json
@@ -9,21 +9,19 @@ import torch
 from mechicl import analysis, constructions
 from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.checkpoints import load_checkpoint
-from mechicl.constructions import certificates_table, hide, known_models
+from mechicl.constructions import certificates_table, compress, hide, known_models
 from mechicl.constructions.certificates import certificates
-from mechicl.constructions.circuits import previous_token_then_induction, two_steps_in_a_layer
-from mechicl.constructions.known import KnownModel
+from mechicl.constructions.known import KnownModel, previous_token_then_induction, two_steps_in_a_layer
 from mechicl.constructions.trained import recipes
 from mechicl.models import HookedTransformer
 from mechicl.tasks import LinearRegression
+from tests.constructions.reference import random_model
+
+# ---- known ----
+
 
 PLAIN, HIDDEN = known_models(), known_models(hidden=True)
 TASK = LinearRegression(x_dim=5, n_context=20)
-
-
-def test_there_are_enough_of_them_with_different_names():
-    assert len(PLAIN) >= 20
-    assert len({known.name for known in PLAIN}) == len(PLAIN)
 
 
 @pytest.mark.parametrize("known", [*PLAIN, *HIDDEN], ids=lambda known: known.name)
@@ -50,9 +48,6 @@ def test_variables_are_in_the_subspaces_of_the_hypotheses():
             places = {"previous": torch.cat([previous, previous.square().sum(-1, keepdim=True)], dim=-1)}
         for name, value in places.items():
             torch.testing.assert_close(stream @ hypothesis.subspaces[name], value)
-
-
-# ---- trained ----
 
 
 @pytest.mark.parametrize("known", known_models(trained=True), ids=lambda known: known.name)
@@ -103,28 +98,151 @@ def test_errors_of_constructions_are_as_stated(table):
 
 
 def test_every_construction_has_a_certificate(table):
-    vocabulary = {"Head", "Hidden", "Layer", "Stream", "assemble", "with_pseudo_examples", "certificates_table"}
-    vocabulary |= {
-        "induction",
-        "hide",
-        "known_models",
-        "compress",
-        "weights_circuit",
-    }  # tested elsewhere
+    others = {"Head", "Layer", "Stream", "assemble", "with_pseudo_examples", "certificates_table"}  # of models
+    others |= {"induction", "hide", "known_models", "compress", "weights_circuit"}  # tested elsewhere
     operations = {"aff", "div", "mov", "mul", "total"}
-    assert {certificate.construction for certificate in table} == operations | set(constructions.__all__) - vocabulary
+    assert {certificate.construction for certificate in table} == operations | set(constructions.__all__) - others
 
 
-def test_layers_width_and_heads_are_those_of_the_models(table):
+def test_the_table_has_one_row_per_certificate_with_the_sizes_of_its_model(table):
     sizes = {c.theorem: (c.layers, c.width, c.heads) for c in table}
     assert sizes["von Oswald et al. 2023, Proposition 1"] == (5, 8, 1)
     assert sizes["Fu et al. 2024, Theorem 1 (linear)"] == (7, 14, 1)
     assert sizes["Fu et al. 2024, Theorem 1 (relu)"] == (7, 14, 2)
-
-
-def test_the_table_has_one_row_per_certificate(table):
     frame = certificates_table(n_prompts=16)
-    columns = ["theorem", "construction", "layers", "width", "heads", "max_relative_error", "statement"]
-    assert list(frame.columns) == columns
     assert frame.max_relative_error.tolist() == [certificate.max_relative_error for certificate in table]
     assert not frame.duplicated(["theorem", "statement"]).any()
+
+
+# ---- hiding ----
+
+
+IDS = torch.randint(4, (128, 6), generator=torch.Generator().manual_seed(0))
+PROMPTS = LinearRegression(x_dim=3, n_context=8).sample(16, seed=0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"attention": "softmax", "d_mlp": 5, "act_fn": "relu"},
+        {"attention": "linear,softmax", "score_scale": 2.0, "sink": "none"},
+        {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
+        {"prompt_format": "interleaved", "positional_embedding_type": "standard", "attention": "softmax"},
+        {"positional_embedding_type": "one_hot", "read_in": "identity", "read_out": "identity", "d_model": 13},
+        {"recurrent": True, "d_mlp": 4, "damping": 0.5},
+        {"share_mlp": True, "d_mlp": 4, "act_fn": "square"},
+        {"mlp_location": "input", "d_mlp": 4},
+        {"attention": "softmax", "sink": "learned", "keys": "full"},
+        {"prompt_format": "interleaved", "momentum": 0.5},
+    ],
+    ids=lambda config: ", ".join(f"{k}={v}" for k, v in config.items()) or "plain",
+)
+@pytest.mark.parametrize("reads_junk", [False, True])
+def test_all_kinds_of_models_keep_their_function(config, reads_junk):
+    model = random_model(**config)
+    hidden = hide(model, seed=1, distractors=2, junk_prompts=PROMPTS if reads_junk else None)
+    torch.testing.assert_close(hidden.model.predict(PROMPTS), model.predict(PROMPTS), rtol=1e-7, atol=1e-9)
+    assert hidden.model.cfg.n_heads == model.cfg.n_heads + 2
+
+
+def test_distractors_that_read_junk_affect_only_other_distractors():
+    model = constructions.gradient_descent(x_dim=3, n_context=8, step_size=0.2, steps=4)
+    hidden = hide(model, seed=3, junk_prompts=PROMPTS)
+    plain = hide(model, seed=3)
+    moved = {}
+    for name, each in (("reading", hidden), ("not reading", plain)):
+        junk = torch.linalg.qr(each.stream.T, mode="complete").Q[:, model.cfg.d_model :]
+        cache = each.model.run_with_cache(PROMPTS)[1]
+        stream = cache["blocks.0.hook_resid_post"]
+        changed = stream + torch.randn(junk.shape[1], dtype=torch.float64) @ junk.T
+        after = [each.model(s, start_at_layer=1, stop_at_layer=4) for s in (stream, changed)]
+        torch.testing.assert_close(*(s @ each.stream.T for s in after))  # the model's stream
+        moved[name] = ((after[1] - changed) @ junk - (after[0] - stream) @ junk).abs().max().item()
+        if name == "reading":  # never larger than the stream
+            for layer in range(4):
+                stream = cache[f"blocks.{layer}.hook_resid_post"]
+                own = (stream @ each.stream.T).square().mean()
+                assert 0 < (stream @ junk).square().mean() <= own
+    assert moved["reading"] > 1e-3 > 1e-9 > moved["not reading"]
+
+
+def test_known_models_are_hidden_differently_for_each_seed():
+    first, second = (known_models(hidden=True, seed=seed)[0].model for seed in (0, 1))
+    assert not torch.allclose(first.W_Q, second.W_Q)
+
+
+def test_models_of_token_ids_keep_their_function_and_circuit():
+    model, ids = induction(), IDS[:16]
+    for options in ({}, {"junk_prompts": ids, "distractors": 2}):
+        hidden = hide(model, seed=2, **options).model
+        torch.testing.assert_close(hidden(ids), model(ids), rtol=0, atol=1e-9)
+        assert constructions.weights_circuit(hidden) == constructions.weights_circuit(model)
+
+
+def test_the_stream_is_the_old_one_rotated_and_what_distractors_write():
+    model = constructions.newton(x_dim=3, n_context=8, steps=2, alpha=0.01)
+    hidden = hide(model, seed=3, distractors=2)
+    torch.testing.assert_close(hidden.stream @ hidden.stream.T, torch.eye(model.cfg.d_model).double())
+    old = model.run_with_cache(PROMPTS)[1]["blocks.1.hook_resid_post"]
+    new = hidden.model.run_with_cache(PROMPTS)[1]["blocks.1.hook_resid_post"]
+    torch.testing.assert_close(new @ hidden.stream.T, old)
+    assert (new - old @ hidden.stream).abs().max() > 1e-3
+
+
+def test_noise_changes_predictions_a_little():
+    model = constructions.gradient_descent(x_dim=3, n_context=8, step_size=0.1, steps=2)
+    expected = model.predict(PROMPTS)
+    error = (hide(model, noise=1e-3).model.predict(PROMPTS) - expected).square().mean() / expected.square().mean()
+    assert 1e-9 < error < 1e-3
+
+
+def induction() -> HookedTransformer:
+    return constructions.induction(d_vocab=4, n_ctx=6)
+
+
+def rank(model: HookedTransformer, tokens: torch.Tensor) -> int:
+    _, cache = model.run_with_cache(tokens)
+    streams = torch.cat([value.flatten(0, 1) for name, value in cache.items() if "resid" in name])
+    return int(torch.linalg.matrix_rank(streams))
+
+
+def test_a_stream_as_wide_as_the_used_subspace_is_exact():
+    model = induction()
+    needed = rank(model, IDS)
+    assert needed < model.cfg.d_model
+    narrow = compress(model, IDS, d_model=needed, steps=0, progress=False)
+    assert narrow.model.cfg.d_model == needed
+    torch.testing.assert_close(narrow.model(IDS), model(IDS), rtol=0, atol=1e-10)
+    assert narrow.projected == narrow.trained < 1e-20
+    torch.testing.assert_close(narrow.stream.T @ narrow.stream, torch.eye(needed).double())
+    # the streams are the projected ones
+    ours, theirs = (each.run_with_cache(IDS)[1]["blocks.1.hook_resid_post"] for each in (narrow.model, model))
+    torch.testing.assert_close(ours, theirs @ narrow.stream, rtol=0, atol=1e-10)
+    assert compress(model, IDS, d_model=needed - 1, steps=0, progress=False).projected > 1e-6
+
+
+def test_training_recovers_what_the_projection_lost_or_is_discarded():
+    model = induction()
+    narrow = compress(model, IDS, d_model=rank(model, IDS) - 4, steps=150, learning_rate=3e-3, progress=False)
+    assert narrow.trained < 0.3 * narrow.projected
+    worse = compress(model, IDS, d_model=8, steps=3, learning_rate=100.0, progress=False)
+    assert worse.trained == worse.projected  # training that makes the model worse is discarded
+    for each in (narrow, worse):
+        assert each.trained == pytest.approx((each.model(IDS) - model(IDS)).square().mean().item())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"d_mlp": 5, "act_fn": "relu", "attention": "softmax", "sink": "learned"},
+        {"mlp_location": "input", "d_mlp": 4},
+        {"recurrent": True, "damping": 0.5},
+        {"prompt_format": "interleaved", "positional_embedding_type": "sinusoidal", "d_pos": 6},
+    ],
+    ids=str,
+)
+def test_a_projection_of_full_width_changes_no_predictions(config):
+    model = random_model(**{"d_model": 12, **config})
+    narrow = compress(model, PROMPTS, d_model=12, steps=0, progress=False)
+    torch.testing.assert_close(narrow.model.predict(PROMPTS), model.predict(PROMPTS))

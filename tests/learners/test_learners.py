@@ -1,11 +1,25 @@
+"""Learners of points and of tokens."""
+
 import numpy as np
 import pytest
 import torch
 
 from mechicl import algorithms, analysis
-from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Trajectory, squared_errors
+from mechicl.learners import (
+    AlgorithmFamily,
+    AlgorithmLearner,
+    Learner,
+    TokenAlgorithmLearner,
+    Trajectory,
+    squared_errors,
+    token_log_probabilities,
+    token_losses,
+)
 from mechicl.learners.learners import named_learners
+from mechicl.learners.token_learners import LogitsLearner, as_token_learner, named_token_learners, sequence_batches
+from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
+from mechicl.tasks import MarkovChains, RepeatedTokens
 
 
 def some_prompts(n_prompts=3, n_points=4, x_dim=2, y_dim=2):
@@ -26,15 +40,6 @@ def running_means(prompts, steps=(1,), scale=1.0, at="points"):
     return Trajectory(tuple(steps), predictions[:, :, -1:] if at == "query" else predictions, "means")
 
 
-# ---- Trajectory ----
-
-
-def test_a_trajectorys_query_is_the_last_point_of_each_step():
-    predictions = torch.arange(2 * 3 * 4 * 2.0).reshape(2, 3, 4, 2)
-    query = Trajectory((1, 5), predictions).query()
-    assert query.tolist() == [[prompt[3] for prompt in step] for step in predictions.tolist()]
-
-
 @pytest.mark.parametrize("at", ["points", "query"])
 def test_step_errors_are_averaged_over_the_targets_dimensions(at):
     prompts = some_prompts()
@@ -46,9 +51,6 @@ def test_step_errors_are_averaged_over_the_targets_dimensions(at):
         pairs = zip(trajectory.predictions[step, prompt, point], prompts.ys[prompt, point - n_points], strict=True)
         expected = sum((float(predicted) - float(target)) ** 2 / 2 for predicted, target in pairs)
         assert errors[step, prompt, point].item() == pytest.approx(expected, rel=1e-5)
-
-
-# ---- AlgorithmLearner ----
 
 
 def test_an_algorithm_with_hyperparameters_is_a_learner():
@@ -87,15 +89,6 @@ def test_a_learners_name_shows_the_algorithm_and_its_hyperparameters():
     assert AlgorithmLearner(running_means).name == "running_means()"
     pool = AlgorithmLearner(algorithms.dmmse, {"pool": torch.zeros(3, 4), "noise_std": 0.5})
     assert pool.name == "dmmse(pool=[3 x 4], noise_std=0.5)"
-
-
-def test_learners_can_be_keys_of_a_dict():
-    a, b = AlgorithmLearner(running_means, {"scale": 1.0}), AlgorithmLearner(running_means, {"scale": torch.ones(2)})
-    assert {a: "a", b: "b"}[b] == "b"
-    assert a != b
-
-
-# ---- functions of prompts as learners ----
 
 
 def test_a_function_of_prompts_is_a_learner():
@@ -167,3 +160,58 @@ FIVE = Prompts(torch.randn(3, 5, 2), torch.randn(3, 5, 1))
 def test_what_is_wrong_is_named(call, words):
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+# ---- token learners ----
+
+
+def small_model():
+    cfg = TransformerConfig(prompt_format="token_ids", d_vocab=3, n_ctx=9, n_layers=1, n_heads=1, d_model=8, d_head=4,
+                            attention="softmax", initializer_range=0.5)  # fmt: skip
+    return HookedTransformer(cfg)
+
+
+def test_a_network_is_a_learner_by_its_logits():
+    model, seen = small_model(), MarkovChains(d_vocab=3, n_ctx=9).sample(5, seed=0)
+    learner = as_token_learner(model, "net")
+    assert isinstance(learner, LogitsLearner)
+    assert learner.name == "net"
+    expected = torch.nn.functional.cross_entropy(
+        model(seen.read).double().flatten(0, 1), seen.ids[:, 1:].flatten(), reduction="none"
+    )
+    assert torch.allclose(token_losses(learner, seen).flatten(), expected)
+
+
+def test_tokens_that_are_not_scored_have_no_loss():
+    seen = RepeatedTokens(d_vocab=4, n_ctx=8, min_period=3, max_period=3).sample(2, seed=0)
+    losses = token_losses(TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 4}), seen)
+    assert torch.equal(losses.isnan(), ~seen.predictable[:, 1:])
+
+
+def test_names_are_numbered_where_learners_share_one():
+    bigram = TokenAlgorithmLearner(algorithms.bigram_bayes, {"d_vocab": 3})
+    assert list(named_token_learners([bigram])) == ["bigram_bayes(d_vocab=3)"]
+    assert list(named_token_learners({"a": bigram, "b": small_model()})) == ["a", "b"]
+    assert list(named_token_learners([bigram, bigram])) == [f"{bigram.name} {i}" for i in (1, 2)]
+    with pytest.raises(TypeError, match=r"'a' .* log_probabilities"):
+        named_token_learners({"a": 3})
+
+
+def test_bad_distributions_are_refused():
+    seen = MarkovChains(d_vocab=3, n_ctx=9).sample(5, seed=0)
+    for wrong, message in (
+        (lambda s: torch.zeros(5, 9, 3), "of a distribution"),
+        (lambda s: torch.full((5, 9, 3), torch.nan), "of a distribution"),
+        (lambda s: torch.zeros(5, 8, 3), "prompt read token"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            token_log_probabilities(TokenAlgorithmLearner(wrong), seen)
+
+
+def test_batches_are_all_the_sequences_and_memory_bounds_them():
+    seen = MarkovChains(d_vocab=3, n_ctx=9).sample(5, seed=0)
+    parts = list(sequence_batches(seen, 3, memory=50_000))
+    assert len(parts) > 1
+    assert torch.equal(torch.cat([part.ids for part in parts]), seen.ids)
+    with pytest.raises(ValueError, match="too little"):
+        list(sequence_batches(seen, 3, memory=100))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl.statistics import Interval, difference_interval, interval, median_interval, ratio_interval
-from mechicl.statistics.intervals import percentile_interval, student_t_quantile
+from mechicl.statistics.intervals import percentile_interval
 from mechicl.statistics.storage import decode
 
 nan, inf = math.nan, math.inf
@@ -21,16 +21,12 @@ nan, inf = math.nan, math.inf
 @pytest.mark.parametrize(
     ("measured", "text"),
     [
-        (Interval(1.0, 0.95, 1.05, 5), "1.000 ± 0.050"),
         (Interval(1.0, 0.877, 1.123, 5), "1.00 ± 0.12"),
-        (Interval(1.0, -11.0, 13.0, 5), "1 ± 12"),
         (Interval(1.0, -1233.0, 1235.0, 5), "1 ± 1234"),
         (Interval(1.0, 1.0, 1.0, 5), "1.0000 ± 0.0000"),
-        (Interval(1.0, nan, nan, 5), "1.0000 ± nan"),
         (Interval(1.0, -inf, inf, 5), "1.0000 ± inf"),
         (Interval(3.21e-15, 3.11e-15, 3.31e-15, n=5), "3.21e-15 ± 1e-16"),
         (Interval(1.0, 1.0, 1.0, 3, 0.95, "median"), "1.0000 (1.0000 to 1.0000)"),
-        (Interval(3e-15, 2e-15, 5e-15, 3, 0.95, "median"), "3e-15 (2e-15 to 5e-15)"),
         (Interval(0.0015, 0.0001, 0.0062, 4, 0.95, "median"), "0.0015 (0.0001 to 0.0062)"),
         (Interval(2.0, nan, nan, 1, 0.95, "median"), "2.0000 ± nan"),
     ],
@@ -67,25 +63,6 @@ def test_the_interval_is_students(values, level):
         assert measured.low == pytest.approx(low, rel=1e-9, abs=1e-9 * scale)
         assert measured.high == pytest.approx(high, rel=1e-9, abs=1e-9 * scale)
     assert (measured.n, measured.level) == (len(values), level)
-
-
-@pytest.mark.parametrize("degrees", [1, 2, 9, 100])
-@pytest.mark.parametrize("probability", [0.6, 0.95, 0.995])
-def test_quantiles_invert_the_integral_of_students_density(degrees, probability):
-    constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
-
-    def density(t):
-        return constant * (1 + t * t / degrees) ** (-(degrees + 1) / 2)
-
-    area = scipy.integrate.quad(density, 0, student_t_quantile(probability, degrees), epsabs=1e-12)[0]
-    assert area == pytest.approx(probability - 0.5, abs=1e-9)
-
-
-@pytest.mark.parametrize("level", [0.5, 0.95])
-def test_an_interval_covers_the_mean_at_its_level(level):
-    draws = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    covered = sum(0.0 in interval(row, level) for row in draws)
-    assert scipy.stats.binomtest(covered, 2000, level).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.bool])
@@ -170,20 +147,6 @@ def test_the_ends_are_those_of_every_possible_resample():
     measured = median_interval(torch.tensor(values), n_resamples=50_000)
     assert (measured.low, measured.high) == pytest.approx((low, high))
     assert measured.mean == pytest.approx(1.1)
-
-
-def test_it_is_scipys_percentile_bootstrap():
-    values = np.random.default_rng(3).lognormal(size=60)
-    expected = scipy.stats.bootstrap((values,), np.median, method="percentile", n_resamples=9999, rng=1)
-    measured = median_interval(torch.tensor(values))
-    assert measured.low == pytest.approx(expected.confidence_interval.low, rel=0.05)
-    assert measured.high == pytest.approx(expected.confidence_interval.high, rel=0.05)
-
-
-def test_it_covers_the_median_of_a_skewed_distribution_about_at_its_level():
-    draws = np.random.default_rng(0).exponential(size=(300, 25))
-    intervals = [median_interval(torch.tensor(draw), n_resamples=400) for draw in draws]
-    assert 0.89 <= np.mean([math.log(2) in each for each in intervals]) <= 0.99
 
 
 @settings(max_examples=40, deadline=None)

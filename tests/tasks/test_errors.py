@@ -23,19 +23,12 @@ NORMAL, PLANE, INVERSE = {"inputs": "gaussian"}, {"x_dim": 2}, {"weight_covarian
     ("kind", "fields", "named"),
     [
         *((kind, {field: value}, field) for kind, field, value in [
-            ("Conjunctions", "x_dim", 0), ("Parities", "x_dim", 0), ("TaskPool", "x_dim", 0),
-            ("Conjunctions", "n_context", -1), ("Parities", "n_context", -1), ("SineRegression", "n_context", -1),
-            ("Conjunctions", "literal_probability", 1.5), ("Conjunctions", "positive_share", -0.1),
-            ("SparseLinearRegression", "sparsity", 0), ("QuadraticRegression", "noise_std", -1.0),
-            ("ReluNetworks", "n_hidden", 0), ("DecisionTrees", "depth", 0), ("LogisticRegression", "weight_scale", 0.0),
+            ("Conjunctions", "x_dim", 0), ("SineRegression", "n_context", -1), ("Conjunctions", "positive_share", -0.1),
+            ("QuadraticRegression", "noise_std", -1.0), ("LogisticRegression", "weight_scale", 0.0),
             ("LogisticRegression", "labels", "soft"), ("MixedRegression", "noise_stds", ()),
             ("MixedRegression", "noise_stds", (0.0, 1.0)), ("SineRegression", "x_range", (1.0, 0.0)),
             ("SineRegression", "amplitude_range", (0.0, NAN)), ("SineRegression", "phase_range", (0.0, INF)),
-            ("TaskPool", "n_tasks", 0), ("TaskPool", "seed", -1), ("TaskPool", "noise_std", NAN),
-            ("GaussianClusters", "bursty_share", 1.1), ("GaussianClusters", "classes", "old"),
-            ("MarkovChains", "d_vocab", 1), ("MarkovChains", "concentration", NAN), ("MarkovChains", "start", "zero"),
-            ("RepeatedTokens", "n_ctx", 1), ("RepeatedTokens", "min_period", 0),
-            ("TopicClassification", "share_repeated", NAN),
+            ("TaskPool", "noise_std", NAN), ("GaussianClusters", "classes", "old"), ("MarkovChains", "d_vocab", 1),
         ]),
         ("Parities", {"x_dim": 3, "degree": 4}, "degree must be at most x_dim=3"),
         ("SparseLinearRegression", {"x_dim": 3, "sparsity": 4}, "sparsity must be 1 to x_dim=3"),
@@ -49,12 +42,8 @@ NORMAL, PLANE, INVERSE = {"inputs": "gaussian"}, {"x_dim": 2}, {"weight_covarian
         ("RepeatedTokens", {"n_ctx": 32}, "max_period < n_ctx=32, got 4 to 32"),
         ("TopicClassification", {"min_classes": 3, "max_classes": 2}, "min_classes <= max_classes <= 12, got 3 to 2"),
         ("TopicClassification", {"max_classes": 13}, "max_classes <= 12, got 2 to 13"),
-        ("TopicClassification", {"min_words": 1}, "got n_topical=2, 1 to 3 words"),
-        ("TopicClassification", {"max_words": 5}, "got n_topical=2, 2 to 5 words"),
-        *(("LinearRegression", {field: value}, field) for field, value in [
-            ("x_dim", 0), ("y_dim", 0), ("input_scale", -1.0), ("weight_scale", INF), ("inputs", ()),
-            ("active_dims", 0),
-        ]),
+        *(("TopicClassification", {name: n}, "got n_topical=2") for name, n in (("min_words", 1), ("max_words", 5))),
+        ("LinearRegression", {"inputs": ()}, "inputs"),
         *(("LinearRegression", NORMAL | fields, named) for fields, named in [
             ({"normalize_inputs": True, "n_context": 0}, "normalize_inputs=True needs a context"),
             (INVERSE, "needs covariance, condition_number or eigen"),
@@ -66,10 +55,9 @@ NORMAL, PLANE, INVERSE = {"inputs": "gaussian"}, {"x_dim": 2}, {"weight_covarian
             ({"eigenbasis": "shared"}, "needs a condition_number or eigenvalues"),
             ({"covariance": ((1.0,),), "x_dim": 1, "eigenbasis": "per_task"}, "to rotate"),
             *(({"condition_number": v}, "condition_number") for v in (0.5, NAN, INF)),
-            *((PLANE | {"eigenvalues": v}, "eigenvalues") for v in ((1.0,), (1.0, -1.0), (INF, 1.0))),
-            *((PLANE | {"covariance": matrix}, "covariance") for matrix in [
-                ((1.0,),), ((1.0, 0.5), (0.4, 1.0)), ((INF, 0.0), (0.0, 1.0)), ((NAN, 0.0), (0.0, 1.0)),
-            ]),
+            *((PLANE | {"eigenvalues": v}, "eigenvalues") for v in ((1.0,), (1.0, -1.0))),
+            *((PLANE | {"covariance": matrix}, "covariance")
+              for matrix in (((1.0,),), ((1.0, 0.5), (0.4, 1.0)), ((INF, 0.0), (0.0, 1.0)))),
             (PLANE | {"covariance": ((1.0, 2.0), (2.0, 1.0))}, "no negative eigenvalue, got -1"),
             ({"n_context": 3, "n_distractors": 4}, "n_distractors must be 0 to n_context=3, got 4"),
         ]),
@@ -95,24 +83,25 @@ def test_sampling_needs_one_seed_or_generator_on_the_device_and_a_number_of_prom
         task.sample(1, seed=0, dtype=torch.int64)
 
 
+RANDOM = RandomTensors(torch.Generator())
+
+
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        *((lambda r, a=a: r.dirichlet(a, 3), "concentration must be positive") for a in (0.0, -1.0, INF)),
-        (lambda r: r.integers(3, 3, 2), "low must be below high, got 3 and 3"),
-        (lambda r: r.normal(2**20, 2**20), "too many"),
-        *(
-            (lambda r, t=topics: TopicClassification().texts(t, 1, seed=0), "topics must be some of")
-            for topics in ([], ["birds", "bird"])
-        ),
+        *((lambda a=a: RANDOM.dirichlet(a, 3), "concentration") for a in (0.0, INF)),
+        (lambda: RANDOM.integers(3, 3, 2), "low must be below high, got 3 and 3"),
+        (lambda: RANDOM.normal(2**20, 2**20), "too many"),
+        *((lambda t=t: TopicClassification().texts(t, 1, seed=0), "topics must be") for t in ([], ["birds", "bird"])),
+        (lambda: register(NoData), "task_type must be a dataclass, .*NoData"),
+        (lambda: register(Prompts), r"Prompts lacks \['sample', 'replace'\]"),
+        (lambda: register(SparseRegression()), "task_type must be a dataclass"),  # type: ignore[call-overload]
+        (lambda: task_to_dict(NoData()), "must be a dataclass"),
     ],
 )
-def test_random_tensors_and_texts_refuse_arguments_by_name(call, named):
-    with pytest.raises(ValueError, match=named):
-        call(RandomTensors(torch.Generator()))
-
-
-# ---- data and classes ----
+def test_what_is_wrong_is_named(call, named):
+    with pytest.raises((ValueError, TypeError), match=named):
+        call()
 
 
 @pytest.mark.parametrize(
@@ -123,12 +112,8 @@ def test_random_tensors_and_texts_refuse_arguments_by_name(call, named):
         ({"type": "Sparse"}, r"'Sparse' is not one of .*register\(its class\) before loading"),
         ({"type": "LinearRegression", "xdim": 3}, r"LinearRegression has no field \['xdim'\]"),
         ({"type": "LinearRegression", "x_dim": "10"}, "x_dim must be an int of at least 1, got '10'"),
-        ({"type": "LinearRegression", "x_dim": True}, "x_dim must be an int"),
-        ({"type": "LinearRegression", "active_dims": 1.5}, "active_dims must be an int"),
         ({"type": "LinearRegression", "noise_std": "loud"}, "noise_std must be a number of at least 0, got 'loud'"),
-        ({"type": "LinearRegression", "query_noise": "no"}, "query_noise must be True or False, got 'no'"),
         ({"type": "LinearRegression", "inputs": "cauchy"}, "inputs must be 'uniform', 'gaussian',"),
-        ({"type": "LinearRegression", "eigenbasis": "mine"}, "eigenbasis must be 'axes', 'shared' or 'per_task'"),
         ({"type": "LinearRegression", "inputs": "gaussian", "eigenvalues": 5}, "eigenvalues"),
         ({"type": "LinearRegression", "noise_std": 10**400}, "noise_std must be a number of at least 0, got 1000"),
         ({"type": "LinearRegression", "eigenvalues": [[1]]}, "eigenvalues"),
@@ -165,19 +150,6 @@ def test_deeply_nested_tasks_are_refused():
         task_from_dict(data)
 
 
-@pytest.mark.parametrize(
-    ("task_type", "named"),
-    [
-        (NoData, "task_type must be a dataclass, .*NoData"),
-        (Prompts, r"Prompts lacks \['sample', 'replace'\]"),
-        (SparseRegression(), "task_type must be a dataclass"),
-    ],
-)
-def test_classes_that_are_not_tasks_are_not_registered(task_type, named):
-    with pytest.raises(TypeError, match=named):
-        register(task_type)
-
-
 def test_names_that_are_taken_and_classes_that_have_none():
     @dataclass(frozen=True)
     class LinearRegression(SparseRegression):
@@ -193,6 +165,4 @@ def test_a_task_that_cannot_be_saved_is_refused_before_training(tmp_path):
     unsaved = SparseRegression(x_dim=3, n_context=4, scales=torch.ones(1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="SparseRegression cannot be saved, its fields must be plain data"):
         train(TrainingConfig(task=unsaved, model=MODEL, steps=1, batch_size=4, cpu=True), tmp_path, progress=False)
-    with pytest.raises(TypeError, match="must be a dataclass"):
-        task_to_dict(NoData())
     assert not list(tmp_path.iterdir())

@@ -36,21 +36,18 @@ class AfterCopying(StepwiseAlgorithm):
         self._receivers = [name for name in TARGETS if name in algorithm.variables]
         self.name = f"copying, then {algorithm.name}"
 
-    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Return the algorithm's state on prompts without targets, and the targets as a separate variable."""
         state = self.algorithm.start(prompts)
         receivers = {name: torch.zeros_like(state[name]) for name in self._receivers}
         return super().start(prompts) | state | receivers
 
-    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Copy each point's target, or take a step of the algorithm."""
         if k == 0:
             return readers | dict.fromkeys(self._receivers, readers["target"])
         return self.algorithm.step(k - 1, readers, context, sees) | {"target": readers["target"]}
 
-    @checked(undefined=True)
     def read(self, query: State) -> Float[Tensor, "prompt y"]:
         """Return the algorithm's prediction."""
         return self.algorithm.read(query)
@@ -85,7 +82,6 @@ class Induction(StepwiseAlgorithm):
     def __init__(self, weights: Weights | None = None, *, causal: bool = False):
         self.weights, self.causal = weights or best_match, causal
 
-    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Store each point's input, or copy the matching targets."""
         if k == 0:

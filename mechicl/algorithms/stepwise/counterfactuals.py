@@ -35,13 +35,9 @@ class Runs:
     def exchange(
         self, after: int, place: Place, variables: Iterable[str] | None = None, point: int | None = None
     ) -> Float[Tensor, "prompt y"]:
-        """Replace the state of the query, or of the context, by the source's.
+        """Replace the state of the query, or of the context, after some steps by the source's.
 
-        Args:
-            after: number of steps before the exchange.
-            place: "query" or "context".
-            variables: only these; all by default.
-            point: only this point of the context.
+        With `variables` only these are replaced, with `point` only this point of the context.
         """
         base, source = self._after(after), self._after(after, self.source)
         n_context = next(iter(base.values())).shape[1] - 1
@@ -71,11 +67,9 @@ class Runs:
 
     @checked(undefined=True)
     def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
-        """Keep the query, or the context, unchanged from some step to another.
+        """Keep the query, or the context, unchanged: its state after the first stop is restored after the others.
 
-        Args:
-            stops: ascending numbers of steps: the first one's state is kept, and restored after each of the others.
-            place: "query" or "context".
+        Stops are ascending numbers of steps.
         """
         if not stops:
             raise ValueError("stops must be one or more numbers of steps, got none")

@@ -20,7 +20,6 @@ class ResidualDescent(StepwiseAlgorithm):
     a velocity too: `v_j ← β v_j + a Σ_i r_i <x_i, x_j>`, `r_j ← r_j - v_j`.
 
     Args:
-        steps: number of steps.
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
         gamma: γ of GD++, acting on the summed S, one for all steps or one a step.
         momentum: β.
@@ -62,7 +61,6 @@ class ResidualDescent(StepwiseAlgorithm):
         kind += f" with momentum {momentum:.3g}" if self.momentum else ""
         self.name = f"{kind}, {count(steps, 'step')}, residuals in the context"
 
-    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Take a step of descent on every reader's residual."""
         x = readers["x"]
@@ -85,7 +83,6 @@ class QueryDescent(StepwiseAlgorithm):
     each step it is any polynomial with real roots.
 
     Args:
-        steps: number of steps.
         step_size: a, one for all steps or one a step.
         causal: see `StepwiseAlgorithm`; it makes no difference to the query.
     """
@@ -98,7 +95,6 @@ class QueryDescent(StepwiseAlgorithm):
         self.step_sizes = per_step("step_size", step_size, steps)
         self.name = f"gradient descent, {count(steps, 'step')}, by the query alone"
 
-    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Change every reader's prediction and transformed input."""
         scores = self.step_sizes[k] * readers["transformed x"] @ context["x"].mT
@@ -129,7 +125,6 @@ class OnlineDescent(StepwiseAlgorithm):
         self.n_steps, self.step_size = n_context + 1, step_size
         self.name = f"online gradient descent, {count(n_context, 'point')}"
 
-    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Add each point's number to inputs and targets."""
         if prompts.n_context >= self.n_steps:
@@ -139,7 +134,6 @@ class OnlineDescent(StepwiseAlgorithm):
         numbers = torch.arange(ys.shape[1], dtype=ys.dtype, device=ys.device)[None, :, None]
         return state | {"number": numbers.expand(len(ys), -1, 1)}
 
-    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Descend on the marked point, and mark the next one."""
         residual = readers["residual"]
@@ -165,9 +159,7 @@ class KernelReading(StepwiseAlgorithm):
 
     Args:
         weights: from `[prompt reader x]` and `[prompt point x]` to `[prompt reader point]`.
-        steps: number of steps.
         step_size: a.
-        name: for tables.
         normalized: divide the weights of the points that a reader sees by their sum, as a softmax does.
         causal: see `StepwiseAlgorithm`. Without `normalized`, the weights of unseen points are dropped.
     """
@@ -183,7 +175,6 @@ class KernelReading(StepwiseAlgorithm):
         self.weights, self.n_steps, self.causal = weights, steps, causal
         self.name = name or f"{getattr(weights, '__name__', 'kernel')}, {count(steps, 'step')}"
 
-    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Subtract the weighted sum from every reader's residual."""
         if not context["x"].shape[1]:

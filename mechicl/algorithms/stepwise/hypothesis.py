@@ -1,8 +1,9 @@
-"""A hypothesis on a model: which algorithm it runs, which layers are which steps, and where variables are."""
+"""A hypothesis on a model (the algorithm that it runs, in which layers), and the interventions that test it."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.base.arguments import check_fields
+from mechicl.statistics import storable
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,3 +91,118 @@ def _check_orthonormal(name: str, columns: Tensor) -> None:
     gram = columns.double().T @ columns.double()
     if columns.ndim != 2 or not torch.allclose(gram, torch.eye(len(gram)).to(gram), atol=1e-6):
         raise ValueError(f"the columns [d_model dim] of {name!r} must be orthonormal: torch.linalg.qr(...).Q is")
+
+
+Key = tuple[Any, ...]
+Kind = Literal["prediction", "exchange", "ablation"]
+LASTING = ("query stops reading", "context frozen", "context isolated")  # from some layer on
+
+
+@storable
+@dataclass(frozen=True)
+class Cell:
+    """One intervention, and where it takes place.
+
+    Attributes:
+        intervention: its name.
+        layer: number of layers before it.
+        step: number of steps before it.
+        to_layer: number of layers after which it ends; the same as `layer` for an exchange between two layers.
+    """
+
+    intervention: str
+    layer: int
+    step: int
+    to_layer: int
+
+    @property
+    def kind(self) -> Kind:
+        """ "exchange" of states, or "ablation": steps skipped, repeated or kept from reading."""
+        if self.intervention == "prediction":
+            return "prediction"
+        return "exchange" if self.intervention.endswith("exchanged") else "ablation"
+
+    def __str__(self) -> str:
+        if self.kind == "prediction":
+            return self.intervention
+        word = "from" if self.intervention in LASTING else "after"
+        if self.to_layer > self.layer and word == "after":
+            last = self.to_layer - 1
+            layers = f"layer {self.layer}" if last == self.layer else f"layers {self.layer}-{last}"
+            return f"{self.intervention} {layers}"
+        return f"{self.intervention} {word} {self.layer} layer{'' if self.layer == 1 else 's'}"
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of one method of `Runs`, or of a model's runs, that makes an intervention."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    on_point: bool = False  # on the runs whose source is the prompts with one other point
+
+    @property
+    def key(self) -> Key:
+        """An identifier by which hypotheses share a model's runs."""
+        return (self.method, self.on_point, *(id(a) if isinstance(a, Tensor) else a for a in self.arguments))
+
+    def run(self, runs: Sequence[Any]) -> Tensor:
+        """Return the prediction `[prompt y]`, given the runs with whole sources and those with one other point."""
+        return getattr(runs[self.on_point], self.method)(*self.arguments)
+
+
+Planned = tuple[Cell, Call, Call]
+
+
+def plan_interventions(hypothesis: Hypothesis, point: int, *, stop_reading: bool, isolate: bool) -> Iterator[Planned]:
+    """Yield all interventions of a hypothesis, each as calls on the algorithm and on the model.
+
+    `stop_reading` and `isolate` are True if the model's query can be kept from reading, and its context points from
+    reading each other.
+    """
+
+    def twins(name: str, method: str, places: tuple[int, int, int], of_algorithm: tuple, of_model: tuple) -> Planned:
+        alone = name == "point exchanged"
+        return Cell(name, *places), Call(method, of_algorithm, alone), Call(method, of_model, alone)
+
+    n_layers, n_steps = hypothesis.schedule[-1]
+    yield twins("prediction", "freeze", (0, 0, 0), ((n_steps,), "query"), ((n_layers,), "query"))  # changes nothing
+    for layer, step in hypothesis.between:
+        places = (layer, step, layer)
+        for place in ("query", "context"):
+            at_step, at_layer = (step, place), (layer, place)
+            yield twins(f"{place} exchanged", "exchange", places, at_step, at_layer)
+            for name, basis in hypothesis.subspaces.items():
+                variables = variables_of(name)
+                yield twins(
+                    f"{place}'s {name} exchanged", "exchange", places, (*at_step, variables), (*at_layer, basis)
+                )
+            if hypothesis.rest is not None:
+                rest = hypothesis.rest
+                yield twins(f"{place}'s rest exchanged", "exchange", places, (*at_step, ()), (*at_layer, rest))
+        one_point = ("context", None, point)
+        yield twins("point exchanged", "exchange", places, (step, *one_point), (layer, *one_point))
+    for layers, steps in hypothesis.segments:
+        places = (layers.start, steps.start, layers.stop)
+        for place in ("query", "context"):
+            for name, method in (("skips", "skip"), ("repeats", "repeat")):
+                yield twins(f"{place} {name}", method, places, (steps, place), (layers, place))
+        if stop_reading:
+            yield twins("query does not read", "stop_reading", places, (steps,), (layers,))
+    for i, (layer, step) in enumerate(hypothesis.schedule[:-1]):
+        places = (layer, step, n_layers)
+        at_layers, at_steps = (tuple(column) for column in zip(*hypothesis.schedule[i:], strict=True))
+        others = (range(step, n_steps),), (range(layer, n_layers),)
+        yield twins("context frozen", "freeze", places, (at_steps, "context"), (at_layers, "context"))
+        if stop_reading:
+            yield twins("query stops reading", "stop_reading", places, *others)
+        if isolate:
+            yield twins("context isolated", "isolate", places, *others)
+
+
+def select_interventions(plan: Sequence[Planned], interventions: Sequence[str] | None) -> list[Planned]:
+    """Return the interventions of these names; all by default."""
+    known = {cell.intervention for cell, _, _ in plan}
+    if unknown := set(interventions or ()) - known:
+        raise ValueError(f"interventions must be of {sorted(known)}, got {sorted(unknown)}")
+    return [each for each in plan if interventions is None or each[0].intervention in interventions]

@@ -58,7 +58,6 @@ class NewtonSteps(StepwiseAlgorithm):
         how = {"at the end": "answered at the end", "anew": "read anew", "running": "running prediction"}[answer]
         self.name = f"Newton, {count(iterations, 'iteration')}, {how}"
 
-    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Take the first step, an iteration, or the step that reads the prediction."""
         new = dict(readers)
@@ -108,7 +107,6 @@ class RidgePath(StepwiseAlgorithm):
         self.n_steps = len(self.penalties)
         self.name = f"ridge path, {self.n_steps} penalt{'y' if self.n_steps == 1 else 'ies'}"
 
-    @checked(undefined=True)
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Predict by the step's penalty; all readers read the whole context."""
         if not context["x"].shape[1]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm, query_of
-from mechicl.algorithms.stepwise.plans import Cell, Key, Kind, plan_interventions, select_interventions
+from mechicl.algorithms.stepwise.hypothesis import Cell, Key, Kind, plan_interventions, select_interventions
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar

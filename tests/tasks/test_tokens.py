@@ -1,11 +1,110 @@
+"""Token sequences against plain loops and the distributions that they claim."""
+
+import itertools
 from collections import Counter
 
+import numpy as np
+import pytest
 import scipy.stats
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mechicl.tasks import MarkovChains, RepeatedTokens
+from mechicl.tasks.token_sequences import stationary_distributions
 from mechicl.tasks.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassification, topic_tokenizer
 from tests.tasks.reference import LEAST_P
+
+# ---- token sequences ----
+
+
+def period_of(predictable):
+    """Number of tokens before the second copy, from a sequence's marks."""
+    return predictable.index(True) - 1
+
+
+@st.composite
+def repeated_tokens(draw):
+    n_ctx = draw(st.integers(2, 20))
+    max_period = draw(st.integers(1, n_ctx - 1))
+    return RepeatedTokens(draw(st.integers(2, 9)), n_ctx, draw(st.integers(1, max_period)), max_period)
+
+
+@settings(max_examples=25)
+@given(repeated_tokens(), st.integers(0, 5), st.integers(0, 2**40))
+def test_every_token_that_can_be_predicted_is_the_one_a_period_before(task, n_prompts, seed):
+    batch = task.sample(n_prompts, seed=seed)
+    assert batch.ids.shape == batch.predictable.shape == (n_prompts, task.n_ctx + 1)
+    assert batch.read.shape == batch.targets().shape == (n_prompts, task.n_ctx)
+    for ids, predictable in zip(batch.ids.tolist(), batch.predictable.tolist(), strict=True):
+        period = period_of(predictable)
+        assert task.min_period <= period <= task.max_period
+        for pos, token in enumerate(ids):
+            assert 0 <= token < task.d_vocab
+            assert predictable[pos] == (pos >= period + 1)
+            if pos >= period:
+                assert token == ids[pos - period]
+            if predictable[pos]:  # by what an induction head does: the last token came before this one last time, too
+                assert ids[pos - 1] == ids[pos - 1 - period]
+
+
+def test_periods_are_uniform_on_their_range_both_ends_included():
+    task = RepeatedTokens(d_vocab=4, n_ctx=12, min_period=3, max_period=9)
+    counts = [0] * 7
+    for predictable in task.sample(3500, seed=0).predictable.tolist():
+        counts[period_of(predictable) - 3] += 1
+    assert sum(counts) == 3500
+    assert scipy.stats.chisquare(counts).pvalue > LEAST_P
+
+
+def test_transitions_are_those_of_the_sample_and_it_follows_them():
+    task = MarkovChains(d_vocab=3, n_ctx=4000)
+    ids, transitions = task.sample(4, seed=1).ids, task.transitions(4, seed=1)
+    for row, matrix in zip(ids.tolist(), transitions, strict=True):
+        counts = np.zeros((3, 3))
+        for a, b in itertools.pairwise(row):
+            counts[a, b] += 1
+        visits = counts.sum(1, keepdims=True)
+        errors = np.abs(counts / visits - matrix.numpy()) / (0.5 / np.sqrt(visits))
+        assert errors.max() < 4.5
+
+
+@pytest.mark.parametrize("concentration", [0.3, 1.0, 5.0])
+def test_rows_are_dirichlet(concentration):
+    rows = MarkovChains(d_vocab=4, concentration=concentration).transitions(20_000, seed=0).flatten(0, 1)
+    assert rows.dtype == torch.float64
+    assert torch.allclose(rows.sum(-1), torch.ones(len(rows)).double())
+    assert torch.allclose(rows.mean(0), torch.full((4,), 0.25).double(), atol=0.005)
+    variance = 0.25 * 0.75 / (4 * concentration + 1)
+    assert torch.allclose(rows.var(0), torch.full((4,), variance).double(), rtol=0.03)
+
+
+def test_the_first_state_is_uniform_or_stationary():
+    task = MarkovChains(d_vocab=2, n_ctx=2, concentration=0.5)
+    stationary = task.replace(start="stationary")
+    chances = stationary_distributions(stationary.transitions(50_000, seed=0))
+    first = stationary.sample(50_000, seed=0).ids[:, 0]
+    high = chances[:, 1] > 0.9
+    assert abs(first[high].double().mean() - chances[high, 1].mean()) < 0.01
+    assert abs(task.sample(50_000, seed=0).ids[:, 0][high].double().mean() - 0.5) < 0.02
+
+
+@given(st.integers(2, 6), st.integers(0, 1000))
+def test_stationary_distributions_stay(k, seed):
+    transitions = MarkovChains(d_vocab=k).transitions(5, seed=seed)
+    pi = stationary_distributions(transitions)
+    assert torch.allclose((pi[:, None] @ transitions)[:, 0], pi, atol=1e-10)
+    assert torch.allclose(pi.sum(-1), torch.ones(5).double())
+
+
+def test_tiny_concentrations_give_deterministic_chains_not_nan():
+    transitions = MarkovChains(concentration=1e-4).transitions(100, seed=0)
+    assert transitions.isfinite().all()
+    assert (transitions.amax(-1) > 0.99).double().mean() > 0.95
+
+
+# ---- topics ----
+
 
 TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words}
 quick = settings(max_examples=20, deadline=None)
@@ -35,7 +134,7 @@ def read(line):
 
 
 def lines(sequences):
-    return [topic_tokenizer().decode(ids) for ids in sequences.ids]
+    return topic_tokenizer().batch_decode(sequences.ids)
 
 
 @st.composite
@@ -53,9 +152,6 @@ def distributions(draw):
     )
 
 
-# ---- the language ----
-
-
 def test_the_tokenizer_has_one_token_for_each_word_and_returns_the_words():
     assert len(set(WORDS)) == len(WORDS) == TopicClassification().d_vocab == len(topic_tokenizer())
     assert len(LABELS) + len(FILLERS) + sum(map(len, TOPICS.values())) == len(WORDS) - 3
@@ -63,9 +159,6 @@ def test_the_tokenizer_has_one_token_for_each_word_and_returns_the_words():
     assert topic_tokenizer()(line).input_ids == [0, *range(len(WORDS))]
     assert topic_tokenizer()(line, add_special_tokens=False).input_ids == list(range(len(WORDS)))
     assert topic_tokenizer().decode(list(range(len(WORDS)))) == line
-
-
-# ---- sequences ----
 
 
 @given(distributions(), st.integers(0, 2**31))
@@ -126,9 +219,6 @@ def test_what_a_label_means_changes_from_one_sequence_to_the_next():
     assert scipy.stats.binomtest(sum(a == b for a, b in starts), 2000, 1 / 3).pvalue > LEAST_P
 
 
-# ---- texts ----
-
-
 @given(
     distributions(),
     st.lists(st.sampled_from(list(TOPICS)), min_size=1, max_size=5, unique=True),
@@ -150,12 +240,3 @@ def test_texts_are_about_their_topics(distribution, topics, n_texts, seed):
     by_class = [which.count(index) for index in range(len(topics))]
     assert max(by_class) - min(by_class) <= 1
     assert (texts, which) == distribution.texts(topics, n_texts, seed=seed)
-
-
-def test_topics_come_in_random_order_and_all_their_words_are_used():
-    texts, which = TopicClassification().texts(["birds", "metals"], 400, seed=0)
-    assert which != sorted(which)
-    assert which != [index % 2 for index in range(400)]
-    assert texts != TopicClassification().texts(["birds", "metals"], 400, seed=1)[0]
-    texts, _ = TopicClassification().texts(["birds", "metals"], 4000, seed=0)
-    assert {word for text in texts for word in text.split()} == {*TOPIC_OF, *FILLERS}
