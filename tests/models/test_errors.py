@@ -27,7 +27,7 @@ from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from tests.models.modules import Encoder, KeywordsOnly, NanoGPT, mlp, seeded
-from tests.models.transformer.test_texts import word_tokenizer
+from tests.models.transformer.test_lens import word_tokenizer
 
 PAIRED: dict[str, Any] = {"x_dim": 3, "y_dim": 2, "n_context": 4}
 INTERLEAVED: dict[str, Any] = PAIRED | {"prompt_format": "interleaved", "d_model": 8}
