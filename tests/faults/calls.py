@@ -50,8 +50,8 @@ TRIES, BASE_SECONDS = 14, 6.0  # of finding a valid call, and the seconds that i
 LARGEST = 1024 * MIB
 LARGE_NUMBER, SMALL_NUMBER = 100, 16  # larger defaults, as of numbers of prompts, are replaced by the small number
 SHARE = 0.97
-OWN_ERRORS = (ValueError, TypeError, OSError, IndexError, NotImplementedError, FloatingPointError, ImportError)
-RETURN_WEIGHTS = ("state_dict", "read_weight_products")  # those of a model with weights of NaN are NaN
+OWN_ERRORS = (ValueError, TypeError, OSError, LookupError, NotImplementedError, FloatingPointError, ImportError)
+RETURN_INPUTS = ("state_dict", "read_weight_products", "query_of")  # NaN if the weights or the state are
 EMPTY = inspect.Parameter.empty
 
 
@@ -311,7 +311,7 @@ class Calls(Campaign):
         if inspect.isclass(target.function) or any(isinstance(each, Result | Trajectory) for each in changed):
             return True
         is_documented = "NaN" in (target.function.__doc__ or "") and not has_nan(changed)
-        return is_documented or target.name.endswith(RETURN_WEIGHTS)
+        return is_documented or target.name.endswith(RETURN_INPUTS)
 
     def passes(self, outcomes: Sequence[Outcome]) -> bool:
         n_good = sum(outcome.good for outcome in outcomes)

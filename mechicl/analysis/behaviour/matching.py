@@ -15,7 +15,7 @@ from torch import Tensor
 from mechicl.algorithms.card import Algorithm
 from mechicl.analysis.behaviour.alignment import induced_weights, similarity_of_errors, similarity_of_weights
 from mechicl.analysis.behaviour.growth import Growth, fit_growth
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory
@@ -92,7 +92,7 @@ class Match(Result):
         return one, dataclasses.replace(one, similarities=second)
 
     @checked
-    def best(self, *, resamples: int = 1000, seed: int = 0) -> list[BestMatch]:
+    def best(self, *, resamples: Count = 1000, seed: int = 0) -> list[BestMatch]:
         """The best match of each row, with intervals over prompts.
 
         Args:
