@@ -78,13 +78,11 @@ def measure_over_training(
         ValueError: no models, or quantities whose names or numbers of samples differ between snapshots.
 
     Example:
-        >>> name = "EleutherAI/pythia-160m"
-        >>> models = {step: partial(load_language_model, name, revision=f"step{step}") for step in (1000, 8000, 64000)}
-        >>> def measure(language):
-        ...     scores = icl_score(language, "antonyms", shots=[10])
-        ...     losses = loss_by_position(language.model, ids)
-        ...     return {"accuracy": scores.accuracy[0, 0, 0], "loss": losses.mean(0)}
-        >>> viz.plot(measure_over_training(models, measure))
+        >>> def measure(model):
+        ...     return {"best induction score": score_heads(model, progress=False).mean("induction").max()}
+        >>> curves = measure_over_training(load_checkpoint("induction-2l"), measure)
+        >>> curves.quantities["best induction score"].shape    # [step seed]
+        torch.Size([6, 3])
     """
     several_seeds = isinstance(checkpoint, Checkpoint)
 
