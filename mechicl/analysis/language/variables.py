@@ -1,7 +1,7 @@
 """Interchange for token models: find the subspace of a layer that carries a variable of a causal model of the task."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import check_eval_mode
 from mechicl.statistics import Result
+from mechicl.statistics.results import SHARE
 
 BATCH_SIZE = 32
 """Pairs per step of the fit."""
@@ -69,15 +70,17 @@ class VariableAlignment(Result):
         controls: the same for "random targets" (subspaces fitted to random outputs for each pair, judged by such
             outputs), in an "untrained" model if there is one, and for an exchange of the "whole stream".
         bases: orthonormal columns of the learned subspaces.
+        n_outputs: number of outputs to choose from; a guess is right for one random target in `n_outputs`.
     """
 
     variable: str
     layers: tuple[int, ...]
     pos: int
     rank: int
-    accuracy: Float[Tensor, "layer pair"]
+    accuracy: Float[Tensor, "layer pair"] = field(metadata=SHARE)
     controls: dict[str, Float[Tensor, "layer pair"]]
     bases: Float[Tensor, "layer d_model rank"]
+    n_outputs: int = 0
 
     def samples(self) -> dict[str, Tensor]:
         """Return the accuracies."""
@@ -107,18 +110,19 @@ def align_variables(
     """Find, in each layer, the subspace at a position whose exchange acts like exchanging a variable.
 
     Subspaces are fitted by distributed alignment search on pairs of prompts from one half of `ids`, and judged on pairs
-    from the other half. A fit can find effects anywhere, so two controls are fitted in the same way: random targets
-    and an untrained model.
+    from the other half. Every value of the variable that two different prompts have is in both halves. A fit can find
+    effects anywhere, so two controls are fitted in the same way: random targets and an untrained model.
 
     Args:
         model: a model of token ids with hooks, in eval mode.
         causal: causal model of the task; it should give the model's own answers on `ids`.
         variable: name of the variable to exchange.
-        ids: prompts of one length.
+        ids: prompts of one length; repeated ones are used once.
         pos: position of the exchange.
         read: position of the answer.
         layers: layers to search; all by default.
-        rank: dimension of the subspace.
+        rank: dimension of the subspace. One is enough for a number or for two values; `k` unordered values may need
+            `k - 1`.
         component: activation to search, with the width of the stream.
         untrained: untrained model of the same kind; for our own models made from the config by default.
         n_pairs: pairs for the fit, and for the test.
@@ -128,7 +132,7 @@ def align_variables(
         progress: whether to show a progress bar.
 
     Raises:
-        ValueError: an unknown variable, fewer than four prompts, or exchanges that never change the output.
+        ValueError: an unknown variable, fewer than four different prompts, or exchanges that never change the output.
 
     Source: Geiger et al. 2024, "Finding alignments between interpretable causal variables and distributed neural
     representations"; controls after Arora et al. 2024.
@@ -139,14 +143,20 @@ def align_variables(
     """
     if variable not in causal.variables:
         raise ValueError(f"variable must be one of {list(causal.variables)}, got {variable!r}")
+    ids = ids.unique(dim=0)  # a repeated prompt could be in both halves
     if len(ids) < 4:
-        raise ValueError(f"ids must contain at least four prompts, got {len(ids)}")
+        raise ValueError(f"ids must contain at least four different prompts, got {len(ids)}")
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
+    by_value = sorted(range(len(ids)), key=lambda i: repr(causal.variables[variable](ids[i])))
+    halves = ids[by_value[::2]], ids[by_value[1::2]]  # a value that two prompts have is in both
     check_eval_mode(model)
     if untrained is None and isinstance(model, HookedTransformer):
-        untrained = HookedTransformer(model.cfg, seed=seed + 1).to(next(model.parameters()).dtype).eval()
-    halves = ids.split(len(ids) // 2 + len(ids) % 2)
+        spread = model.cfg.initializer_range or model.cfg.d_model**-0.5  # 0 in models that are written by hand
+        cfg = model.cfg.replace(initializer_range=spread)
+        untrained = HookedTransformer(cfg, seed=seed + 1).to(next(model.parameters()).dtype).eval()
     fitting, held_out = (_pairs(causal, variable, half, n_pairs, seed + i) for i, half in enumerate(halves))
-    classes = torch.tensor(sorted({*fitting.outputs, *held_out.outputs}))
+    intact = {causal.output(causal.values(row)) for row in ids}
+    classes = torch.tensor(sorted({*intact, *fitting.outputs, *held_out.outputs}))
     place = ids.shape[1] + pos if pos < 0 else pos
     layers = tuple(range(model.cfg.n_layers)) if layers is None else tuple(layers)
     from transformer_lens.tools.analysis.interchange import arbitrary_targets  # takes seconds
@@ -170,7 +180,7 @@ def align_variables(
             found["untrained"].append(_accuracy(untrained, hook, basis, held_out, held_out.targets(classes), **judge))
     stacked = {name: torch.stack(values) for name, values in found.items() if values}
     return VariableAlignment(
-        variable, layers, place, rank, stacked.pop("accuracy"), controls=stacked, bases=torch.stack(bases)
+        variable, layers, place, rank, stacked.pop("accuracy"), stacked, torch.stack(bases), n_outputs=len(classes)
     )
 
 
