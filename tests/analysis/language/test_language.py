@@ -202,6 +202,8 @@ def test_the_subspace_of_a_copied_token():
     with pytest.raises(ValueError, match="pos must be an int or None, got 'x'"):
         steering(model, vector, 0, pos="x")  # type: ignore
     with pytest.raises(ValueError, match="never changes"):
+        align_variables(model, causal, "copied", ids[ids[:, 3] == 0])
+    with pytest.raises(ValueError, match="four different"):
         align_variables(model, causal, "copied", ids[:1].repeat(8, 1))
 
 
