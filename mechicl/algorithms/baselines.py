@@ -29,7 +29,17 @@ ROUNDING = 1e-10
 
 @checked
 def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
-    """Predict by the averaging estimator `x (1/n) Σ_i x_iᵀ y_i`, consistent for inputs with identity covariance.
+    """Predict `x W` with the averaging estimator `W = (1/n) Σ_i x_iᵀ y_i` over the n earlier points.
+
+    It is consistent for inputs of identity covariance.
+
+    Args:
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Source: Garg et al. 2022, section 3.
     """
@@ -41,9 +51,16 @@ def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool =
 
 @checked
 def nearest_neighbours(prompts: Prompts, *, n_neighbours: Count = 3, at: PointsAt = "points") -> Trajectory:
-    """Predict the mean target of the nearest context points, by Euclidean distance; of all points if there are fewer.
+    """Predict the mean target of the nearest earlier points by Euclidean distance; 0 before the first point.
 
-    Among equally near points the earlier ones count.
+    Args:
+        n_neighbours: number of points to average, or all earlier points if there are fewer. Of equally near points the
+            earlier ones are used.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last).
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """
@@ -98,14 +115,20 @@ NEIGHBOURS = register(
 
 @checked
 def lasso(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
-    """Fit the minimiser of `Σ_i (x_i w - y_i)² / (2n) + penalty * Σ_j |w_j|`, exactly.
+    """Predict with the lasso: weights that minimise `Σ_i (x_i w - y_i)² / (2n) + penalty * Σ_j |w_j|`.
 
-    Weights are piecewise linear in the penalty. The path is followed from a penalty that leaves no weight down to the
-    requested one, for all prefixes at once; coordinate descent would need very many iterations on short prefixes.
-    Gradients flow to the query, not to the context.
+    Sums run over the n points before the predicted one. The minimum is exact: weights are piecewise linear in the
+    penalty, and their path is followed from a penalty at which all are 0 down to the requested one. Gradients flow to
+    the query's input, not to the context.
 
     Args:
-        penalty: > 0, in units of x y; for no penalty use `ols`. scikit-learn calls it alpha.
+        penalty: factor on the sum of absolute weights, > 0; scikit-learn calls it alpha. For no penalty use `ols`.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Source: Tibshirani 1996; Efron et al. 2004, section 3, for the path; Garg et al. 2022, section 5, compare with it.
     """
@@ -173,10 +196,18 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 
 @checked
 def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") -> Trajectory:
-    """Predict the mean target of the context points in the query's leaf of a greedily grown regression tree.
+    """Predict the mean target of the earlier points in the query's leaf of a greedily grown regression tree.
 
     Every node splits at the sign of the input that gives the least squared error (the first among equals), while it has
-    points of both signs and the error falls. `depth` is the largest number of splits on the way to a leaf.
+    points of both signs and the error falls.
+
+    Args:
+        depth: largest number of splits on the way to a leaf.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last).
 
     Source: Breiman et al. 1984; Garg et al. 2022, section 5, on the signs of the inputs.
     """

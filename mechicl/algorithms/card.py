@@ -32,13 +32,13 @@ COPYING = "copying, then "
 
 @dataclass(frozen=True, eq=False)
 class FittedAlgorithm:
-    """A member of an algorithm's family, with the hyperparameters that were fitted.
+    """A member of an algorithm's family, with the hyperparameters that were fitted to a model's predictions.
 
     Attributes:
-        name: made by `Algorithm.member`.
-        learner: predicts with the fitted hyperparameters.
-        hyperparameters: the fitted values, for tables.
-        n_fitted: how many numbers were fitted.
+        name: name of the member, such as "Newton, 3 iterations" (from `Algorithm.member`).
+        learner: the algorithm with the fitted hyperparameters; `learner.predict(prompts)` is `[prompt y]`.
+        hyperparameters: the fitted values by name, for tables.
+        n_fitted: how many numbers were fitted, a measure of the family's freedom.
         n_given: 1 if the number of steps is not fitted: it is 1, or the model's number of layers.
     """
 
@@ -54,13 +54,13 @@ class FittedAlgorithm:
 
 @dataclass(frozen=True, eq=False)
 class FitProblem:
-    """Prompts, and a learner's predictions of them that algorithms are fitted to.
+    """Prompts, and a model's predictions on them that algorithms are fitted to.
 
     Attributes:
-        prompts: float64.
-        after_steps: the learner's predictions of the query after each of its steps; at least the last one, or the
-            task's own targets.
-        steps: number of steps of the learner, a model's layers.
+        prompts: the prompts, float64.
+        after_steps: the model's predictions of the query after each of its layers; at least those after the last one.
+            Or the task's own targets.
+        steps: number of layers of the model.
         causal: True if the context's points read only themselves and those before them (for step forms).
     """
 
@@ -84,36 +84,37 @@ class FitProblem:
 
     @checked
     def first(self, n_prompts: int) -> "FitProblem":
-        """Return the problem on the first prompts only."""
+        """Return the problem on the first `n_prompts` prompts only."""
         few = self.after_steps[:, :n_prompts]
         return dataclasses.replace(self, prompts=self.prompts[:n_prompts], after_steps=few)
 
     @checked(undefined=True)
     def error(self, predictions: Float[Tensor, "prompt y"]) -> float:
-        """Return the mean squared distance of predictions from the targets; infinite if they are not finite."""
+        """Return the mean squared difference of predictions from `targets`, infinite if not finite."""
         return (predictions - self.targets).square().mean().nan_to_num(math.inf, math.inf).item()
 
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """The card of an algorithm.
+    """The card of an algorithm: everything that `identify`, `match`, `test_hypotheses` and the reports know about it.
 
     Attributes:
-        name: of the algorithm and its family, such as "Newton".
-        trajectory: `(prompts, **parameters)` to a `Trajectory`; None for a family that is fitted as one filter.
-        parameters: the candidates of each parameter, for the default fit; without candidates `fit` finds the values.
-        fit: from a problem to the family's nearest members. By default the best combination of `parameters`; without
-            either the algorithm is not tried by `identify`.
-        path: the parameters of `trajectory` for which `match` compares its steps with layers, from prompts that decide
-            scales such as a stable step size. None if there are no steps to compare with.
-        layer_name: in tables of layers, if not `name`.
-        step_forms: from a problem to the algorithm as causal models with the same freedom.
-        step_kinds: how the report groups step forms: a label, and the start and the end of its members' names.
-        contains: families that this one equals for some parameters, at the same number of steps.
-        phrase: in a sentence, with `{count}` for "one step" or "3 steps"; by default a member's name.
-        unit: name of a step.
-        variants: kinds of members apart from the plain one, and their additions to the phrase.
-        for_scale: True if it is only a bound on families and never the answer.
+        name: name of the algorithm and its family, such as "Newton".
+        trajectory: function `(prompts, **parameters)` that returns a `Trajectory`; None for a family without one.
+        parameters: candidate values of each parameter. The default fit takes the combination nearest to the model.
+        fit: function from a `FitProblem` to the family's nearest members, in place of the default fit. With neither
+            `fit` nor `parameters`, `identify` does not try the algorithm.
+        path: function from prompts to the parameters of `trajectory` with which `match` compares steps with layers; the
+            prompts decide scales such as a stable step size. None if there are no steps to compare with.
+        layer_name: name in tables of layers, if not `name`.
+        step_forms: function from a `FitProblem` to the algorithm as causal models (`StepwiseAlgorithm`) with fitted
+            values.
+        step_kinds: how the report groups step forms: from a label to the start and the end of its members' names.
+        contains: names of families that this one equals for some parameters, at the same number of steps.
+        phrase: the member in a sentence, with `{count}` for "one step" or "3 steps"; by default the member's name.
+        unit: name of a step, such as "iteration".
+        variants: kinds of members apart from the plain one, each with its addition to the phrase.
+        for_scale: True for a family that only bounds what others can reach and is never the answer.
     """
 
     name: str
@@ -135,13 +136,22 @@ class Algorithm:
 
     @checked
     def member(self, steps: int | None = None, variant: str = "") -> str:
-        """Return the name of a member: "Newton, 3 iterations", or "GD++, 2 steps, parameters for each step"."""
+        """Return the name of a member: "Newton, 3 iterations", or "GD++, 2 steps, parameters for each step".
+
+        Args:
+            steps: number of steps; None for an algorithm without steps.
+            variant: one of `variants`, added at the end; empty for the plain member.
+        """
         parts = [self.name, "" if steps is None else count(steps, self.unit), variant]
         return ", ".join(filter(None, parts))
 
     @checked
     def members(self, problem: FitProblem) -> list[FittedAlgorithm]:
-        """Return the members that are nearest to the problem's targets, one for each variant."""
+        """Fit the family to a problem: return its members nearest to `problem.targets`, one for each variant.
+
+        Raises:
+            ValueError: no candidate predicts finite numbers.
+        """
         if self.fit is not None:
             return list(self.fit(problem))
         if not self.parameters or self.trajectory is None:
@@ -160,9 +170,14 @@ class Algorithm:
 
     @checked
     def on(self, prompts: Prompts, **parameters: Any) -> AlgorithmLearner:
-        """Return the iterative learner whose steps `match` compares with layers, scaled to these prompts.
+        """Return the learner whose `trajectory(prompts)` has the steps that `match` compares with layers.
 
-        Other `parameters`, for example `steps`, replace those of `path`.
+        Args:
+            prompts: prompts that decide scales, such as a stable step size.
+            parameters: values that replace those of `path`, for example `steps`.
+
+        Raises:
+            ValueError: the algorithm has no path.
         """
         if self.path is None or self.trajectory is None:
             raise ValueError(f"{self.name!r} has no path: it has no steps that layers could be compared with")
@@ -185,7 +200,14 @@ CARDS: dict[str, Algorithm] = {}
 
 @checked
 def register(card: Algorithm) -> Algorithm:
-    """Let `identify`, `test_hypotheses` and the reports try your own algorithm; returns its card."""
+    """Let `identify`, `test_hypotheses` and the reports try your own algorithm; return its card unchanged.
+
+    Args:
+        card: everything that these analyses need; a `name`, a `trajectory` and `parameters` are enough for `identify`.
+
+    Raises:
+        ValueError: another card has this name.
+    """
     if CARDS.setdefault(card.name, card) is not card:
         raise ValueError(f"name must be one that no other algorithm has, got {card.name!r}")
     return card
@@ -193,7 +215,7 @@ def register(card: Algorithm) -> Algorithm:
 
 @checked
 def cards() -> list[Algorithm]:
-    """Return the cards of all algorithms, in the order in which they are tried; families for scale come last."""
+    """Return the cards of all algorithms in the order in which analyses try them; families for scale come last."""
     return sorted(CARDS.values(), key=lambda card: card.for_scale)
 
 

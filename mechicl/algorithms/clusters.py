@@ -30,14 +30,22 @@ def in_weights_classifier(
     within_class_noise: Positive,
     at: PointsAt = "points",
 ) -> Trajectory:
-    """Classify each input among the classes of training, without reading the context.
+    """Classify each input among the known training classes, without reading the context (in-weights learning).
 
-    It predicts the labels' probabilities under the exact posterior over classes.
+    It is the exact posterior over classes, for inputs `(mean + ε η) / √(1 + ε²)` as in `tasks.GaussianClusters`.
 
     Args:
-        labels: of the classes, one-hot.
-        frequencies: prior probability of each class.
-        within_class_noise: ε of `tasks.GaussianClusters`.
+        means: class means, `GaussianClusters.means`.
+        labels: label of each class, one-hot.
+        frequencies: prior probability of each class, `GaussianClusters.frequencies`.
+        within_class_noise: ε, the noise relative to the means.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+
+    Returns:
+        `Trajectory` with one step: `predictions` `[step prompt point y]` are the probabilities of the labels.
+
+    Raises:
+        ValueError: means or labels have other dimensions than the prompts.
 
     Source: Reddy 2024 for the task.
     """
@@ -57,17 +65,25 @@ def in_weights_classifier(
 def in_context_classifier(
     prompts: Prompts, *, within_class_noise: Positive, burstiness: Count = 1, at: PointsAt = "points"
 ) -> Trajectory:
-    """Predict labels of unknown classes by exact Bayes from the context alone.
+    """Predict labels of unknown classes by exact Bayes from the context alone (in-context learning).
 
     It sums over all ways to split the points so far into classes of `burstiness` points with one label each, weighted
     by how well the inputs of each class agree. With `burstiness=1` each point is a separate class, and the query's
     prediction is one head of softmax attention over the context.
 
     Args:
-        prompts: bursty ones of `tasks.GaussianClusters` with new classes. A point before the query may be of a class
+        prompts: bursty prompts of `tasks.GaussianClusters` with new classes. A point before the query may be of a class
             that was not shown yet, whose labels are equally likely.
-        within_class_noise: ε of the task.
-        burstiness: B of the task.
+        within_class_noise: ε of the task, the noise relative to the class means.
+        burstiness: number of context points of each class, B of the task.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+
+    Returns:
+        `Trajectory` with one step: `predictions` `[step prompt point y]` are the probabilities of the labels, point t's
+        from points 0..t-1 and its own input.
+
+    Raises:
+        ValueError: `burstiness` does not divide `n_context`, or there are too many ways to split the context.
 
     Source: Reddy 2024 for the task.
     """

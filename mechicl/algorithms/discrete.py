@@ -29,8 +29,20 @@ def conjunction_bayes(
 ) -> Trajectory:
     """Predict by exact Bayes over all 3^d conjunctions, for inputs of `tasks.Conjunctions`.
 
-    A function's weight is its prior times the probability of the inputs up to the present one (inputs that satisfy the
-    function are drawn more often), and 0 if it disagrees with a target. Both probabilities are the task's.
+    A function's weight is its prior times the probability of the inputs up to the predicted point's (inputs that
+    satisfy the function are drawn more often), and 0 if it disagrees with an earlier target.
+
+    Args:
+        prompts: inputs and targets are -1 or 1.
+        literal_probability: probability that a variable is in the conjunction, as in the task.
+        positive_share: share of inputs that are made to satisfy the conjunction, as in the task.
+
+    Returns:
+        `Trajectory` with one step: `predictions` `[step prompt point y]` are posterior means from -1 to 1 (their sign
+        is the likelier target), point t predicted from points 0..t-1.
+
+    Raises:
+        ValueError: there are too many conjunctions to enumerate, or values other than -1 and 1.
 
     Source: Bhattamishra et al. 2024 for the task.
 
@@ -60,7 +72,18 @@ def conjunction_bayes(
 
 @checked
 def parity_bayes(prompts: Prompts, *, degree: Natural | None = None) -> Trajectory:
-    """Predict by exact Bayes over all parities of `degree` variables, or (None) of any subset, all equally likely.
+    """Predict by exact Bayes over parities (products of some inputs), all equally likely.
+
+    Args:
+        prompts: inputs and targets are -1 or 1, as in `tasks.Parities`.
+        degree: number of variables in the product; None for parities of any number of variables.
+
+    Returns:
+        `Trajectory` with one step: `predictions` `[step prompt point y]` are posterior means from -1 to 1, point t
+        predicted from points 0..t-1.
+
+    Raises:
+        ValueError: `degree` exceeds `x_dim`, too many parities to enumerate, or values other than -1 and 1.
 
     Source: Bhattamishra et al. 2024 for the task.
     """
@@ -85,10 +108,16 @@ def parity_bayes(prompts: Prompts, *, degree: Natural | None = None) -> Trajecto
 
 @checked
 def elimination(prompts: Prompts) -> Trajectory:
-    """Learn a conjunction classically: keep the literals true in all positive examples, and predict their "and".
+    """Learn a conjunction by elimination: predict the "and" of the literals that are true in all positive examples.
 
-    It starts from all literals, so that it predicts -1 before the first positive example, and never errs on a negative
-    one.
+    It starts from all literals, so it predicts -1 before the first positive example, and never errs on a negative one.
+
+    Args:
+        prompts: inputs and targets are -1 or 1, as in `tasks.Conjunctions`.
+
+    Returns:
+        `Trajectory` with one step: `predictions` `[step prompt point y]` are -1 or 1, point t predicted from points
+        0..t-1.
 
     Source: Valiant 1984, "A theory of the learnable".
     """
@@ -106,11 +135,18 @@ def elimination(prompts: Prompts) -> Trajectory:
 
 @checked
 def gf2_elimination(prompts: Prompts) -> Trajectory:
-    """Predict a parity by Gaussian elimination over the field of two elements; 0 where the context does not fix it.
+    """Predict a parity by Gaussian elimination over the field of two elements; 0 where it is undetermined.
 
-    With bits b = (1 - x) / 2 a parity is linear: y's bit is the sum of some of x's. A query that is a sum of context
-    inputs has the sum of their targets; any other is as likely odd as even, so that this is exact Bayes over parities
-    of any subset.
+    With bits b = (1 - x) / 2 a parity is linear: y's bit is the sum of some of x's bits. A query that is a sum of
+    context inputs has the sum of their targets; any other is as likely odd as even, so that this is exact Bayes over
+    parities of any subset.
+
+    Args:
+        prompts: inputs and targets are -1 or 1, as in `tasks.Parities`.
+
+    Returns:
+        `Trajectory` with one step: `predictions` `[step prompt point y]` are -1, 0 or 1, point t predicted from points
+        0..t-1.
 
     Example:
         >>> prompts = Parities(x_dim=6, n_context=30, degree=None).sample(64, seed=0)
@@ -175,7 +211,15 @@ VocabularySize = Annotated[int, at_least(2)]
 
 @checked
 def uniform_tokens(sequences: TokenSequences, *, d_vocab: VocabularySize) -> Float[Tensor, "prompt read token"]:
-    """Predict all tokens as equally likely, as an untrained model does."""
+    """Predict all tokens as equally likely, as an untrained model does.
+
+    Args:
+        sequences: token sequences; every id is below `d_vocab`.
+        d_vocab: number of different tokens.
+
+    Returns:
+        Log-probabilities in nats, float64, all `-log(d_vocab)`; entry `read` i predicts token i + 1.
+    """
     return torch.full_like(_one_hot(sequences, d_vocab), -math.log(d_vocab))
 
 
@@ -183,15 +227,18 @@ def uniform_tokens(sequences: TokenSequences, *, d_vocab: VocabularySize) -> Flo
 def unigram_bayes(
     sequences: TokenSequences, *, d_vocab: VocabularySize, concentration: Positive = 1.0
 ) -> Float[Tensor, "prompt read token"]:
-    """Predict by how often each token occurred so far: `(n_b + a) / (n + k a)`.
+    """Predict the next token from how often each token b has occurred so far: `(n_b + a) / (n + k a)`.
 
-    It is the posterior mean if tokens are independent. On Markov chains it is the simpler solution, which models learn
-    first.
+    It is the posterior mean if tokens are independent. On Markov chains it is simpler than `bigram_bayes`, and models
+    learn it first.
 
     Args:
-        sequences: of ids below `d_vocab`.
-        d_vocab: number of tokens, k.
-        concentration: of the Dirichlet prior, a.
+        sequences: token sequences; every id is below `d_vocab`. `predictable` is not used.
+        d_vocab: number of different tokens, k.
+        concentration: concentration a of the symmetric Dirichlet prior over tokens; 1 is a uniform prior.
+
+    Returns:
+        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i.
 
     Source: Edelman et al. 2024, section 2.
     """
@@ -202,11 +249,19 @@ def unigram_bayes(
 def bigram_bayes(
     sequences: TokenSequences, *, d_vocab: VocabularySize, concentration: Positive = 1.0
 ) -> Float[Tensor, "prompt read token"]:
-    """Predict by how often each token followed the present one so far: `(n_ab + a) / (n_a + k a)`.
+    """Predict the next token b from how often it has followed the current token a so far: `(n_ab + c) / (n_a + k c)`.
 
-    It is the posterior mean for a Markov chain with a Dirichlet prior: no learner is better on `tasks.MarkovChains` of
-    this concentration, if the first state carries no information. An induction head computes the same counts, of the
-    tokens that followed earlier occurrences of the present one. Arguments are those of `unigram_bayes`.
+    It is Bayes-optimal on `tasks.MarkovChains` of the same concentration, if the first state carries no information
+    about the chain. An induction head computes the same counts, of the tokens that followed earlier occurrences of a
+    token.
+
+    Args:
+        sequences: token sequences; every id is below `d_vocab`. `predictable` is not used.
+        d_vocab: number of different tokens, k.
+        concentration: concentration c of the Dirichlet prior over each row of the transition matrix; 1 is uniform.
+
+    Returns:
+        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i.
 
     Source: Edelman et al. 2024, section 2.
 

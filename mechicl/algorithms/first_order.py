@@ -24,11 +24,21 @@ N_KNOTS = 20
 
 @checked
 def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
-    """Apply the best polynomial of each degree on the interval of S's eigenvalues: the limit of first-order methods.
+    """Predict with the Chebyshev polynomial of each degree, the best that any first-order method can do in k steps.
 
-    After k steps the residual is `T_k(z(λ)) / T_k(z(0))` with z mapping `[λ_min, λ_max]`, over the directions that
-    the prefix spans, onto [-1, 1] and T_k the Chebyshev polynomial. No method whose weights after k steps are a
-    polynomial of degree k - 1 in S times B has a smaller largest residual on that interval. `steps` are degrees k.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. After k steps the residual in the eigendirection λ
+    of S is `T_k(z(λ)) / T_k(z(0))`. T_k is the Chebyshev polynomial, and z maps `[λ_min, λ_max]`, the range of S's
+    nonzero eigenvalues, linearly onto [-1, 1]. Among methods whose weights after k steps are a polynomial of degree k -
+    1 in S, times B, it has the smallest worst-case residual on that interval.
+
+    Args:
+        steps: number k of steps, or several in any order; 0 predicts 0.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Source: Golub & Varga 1961; the comparison is that of Fu et al. 2024, section 4, with the best method in place of
     gradient descent.
@@ -76,11 +86,17 @@ def online_gradient_descent(
 ) -> Trajectory:
     """Make one pass of gradient descent over the context, one point a step, in the order of the prompt.
 
-    `W ← W - a_t x_t (x_t W - y_t)`, from 0.
+    `W ← W - a_t x_tᵀ (x_t W - y_t)`, from 0.
 
     Args:
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
             step (points at 0 are left out).
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Source: Fu et al. 2024, section 3.2 and Table 1.
     """

@@ -25,14 +25,24 @@ def gradient_descent(
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Run gradient descent from `initial_weights` (0 by default) on `Σ_i (x_i W - y_i)² / 2` over the context.
+    """Run gradient descent on `Σ_i (x_i W - y_i)² / 2`, summed over the points before the predicted one; predict `x W`.
 
-    Any number of steps costs the same. With a step size below 0 or above 2/λ_max the iteration diverges.
+    Any number of steps costs the same. With λ_max the largest eigenvalue of S = XᵀX, the iteration diverges for a step
+    size below 0 or above 2/λ_max.
 
     Args:
-        steps: numbers of steps, in any order; 0 gives the initial prediction.
+        steps: number of steps, or several in any order; 0 gives the initial prediction.
         step_size: a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
-        initial_weights: W_0 `[x y]`.
+        initial_weights: W_0 `[x y]` of every run; 0 by default.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+
+    Raises:
+        ValueError: `initial_weights` has another shape than `[x_dim y_dim]`.
 
     Warns:
         DivergenceWarning: it diverges on more than half of the full contexts, in more than one step.
@@ -91,12 +101,23 @@ def gd_plus_plus(
 ) -> Trajectory:
     """Run GD++: after each step of gradient descent all inputs, the query's too, become `x - γ x S`.
 
-    Step: `ΔW = a XᵀY`, `y ← y - x ΔW`, `x ← x - γ x S`, with the current X and `S = XᵀX`; the prediction
-    is the sum of the query's `x ΔW`. All steps are computed in the eigenbasis of the first S.
+    Step: `ΔW = a XᵀY`, `y ← y - x ΔW`, `x ← x - γ x S`, with the current X and `S = XᵀX` of the points before the
+    predicted one; the prediction is the sum of the query's `x ΔW`. All steps are computed in the eigenbasis of the
+    first S.
 
     Args:
-        step_size: a, the factor on the summed gradient, one for all steps or one a step.
-        gamma: γ, which acts on the summed S, one for all steps or one a step.
+        steps: number of steps, or several in any order; 0 predicts 0.
+        step_size: a, the factor on the summed gradient: one number, or one for each step up to the largest of `steps`.
+        gamma: γ, the factor on the summed S: one number, or one for each step up to the largest of `steps`.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+
+    Raises:
+        ValueError: `step_size` or `gamma` has another number of entries than steps.
 
     Warns:
         DivergenceWarning: the residual grows on more than half of the full contexts, in more than one step. It does not

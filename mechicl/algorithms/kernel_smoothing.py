@@ -36,14 +36,20 @@ def _log_kernel(
 def kernel_smoothing(
     prompts: Prompts, bandwidth: Positive, *, kernel: Kernel = "gaussian", at: PointsAt = "points"
 ) -> Trajectory:
-    """Predict the Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)`.
+    """Predict the Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)` over the points before x.
 
     A wide kernel gives the mean target, a narrow one that of the nearest context point; the "exponential" kernel is
-    softmax attention with scores `<x, x_i>/h` and values y_i. Gradients flow to the query and to the context.
+    softmax attention with scores `<x, x_i>/h` and values y_i. The first point's prediction is 0. Gradients flow to the
+    query and to the context.
 
     Args:
-        bandwidth: h, in units of x ("gaussian") or of x² ("exponential").
+        bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); `tuned_bandwidth` finds one.
         kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last).
 
     Source: Nadaraya 1964; Watson 1964. Von Oswald et al. 2023, A.8, liken attention to it.
 
@@ -65,10 +71,17 @@ def kernel_smoothing(
 
 @checked
 def tuned_bandwidth(prompts: Prompts, *, kernel: Kernel = "gaussian") -> float:
-    """Return the bandwidth of `kernel_smoothing` with the least mean squared error of the query's prediction.
+    """Return the bandwidth h of `kernel_smoothing` with the least mean squared error of the query's prediction.
 
     Searched between 1/1000 and 100 times the largest spread of the log-kernel's values on a context (its square root
     for the "gaussian" one, whose bandwidth is a distance): a geometric grid, then Brent's method around the best point.
+
+    Args:
+        prompts: prompts to tune on; their query targets are used, so evaluate on others.
+        kernel: "gaussian" or "exponential", as for `kernel_smoothing`.
+
+    Raises:
+        ValueError: prompts without context, or ones on which all bandwidths predict the same.
 
     Source: von Oswald et al. 2023, section 3, tune gradient descent this way.
     """

@@ -27,10 +27,18 @@ N_PENALTIES = 12  # of a ridge path step by step, each half of the one before
 
 @checked
 def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
-    """Fit ordinary least squares; where the context allows several solutions, that of minimum norm, `S⁺ B`.
+    """Predict by ordinary least squares, `S⁺ B`: the solution of minimum norm where the context allows several.
 
-    Directions whose singular value in X is below `ε max(n, d)` of the largest count as absent, with the ε of the
-    prompts' dtype, as in `numpy.linalg.lstsq`.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. Directions whose singular value in X is below
+    `ε max(n, d)` of the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`.
+
+    Args:
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -42,13 +50,21 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 
 @checked
 def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
-    """Fit ridge regression: the minimiser of `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
+    """Predict by ridge regression: W minimises `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
+
+    S = XᵀX and B = XᵀY sum over the points before the predicted one.
 
     Args:
         penalty: λ > 0; for no penalty use `ols`, which is also the limit of penalties as small as rounding noise.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Warns:
-        ConditioningWarning: as for `ols`.
+        ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
 
     Source: Garg et al. 2022; the lecture note on ICL as meta-optimisation, Theorem 3.1.
     """
@@ -63,11 +79,20 @@ def ridge_path(
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Fit ridge regression along a path of penalties, each half of the one before: `(S + p_k I)⁻¹ B`.
+    """Predict by ridge regression `(S + p_k I)⁻¹ B` along a path of penalties, each half of the one before.
 
-    It looks like an iteration, but each step is a closed form that does not need the one before. It is the control for
-    `newton`, with the same scale: `p_0` is `‖S Sᵀ‖_F^(1/2)` of each prefix, the largest eigenvalue or a little more,
-    and the λ at which Newton's first residual `1 - αλ²` is 0. `steps` are k, in any order.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. Use it as a control for `newton`: it looks like an
+    iteration, but each step is computed in closed form. Its first penalty `p_0 = ‖S Sᵀ‖_F^(1/2)` is slightly larger
+    than S's top eigenvalue; it is also the λ at which Newton's first residual `1 - αλ²` is 0.
+
+    Args:
+        steps: number k of halvings, or several in any order; 0 uses `p_0`.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, for each penalty.
     """
@@ -90,13 +115,24 @@ def bayes(
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Predict the posterior mean for weights `N(0, weight_std²)` and label noise `N(0, noise_std²)`.
+    """Predict the posterior mean of linear regression with Gaussian weights and noise: the best possible prediction.
 
-    No learner is better on such prompts. It is ridge with penalty `noise_std² / weight_std²`, or without noise
-    minimum-norm least squares; with a covariance C of the weights, the same on inputs `x C^(1/2)`.
+    It is ridge with penalty `noise_std² / weight_std²`, or without noise minimum-norm least squares; with a covariance
+    C of the weights, the same on inputs `x C^(1/2)`.
 
     Args:
-        weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C).
+        noise_std: standard deviation of the label noise.
+        weight_std: standard deviation of the weights.
+        weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C). By default I.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+
+    Raises:
+        ValueError: `weight_covariance` has another size than x_dim, or is not a covariance.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1.
     """

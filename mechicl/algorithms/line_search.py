@@ -24,8 +24,18 @@ def steepest_descent(
 ) -> Trajectory:
     """Run gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
 
-    With the residual `r = B - S W` a step is `W ← W + a r`, `a = |r|² / rᵀSr`. Each target has separate line searches,
-    so that its prediction does not depend on the other targets. The cost grows with the largest number of steps.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. With the residual `r = B - S W` a step is `W ← W +
+    a r`, `a = |r|² / rᵀSr`. Each target has separate line searches, so that its prediction does not depend on the other
+    targets. The cost grows with the largest number of steps.
+
+    Args:
+        steps: number of steps, or several in any order; 0 predicts 0.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Source: Cauchy 1847.
     """
@@ -38,8 +48,18 @@ def conjugate_gradient(
 ) -> Trajectory:
     """Run conjugate gradients from 0 on `S W = B`: after k steps the least error that k gradients can reach.
 
-    No method whose weights are combinations of `B, SB, ..., S^(k-1) B` has a smaller squared error on the context. It
-    ends at least squares, after one step for each distinct eigenvalue of S. Each target is a separate problem.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. No method whose weights are combinations of `B,
+    SB, ..., S^(k-1) B` has a smaller squared error on these points. It ends at least squares, after one step for each
+    distinct eigenvalue of S. Each target is a separate problem.
+
+    Args:
+        steps: number of steps, or several in any order; 0 predicts 0.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
 
     Source: Hestenes & Stiefel 1952.
     """

@@ -36,11 +36,20 @@ def mixture_bayes(
     """Predict the posterior mean where each prompt has one of a few levels of noise and sizes of weights.
 
     All settings are equally likely. It is the mean of ridge regressions with penalties `noise_std² / weight_std²`,
-    weighted by the evidence of each.
+    weighted by the evidence of each: the best prediction on `tasks.MixedRegression`.
 
     Args:
         noise_stds: standard deviations of the label noise, one for each setting.
         weight_stds: standard deviations of the weights, one for each setting or one for all.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+
+    Raises:
+        ValueError: `weight_stds` has neither one entry nor the same number as `noise_stds`.
 
     Source: Bai et al. 2023, on mixed noise levels.
     """
@@ -62,14 +71,23 @@ def sparse_bayes(
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Predict the posterior mean where `sparsity` weights are normal and the others zero.
+    """Predict the posterior mean where only `sparsity` weights are not 0, at unknown places: those are normal.
 
     All choices of inputs are equally likely, and all are tried: 1140 of them for 3 of 20.
 
     Args:
         sparsity: number of weights that are not zero, 1 to x_dim.
-        noise_std: standard deviation of the label noise; without noise `NO_NOISE` of the weights' is assumed.
+        noise_std: standard deviation of the label noise; below 1e-4 times `weight_std`, that value is assumed.
         weight_std: standard deviation of the weights that are not zero.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+
+    Raises:
+        ValueError: `sparsity` exceeds x_dim.
 
     Source: Garg et al. 2022, section 5, for the task.
     """
@@ -147,14 +165,24 @@ def dmmse(
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Predict by the posterior mean of the pool's weights: the discrete minimum mean squared error estimator.
+    """Predict by the posterior mean of a finite pool of weights: the discrete minimum mean squared error estimator.
 
-    No learner is better where all tasks of the pool are equally likely and the noise is Gaussian. With a growing pool
-    of draws from N(0, I) it becomes `bayes`.
+    It is Bayes-optimal if all tasks of the pool are equally likely and the noise is Gaussian: a model near it has
+    learned the pool by heart. With a growing pool of draws from N(0, I) it becomes `bayes`.
 
     Args:
-        pool: the weights of the tasks.
-        noise_std: standard deviation of the label noise; without noise only the tasks nearest to the context count.
+        pool: weights of the tasks: `[task x]` for one target, or `[task x y]`.
+        noise_std: standard deviation of the label noise; with 0 the average runs over the tasks with the smallest error
+            on the earlier points.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+
+    Raises:
+        ValueError: `pool` is empty or has other dimensions than the prompts.
 
     Source: Raventós et al. 2023, section 2.
     """

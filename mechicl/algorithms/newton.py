@@ -31,13 +31,22 @@ def newton(
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Run iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
+    """Run iterative Newton for the inverse of S: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
-    Any number of steps costs the same.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. Any number of steps costs the same.
 
     Args:
-        steps: numbers of iterations, in any order; 0 gives `x αS B`.
-        alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix.
+        steps: number of iterations, or several in any order; 0 predicts `x αS B`.
+        alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix, with which it always converges.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+
+    Raises:
+        ValueError: `alpha` is too large to converge on these prompts.
 
     Source: Fu et al. 2024, section 3.2 and C.3, whose `α = 2 / ‖S Sᵀ‖₂` is on the boundary and does not converge; the
     authors' code has the default.

@@ -30,12 +30,21 @@ def on_features(
     hyperparameters: Mapping[str, Any] | None = None,
     at: PointsAt = "points",
 ) -> Trajectory:
-    """Run an algorithm on features of the inputs.
+    """Run an algorithm of this package on features of the inputs, for example least squares on their squares.
 
     Args:
-        features: from inputs `[prompt point x]`, float64, to features `[prompt point feature]` of each point alone.
-        algorithm: of this package; by default `ols`.
-        hyperparameters: its keyword arguments.
+        features: function of the inputs `[prompt point x]`, float64, that returns features `[prompt point feature]`;
+            the features of a point may depend on that point only.
+        algorithm: function of `mechicl.algorithms` that returns a `Trajectory`; by default `ols`.
+        hyperparameters: keyword arguments of `algorithm`, such as `{"steps": [1, 2], "step_size": 0.1}`.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+
+    Returns:
+        `Trajectory` of `algorithm`, without weights: `predictions` `[step prompt point y]`, point t predicted from
+        points 0..t-1 (`query()` is the last).
+
+    Raises:
+        ValueError: `features` returns another number of prompts, points or axes.
 
     Source: Guo et al. 2024 call such prompts linear regression on representations.
     """
@@ -66,11 +75,24 @@ def logistic(
     posterior: Literal["mode", "laplace"] = "laplace",
     at: PointsAt = "points",
 ) -> Trajectory:
-    """Predict the expected label, from -1 to 1, where `P(y = 1) = 1 / (1 + exp(-x w))`, weights N(0, weight_std²).
+    """Predict the expected label, from -1 to 1, where `P(y = 1) = 1 / (1 + exp(-x w))` with weights N(0, weight_std²).
 
     Newton's method finds the weights of largest posterior density, those of logistic regression with the penalty
-    `|w|² / (2 weight_std²)`. "mode" predicts with these, `tanh(x w / 2)`; "laplace" averages over the normal
-    distribution that has the posterior's curvature there, which is nearer to exact Bayes. Labels are -1 and 1.
+    `|w|² / (2 weight_std²)`.
+
+    Args:
+        prompts: labels (targets) of the context are -1 and 1, as in `tasks.LogisticRegression`.
+        weight_std: standard deviation of the weights' normal prior.
+        posterior: "mode" predicts `tanh(x w / 2)` with these weights; "laplace" averages it over the normal
+            distribution that has the posterior's curvature there, which is nearer to exact Bayes.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last).
+
+    Raises:
+        ValueError: a label of the context is neither -1 nor 1.
 
     Source: Bai et al. 2023; MacKay 1992 for the average.
     """
@@ -153,10 +175,22 @@ def network_descent(
     seed: Natural = 0,
     at: PointsAt = "points",
 ) -> Trajectory:
-    """Train a two-layer ReLU network on the context's mean squared error by Adam, all points in every step.
+    """Train a two-layer ReLU network on the earlier points' mean squared error by Adam, and predict with it.
 
     Every prefix trains a separate network, all from the same initial weights: uniform within one over the root of the
-    number of inputs of a layer, as in PyTorch, with biases, drawn with the seed. Gradients do not flow to the context.
+    number of inputs of a layer, as in PyTorch, with biases. It predicts 0 before the first point. Gradients do not flow
+    to the context.
+
+    Args:
+        n_hidden: number of hidden units.
+        steps: number of steps of Adam, each on all points.
+        learning_rate: learning rate of Adam.
+        seed: seed of the initial weights.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
+        (`query()` is the last).
 
     Source: Garg et al. 2022, section 5, and the authors' code (100 units, 100 steps, learning rate 0.005).
     """

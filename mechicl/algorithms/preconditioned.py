@@ -42,9 +42,20 @@ def preconditioned_gd(
 ) -> Trajectory:
     """Run preconditioned gradient descent on the mean squared error: `W_{k+1} = W_k - A_k (S W_k - B) / n`, from 0.
 
+    S = XᵀX and B = XᵀY sum over the n points before the predicted one; before the first point it predicts 0.
+
     Args:
-        prompts: n is the number of points of each prefix; the empty one predicts 0.
-        preconditioner: A `[x x]`, or one a step.
+        steps: number of steps, or several in any order; 0 predicts 0.
+        preconditioner: matrix A `[x x]`, or one for each step (at least the largest of `steps`).
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`.
+
+    Returns:
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+
+    Raises:
+        ValueError: too few matrices, or matrices of another size than x_dim.
 
     Warns:
         DivergenceWarning: repeating the steps makes errors grow (the product of all `I - A_k S / n` has a spectral

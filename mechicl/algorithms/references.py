@@ -40,13 +40,19 @@ NEIGHBOURS = {"3 nearest neighbours": AlgorithmLearner(nearest_neighbours)}
 
 @checked
 def references(task: Any) -> dict[str, Any]:
-    """Return the reference learners of a task by name, the best known first; learners of tokens for tasks of tokens.
+    """Return the best known learners of a task by name, to measure a model against; the best comes first.
 
     Where the first one is exact Bayes, no learner has a smaller expected loss on the task.
 
     Args:
-        task: of the library, or your own. A task with a method `references()` brings its learners, by name or in a
-            list; `register_references` adds a function that makes them for other classes.
+        task: a task of the library, or your own. A task with a method `references()` brings its learners, by name or in
+            a list; `register_references` adds a function that makes them for other classes.
+
+    Returns:
+        Learners by name: with `predict(prompts)`, or for tasks of tokens with `log_probabilities(sequences)`.
+
+    Raises:
+        TypeError: no learner is known for this class of tasks.
 
     Example:
         >>> learners = algorithms.references(TaskPool(n_tasks=16))
@@ -74,7 +80,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @checked
 def register_references(function: Function) -> Function:
-    """Decorate a function from a kind of task (its annotation) to reference learners by name."""
+    """Decorate a function that returns reference learners of your own class of tasks, for `references` to find.
+
+    Args:
+        function: takes a task and returns learners by name, the best first. The annotation of its parameter must be the
+            class of tasks: `def learners(task: MyTask) -> dict: ...`.
+
+    Returns:
+        The function, unchanged.
+
+    Raises:
+        TypeError: the parameter has no class as its annotation.
+    """
     try:
         return cast(Function, _references.register(function))
     except (TypeError, AttributeError, NameError) as error:

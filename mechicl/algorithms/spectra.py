@@ -29,11 +29,11 @@ TOLERANCE = 1e-6  # growth of residuals from which on an iteration diverges: far
 
 
 class ConditioningWarning(UserWarning):
-    """A result has lost most of its digits because its inputs are badly conditioned."""
+    """Warning that a result has lost most of its digits because its inputs are badly conditioned (nearly collinear)."""
 
 
 class DivergenceWarning(UserWarning):
-    """The parameters of an iteration make it diverge on most of the prompts that it runs on."""
+    """Warning that the parameters of an iteration make it diverge on most of the prompts that it runs on."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,8 +56,15 @@ def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
     geometric grid up to `4 / mean λ_max`, which starts low enough for early stopping on noisy targets, then Brent's
     method around the best point.
 
+    Args:
+        prompts: prompts to tune on; their query targets are used, so evaluate on others. The paper tunes on 10,000.
+        steps: number of steps that the step size is tuned for.
+
     Returns:
-        a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`; they tune on 10,000 prompts.
+        a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
+
+    Raises:
+        ValueError: prompts without context, or ones on which every step size predicts 0.
 
     Source: von Oswald et al. 2023, section 3.
     """
@@ -87,7 +94,11 @@ def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
 def stable_step_size(prompts: Prompts) -> float:
     """Return the step size `1 / λ_max` with which `gradient_descent` converges on every prefix of the prompts.
 
-    λ_max is the largest eigenvalue of S over all contexts; prefixes have smaller ones.
+    λ_max is the largest eigenvalue of S = XᵀX over all contexts; prefixes have smaller ones. The step size is the
+    factor on the summed gradient.
+
+    Raises:
+        ValueError: all context inputs are 0.
     """
     context = prompts.context.xs.double()
     largest = torch.linalg.matrix_norm(context, ord=2).square().max().item() if context.numel() else 0.0

@@ -27,14 +27,17 @@ OF_INPUTS: tuple[str, ...] = (
 
 
 class StepwiseAlgorithm(ABC):
-    """An algorithm whose steps take a state to the next one.
+    """An algorithm as a causal model: named variables at each point, and steps that change them.
+
+    A state is a dictionary from variables to values `[prompt point dim]`, float64, in which the last point is the
+    query. Subclasses implement `step`; `predict(prompts)` and `trajectory(prompts)` run it as a learner.
 
     Attributes:
-        name: for tables.
+        name: name in tables.
         n_steps: number of steps.
         variables: names of the variables that a point carries, the entries of every state.
         causal: True if a context point reads only itself and the points before it, as in a transformer with causal
-            keys. The query, which comes last, reads them all.
+            attention. The query, which comes last, reads them all.
     """
 
     name: str
@@ -58,10 +61,10 @@ class StepwiseAlgorithm(ABC):
         """Return the readers' variables after step `k`, counted from 0.
 
         Args:
-            k: which step.
-            readers: any points before the step.
-            context: the context's points before the step; without points, readers read nothing and keep whatever the
-                step would overwrite.
+            k: number of the step.
+            readers: state before the step of the points that are updated: any points, of the context or the query.
+            context: state before the step of the context's points; without points, readers read nothing and keep the
+                values that the step would overwrite.
             sees: 1 where a reader sees a point and 0 elsewhere; by default all see all.
         """
 
@@ -74,7 +77,7 @@ class StepwiseAlgorithm(ABC):
 
     @checked(undefined=True)
     def states(self, prompts: Prompts) -> list[State]:
-        """Return the states before the first step and after each."""
+        """Run the algorithm: return `n_steps + 1` states, the one before the first step and those after each."""
         states = [self.start(prompts)]
         for k in range(self.n_steps):
             states.append(self.advance(k, states[-1]))
@@ -82,7 +85,7 @@ class StepwiseAlgorithm(ABC):
 
     @checked(undefined=True)
     def advance(self, k: int, state: State) -> State:
-        """Return a whole state after step `k`: all points read the context as it was before the step."""
+        """Return the whole state after step `k`, counted from 0, given the state before it."""
         return self.step(k, state, context_of(state), self.sight(state))
 
     @checked(undefined=True)
@@ -100,12 +103,23 @@ class StepwiseAlgorithm(ABC):
 
     @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Return the prediction of each point from the points before it."""
+        """Return the prediction of each point, the query included, from the points before it."""
         return torch.stack([self.predict(prompts.prefix(t)) for t in range(prompts.n_context + 1)], dim=1)
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """Return the query's predictions after each step, for every prefix."""
+        """Return the predictions after each step (0 to `n_steps`), for every prefix.
+
+        Args:
+            with_weights: not available here; points carry residuals or predictions.
+
+        Returns:
+            `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
+            last).
+
+        Raises:
+            ValueError: `with_weights=True`.
+        """
         if with_weights:
             raise ValueError(f"{self.name} has no weights: its points carry residuals or predictions")
         prefixes = [
@@ -127,7 +141,7 @@ def gather(
 
 @checked(undefined=True)
 def query_of(state: State) -> State:
-    """Return the query's part of a state, one point; NaN or infinite after steps that diverge."""
+    """Return the query's part of a state: each variable's values `[prompt 1 dim]` at the last point."""
     return {name: value[:, -1:] for name, value in state.items()}
 
 

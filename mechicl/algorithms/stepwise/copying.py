@@ -15,11 +15,11 @@ from mechicl.prompts import Prompts
 class AfterCopying(StepwiseAlgorithm):
     """An algorithm whose first step moves every target from its own token to the token of its input.
 
-    For prompts whose inputs and targets are separate tokens. Before that step a point's target is at its target token
-    (the variable "target"), after it at its input token, and the target's token is not read any more.
+    Use it for models whose prompts have separate tokens for inputs and targets. Before that step a point's target is at
+    its target token (the variable "target"), after it at its input token, and the target's token is not read any more.
 
     Args:
-        algorithm: runs on the points after the copying.
+        algorithm: algorithm that runs on the points after the copying.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
@@ -54,16 +54,16 @@ class AfterCopying(StepwiseAlgorithm):
 
 
 class Induction(StepwiseAlgorithm):
-    """Two steps: every target stores the token before it, its input; then readers match it and copy the target.
+    """An induction head on points: every target stores the input before it, then readers match it and copy the target.
 
-    For prompts whose inputs and targets are separate tokens: an induction head and the previous-token head that it
-    needs, on continuous tokens. The first step adds a point's input to its variable "previous"; in the second, readers
-    take the targets whose "previous" matches their own input.
+    Use it for models whose prompts have separate tokens for inputs and targets. The first step is a previous-token
+    head: it adds a point's input to its variable "previous". In the second, readers take the targets whose "previous"
+    matches their own input.
 
     Args:
-        weights: from readers' inputs `[prompt reader x]` and the points' "previous" `[prompt point x]` to weights
-            `[prompt reader point]`; by default all on the nearest (`best_match`).
-        causal: see `StepwiseAlgorithm`: the weights of unseen points are dropped.
+        weights: function of the readers' inputs `[prompt reader x]` and the points' "previous" `[prompt point x]` that
+            returns weights `[prompt reader point]`; by default all weight is on the nearest point.
+        causal: True if a context point reads only itself and the points before it: weights of other points are dropped.
 
     Source: Olsson et al. 2022, section "Induction heads", with vectors in place of tokens.
 

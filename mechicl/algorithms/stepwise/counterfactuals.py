@@ -16,15 +16,15 @@ Place = Literal["query", "context"]
 
 
 class Runs:
-    """An algorithm's states on the prompts that are intervened in and on the sources that states are taken from.
+    """Counterfactual runs of an algorithm: its states on some prompts, changed by interventions with states of others.
 
     Each method returns the query's prediction `[prompt y]`, float64, of a run that continues after an intervention.
-    Exchanges happen after a number of steps; steps are counted from 0.
+    Steps are counted from 0; `range(1, 3)` are the second and the third.
 
     Args:
-        algorithm: step by step.
-        base: its states on the prompts, as returned by `StepwiseAlgorithm.states`.
-        source: its states on the sources.
+        algorithm: the algorithm that runs.
+        base: its states on the prompts that are intervened in, from `algorithm.states(prompts)`.
+        source: its states on the prompts that states are taken from, prompt by prompt.
     """
 
     @checked
@@ -37,7 +37,14 @@ class Runs:
     ) -> Float[Tensor, "prompt y"]:
         """Replace the state of the query, or of the context, after some steps by the source's.
 
-        With `variables` only these are replaced, with `point` only this point of the context.
+        Args:
+            after: number of steps before the exchange.
+            place: "query", or "context" for all its points.
+            variables: names of the variables that are replaced; all by default.
+            point: index of the only context point that is replaced; by default all points of `place`.
+
+        Raises:
+            ValueError: an unknown variable, or more steps than the algorithm has.
         """
         base, source = self._after(after), self._after(after, self.source)
         n_context = next(iter(base.values())).shape[1] - 1
@@ -53,12 +60,12 @@ class Runs:
 
     @checked(undefined=True)
     def skip(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """Undo the changes of some steps to the query, or to the context, after these steps."""
+        """Undo the changes that some steps made to the "query" or the "context", after the last of them."""
         return self.freeze((steps.start, steps.stop), place)
 
     @checked(undefined=True)
     def repeat(self, steps: range, place: Place) -> Float[Tensor, "prompt y"]:
-        """Let the query, or the context, take some steps twice, the second time with the other as it was at first."""
+        """Let the "query" or "context" take some steps twice, the second time with the other restored to before."""
         before, after = self._after(steps.start), self._after(steps.stop)
         context, query = (after, before) if place == "context" else (before, after)
         again = self._advance(joined(context_of(context), query_of(query)), steps)
@@ -67,9 +74,12 @@ class Runs:
 
     @checked(undefined=True)
     def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
-        """Keep the query, or the context, unchanged: its state after the first stop is restored after the others.
+        """Keep the "query" or the "context" unchanged from the first stop to the last.
 
-        Stops are ascending numbers of steps.
+        Args:
+            stops: ascending numbers of steps; at each one after the first, the state of `place` at the first is
+                restored.
+            place: "query" or "context".
         """
         if not stops:
             raise ValueError("stops must be one or more numbers of steps, got none")

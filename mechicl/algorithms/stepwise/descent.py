@@ -13,19 +13,24 @@ from mechicl.prompts import Prompts
 
 
 class ResidualDescent(StepwiseAlgorithm):
-    """Gradient descent in which every point carries its residual at the current weights.
+    """Gradient descent in which every point carries its residual at the current weights; also GD++ and momentum.
 
     `r_j ← r_j - a Σ_i r_i x_jᵀ A x_i` and, for GD++, `x_j ← x_j - γ Σ_i x_i <x_i, x_j>`: the context is refined step
     by step, and the query, whose target counts as 0, carries minus the running prediction. With momentum, points carry
     a velocity too: `v_j ← β v_j + a Σ_i r_i <x_i, x_j>`, `r_j ← r_j - v_j`.
 
     Args:
+        steps: number of steps.
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
-        gamma: γ of GD++, acting on the summed S, one for all steps or one a step.
-        momentum: β.
+        gamma: γ of GD++, acting on the summed S = XᵀX, one for all steps or one a step; 0 for plain gradient descent.
+        momentum: β; 0 for none.
         preconditioner: A `[x x]`, one for all steps or one a step; the identity by default.
-        clip: bound on every variable after each step, as in models whose tokens are clipped.
-        causal: see `StepwiseAlgorithm`.
+        clip: bound on the absolute value of every variable after each step, as in models whose residual stream is
+            clipped.
+        causal: True if a context point reads only itself and the points before it.
+
+    Raises:
+        ValueError: a sequence has another number of entries than `steps`.
 
     Source: von Oswald et al. 2023, Proposition 1 and A.10; Nertinger 2025, Theorem 1, for a preconditioner (`a = 1/n`).
 
@@ -78,13 +83,14 @@ class ResidualDescent(StepwiseAlgorithm):
 class QueryDescent(StepwiseAlgorithm):
     """Gradient descent by the query alone, from a context that never changes.
 
-    `p ← p + a Σ_i y_i <x_i, z>`, `z ← z - a Σ_i x_i <x_i, z>` from `z = x`: the same predictions after every step as
-    `ResidualDescent` without γ, but nothing in the context changes, so that causal keys allow it. With a step size for
-    each step it is any polynomial with real roots.
+    `p ← p + a Σ_i y_i <x_i, z>`, `z ← z - a Σ_i x_i <x_i, z>` from `z = x`: the same predictions p after every step as
+    `ResidualDescent` without γ, but nothing in the context changes, so that it needs no exchange between context
+    points. With a step size for each step it is any polynomial with real roots.
 
     Args:
-        step_size: a, one for all steps or one a step.
-        causal: see `StepwiseAlgorithm`; it makes no difference to the query.
+        steps: number of steps.
+        step_size: a, the factor on the summed gradient, one for all steps or one a step.
+        causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
     """
 
     variables = ("x", "y", "transformed x", "prediction")
@@ -152,16 +158,20 @@ Weights = Callable[[Tensor, Tensor], Tensor]
 
 
 class KernelReading(StepwiseAlgorithm):
-    """Steps in which every point takes a weighted sum of the context's residuals from its own.
+    """Steps in which every point subtracts a weighted sum of the context's residuals from its own.
 
     `r_j ← r_j - a Σ_i w(x_j, x_i) r_i`: with one step and weights that sum to 1 it is kernel smoothing, or the nearest
     neighbour's target; with a kernel as weights, gradient descent on a function of that kernel.
 
     Args:
-        weights: from `[prompt reader x]` and `[prompt point x]` to `[prompt reader point]`.
-        step_size: a.
+        weights: function w of the readers' inputs `[prompt reader x]` and the context's `[prompt point x]` that returns
+            weights `[prompt reader point]`.
+        steps: number of steps.
+        step_size: a, the factor on the sum.
+        name: name in tables; by default the function's name and the number of steps.
         normalized: divide the weights of the points that a reader sees by their sum, as a softmax does.
-        causal: see `StepwiseAlgorithm`. Without `normalized`, the weights of unseen points are dropped.
+        causal: True if a context point reads only itself and the points before it. Without `normalized`, the weights of
+            unseen points are dropped.
     """
 
     variables = ("x", "residual")

@@ -19,13 +19,17 @@ class Hypothesis:
     """The hypothesis that a model runs an algorithm: after certain layers its tokens carry the algorithm's variables.
 
     Attributes:
-        algorithm: step by step.
-        schedule: pairs (number of layers, number of steps), from (0, 0) to all layers and all steps. Layers
-            rise, and steps do or stay: a layer that takes no step, several layers for one step (those inside are left
-            out), or several steps in a layer. By default one step a layer.
-        subspaces: a variable, or several that share a place ("y, prediction"), to the orthonormal columns
+        algorithm: the algorithm, step by step.
+        schedule: pairs (number of layers, number of steps taken by then), from (0, 0) to all layers and all steps.
+            Layers rise, and steps rise or stay: a layer may take no step, or several; or several layers take one step
+            together. By default one step a layer.
+        subspaces: from a variable, or several that share a place ("y, prediction"), to the orthonormal columns
             `[d_model dim]` of the residual stream that carry it, where known; `rest` is their complement.
-        name: for tables; the algorithm's by default.
+        name: name in tables; the algorithm's by default.
+
+    Raises:
+        ValueError: a schedule that does not fit the algorithm, an unknown variable, or columns that are not
+            orthonormal.
 
     Example:
         >>> Hypothesis(ResidualDescent(2, step_size=0.05), schedule=((0, 0), (2, 1), (4, 2))).n_layers

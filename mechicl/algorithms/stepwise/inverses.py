@@ -13,10 +13,10 @@ from mechicl.prompts import Prompts
 
 
 class NewtonSteps(StepwiseAlgorithm):
-    """Iterative Newton, in which every point carries its input times the current inverse.
+    """Iterative Newton, in which every point carries its input times the current inverse M_k of S = XᵀX.
 
-    The first step writes `m = αSx`; each iteration makes it `2m - M S m`, which reads only what other points carry:
-    `Σ_i m_i <m_i, x>`. The prediction `x M_k B = Σ_i <m_i, x> y_i` is read
+    The first step writes `m = αSx`; each iteration makes it `2m - M S m`, which reads only the m that other points
+    carry: `Σ_i m_i <m_i, x>`. The prediction `x M_k B = Σ_i <m_i, x> y_i` is read
 
     - "at the end": by the query, in a separate step after the last iteration (Fu et al.'s construction);
     - "anew": in every step after the first, from the context's targets, over the query's previous prediction;
@@ -26,11 +26,11 @@ class NewtonSteps(StepwiseAlgorithm):
     All three predict the same after the last step, and differ in the variables that the query carries.
 
     Args:
-        iterations: k; the steps are k + 2.
-        alpha: α; by default `1 / ‖S Sᵀ‖_F` of each context, times `share`.
+        iterations: number k of iterations; the steps are k + 2.
+        alpha: α of the first inverse `M_0 = αS`; by default `1 / ‖S Sᵀ‖_F` of each context, times `share`.
         share: factor on that default.
-        answer: how the prediction is read.
-        causal: see `StepwiseAlgorithm`.
+        answer: how the prediction is read, see above.
+        causal: True if a context point reads only itself and the points before it.
 
     Source: Fu et al. 2024, section 3.2 and Theorem 1.
 
@@ -88,13 +88,16 @@ class NewtonSteps(StepwiseAlgorithm):
 
 
 class RidgePath(StepwiseAlgorithm):
-    """Ridge regression with a smaller penalty in each step, computed anew from the context: not an iteration.
+    """Ridge regression with a new penalty in each step, computed anew from the context: not an iteration.
 
     The query's previous prediction is overwritten, and the context does not change.
 
     Args:
-        penalties: λ, one a step; 0 gives the least-squares solution of least norm.
-        causal: see `StepwiseAlgorithm`; it makes no difference to the query.
+        penalties: penalty λ of each step, usually falling; 0 gives the least-squares solution of least norm.
+        causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
+
+    Raises:
+        ValueError: no penalties.
     """
 
     variables = ("x", "y", "prediction")
