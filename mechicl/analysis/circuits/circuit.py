@@ -25,12 +25,13 @@ N_LISTED = 5
 
 @dataclass(frozen=True, eq=False)
 class Circuit(Result):
-    """The part of a model that carries a metric, and how well it does alone.
+    """The part of a model that carries a metric, and how well it does alone; see `find_circuit`.
 
     Attributes:
         nodes: heads and MLPs of the circuit, in order of computation.
         edges: connections of the circuit, from the embedding to the output.
-        method: what "ablated" parts write, and cut edges carry; see `find_circuit`.
+        metric: name of the metric.
+        method: replacement of ablated parts' writes and cut edges' values, such as "zero"; see `find_circuit`.
         full: the metric of the whole model, `[prompt]`.
         ablated: with all edges cut, `[prompt]`.
         alone: with all but the circuit's nodes ablated, `[prompt]`.
@@ -39,6 +40,7 @@ class Circuit(Result):
         node_effects: change of the metric when the circuit loses one of its nodes too, `[node prompt]`; NaN where it
             was not measured.
         edge_effects: the same for its edges, `[edge prompt]`.
+        n_nodes: number of heads and MLPs of the model.
         subsets: sets of the circuit's nodes that were removed from it and from the model; see `measure_circuit`.
         alone_without: the metric of the circuit without each subset, `[subset prompt]`.
         whole_without: the metric of the model without each subset, `[subset prompt]`.
@@ -113,7 +115,10 @@ class Circuit(Result):
 
     @checked
     def effects(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
-        """Measure the change of the metric without each part: nodes, then edges, those that were measured."""
+        """Return the mean change of the metric when the circuit loses each node or edge, with its interval.
+
+        Nodes come first, then edges; those that were not measured are left out.
+        """
         return {part: interval(effect, level) for part, effect in self._measured()}
 
     def _measured(self) -> list[tuple[Node | Edge, Tensor]]:
@@ -125,7 +130,10 @@ class Circuit(Result):
 
     @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """Make a table of nodes, then edges: the change of the metric without each, with its interval over prompts."""
+        """Make a table of nodes, then edges: the change of the metric without each, with its interval over prompts.
+
+        The columns are kind ("node" or "edge"), part, effect, low and high.
+        """
         effects, rows = self.effects(level), []
         for part in (*self.nodes, *self.edges):
             mean = effects.get(part, Interval(math.nan, math.nan, math.nan, len(self.full), level))

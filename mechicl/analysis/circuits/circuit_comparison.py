@@ -59,12 +59,15 @@ class CircuitComparison(Result):
         return len(shared) / n if (n := len(shared) + len(missing)) else math.nan
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """Make a table of nodes, then edges: each is shared, missing or false; `level` is unused."""
+        """Make a table of nodes, then edges, with the columns kind, part and standing (shared, missing or false).
+
+        `level` is unused.
+        """
         rows = [(kind[:-1], str(part), standing) for standing, kind, parts in self._by_standing() for part in parts]
         return pd.DataFrame(rows, columns=["kind", "part", "standing"])
 
     def counts(self) -> list[str]:
-        """Return the numbers of nodes and edges that are found and false, as text."""
+        """Return the numbers of nodes and edges that are found and false, as text: "3 of 4 nodes found, 1 false"."""
         several = ((kind, self._parts(kind)) for kind in KINDS)
         return [f"{len(s)} of {len(s) + len(m)} {kind} found, {len(f)} false" for kind, (s, m, f) in several]
 
@@ -89,7 +92,17 @@ class CircuitComparison(Result):
 def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitComparison:
     """Compare a circuit with the truth, or with another circuit: shared, missing and false nodes and edges.
 
-    The embedding is not counted as a node: every circuit begins there.
+    Args:
+        circuit: anything with `nodes` and `edges`, such as the result of `find_circuit`.
+        truth: the true circuit, or another one of the same model.
+
+    Returns:
+        The parts as `shared_edges`, `missing_edges` (in the truth only), `false_edges` (in the circuit only), and the
+        same for nodes; `precision("edges")` and `recall("edges")` are shares from 0 to 1. The embedding is not counted
+        as a node, since every circuit begins there.
+
+    Raises:
+        ValueError: circuits of models of different sizes.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=2, seed=0)

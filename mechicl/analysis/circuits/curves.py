@@ -29,12 +29,14 @@ RESAMPLES = 2000  # of the prompts, for intervals of areas
 
 @dataclass(frozen=True, eq=False)
 class CircuitCurve(Result):
-    """The share of a metric that the best edges keep, by their number.
+    """The share of a metric that the best edges keep, by their number; see `circuit_curve`.
 
     Attributes:
         fractions: shares of the model's edges that a circuit may have.
+        counts: the same as numbers of edges.
         n_kept: by name of the scores, the number of these edges on a path from the embedding to the output.
-        method: what a cut edge carries.
+        metric: name of the metric.
+        method: replacement of a cut edge's value, such as "zero".
         full: the metric of the whole model, `[prompt]`.
         ablated: with every edge cut, `[prompt]`.
         alone: by name of the scores, with all but the best edges cut, `[fraction prompt]`.
@@ -137,19 +139,37 @@ def circuit_curve(
 ) -> CircuitCurve:
     """Measure the faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score.
 
-    Arguments that are not described here are those of `find_circuit`.
+    Shows how many edges a metric needs, and compares rankings of edges with each other and with random ones.
 
     Args:
+        model: the model whose edges were scored.
         scores: the change of the metric when each edge is cut: the result of `score_edges`, or numbers by edge; or
             several of these by name, for instance those of an untrained model for comparison.
         prompts: other prompts than those of the scores.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`; by default as for `find_circuit`.
         fractions: the shares of the edges that circuits have, increasing; rounded down to whole edges.
+        n_random: number of random rankings that are measured as controls, named "random", "random 2", ...
         absolute: rank by absolute value (the benchmark's choice for the CMD). Otherwise rank first the edges whose cut
             moves the metric farthest in the direction of cutting everything (its choice for the CPR).
         only_paths: drop chosen edges that are not on a path of chosen edges from the embedding to the output. Otherwise
             a part whose inputs are all cut still writes its output.
-        method: what a cut edge carries: by default the same as for the scores, else zero. "any" is measured with zero.
-        seed: of random scores, and of "resample".
+        method: value of a cut edge, such as "zero" or "mean" (see `find_circuit`): by default the same as for the
+            scores, else zero. "any" is measured with zero.
+        reference: for "mean" the prompts to average over, for "resample" the prompt that replaces each; by default from
+            the prompts themselves.
+        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
+            for outputs at all positions; by default as for `find_circuit`.
+        seed: seed of random scores, and of "resample".
+        memory: bound on memory in bytes.
+        progress: show a progress bar.
+
+    Returns:
+        By name of the scores (argument `name`; default the first): `faithfulness(name)`, for each fraction the share of
+        the metric that the circuit keeps (1: all) with a 95% interval over prompts; `cpr(name)`, the area under this
+        curve; `cmd(name)`, the area between it and 1 (0 is best).
+
+    Raises:
+        ValueError: as for `find_circuit`; fractions that do not increase, or scores of another model.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

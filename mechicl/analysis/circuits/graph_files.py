@@ -15,11 +15,11 @@ from mechicl.models.opening.edges import EMBEDDING, Edge, Node, is_parallel, lis
 
 @dataclass(frozen=True)
 class GraphFile:
-    """Contents of a graph file.
+    """Contents of a graph file of EAP-IG or MIB; see `read_graph`.
 
     Attributes:
         scores: importance of every edge of the model; edges that the file does not mention have 0.
-        nodes: nodes of the circuit.
+        nodes: nodes of the circuit: heads and MLPs, and the embedding if it has an edge.
         edges: edges of the circuit; none if the file contains scores only.
     """
 
@@ -32,8 +32,8 @@ class GraphFile:
 def write_graph(path: str | Path, model: Any, scores: Scores, circuit: NodesAndEdges | Collection[Edge] = ()) -> Path:
     """Write scores of edges, and a circuit, for EAP-IG (`Graph.from_json`) and the benchmark MIB.
 
-    Those formats have an edge by k and v to every head. An edge to heads that share keys and values is written as one
-    edge to each, with equal parts of its score.
+    Returns the file's path. Those formats have an edge by k and v to every head. An edge to heads that share keys and
+    values is written as one edge to each, with equal parts of its score.
 
     Args:
         path: file to write, such as "importances.json".
@@ -71,11 +71,13 @@ def write_graph(path: str | Path, model: Any, scores: Scores, circuit: NodesAndE
 def read_graph(path: str | Path, model: Any) -> GraphFile:
     """Read the scores of edges, and the circuit, from a graph file of EAP-IG or MIB.
 
-    Of edges by k and v to heads that share keys and values, scores are added up.
-
     Args:
         path: a JSON file with `cfg`, `nodes` and `edges`.
         model: the model that the file is about.
+
+    Returns:
+        `scores` by edge, and the circuit's `nodes` and `edges` (none if the file has only scores). Where heads share
+        keys and values, the scores of their edges by k or v are added up.
 
     Raises:
         FileNotFoundError: no such file.
@@ -83,7 +85,7 @@ def read_graph(path: str | Path, model: Any) -> GraphFile:
 
     Example:
         >>> found = read_graph("importances.json", model)
-        >>> circuit_curve(model, prompts, {"EAP-IG": found.scores})
+        >>> circuit_curve(model, {"EAP-IG": found.scores}, prompts)
     """
     data = read_json(Path(path))
     if not all(isinstance(data.get(key), dict) for key in ("cfg", "nodes", "edges")):

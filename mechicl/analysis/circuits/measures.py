@@ -37,17 +37,33 @@ def measure_circuit(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Circuit:
-    """Measure the nodes and edges of a circuit on other prompts than those it was found on.
-
-    Cut edges carry the same as in the search ("any" is measured with zero); means are by default those over the new
-    prompts. Arguments that are not described here are those of `find_circuit`.
+    """Measure a circuit on other prompts than those it was found on, to see whether it generalizes.
 
     Args:
-        circuit: the circuit to measure, of the same model.
-        effects: whether to measure the effect of each edge; NaN without.
-        n_subsets: number of sets of the circuit's nodes to remove from it, and from the model, for
-            `Circuit.incompleteness`: all sets if there are that few, else random ones, with every node in half of them.
-        seed: of the sets, and of "resample".
+        model: the model that the circuit was found in.
+        circuit: the circuit to measure, from `find_circuit`.
+        prompts: the new prompts.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`; by default as for `find_circuit`.
+        reference: prompts that replacements of cut edges come from; by default the new prompts. Cut edges are replaced
+            by the method of the search (where that was "any", by zeros).
+        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
+            for outputs at all positions; by default as for `find_circuit`.
+        effects: measure the effect of each node and edge too, with a run for each; NaN otherwise.
+        n_subsets: number of subsets of the circuit's nodes to remove from the circuit, and from the model, for
+            `Circuit.incompleteness`. These are all subsets if there are at most that many, else random ones that
+            contain each node with probability 1/2.
+        seed: seed of the subsets, and of "resample".
+        memory: bound on memory in bytes.
+        progress: show a progress bar.
+
+    Returns:
+        The same nodes and edges with new measurements, as shares of the effect of cutting everything: `faithfulness()`
+        (1: the circuit alone keeps the whole metric), `completeness()` (1: the metric is lost without the circuit),
+        `incompleteness()` per subset (0: circuit and model lose the same without it), each with an interval over
+        prompts.
+
+    Raises:
+        ValueError: as for `find_circuit`; a circuit of another model.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

@@ -28,12 +28,15 @@ Scoring = Literal["eap-ig", "mask-ig"]
 
 @dataclass(frozen=True, eq=False)
 class EdgeScores(Result):
-    """Estimates, to first order, of the change of the metric when each edge is cut.
+    """Estimates, to first order, of the change of the metric when each edge is cut; see `score_edges`.
 
     Attributes:
         edges: all edges of the model, by receiver in order of computation.
-        scores: `[edge prompt]`. Without a metric, for the outputs themselves, they have no sign.
-        method: what a cut edge carries.
+        scores: the metric with the edge cut minus that of the full model, `[edge prompt]`. Without a metric, for the
+            outputs themselves, they have no sign.
+        metric: name of the metric.
+        scoring: "eap-ig" or "mask-ig".
+        method: replacement of a cut edge's value, such as "zero".
     """
 
     edges: tuple[Edge, ...]
@@ -48,14 +51,17 @@ class EdgeScores(Result):
 
     @checked
     def strongest(self, n: int) -> list[Edge]:
-        """Return the edges with the largest scores, the largest first."""
+        """Return the `n` edges with the largest mean scores in absolute value, the largest first."""
         return [self.edges[int(i)] for i in self.sizes().argsort(descending=True, stable=True)[:n]]
 
     @checked
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
         """Return the probability that a true edge scores higher, in absolute value, than another edge.
 
-        Ties count one half.
+        1 for perfect scores, 0.5 for random ones. Ties count one half.
+
+        Args:
+            truth: the true circuit, or its edges.
         """
         values = read_scores(self, self.edges).abs().numpy()
         true = set(truth.edges if isinstance(truth, NodesAndEdges) else truth)
@@ -118,17 +124,39 @@ def score_edges(
 ) -> EdgeScores:
     """Estimate, to first order, the change of a metric when each edge is cut, for all edges at once.
 
-    Arguments that are not described here are those of `find_circuit`. Where the metric is the outputs themselves,
-    gradients are of sums of outputs with random signs.
+    Much faster than a search, but without its guarantee (`find_circuit`). An edge is the output of the embedding, a
+    head or an MLP as an input of a later one, or of the output.
 
     Args:
-        scoring: where gradients are taken; each is multiplied by the change of the edge's content when it is cut:
+        model: in eval mode: ours without a clipped residual stream, or a `TransformerBridge` whose residual stream is
+            the sum of its components' outputs.
+        prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
+            have targets; for token ids "outputs", the outputs themselves: then gradients are those of sums of outputs
+            with random signs.
+        scoring: where gradients are taken; each is multiplied by the change of the edge's value when it is cut:
 
-            - "eap-ig": on the path of the embedding from the reference's to the prompts', averaged over steps (Hanna
-              et al. 2024). With `steps=1` this is edge attribution patching (Syed et al. 2023);
+            - "eap-ig": on the path of the embedding from the reference's to the prompts', averaged over steps (Hanna et
+              al. 2024). With `steps=1` this is edge attribution patching (Syed et al. 2023);
             - "mask-ig": on the path of all edges together from cut to whole, averaged over steps. In the limit of many
               steps the scores add up to the whole effect (Sundararajan et al. 2017).
         steps: number of points on the path; by default 4, or 5 for "eap-ig".
+        method: value of a cut edge: "zero", the sender's "mean" write over prompts, its write on another prompt
+            ("resample"), or "any" (zeros and random mixtures); by default "zero" for a metric, "any" for "outputs".
+        reference: for "mean" the prompts to average over, for "resample" the prompt that replaces each; by default from
+            the prompts themselves.
+        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
+            for outputs at all positions; by default as for `find_circuit`.
+        seed: seed of random replacements and signs.
+        memory: bound on memory in bytes.
+        progress: show a progress bar.
+
+    Returns:
+        `edges`, and `scores` `[edge prompt]`: the estimated metric with the edge cut minus that of the full model; for
+        "outputs" a size without sign. `strongest(n)` lists the edges with the largest mean scores in absolute value.
+
+    Raises:
+        ValueError: as for `find_circuit`.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

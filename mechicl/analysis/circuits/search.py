@@ -38,39 +38,53 @@ def find_circuit(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Circuit:
-    """Find the heads, MLPs and edges that a metric needs: with everything else cut, it stays within a tolerance.
+    """Find the heads, MLPs and edges that suffice: with all other edges cut, the metric changes by at most `tolerance`.
 
     An edge connects two nodes (the embedding, a head, an MLP, the output): the receiver reads the sender's write from
-    the residual stream, a head by its query, key and value separately. A circuit's edges were verified together, with
-    all others cut.
+    the residual stream. Each head has three inputs: query, key and value. The edges of the result were verified
+    together, with all others cut.
 
     Args:
-        model: ours, without a clipped stream, or a `TransformerBridge` whose parts add up.
+        model: in eval mode: ours without a clipped residual stream, or a `TransformerBridge` whose residual stream is
+            the sum of its components' outputs.
         prompts: the circuit depends on them; `measure_circuit` measures it on others.
-        metrics: one metric, as for `patch`. By default the loss, where prompts have targets; for token ids "outputs",
-            the outputs themselves at all positions. The distance of a run from the whole model is the change of the
-            metric's mean over prompts, or for "outputs" the largest change of any output on any prompt.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
+            have targets; for token ids "outputs", the outputs themselves at all positions. The distance between a run
+            and the full model is the absolute change of the metric's mean over prompts, or for "outputs" the largest
+            change of any output on any prompt.
         search: rule by which edges are selected.
 
-            - "exact": gradients of all edges at once ("mask-ig" of `score_edges`) give the order; then edges are cut in
-              groups, and every group whose joint removal moves the metric too far is halved until one edge remains,
-              which stays. Zero, small and tied gradients cost runs, but no edges;
-            - "eap-ig": the fewest of the edges with the largest scores (see `score_edges`) that suffice, without
-              cutting any separately: quick, but misses effects that gradients do not show;
-            - "acdc": one edge after the other, from the output back, is cut if the metric moves by less than the
-              tolerance beyond where it is (Conmy et al. 2023): each edge may cost that much.
-        method: what a cut edge carries in place of the sender's write: "zero", the write's "mean" over prompts at the
-            same position, the write on another prompt ("resample"), or "any": zero and random mixtures of writes, both
-            also in runs from streams that are such mixtures, in which nothing is saturated or the same in all prompts;
-            an edge is cut only if it may be in all of these. By default "any" for the outputs themselves, and "zero"
-            for a metric; docs/how-to/circuits.md compares them.
+            - "exact": edges are cut in groups, in the order of their scores ("mask-ig" of `score_edges`). A group whose
+              joint removal changes the metric too much is halved until single edges remain, which are kept.
+              Uninformative gradients make the search slower but not wrong;
+            - "eap-ig": the fewest edges with the largest scores (see `score_edges`) that suffice, without cutting any
+              separately: quick, but misses effects that gradients do not show;
+            - "acdc": edges are tried one after the other, from the output back, and an edge is cut if this increases
+              the distance by less than `tolerance` (Conmy et al. 2023): errors add up over edges.
+        method: value of a cut edge in place of the sender's write.
+
+            - "zero", the write's "mean" over prompts at the same position, or the write on another prompt ("resample");
+            - "any": an edge is cut only if that is harmless under every replacement tested: zeros, and random mixtures
+              of the sender's writes on several prompts. Both are also tested in runs whose embeddings are such
+              mixtures, so that no activation is saturated or the same for all prompts.
+
+            By default "any" for "outputs", and "zero" for a metric; docs/how-to/circuits.md compares them.
         reference: for "mean" the prompts to average over, by default those given; for "resample" the prompt that
             replaces each prompt, by default another of those given.
-        tolerance: largest change of the metric by the cuts, as a share of the effect of cutting everything.
+        tolerance: largest distance from the full model, as a share of the distance when everything is cut.
         effects: measure the effect of removing each node and edge from the circuit, with a run for each; NaN otherwise.
-        steps: for the scores: see `score_edges`.
-        at: which predictions: see `patch`. By default the query's of points, and the last token's if a metric is given;
-            else those at all positions.
+        steps: number of gradients for the scores; by default 4, or 5 for "eap-ig".
+        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
+            for outputs at all positions. By default "query" for points, and for tokens if a metric is given, else
+            "positions".
+        seed: seed of random replacements.
+        memory: bound on memory in bytes.
+        progress: show a progress bar.
+
+    Returns:
+        The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()` is the share of the
+        metric that the edges keep when all others are cut (1: all of it) with a 95% interval over prompts; `effects()`
+        the change of the metric without each node or edge.
 
     Raises:
         ValueError: as for `ablate`; several metrics, a metric that is not finite or does not change when everything is

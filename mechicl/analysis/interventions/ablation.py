@@ -44,29 +44,46 @@ def ablate(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
-    """Ablate parts of a model's activations, one cell of a sweep at a time: all heads in one call, or all pairs.
+    """Ablate each cell of a grid (for example each head) separately, or every two cells together.
 
-    Arguments that are not described here are those of `patch`.
+    Each cell is a run in which the component is replaced at one layer and at the cell's position, head, ...; along axes
+    that are not swept it is replaced as a whole. Large effects show which parts the predictions depend on.
 
     Args:
-        axes: what to sweep, as for `patch`; axes that are not named are ablated as a whole.
-        method: the replacement: the activation's "mean" over prompts at the same position, "zero", or the activation
-            of another prompt ("resample").
-        reference: for "mean" the prompts to average over, by default those ablated. Means of few prompts are noisy,
-            which the intervals do not include: with fewer than about 200 prompts, give a reference. For "resample" the
+        model: in eval mode; ours, or for token ids any model of TransformerLens' protocol (`TransformerBridge`).
+        prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
+        component: the activation to replace: "z" (each head's output), "attn_out", "mlp_out", "resid_post", "pattern",
+            or another name listed in `patch`.
+        axes: what to sweep: "layer" and any of the component's other axes, for "z" "pos" and "head" (`patch` lists
+            them). By default layer and head, or layer and pos for components without heads.
+        method: the replacement: the activation's "mean" over prompts at the same position, "zero", or the activation of
+            another prompt ("resample").
+        reference: for "mean" the prompts to average over, by default those ablated. The intervals do not account for
+            the noise of the mean itself: with fewer than about 200 prompts, give a reference. For "resample" the
             prompts to take activations from, by default the same ones shuffled.
-        directions: ablate only the activation's coordinate along each of these (of any length), one at a time: the
-            sweep gets a last axis "direction". Only for components as wide as the stream.
-        pairs: ablate every two cells together: the sweep has its axes twice, the second time with the suffix "_2";
-            its diagonal has the single cells.
-        seed: of the shuffling of "resample".
+        directions: vectors to ablate, one at a time: only the activation's component along the vector is replaced. They
+            need not be normalised. The sweep gets a last axis "direction". Only for components as wide as the stream.
+        pairs: ablate every two cells together: the sweep has its axes twice, the second time with the suffix "_2"; its
+            diagonal contains the single cells.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
+            "loss" against the prompts' targets, where there are any: squared error, or cross entropy in nats.
+        only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
+        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
+            for outputs at all positions.
+        keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
+            metrics.
+        seed: seed of the shuffling of "resample".
+        memory: bound on memory in bytes.
+        progress: show a progress bar.
 
     Returns:
-        Predictions and metrics of every cell; `effect()` is the change that an ablation makes.
+        A sweep: `effect()` is the change of the first metric by each ablation, ablated minus intact, `[*axes prompt]`;
+        `strongest(n)` is a table of the largest mean effects with 95% intervals over prompts; `predictions` are `[*axes
+        prompt y]` (or logits, if they are kept).
 
     Raises:
-        ValueError: as for `patch`; a reference that the method cannot use, scores set to zero (which would unmask
-            keys), directions of another width or of length 0, or directions in pairs.
+        ValueError: as for `patch`; a reference that the method cannot use, zero ablation of "attn_scores" (a score of 0
+            would unmask keys), directions of another width or of norm 0, or directions in pairs.
 
     Example:
         >>> swept = ablate(model, prompts, "z", ("layer", "head"))

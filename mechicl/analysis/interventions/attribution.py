@@ -48,12 +48,33 @@ def attribute(
 
     `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation`, the sum over the entries that a cell replaces. Exact where
     the metric is an affine function of the activation. It takes three forward passes and one backward pass per metric,
-    whatever the number of cells. `correlate_effects` measures how well the estimates agree with patching.
+    whatever the number of cells, so use it where patching every cell would take too long; `correlate_effects` measures
+    how well the estimates agree with patching.
 
-    Arguments and errors are those of `patch`. For token ids, and outputs at all positions, a metric has to be given.
+    Args:
+        model: in eval mode; ours, or for token ids any model of TransformerLens' protocol (`TransformerBridge`).
+        clean: the prompts whose activations replace the others ("denoising").
+        corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
+        component: the activation: "z" (each head's output), "attn_out", "mlp_out", "resid_post", "pattern", or another
+            name listed in `patch`.
+        axes: what to sweep, as for `patch`: by default layer and head, or layer and pos for components without heads.
+        direction: "denoising" moves the corrupted run's activations to the clean ones, "noising" the other way.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, with a gradient; or several by name.
+            By default the loss against the clean prompts' targets; for plain token ids, and for outputs at all
+            positions of points, it has to be given.
+        only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
+        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
+            for outputs at all positions.
+        memory: bound on memory in bytes.
+        progress: show a progress bar.
 
     Returns:
-        A sweep without predictions, whose `values` are the estimates.
+        A sweep without predictions: `effect()` is the estimated change of the first metric, `[*axes prompt]`;
+        `recovered()` the estimated share of the difference between both runs; `strongest(n)` a table of the largest
+        effects.
+
+    Raises:
+        ValueError: as for `patch`; no metric, or one without a gradient.
 
     Example:
         >>> corrupted = corrupt(prompts, "labels")
@@ -147,10 +168,18 @@ def _sum_cells(changes: Sequence[Tensor], grid: CellGrid) -> Tensor:
 def correlate_effects(
     estimate: InterventionSweep, real: InterventionSweep, metric: str | None = None, level: float = 0.95
 ) -> Interval:
-    """Correlate estimated and real effects over the cells (Pearson): mean over prompts, with its interval.
+    """Correlate estimated and real effects over the cells (Pearson), to see if `attribute` may replace `patch`.
 
-    Prompts on which all effects are the same have no correlation and are left out; effects that are not finite make it
-    NaN. A correlation ignores scale: all estimates may still be too large or too small by one factor.
+    Args:
+        estimate: the estimates, from `attribute`.
+        real: the sweep of `patch` over the same cells.
+        metric: name of the metric; by default the first.
+        level: confidence level of the interval.
+
+    Returns:
+        The mean over prompts of each prompt's correlation, between -1 and 1, with its interval over prompts. Prompts on
+        which all effects are the same have no correlation and are left out; effects that are not finite make it NaN. A
+        correlation ignores scale: all estimates may still be too large or too small by one factor.
 
     Example:
         >>> corrupted = corrupt(prompts, "labels")

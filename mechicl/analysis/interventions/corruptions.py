@@ -15,16 +15,20 @@ TokenCorruption = Literal["occurrences", "sequence"]
 
 @checked
 def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: float = 1.0) -> Prompts:
-    """Corrupt prompts in one respect; the result has the same shape.
+    """Corrupt prompts in one respect, for instance as the corrupted run of `patch`; the result has the same shape.
 
     Args:
         prompts: the clean ones; at least two for "query" and "prompt", and two context points for "labels".
-        kind: "task": the same inputs, with the targets of other linear weights, standard normal and scaled so that
-            all targets keep their mean square (made for linear regression). "labels": the context's targets in
-            another order, each at another point than before. "query": the query input of another prompt (the query's
-            target, which no model sees, stays the clean one's). "prompt": another prompt of the batch. "noise":
-            Gaussian noise on the context's targets.
-        noise_std: of the noise, in standard deviations of the targets.
+        kind: the change:
+
+            - "task": the same inputs with the targets of new linear weights drawn from N(0, I), multiplied by one
+              factor so that the mean square of all targets stays the same (made for linear regression);
+            - "labels": the context's targets permuted in each prompt, so that none keeps its point;
+            - "query": the query's input comes from another prompt (its target, which no model sees, stays);
+            - "prompt": each prompt is replaced by another one of the batch;
+            - "noise": Gaussian noise is added to the context's targets.
+        seed: seed of the random choices.
+        noise_std: standard deviation of the noise, in units of the targets' standard deviation.
 
     Example:
         >>> corrupt(prompts, "task").xs.equal(prompts.xs)
@@ -56,12 +60,17 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
 def corrupt_tokens(
     ids: Int[Tensor, "prompt pos"], kind: TokenCorruption = "occurrences", *, d_vocab: int | None = None, seed: int = 0
 ) -> Int[Tensor, "prompt pos"]:
-    """Corrupt token sequences in one respect; the result has the same shape.
+    """Corrupt token sequences in one respect, for instance as the corrupted run of `patch`.
 
     Args:
-        kind: "occurrences": every earlier occurrence of the last token is replaced by another random token, so that
-            an induction head finds nothing. "sequence": another sequence of the batch.
-        d_vocab: replacements are drawn from the tokens below this; by default those up to the largest in `ids`.
+        ids: the clean token ids.
+        kind: "occurrences" replaces every earlier occurrence of a sequence's last token by another random token, so
+            that an induction head finds nothing; "sequence" replaces each sequence by another one of the batch.
+        d_vocab: size of the vocabulary that replacements are drawn from; by default the largest id plus 1.
+        seed: seed of the random choices.
+
+    Returns:
+        Token ids of the same shape.
 
     Example:
         >>> corrupt_tokens(torch.tensor([[3, 1, 2, 3]]), d_vocab=5)[0, 3].item()

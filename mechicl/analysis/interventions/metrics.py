@@ -19,10 +19,18 @@ Metric = Callable[[Tensor], Tensor]
 
 @checked
 def squared_error(prompts: Prompts) -> Metric:
-    """Make a metric: the squared error to these prompts' targets, averaged over the target's dimensions.
+    """Make a metric for interventions: the squared error to these prompts' targets.
 
-    Predictions of the query alone `[prompt y]` are compared with its target, those of all points `[prompt point y]`
-    with all of them. The metric raises a ValueError for predictions of another shape.
+    Args:
+        prompts: the prompts with the targets, in the order in which the model gets them.
+
+    Returns:
+        A function of predictions that returns an error per prompt, `[prompt]`, averaged over the target's dimensions.
+        The query's predictions `[prompt y]` are compared with its target, those of all points `[prompt point y]` with
+        all targets, and averaged over points. It raises a ValueError for predictions of another shape.
+
+    Example:
+        >>> patch(model, prompts, corrupt(prompts, "labels"), metrics=squared_error(prompts)).effect()
     """
 
     def loss(predictions: Tensor) -> Tensor:
@@ -38,9 +46,15 @@ def squared_error(prompts: Prompts) -> Metric:
 
 @checked
 def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"]) -> Metric:
-    """Make a metric: the logit of the correct token minus that of the wrong one, at the last position (`at="query"`).
+    """Make a metric for interventions: the logit of the correct token minus that of a wrong one, at the last position.
 
-    The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`, or ids beyond their vocabulary.
+    Args:
+        correct: id of the correct token of each prompt.
+        wrong: id of the wrong token of each prompt.
+
+    Returns:
+        A function of the last position's logits `[prompt d_vocab]` (`at="query"`) that returns a difference per prompt,
+        `[prompt]`. It raises a ValueError for logits of another shape, or ids of at least d_vocab.
     """
     for name, ids in (("correct", correct), ("wrong", wrong)):
         if (ids < 0).any():
@@ -59,10 +73,14 @@ def logit_difference(correct: Int[Tensor, "prompt"], wrong: Int[Tensor, "prompt"
 
 @checked
 def target_probability(targets: Int[Tensor, "prompt"]) -> Metric:
-    """Probability of each prompt's target token, at the last position (`at="query"`).
+    """Make a metric for interventions: the probability of each prompt's target token, at the last position.
 
-    The metric raises a ValueError for logits of another shape than `[prompt d_vocab]`, and for targets beyond their
-    vocabulary.
+    Args:
+        targets: id of each prompt's target token.
+
+    Returns:
+        A function of the last position's logits `[prompt d_vocab]` (`at="query"`) that returns a probability per
+        prompt, `[prompt]`. It raises a ValueError for logits of another shape, or targets of at least d_vocab.
     """
     loss = next_token_loss(targets)
     return lambda logits: (-loss(logits)).exp()
@@ -70,10 +88,16 @@ def target_probability(targets: Int[Tensor, "prompt"]) -> Metric:
 
 @checked
 def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) -> Metric:
-    """Make a metric: the cross entropy of target tokens in nats, at the last position or at all (`at="positions"`).
+    """Make a metric for interventions: the cross entropy of target tokens in nats.
 
-    With targets at all positions it is averaged over those that are not -100. The metric raises a ValueError for logits
-    of another shape, and for targets beyond their vocabulary.
+    Args:
+        targets: the tokens to predict: one per prompt, for the last position (`at="query"`), or one per position
+            (`at="positions"`), where -100 marks positions without a target.
+
+    Returns:
+        A function of logits, `[prompt d_vocab]` or `[prompt pos d_vocab]`, that returns a loss per prompt, `[prompt]`:
+        the mean over positions with a target. It raises a ValueError for logits of another shape, and for targets of at
+        least d_vocab.
 
     Example:
         >>> next_token_loss(torch.tensor([1, 2]))(torch.randn(2, 5)).shape

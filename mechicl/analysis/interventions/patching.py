@@ -39,35 +39,39 @@ def patch(
     """Patch activations of one run into another, one cell of a sweep at a time, and measure the predictions.
 
     Each cell is a run on the corrupted prompts in which the component, at one layer and at the cell's position, head,
-    ..., is replaced by that of the clean run. Along axes that are not swept it is replaced as a whole: `("layer",
-    "head")` replaces a head's output at all positions. Cells run in batches, from the patched layer on; the results do
-    not depend on the batches.
-
-    The model is one of ours, or for token ids any model of TransformerLens' protocol such as a `TransformerBridge`,
-    where results agree with `transformer_lens.patching`.
+    ..., is replaced by that of the clean run. It shows which activations carry what differs between both. Along axes
+    that are not swept it is replaced as a whole: `("layer", "head")` replaces a head's output at all positions. Cells
+    run in batches, from the patched layer on; the results do not depend on the batches.
 
     Args:
-        model: in eval mode.
-        clean: the prompts whose activations replace the others (denoising).
+        model: in eval mode; ours, or for token ids any model of TransformerLens' protocol such as a
+            `TransformerBridge`, where results agree with `transformer_lens.patching`.
+        clean: the prompts whose activations replace the others ("denoising").
         corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
         component: "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "q", "k", "v", "z" (a head's output),
             "attn_scores", "pattern", "pre" or "post" (the MLP's hidden layer); where the model computes them, "result",
             "attn_in", "q_input", "k_input", "v_input" and "mlp_in".
         axes: what to sweep: "layer" and any of "pos", and "head" for parts of attention, or "head", "query" and "key"
             (positions) for scores and patterns, or "pos" and "neuron" for an MLP's hidden layer; by default layer and
-            head, or layer and pos for streams.
-        direction: "denoising" patches clean activations into the corrupted run, "noising" corrupted ones into the
-            clean run.
-        metrics: one, or several by name: functions of predictions `[prompt ...]` that return `[prompt]`. By default
-            the "loss" against the clean prompts' targets, where there are any: squared error, or cross entropy in nats
-            for `TokenSequences`.
+            head, or layer and pos for components without heads.
+        direction: "denoising" patches clean activations into the corrupted run, "noising" corrupted ones into the clean
+            run.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
+            "loss" against the clean prompts' targets, where there are any: squared error, or cross entropy in nats for
+            `TokenSequences`.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
-        at: which predictions: of the "query" (the last position), of all "points", or the outputs at all "positions".
+        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
+            for outputs at all positions.
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
             metrics.
+        memory: bound on memory in bytes.
+        progress: show a progress bar.
 
     Returns:
-        Predictions `[*axes prompt y]` (or logits), and each metric `[*axes prompt]`.
+        A sweep: `recovered()` is the share of the difference between both runs' mean metric that each cell recovers (0:
+        as without the patch, 1: as in the run that activations come from), `[*axes]`; `effect()` the change of the
+        metric by each patch, patched minus unpatched, `[*axes prompt]`; `strongest(n)` a table of the largest mean
+        effects with 95% intervals over prompts; `predictions` are `[*axes prompt y]` (or logits, if they are kept).
 
     Raises:
         TypeError: a model without hooks, or prompts that it does not read.

@@ -44,16 +44,29 @@ def patch_paths(
 
     For every head A and every head B of a later layer: B's query (key, value) reads A's output of the clean run in
     place of that of the corrupted run, at all positions. All other parts, also those between A and B, still read A's
-    corrupted output. Arguments that are not described here are those of `patch`.
+    corrupted output. It shows which head passes its output to which.
 
     Args:
-        model: ours, or one of TransformerLens' protocol whose layers write `z @ W_O` and read the norm of the stream,
-            as GPT-2's do.
-        receiver: the input by which B reads: "q", "k" or "v".
+        model: in eval mode; ours, or one of TransformerLens' protocol whose layers write `z @ W_O` and read the norm of
+            the stream, as GPT-2's do.
+        clean: the prompts whose activations replace the others ("denoising").
+        corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
+        receiver: the input of B that is patched: its queries "q", keys "k" or values "v".
+        direction: "denoising" patches clean activations into the corrupted run, "noising" corrupted ones into the clean
+            run.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name; by default the
+            loss against the clean prompts' targets, where there are any.
+        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
+            for outputs at all positions.
+        keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
+            metrics.
+        memory: bound on memory in bytes.
+        progress: show a progress bar.
 
     Returns:
-        A sweep over `("layer", "head", "to_layer", "to_head")`. Where B's layer is not after A's there is no path, and
-        the entries are those of the unpatched run.
+        A sweep over `("layer", "head", "to_layer", "to_head")`: A's, then B's. `effect()` is the change of the metric
+        by each path, patched minus unpatched, `[*axes prompt]`, and 0 where B's layer is not after A's; `recovered()`
+        is the share of the difference between both runs, `[*axes]`.
 
     Raises:
         ValueError: as for `patch`; a model in which the outputs of heads do not add up (clipped streams, norms or

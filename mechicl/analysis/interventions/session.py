@@ -49,7 +49,10 @@ class SessionResult(Result):
     """The query's prediction `[y]`, or logits at the last position `[vocab]`, and a metric of it, in three runs.
 
     Attributes:
-        metric: of `prediction`; `clean_metric` and `corrupted_metric` are those of the other two.
+        prediction: prediction of the corrupted run with the patches.
+        clean_prediction: prediction of the clean run.
+        corrupted_prediction: prediction of the corrupted run without patches.
+        metric: metric of `prediction`; `clean_metric` and `corrupted_metric` are those of the other two.
     """
 
     prediction: Float[Tensor, "out"]
@@ -66,7 +69,7 @@ class SessionResult(Result):
 
     @property
     def recovered(self) -> float:
-        """Share of the difference of both runs' metrics that the patches recover; NaN where the runs agree.
+        """Share of the difference of both runs' metrics that the patches recover (1: all); NaN where the runs agree.
 
         A squared error recovers faster than the prediction: half way to the target it is down by three quarters.
         """
@@ -82,15 +85,17 @@ class SessionResult(Result):
 
 
 class PatchingSession:
-    """Patches added and removed one at a time: each replaces an activation of the corrupted run by the clean run's.
+    """Patch activations of one prompt interactively: patches are added and removed one at a time.
 
-    The state is a pair of prompts and the `interventions`. No hook stays on the model between calls. Its weights must
-    not change during a session: the clean run is cached until another clean prompt is chosen.
+    Each patch replaces an activation of the corrupted run by the clean run's. The state is a pair of prompts and the
+    `interventions`. No hook stays on the model between calls. Its weights must not change during a session: the clean
+    run is cached until another clean prompt is chosen.
 
     Args:
         model: in eval mode; one of ours, or any with TransformerLens' hook names (`TransformerBridge`).
-        clean: prompts, or token ids `[prompt pos]`, with the activations to take.
-        corrupted: the prompts to patch them into.
+        clean: prompts, or token ids `[prompt pos]`, whose activations are patched in. One is used at a time: see
+            `clean_prompt`.
+        corrupted: the prompts to patch them into, with the same number of positions.
         metric: a function of predictions `[prompt ...]` that returns `[prompt]`, called with one prompt at a time. By
             default the squared error to the clean prompt's target, or for tokens the logit of the clean run's top token
             minus that of the corrupted run's (always 0 where both are the same token).
@@ -201,7 +206,11 @@ class PatchingSession:
 
     @checked
     def toggle(self, site: Site) -> None:
-        """Add a patch, or remove it."""
+        """Add a patch at a site (a component of a layer, at a position, head, ...), or remove it if it is there.
+
+        Raises:
+            ValueError: a site that the model does not have, or whose edits it ignores.
+        """
         self._check(site)
         now = self.interventions
         self._remember(tuple(other for other in now if other != site) if site in now else (*now, site))
@@ -225,7 +234,12 @@ class PatchingSession:
 
     @torch.no_grad()
     def result(self) -> SessionResult:
-        """Compute the predictions and metrics of the patched, the clean and the corrupted run."""
+        """Run the patched, the clean and the corrupted prompt.
+
+        Returns:
+            The three predictions and their metrics; `recovered` is the share of the difference of the clean and the
+            corrupted run's metric that the patches recover.
+        """
         check_eval_mode(self.model)
         with holding(self.model):
             clean, corrupted = self._clean_run[0], self._corrupted_prediction
@@ -236,7 +250,7 @@ class PatchingSession:
 
     @property
     def metric_name(self) -> str:
-        """Name of the metric."""
+        """Name of the metric, such as "squared error" or "logit difference"."""
         return self._metric()[0]
 
     def hooks(self) -> list[tuple[str | Callable[..., Any], Callable[..., Any]]]:
@@ -248,7 +262,7 @@ class PatchingSession:
         ]
 
     def code(self) -> str:
-        """Return Python that runs the same interventions, given `model`, `clean` and `corrupted`; sets `prediction`."""
+        """Return Python code for the same interventions, given `model`, `clean` and `corrupted`; sets `prediction`."""
         lines = ""
         for site in self.interventions:
             index = ["every" if part == slice(None) else str(part) for part in site.index]

@@ -19,11 +19,13 @@ from mechicl.statistics import Interval, Result, interval, ratio_interval
 
 @dataclass(frozen=True, eq=False)
 class InterventionSweep(Result):
-    """A model's predictions under each of a series of interventions.
+    """A model's predictions and metrics under each of a series of interventions (cells); see `patch` and `ablate`.
 
-    Its table has one row per cell, with the mean of each metric and, as `metric_effect`, of its change.
+    `to_dataframe()` has one row per cell, with the mean of each metric and, as `metric_effect`, of its change, and
+    their 95% intervals over prompts.
 
     Attributes:
+        what: the interventions, as text.
         axes: names of the axes of the cells, e.g. `("layer", "pos", "head")`.
         indices: the layers, positions, ... that were swept, for each axis.
         predictions: `[*axes prompt ...]`, the last axes as in the model's predictions (`[y]`, or logits); None where
@@ -31,6 +33,7 @@ class InterventionSweep(Result):
         unpatched: the predictions without intervention, `[prompt ...]`.
         source: the predictions of the run that activations were taken from; None if there is no such run.
         values: each metric for every cell and prompt, `[*axes prompt]`.
+        unpatched_values: each metric without intervention, `[prompt]`.
         source_values: each metric of the run that activations were taken from, `[prompt]`.
     """
 
@@ -50,24 +53,32 @@ class InterventionSweep(Result):
         return tuple(map(len, self.indices))
 
     def samples(self) -> dict[str, Tensor]:
-        """Each metric and the effect on it, `[*axes prompt]`."""
+        """Return each metric and, as `metric_effect`, the effect on it, `[*axes prompt]`."""
         pairs = ({name: values, f"{name}_effect": self.effect(name)} for name, values in self.values.items())
         return {name: tensor for pair in pairs for name, tensor in pair.items()}
 
     def axis_names(self) -> dict[str, tuple[str, ...]]:
-        """The axes of the cells, for each metric."""
+        """Return the axes of the cells, for each metric."""
         return dict.fromkeys(self.samples(), self.axes)
 
     @checked
     def axis_values(self, axis: str, size: int) -> list[Any]:
-        """The layers, positions, ... along an axis."""
+        """Return the layers, positions, ... that were swept along an axis; `size` is unused."""
         if axis not in self.axes:
             raise ValueError(f"axis must be one of {list(self.axes)}, got {axis!r}")
         return list(self.indices[self.axes.index(axis)])
 
     @checked
     def measure(self, name: str, metric: Metric) -> "InterventionSweep":
-        """Add a metric to the sweep."""
+        """Evaluate one more metric on the kept predictions, and return a sweep that has it too.
+
+        Args:
+            name: name of the metric.
+            metric: function of predictions `[prompt ...]` that returns `[prompt]`.
+
+        Raises:
+            ValueError: a sweep whose predictions were not kept.
+        """
         if self.predictions is None:
             raise ValueError("the predictions of this sweep were not kept: give the metric to the sweep itself")
         cells = self.predictions.flatten(0, len(self.axes) - 1)
@@ -82,7 +93,7 @@ class InterventionSweep(Result):
 
     @checked
     def effect(self, metric: str | None = None) -> Float[Tensor, "..."]:
-        """Return the change of a metric (the first by default) by each intervention, `[*axes prompt]`."""
+        """Return the change of a metric (by default the first) by each intervention, `[*axes prompt]`."""
         name = self._metric(metric)
         return self.values[name] - self.unpatched_values[name]
 
@@ -99,14 +110,26 @@ class InterventionSweep(Result):
 
     @checked
     def recovered_interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
-        """Return the share that one cell recovers, by its places along the axes, with its interval over prompts."""
+        """Return the share that one cell recovers (see `recovered`), with its interval over prompts.
+
+        Args:
+            index: the cell's index along each axis, counted from 0 over the layers, positions, ... that were swept.
+            metric: name of the metric; by default the first.
+            level: confidence level.
+        """
         name = self._metric(metric)
         whole, effect = self._whole(name), self.effect(name)[self._place(index)]
         return ratio_interval(effect, whole, level)
 
     @checked
     def interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
-        """Return the mean effect of one cell, by its places along the axes, with its interval over prompts."""
+        """Return the mean effect of one cell (see `effect`), with its interval over prompts.
+
+        Args:
+            index: the cell's index along each axis, counted from 0 over the layers, positions, ... that were swept.
+            metric: name of the metric; by default the first.
+            level: confidence level.
+        """
         return interval(self.effect(metric)[self._place(index)], level)
 
     @checked
@@ -124,7 +147,11 @@ class InterventionSweep(Result):
 
     @checked
     def strongest(self, n: int = 5, metric: str | None = None) -> pd.DataFrame:
-        """Return the cells with the largest mean effects, up or down."""
+        """Return a table of the `n` cells with the largest mean effects, up or down.
+
+        It has a column for each axis, and the mean of the metric, of its effect and the ends of the effect's 95%
+        interval over prompts (`metric_effect_low`, `metric_effect_high`).
+        """
         name = self._metric(metric)
         table = self.to_dataframe()
         order = table[f"{name}_effect"].abs().sort_values(ascending=False).index[:n]
