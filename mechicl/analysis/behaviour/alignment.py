@@ -26,7 +26,7 @@ class Alignment(Result):
     """Distances and cosines between two learners on each prompt (von Oswald et al. 2023, section 3).
 
     Attributes:
-        prediction_distance: L2 norm of the difference of their predictions.
+        prediction_distance: L2 norm of the difference of their predictions of the query, in the targets' unit.
         sensitivity_cosine: cosine between their derivatives d prediction / d query; NaN where one is zero.
         sensitivity_distance: L2 norm of the difference of those derivatives.
     """
@@ -38,11 +38,18 @@ class Alignment(Result):
 
 @checked
 def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True) -> Alignment:
-    """Compare two learners on each prompt's query.
+    """Measure how alike two learners are, by their predictions of each prompt's query and their derivatives.
 
     Args:
-        a: a learner whose predictions are differentiable with respect to the query.
+        a: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`, whose predictions must be
+            differentiable with respect to the query's input.
+        b: the learner to compare it with, of the same kinds.
         prompts: prompts to compare them on; the papers use 10,000.
+
+    Returns:
+        An `Alignment` with one value per prompt `[prompt]`: `prediction_distance` (L2 norm of the difference of the
+        predictions; 0 for the same), `sensitivity_cosine` (from -1 to 1, between their derivatives d prediction /
+        d query) and `sensitivity_distance` (L2). `intervals()` has the means with 95% intervals over prompts.
 
     Source: von Oswald et al. 2023, section 3.
 
@@ -72,9 +79,10 @@ def cosine_of_sensitivities(a: Float[Tensor, "prompt y x"], b: Float[Tensor, "pr
 
 @checked
 def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y x"]:
-    """Differentiate a learner's prediction with respect to the query's input, exactly, in float64.
+    """Differentiate a learner's prediction of each query with respect to the query's input, exactly, in float64.
 
-    For a learner that is linear in the query this is the linear model that it has learned from the context.
+    For a learner that is linear in the query this is the linear model that it has learned from the context. Any learner
+    with a differentiable `predict(prompts)` will do. Entry `[prompt y x]` is d prediction_y / d query_x.
 
     Example:
         >>> sensitivities(model, prompts).norm(dim=(1, 2)).mean()
@@ -173,10 +181,16 @@ CACHED_ROWS = 2**13  # queries' streams per batch: this number fits a processor'
 
 @checked
 def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step prompt point x y"]:
-    """Differentiate each prediction exactly with respect to its query, for every prefix of the prompts.
+    """Differentiate each prediction exactly with respect to its query's input, for every prefix of the prompts.
 
-    For a learner that is linear in the query these are the weights that it predicts by. Iterative learners (models
-    read layer by layer, algorithms) give them after every step, any other learner once; point t follows t points.
+    For a learner that is linear in the query these are the weights that it predicts by. Learners with steps (an
+    `AlgorithmLearner`, or a model read layer by layer: `Lens`, `fit_readouts`) give weights after each step, any other
+    differentiable learner (a plain model) once: the `step` axis has size 1.
+
+    Returns:
+        Weights `[step prompt point x y]`. Entry t of `point` is the derivative of the prediction of point t from the t
+        points before it: t = 0 has no context, t = n_context is the query. A model read layer by layer that predicts
+        the query alone (paired prompts) has that entry alone.
 
     Source: Fu et al. 2024, A.3.1, whose weights are regressed on sampled queries: see `regressed_weights`.
 
@@ -197,11 +211,20 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
 def regressed_weights(
     learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, memory: float = MEMORY
 ) -> Float[Tensor, "step prompt point x y"]:
-    """Fit weights by least squares to a learner's predictions on sampled queries, for every prefix.
+    """Fit linear weights by least squares to a learner's predictions on sampled queries, for every prefix.
 
-    A model that is read layer by layer computes each context once for all queries and all prefixes. The result is
-    float64, on the learner's device; point t follows t points. The paper draws the queries, the same for all contexts
-    and many more than dimensions, from the inputs' distribution.
+    Use it for learners that are not linear in the query or not differentiable; else `induced_weights` is exact.
+
+    Args:
+        learner: any learner; one with steps (an `AlgorithmLearner`, `Lens`, `fit_readouts`) gives weights after each
+            step, any other one once: the `step` axis has size 1.
+        prompts: prompts whose contexts are used.
+        queries: inputs to predict after every prefix. Draw them from the inputs' distribution, many more of them than x
+            has dimensions, as in the paper.
+
+    Returns:
+        Weights `[step prompt point x y]`, float64. Entry t of `point` uses the first t points: t = 0 has no context,
+        t = n_context all of it. A `Lens` of a model that predicts the query alone (paired prompts) has the last alone.
 
     Source: Fu et al. 2024, A.3.1, eq. 13 and 14.
 

@@ -20,7 +20,7 @@ from mechicl.statistics.results import SHARE, index_of
 
 @dataclass(frozen=True, eq=False)
 class Forgetting(Result):
-    """Squared errors when a context point is asked again after the whole context.
+    """Squared errors when each context point is the query after the whole context.
 
     Attributes:
         squared_errors: `[point prompt]`, averaged over the target's dimensions; the last point is the most recent one.
@@ -39,11 +39,16 @@ class Forgetting(Result):
 def measure_forgetting(
     learner: Learner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True
 ) -> Forgetting:
-    """Ask for each context point again after the whole context, and compare the prediction with its target.
+    """Measure how well a learner remembers its context: predict each context point again after the whole context.
 
     Args:
-        learner: any learner. Models compute each context once for all points.
-        prompts: their queries are replaced by the context's points.
+        learner: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`.
+        prompts: each query is replaced by every point of its context in turn.
+
+    Returns:
+        A `Forgetting`: `squared_errors` `[point prompt]` at each context point, averaged over the target's dimensions;
+        `gaps`, how many points back it is: n - 1 for the first, 0 for the last. A learner that forgets has larger
+        errors at larger gaps.
 
     Source: Fu et al. 2024, B.5, eq. 16.
 
@@ -89,13 +94,20 @@ def measure_order_sensitivity(
     learner: Learner, prompts: Prompts, *, n_orders: Annotated[int, at_least(2)] = 16, seed: int = 0,
     memory: float = MEMORY, progress: bool = True,
 ) -> OrderSensitivity:  # fmt: skip
-    """Predict each query with its context in several random orders.
+    """Measure how much the prediction of each query changes with the order of its context.
 
     Learners that run gradient descent, Newton's method or least squares on the whole context predict the same for every
     order; causal models and online learners need not.
 
     Args:
+        learner: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`.
         prompts: their context points are permuted, the query stays last.
+        n_orders: number of random orders of each context, drawn with `seed`.
+
+    Returns:
+        An `OrderSensitivity`: `variance` of each prompt's prediction over orders and its mean square `signal`,
+        `[prompt]`; `relative()`, the mean variance over the mean signal with a 95% interval over prompts: 0 for a
+        learner that ignores the order.
 
     Source: Nertinger 2025, Theorem 3: equivalence to gradient descent needs predictions that do not change under
     permutations of the context.
@@ -126,7 +138,7 @@ class OutsideSpan(Result):
     share: Float[Tensor, "step point prompt"] = field(metadata=SHARE)
 
     def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
-        """Mean over prompts with an interval for each number of points, after a step (the last by default)."""
+        """Mean share with an interval over prompts, for 0 to n_context points, after a step (the last by default)."""
         i = -1 if step is None else index_of("step", step, self.steps)
         return [interval(share, level).within(0, 1) for share in self.share[i]]
 
@@ -135,10 +147,20 @@ class OutsideSpan(Result):
 def measure_outside_span(
     learner: IterativeLearner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True
 ) -> OutsideSpan:
-    """Measure how much of the induced weights of each prefix lies outside the span of the prefix's inputs.
+    """Measure how much of a learner's induced weights lies outside the span of the inputs seen so far.
 
-    Any method whose weights are a polynomial in `S = XᵀX` times `B = XᵀY` stays in the span. All steps of the learner,
-    e.g. of `fit_readouts(model, ...)`, are measured.
+    Induced weights are the derivatives of a prediction with respect to the query's input (`induced_weights`). With X
+    and Y the inputs and targets of a prefix, any method whose weights are a polynomial in `S = XᵀX` times `B = XᵀY`
+    (gradient descent, Newton's method, ridge) stays in the span: its share is 0.
+
+    Args:
+        learner: a learner with steps that predicts every prefix: an `AlgorithmLearner`, or `Lens(model)` or
+            `fit_readouts(model, ...)` of a causal model on interleaved prompts. All steps are measured.
+
+    Returns:
+        An `OutsideSpan`: `share` `[step point prompt]`, from 0 to 1, of the weights' squared norm that is outside the
+        span; entry t of `point` is after the first t points. `by_point(step)` lists means with 95% intervals over
+        prompts.
 
     Source: Fu et al. 2024, C.4, eq. 42.
 

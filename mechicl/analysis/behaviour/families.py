@@ -97,13 +97,15 @@ class FamilyMatch(Result):
 
 @dataclass(frozen=True, eq=False)
 class Identification(Result):
-    """Families ranked by how well their best member predicts what the model predicts.
+    """Families of algorithms, ranked by how well their best member predicts the model's outputs on held-out prompts.
 
     Attributes:
         matches: members fitted to the model's predictions, the nearest first; of those that predict the same up to
-            rounding, the one with the fewest fitted numbers.
+            rounding, the one with the fewest fitted numbers comes first.
         limits: the best learners of their order on the task, fitted to the targets: how far is the model from them?
-        eigenvalues: eigenvalues of the held-out contexts' S, `[x prompt]`.
+        squared_predictions: the model's squared predictions, `[prompt]`, averaged over the target's dimensions.
+        squared_errors: the model's squared errors, `[prompt]`, averaged likewise.
+        eigenvalues: eigenvalues of the held-out contexts' `S = XᵀX`, `[x prompt]`.
         note: a caveat if the families are not made for the task, or the model looks untrained on it; else empty.
     """
 
@@ -116,7 +118,7 @@ class Identification(Result):
 
     @property
     def best(self) -> FamilyMatch:
-        """The nearest family."""
+        """The nearest family's member: the one with the smallest `distance`."""
         return self.matches[0]
 
     @property
@@ -147,12 +149,12 @@ class Identification(Result):
 
     @checked
     def distance(self, match: FamilyMatch) -> Interval:
-        """Squared distance of predictions over the model's squared predictions: 0 for the same, 1 for predicting 0."""
+        """Mean squared distance of predictions over their mean square: 0 for the same, 1 for predicting 0."""
         return ratio_interval(match.squared_distances, self.squared_predictions)
 
     @checked
     def gap(self, match: FamilyMatch) -> Interval:
-        """How much farther than the best family, in the same unit, over the same prompts."""
+        """The `distance` of a match minus that of `best`, with a 95% interval over the same prompts."""
         return ratio_interval(match.squared_distances - self.best.squared_distances, self.squared_predictions)
 
     @checked

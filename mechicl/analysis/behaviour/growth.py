@@ -23,7 +23,7 @@ class Growth(Result):
         columns: the best-matching steps there.
         slope: steps per layer of the linear fit `k = a + slope * layer`.
         doubling: doublings per layer of the exponential fit `k = 2^(a + doubling * layer)`.
-        linear_aic: corrected Akaike criterion of the linear fit.
+        linear_aic: corrected Akaike criterion of the linear fit; lower is better.
         exponential_aic: that of the exponential fit.
         linear_share: share of the resamples in which the linear fit has the lower criterion.
     """

@@ -50,32 +50,40 @@ def identify(
     """Rank algorithm families by how well they predict the model's outputs.
 
     Hyperparameters are fitted to the model's predictions of the query on some prompts; distances, sensitivities and
-    losses are measured on others. Families are ranked by the distance of predictions: gradient descent (up to 1024
-    steps; with a step size each), GD++ (shared and one set a step, up to 12 steps), preconditioned gradient descent,
-    Newton (up to 15 iterations), ridge, least squares, Chebyshev, online gradient descent, averaging, nearest
-    neighbours; gradient descent with momentum, preconditioned in several steps with one matrix, and with an intercept
-    (one step with a kernel of 1 and x); for scale, any polynomial of S with as many terms as steps and any function of
-    S; and the task's reference learners (`algorithms.references`) outside these families, such as dMMSE of a pool.
+    losses are measured on others. With `S = XᵀX` of the context's inputs X, the families are gradient descent (one step
+    size, up to 1024 steps, or a step size for each step), GD++ (parameters shared or for each step, up to 12 steps),
+    preconditioned gradient descent, Newton (up to 15 iterations), ridge, least squares, Chebyshev, online gradient
+    descent, averaging, nearest neighbours; gradient descent with momentum, preconditioned in several steps with one
+    matrix, and with an intercept (one step with a kernel of 1 and x); as upper bounds, any polynomial of S with as many
+    terms as steps and any function of S; and the task's reference learners (`algorithms.references`) outside these
+    families, such as dMMSE of a pool.
 
-    A family that contains the right one fits at least as well: `answer` weighs distance against simplicity, with a
-    calibrated `confidence`. The families are algorithms for linear functions: `note` has a caveat where targets are
-    classes, or a reference loses half as much as any family. A warning is given if the model hardly predicts better
-    than 0, since it may be untrained, or trained on another task.
-
-    The limits are the best learners on the task itself, tuned on 32,768 prompts: first order (a polynomial with as many
-    terms as steps, the same for every context), second order (the same number of Newton iterations, α tuned), ridge.
+    The families are algorithms for linear functions: `note` has a caveat where targets are classes, or a reference
+    learner has less than half the loss of every family. A warning is given if the model hardly predicts better than 0,
+    since it may be untrained, or trained on another task.
 
     Args:
-        model: any learner. If its predictions are not differentiable with respect to the query, sensitivities are NaN.
+        model: a model, or anything else with `predict(prompts)`. If its predictions are not differentiable with respect
+            to the query, sensitivities are NaN.
         task: distribution of the prompts; the query follows all `n_context` points.
         also: your learners to rank among the families: a mapping from names, or a sequence of learners with names.
             Each is compared unchanged (`AlgorithmLearner` wraps any function of prompts); of an `AlgorithmFamily`, the
             nearest member on the prompts to fit on is chosen.
         with_references: rank the task's reference learners too; False saves the time of slow ones, such as training a
             network on each context.
-        steps: number of steps of the learner: by default the model's number of layers, or 8.
-        n_prompts: number of prompts to fit on, and to measure on.
-        seed: seed of the prompts to fit on; the held-out ones have the next.
+        with_limits: also fit the best learners on the task itself, to the targets of 32,768 prompts: first order (a
+            polynomial of S with as many terms as steps), second order (as many Newton iterations, α tuned), ridge.
+        steps: number of steps of the families with parameters for each step, and of the limits; by default the model's
+            number of layers, or 8 if it has none.
+        n_prompts: number of prompts to fit on, and of the held-out prompts to measure on.
+        seed: seed of the prompts to fit on; the held-out prompts have `seed + 1`.
+
+    Returns:
+        An `Identification`: `best` is the nearest family's fitted member (`name`, `hyperparameters`, `learner`).
+        `distance(match)` is its mean squared distance from the model's predictions over their mean square: 0 for the
+        same, 1 for predicting 0. A family that contains the right one is at least as near, so `answer` weighs distance
+        against simplicity; `confidence` is its calibrated probability, from 0 to 1. `matches` has all families, nearest
+        first, `limits` the limits, and `to_dataframe()` the table.
 
     Source: von Oswald et al. 2023 and Fu et al. 2024, with every algorithm at once; Golub & Varga 1961 for the limit of
     first-order methods.

@@ -33,10 +33,12 @@ class Regret(Result):
     """Losses of a learner and of its task's reference learners on the same prompts, point by point.
 
     Attributes:
+        learner: name of the learner that was measured.
         reference: name of the reference that is subtracted.
         loss: the "squared error" (mean over the target's dimensions), the "log loss" (nats), the share of "errors", or
             "nats" per token.
         points: number of points (or tokens) before each prediction.
+        losses: loss of each learner by name, `[point prompt]`.
     """
 
     learner: str
@@ -47,19 +49,19 @@ class Regret(Result):
 
     @checked
     def regret(self, name: str | None = None) -> Float[Tensor, "point prompt"]:
-        """Loss of a learner, by default of `learner`, minus the reference's."""
+        """Loss of a learner (a key of `losses`; by default the one that was measured) minus the reference's."""
         name = name or self.learner
         index_of("learner", name, self.losses)
         return self.losses[name] - self.losses[self.reference]
 
     @checked
     def curve(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
-        """The mean regret after each number of points, with intervals over prompts."""
+        """The mean regret after each number of `points`, with intervals over prompts; `name` as for `regret`."""
         return [interval(at_point, level) for at_point in self.regret(name)]
 
     @checked
     def mean(self, name: str | None = None, level: float = 0.95) -> Interval:
-        """The mean regret over all points, with an interval over prompts."""
+        """The mean regret over all points, with an interval over prompts; `name` as for `regret`."""
         return interval(self.regret(name).mean(0), level)
 
     @checked
@@ -102,22 +104,30 @@ def regret(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Regret:
-    """Subtract the loss of the best known learner of a task from a learner's, on the same prompts, after each point.
+    """Measure a learner's excess loss over the best known learner of a task, on the same prompts, by number of points.
 
-    Where the reference is exact Bayes (`algorithms.references` puts it first), no learner has a negative regret except
-    by chance. A model whose regret falls below that of the task's other references does something that they cannot.
+    If that reference is exact Bayes, the regret is at least 0 up to sampling error. A model with less regret than the
+    task's other references does something that they cannot.
 
     Args:
-        learner: any learner; for a task of tokens a network on ids, or anything with `log_probabilities`.
-        task: a task of points or of tokens that has reference learners.
-        reference: the name of the reference to measure against; by default the first.
+        learner: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`; for a task of tokens a model
+            on token ids, or anything with `log_probabilities(sequences)`.
+        task: a task of points or of tokens that has reference learners: see `algorithms.references(task)`.
+        reference: name of the reference whose loss is subtracted; by default the first, which is the best known.
+        also: more learners to measure: a mapping from names, or a sequence of learners with names.
         with_references: measure the task's other references too; False saves the time of slow ones, such as training a
             network on each context.
-        untrained: a network to measure as the control, e.g. `HookedTransformer(model.cfg, seed=1)`.
+        untrained: an untrained network to measure as a control, e.g. `HookedTransformer(model.cfg, seed=1)`.
         loss: for points "squared error" (the default), or where targets are classes, ±1 or one-hot, "log loss" (in
             nats; predictions are read as the mean of the target, so as probabilities, and clipped to 0.001 .. 0.999) or
             "errors" (the share of wrong classes; a tie counts half). For tokens "nats".
-        at: the curve over all "points", each predicted from those before it, or the "query" alone.
+        at: "points" for the loss at every point, predicted from those before it; "query" for the last point only.
+        n_prompts: number of prompts to draw from the task, with `seed`.
+
+    Returns:
+        A `Regret`: `regret(name)` `[point prompt]` is a learner's loss minus the reference's (of the learner itself by
+        default), `curve(name)` its mean at each point and `mean(name)` over all points, with 95% intervals over
+        prompts. `losses` has the losses `[point prompt]` of all learners by name.
 
     Example:
         >>> print(regret(load("lsa-1l"), LinearRegression(), at="query", n_prompts=512))
@@ -241,11 +251,11 @@ class ShiftedLosses(Result):
     squared_errors: Float[Tensor, "learner scale prompt"]
 
     def mean(self) -> Float[Tensor, "learner scale"]:
-        """Mean squared error."""
+        """Mean squared error over prompts."""
         return self.squared_errors.mean(-1)
 
     def ratio(self, learner: str, reference: str) -> list[Interval]:
-        """Loss of one learner over another's at each scale, with an interval from the paired prompts (delta method)."""
+        """Mean loss of one learner divided by another's, at each scale, with a 95% interval over the paired prompts."""
         errors, others = (
             self.squared_errors[index_of("learner", name, self.learners)] for name in (learner, reference)
         )
@@ -264,14 +274,22 @@ def measure_shifted_losses(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> ShiftedLosses:
-    """Measure losses while the task's inputs or weights are scaled.
+    """Measure how learners' losses change when the task's inputs or weights are larger or smaller than in training.
 
-    For input distributions that training never showed, pass `task.replace(inputs=FOREIGN_INPUTS)`.
+    For other input distributions than in training, pass `task.replace(inputs=("gaussian", "exponential", "laplace"))`.
 
     Args:
+        learners: learners by name: models, or anything else with `predict(prompts)`.
         task: the task to scale; scale 1 is the task itself.
         scales: factors on the task's own scale.
+        scaled: the field of the task that is multiplied: "input_scale" (all x) or "weight_scale" (the true weights).
+        n_prompts: number of prompts at each scale.
         seed: seed of the prompts; every scale uses the same random numbers.
+
+    Returns:
+        A `ShiftedLosses`: `squared_errors` `[learner scale prompt]` of the query, averaged over the target's
+        dimensions; `mean()` over prompts `[learner scale]`; `ratio(learner, reference)`, one learner's mean loss
+        divided by another's at each scale, with a 95% interval over prompts.
 
     Source: von Oswald et al. 2023, A.2 and Fig. 6.
 

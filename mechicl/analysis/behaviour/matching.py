@@ -35,8 +35,9 @@ class BestMatch:
     """The step of one learner that is most like a step of another.
 
     Attributes:
-        column: the step that matches it best; NaN where no similarity is defined.
-        similarity: their similarity, with an interval over prompts (on the prompts that chose the step).
+        row: the step that is matched (a model's layer).
+        column: the step that matches it best (an algorithm's iteration); NaN where no similarity is defined.
+        similarity: their mean cosine, with a 95% interval over prompts (on the prompts that chose the step).
         low: lower end of the best step's 95% interval, from resampled prompts.
         high: its upper end.
         at_edge: True if it is the smallest or largest step that was tried, so that a better one may lie beyond.
@@ -57,8 +58,11 @@ class Match(Result):
     Attributes:
         row_name: the learner whose steps are matched (a model's layers).
         column_name: the learner whose steps match them (an algorithm's iterations).
+        rows: the steps of the one, such as layers 0 to n_layers.
+        columns: the steps of the other.
         similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points.
-        by_point: of weights, `[row column point]` for each number of points, averaged over prompts; else None.
+        by_point: similarities of weights for each number of points, averaged over prompts, `[row column point]`; None
+            for errors.
     """
 
     row_name: str
@@ -93,10 +97,10 @@ class Match(Result):
 
     @checked
     def best(self, *, resamples: Count = 1000, seed: int = 0) -> list[BestMatch]:
-        """The best match of each row, with intervals over prompts.
+        """The best match of each row: a `BestMatch` with `row`, `column`, `similarity`, and the ends `low` and `high`.
 
         Args:
-            resamples: number of resamples of the prompts, for the interval of the best step (bootstrap).
+            resamples: number of resamples of the prompts, for the 95% interval of the best column (bootstrap).
 
         Source: Fu et al. 2024, Definition 4, which prints arg min for arg max.
         """
@@ -126,11 +130,11 @@ class Match(Result):
 
     @checked
     def growth(self, rows: Sequence[float] | None = None, *, resamples: int = 200, seed: int = 0) -> Growth:
-        """Fit the best-matching step as a linear and as an exponential function of the layer.
+        """Fit the best-matching step as a linear and as an exponential function of the layer; see `Growth.better`.
 
         Args:
             rows: steps to fit (layers); by default `growth_rows()`.
-            resamples: number of resamples of the prompts, for the intervals.
+            resamples: number of resamples of the prompts, for the 95% intervals.
         """
         rows = sorted(set(self.growth_rows() if rows is None else rows))
         indices, best = [index_of("row", row, self.rows) for row in rows], self.best_columns()
@@ -184,17 +188,23 @@ def match(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Match:
-    """Compare every step of one learner with every step of another.
-
-    A learner that predicts the query alone (a model on paired prompts) is compared on the query.
+    """Compare every step of one learner with every step of another, e.g. a model's layers with Newton's iterations.
 
     Args:
         a: the learner whose steps are matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
             learner without steps counts as one with a single step.
         b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; the card of an
             algorithm, whose `path` defines the steps; or an `AlgorithmFamily` over another hyperparameter.
-        similarity: compare "errors" along the prompt, or induced "weights": exact derivatives at the prompts' own
-            queries, where the paper regresses them on sampled ones (`regressed_weights`).
+        prompts: prompts to compare them on. A learner that predicts the query alone (a model on paired prompts) is
+            compared on the query, others on all points.
+        similarity: "errors" for the cosine between the two learners' errors along each prompt; "weights" for the cosine
+            between their induced weights, the exact derivatives of predictions with respect to the prompts' own
+            queries (the paper regresses them on sampled queries: `regressed_weights`).
+
+    Returns:
+        A `Match`: `similarities` are cosines `[row column prompt]` between each step of a (row) and of b (column),
+        `mean()` their means `[row column]`. `best()` lists for each row the `column` with the largest mean, its 95%
+        interval from `low` to `high`, and the `similarity` there. `growth()` fits how the best step grows by layer.
 
     Source: Fu et al. 2024, A.3.
 
@@ -256,7 +266,7 @@ class FamilyRanking(Result):
 
     Attributes:
         steps: the chosen steps, for each family one per layer.
-        similarities: `[family row prompt]`; NaN where one is not defined.
+        similarities: cosines `[family row prompt]`; NaN where one is not defined.
     """
 
     families: tuple[str, ...]
@@ -265,14 +275,14 @@ class FamilyRanking(Result):
     similarities: Float[Tensor, "family row prompt"] = field(metadata=COSINE)
 
     def minus(self, family: str, other: str) -> list[Interval]:
-        """By layer, how much nearer one family's best step is than another's, with an interval over prompts."""
+        """For each layer, the mean cosine of one family minus that of another, with a 95% interval over prompts."""
         a, b = (self.similarities[index_of("family", name, self.families)] for name in (family, other))
         return [interval(difference[difference.isfinite()]) for difference in a - b]
 
     def nearest(self, row: float) -> list[str]:
-        """The family nearest to a layer, then the families tied with it.
+        """The name of the family nearest to a layer, then those of the families tied with it.
 
-        A family is tied if the difference from the first, prompt by prompt, has an interval that covers 0.
+        A family is tied if the difference from the first, prompt by prompt, has a 95% interval that covers 0.
         """
         i = index_of("row", row, self.rows)
         means = dict(zip(self.families, self.similarities[:, i].nanmean(-1).nan_to_num(-2.0).tolist(), strict=True))
@@ -282,13 +292,19 @@ class FamilyRanking(Result):
 
 @checked
 def rank_families(matches: Mapping[str, Match]) -> FamilyRanking:
-    """Measure how near families of algorithms come to each layer, by the steps that are best on every other prompt.
+    """Measure which family of algorithms is nearest to each layer of a model.
 
-    A family with more steps to choose from has no advantage: its similarity is measured on the prompts that did not
-    choose.
+    For each family and layer, every other prompt chooses the best-matching step, and the rest of the prompts measure
+    the similarity to it. A family with more steps to choose from therefore has no advantage.
 
     Args:
-        matches: by the family's name, matches of one model's layers on the same prompts.
+        matches: the result of `match` for each family, by the family's name: of the same model's layers, on the same
+            prompts, by the same kind of similarity.
+
+    Returns:
+        A `FamilyRanking`: `nearest(layer)` lists the nearest family and those tied with it; `minus(family, other)` has,
+        for each layer, the difference of mean cosines with a 95% interval over prompts; `similarities` are the cosines
+        `[family row prompt]`, and `steps` the chosen steps.
 
     Example:
         >>> families = {"Newton": newton, "ridge path": ridge_path}

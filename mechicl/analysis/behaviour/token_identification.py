@@ -37,15 +37,15 @@ class TokenIdentification(Result):
         return next(iter(self.divergences))
 
     def divergence(self, name: str, level: float = 0.95) -> Interval:
-        """The mean over all points, with an interval over prompts."""
+        """Mean divergence of a learner over all points, in nats, with an interval over prompts."""
         return interval(self._named(name).mean(0), level)
 
     def gap(self, name: str, level: float = 0.95) -> Interval:
-        """How much farther than the nearest, on the same prompts."""
+        """Mean divergence of a learner minus that of `best`, with an interval over the same prompts."""
         return interval((self._named(name) - self._named(self.best)).mean(0), level)
 
     def curve(self, name: str, level: float = 0.95) -> list[Interval]:
-        """The mean divergence after each number of tokens."""
+        """The mean divergence of a learner after each number of tokens (`points`), with intervals over prompts."""
         return [interval(at_point, level) for at_point in self._named(name)]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
@@ -82,11 +82,20 @@ def identify_on_tokens(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> TokenIdentification:
-    """Rank learners of tokens by how near their predictions are to a network's: `identify` for tasks of tokens.
+    """Rank token predictors by how near their predictions are to a network's: `identify` for tasks of tokens.
 
     Args:
-        model: a network on token ids, or any learner of tokens.
-        task: a task of tokens; its reference learners (`algorithms.references`) are ranked.
+        model: a model on token ids, or anything with `log_probabilities(sequences)`.
+        task: a task of tokens, such as `MarkovChains`; its reference learners (`algorithms.references(task)`, such as
+            in-context unigram and bigram counts) are ranked.
+        also: your own learners to rank too: a mapping from names, or a sequence of learners with names.
+        n_prompts: number of sequences to draw from the task, with `seed`.
+
+    Returns:
+        A `TokenIdentification`: `best` is the name of the nearest learner; `divergences[name]` `[point prompt]` is the
+        Kullback-Leibler divergence KL(network ‖ learner) of next-token distributions in nats, nearest learner first;
+        `divergence(name)` is its mean over points with a 95% interval over prompts, `gap(name)` how much larger it is
+        than that of `best`, and `points` the number of tokens before each prediction.
 
     Source: Edelman et al. 2024, who compare transformers with uniform, unigram and bigram predictions over training.
 

@@ -20,13 +20,20 @@ SMALL, LARGE = 1e-6, 1e6  # the search is over logarithms of parameters: the sma
 
 @checked
 def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step: bool = False) -> SpectralLearner:
-    """Tune gradient descent or GD++ to the least squared error on prompts.
+    """Tune gradient descent or GD++ to the least squared error on prompts, as a baseline for a trained model.
+
+    GD++ is gradient descent that also maps the inputs, `X ← X (I - γ XᵀX)`, after each step.
 
     Args:
-        prompts: prompts to tune on. Deep GD++ needs many: rare contexts with large eigenvalues decide its loss.
-        gamma: GD++ instead of gradient descent; more than one step.
-        per_step: a step size (and γ) for each step instead of one for all; the last γ, which has no effect, is left
-            out.
+        prompts: prompts whose query targets are predicted. Deep GD++ needs many: rare contexts with large eigenvalues
+            of XᵀX decide its loss.
+        gamma: tune GD++ instead of gradient descent; needs more than one step.
+        per_step: tune a step size (and γ) for each step instead of one for all; the last γ, which has no effect, is
+            left out.
+
+    Returns:
+        A learner with `predict(prompts)`; `hyperparameters` has the tuned values by name. Step sizes and γ multiply
+        sums over the context's points, not means.
 
     Source: von Oswald et al. 2023, section 3 and A.10.
 
@@ -50,7 +57,7 @@ class ClippedDescent:
     """GD++ in layers of linear attention whose tokens are clipped to [-clip, clip] after every step.
 
     Attributes:
-        gammas: γ, one for each step; 0 for gradient descent.
+        gammas: γ of each step; 0 for gradient descent.
     """
 
     step_sizes: Sequence[float]
@@ -74,12 +81,18 @@ def tuned_clipped_descent(
 ) -> ClippedDescent:
     """Tune gradient descent or GD++ with clipped tokens to the least squared error on prompts.
 
-    The result of `tuned_descent`, without a clip, can be worthless with one: ten steps of GD++ do best with a step size
-    that first makes targets 25 times as large, in directions with large eigenvalues, and later small.
+    Use it as the baseline for a model with `token_clip`. The result of `tuned_descent` can be worthless with a clip:
+    ten steps of GD++ do best with a step size that first makes targets 25 times as large, in directions with large
+    eigenvalues, and later small.
 
     Args:
-        prompts: as for `tuned_descent`, like the other arguments.
-        clip: tokens are clipped to [-clip, clip] after every step.
+        prompts: prompts whose query targets are predicted.
+        clip: the entries of all tokens (x, y) are clipped to [-clip, clip] after every step.
+        gamma: tune GD++, which also maps the inputs by `X ← X (I - γ XᵀX)`; needs more than one step.
+        per_step: tune a step size (and γ) for each step instead of one for all.
+
+    Returns:
+        A learner with `predict(prompts)`; `hyperparameters` has the tuned values by name.
 
     Source: von Oswald et al. 2023, A.2 and A.12: "for the trained TF and GD".
     """
