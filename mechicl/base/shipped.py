@@ -8,7 +8,7 @@ CHECKPOINTS = _PACKAGED if _PACKAGED.is_dir() else _SOURCE_TREE
 
 
 def available() -> list[str]:
-    """List the names of the checkpoints that come with the package."""
+    """List the names of the checkpoints that come with the package, in alphabetical order, for `load`."""
     if not CHECKPOINTS.is_dir():
         return []
     return sorted(folder.name for folder in CHECKPOINTS.iterdir() if (folder / "record.json").is_file())

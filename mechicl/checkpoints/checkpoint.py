@@ -33,8 +33,8 @@ class Snapshots:
     """Weights at some steps of training.
 
     Attributes:
-        steps: the steps.
-        weights: name to `[step seed ...]`.
+        steps: the training steps, in ascending order.
+        weights: for each weight's name, a tensor `[step seed ...]`: its values at each step in each model.
     """
 
     steps: tuple[int, ...]
@@ -59,9 +59,10 @@ class Checkpoint:
 
     Attributes:
         name: name of the folder.
-        models: one per seed, in eval mode; of several tasks trained at once, first all seeds of the first.
-        record: how they were trained.
-        snapshots: their weights during training, if they were kept.
+        models: one per seed, in eval mode. If several tasks were trained at once, all seeds of the first task come
+            first.
+        record: how they were trained, as plain data: "training" (the config), "seeds", "curve" (losses), ...
+        snapshots: the models' weights at some steps of training; None if none were saved.
     """
 
     name: str
@@ -150,7 +151,7 @@ class Checkpoint:
 
     @checked
     def select(self, indices: Iterable[int]) -> "Checkpoint":
-        """Select models by their indices, with their entries of the record and the snapshots."""
+        """Make a checkpoint of the models with these indices, and of their part of the record and the snapshots."""
         chosen = list(indices)
         models, record = [self.models[i] for i in chosen], dict(self.record)
         record |= {name: [record[name][i] for i in chosen] for name in OF_EACH_MODEL if name in record}
@@ -162,7 +163,7 @@ class Checkpoint:
 
     @checked
     def model(self, seed: int | None = None) -> Model:
-        """Return the model of a training seed, of the first task if there are several; `best` by default.
+        """Return the model of a training seed (of the first task, if there are several); by default that is `best`.
 
         Raises:
             UnknownSeedError: no model has that seed.
@@ -175,7 +176,14 @@ class Checkpoint:
 
     @checked
     def models_at(self, snapshot: int) -> list[Model]:
-        """Return the models at a snapshot, by its index."""
+        """Return the models, one per seed, with their weights at a snapshot.
+
+        Args:
+            snapshot: index into `snapshots.steps`; -1 is the last.
+
+        Raises:
+            CheckpointError: the checkpoint has no snapshots.
+        """
         if self.snapshots is None:
             raise CheckpointError(f"{self.name} was saved without snapshots")
         return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})

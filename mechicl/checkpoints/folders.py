@@ -39,14 +39,17 @@ MOST_CONFIG = 2**20
 
 @checked
 def load(name: str | Path, seed: int | None = None) -> Model:
-    """Load a trained model, in eval mode.
+    """Load a trained model.
 
     Args:
-        name: of a shipped checkpoint (see `available`), the path of a checkpoint folder, or "hf://owner/name", a
-            repository of the Hugging Face hub, with "@revision" for another than its main branch. Only the
-            checkpoint's JSON and safetensors files are fetched from there.
-        seed: training seed; by default the one with the least held-out loss (`Checkpoint.best`). If several tasks were
-            trained at once, the model is of the first (see `Checkpoint.by_task`).
+        name: name of a checkpoint that comes with the package (see `available`), path of a checkpoint folder, or
+            "hf://owner/name", a repository of the Hugging Face hub ("hf://owner/name@revision" for a branch, tag or
+            commit other than main). Only the checkpoint's JSON and safetensors files are downloaded.
+        seed: training seed of the model to load; by default the seed with the lowest held-out loss at the end of
+            training. If several tasks were trained at once, the model is the one of the first task.
+
+    Returns:
+        The model in eval mode on the CPU. `predict(prompts)` returns its predictions for the queries.
 
     Raises:
         CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, or too large; or
@@ -62,7 +65,23 @@ def load(name: str | Path, seed: int | None = None) -> Model:
 
 @checked
 def load_checkpoint(name: str | Path) -> Checkpoint:
-    """Load all seeds of a checkpoint, its record and its snapshots; arguments and errors as for `load`."""
+    """Load everything in a checkpoint: the models of all seeds, the training record, the weights during training.
+
+    Args:
+        name: a checkpoint's name, folder, or "hf://owner/name", as for `load`.
+
+    Returns:
+        A `Checkpoint`: `models` (one per seed), `best` (the model with the lowest held-out loss), `task` (the task that
+        they were trained on), `record` (training config, seeds and loss curve as a dictionary) and `snapshots` (weights
+        at steps of training, or None).
+
+    Raises:
+        CheckpointError: no such checkpoint, or damaged files, as for `load`.
+
+    Example:
+        >>> len(load_checkpoint("lsa-1l").models)
+        5
+    """
     folder = _folder(name)
     record_path, config_path, weights_path, snapshots_path = (current_path(folder, each, RECORD) for each in FILES)
     with _checked(record_path):
@@ -109,10 +128,13 @@ def save(
     the old checkpoint or as the new one.
 
     Args:
-        folder: made if it does not exist.
-        models: one, or several with the same config (seeds of one training).
-        record: plain JSON data about the training.
-        snapshots: weights during training.
+        folder: folder to write; it is made if it does not exist.
+        models: a model, or several with the same config (the seeds of one training).
+        record: plain JSON data about the training, such as `TrainingResult.record`; empty by default.
+        snapshots: weights at some steps of training; by default none are saved.
+
+    Returns:
+        The folder's path.
 
     Raises:
         ArgumentError: a value in the record is not plain JSON data, such as a set or NaN.
@@ -159,13 +181,13 @@ def push(
     checkpoint and README are replaced in one commit. Log in first: `hf auth login`, or the variable HF_TOKEN.
 
     Args:
-        checkpoint: the path of a checkpoint folder (see `save`), or the name of a shipped one.
-        repository: "owner/name".
-        private: make a new repository private.
-        message: of the commit.
+        checkpoint: path of a checkpoint folder (see `save`), or name of one that comes with the package.
+        repository: "owner/name" of the repository.
+        private: make the repository private, if it is new.
+        message: commit message.
 
     Returns:
-        The name to load it by: "hf://owner/name@commit".
+        The name for `load`: "hf://owner/name@commit".
 
     Raises:
         CheckpointError: a checkpoint that cannot be loaded, or a repository that cannot be written to.

@@ -19,16 +19,16 @@ MAY_DIFFER = ("seeds", "more_tasks", "log_every", "save_every", "tracker", "cpu"
 
 @checked
 def join(folders: Sequence[str | Path], out: str | Path) -> Path:
-    """Write one checkpoint of the seeds that several runs trained with the same config.
+    """Join checkpoints of different seeds, trained in several runs of one config, into one checkpoint.
 
-    The record keeps the command, seeds, wall time, hardware and versions of every run (`runs`), and all curves.
+    Its record contains all loss curves, and the command, seeds, wall time, hardware and versions of each run (`runs`).
 
     Args:
-        folders: two or more checkpoints, by name or path, in the order of their seeds in the result.
-        out: folder of the joined checkpoint. It may be one of those that are joined.
+        folders: two or more checkpoints, by name or path. Their models are stored in this order.
+        out: folder to write the joined checkpoint to. It may be one of `folders`.
 
     Returns:
-        The folder.
+        The path `out`.
 
     Raises:
         CheckpointError: fewer than two; a checkpoint that cannot be read; several tasks in one; models, training

@@ -18,7 +18,13 @@ _FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
 @checked
 @contextmanager
 def random_weights(seed: int = 0) -> Iterator[None]:
-    """During a `with` block, replace the models of every loaded checkpoint by untrained ones (see `untrained`).
+    """Make `load` and `load_checkpoint` return untrained models during a `with` block (see `untrained`).
+
+    This is the control of statements about training: what an analysis also finds in untrained models is not
+    a result of training.
+
+    Args:
+        seed: selects the random weights; each value gives other ones.
 
     Example:
         >>> with random_weights():
@@ -38,11 +44,16 @@ def are_weights_random() -> bool:
 
 @checked
 def untrained(checkpoint: Checkpoint, first: int = FIRST) -> Checkpoint:
-    """Replace a checkpoint's weights by new initial ones, at every snapshot too, and its curve by a flat one.
+    """Make a checkpoint like another one whose models were never trained.
 
     Args:
-        checkpoint: trained models.
-        first: seed of the first model's weights; the next model has the next seed.
+        checkpoint: checkpoint of trained models, which is not changed.
+        first: seed of the first model's initial weights; the next model has the next seed. No checkpoint that comes
+            with the package was trained from the default.
+
+    Returns:
+        A checkpoint of models with the same configs and new initial weights. All its snapshots contain these weights,
+        and every entry of its loss curve is the original's first one.
 
     Example:
         >>> untrained(load_checkpoint("lsa-1l")).models[0].cfg.n_layers

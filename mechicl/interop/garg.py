@@ -22,7 +22,9 @@ SAME_IN_BLOCKS = {
 
 @checked
 def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> HookedTransformer:
-    """Convert a model trained by the `in-context-learning` code; predictions agree to float precision.
+    """Convert a model trained by the code of Garg et al. 2022 (their repository `in-context-learning`).
+
+    Its predictions agree with those of the original up to float precision.
 
     Args:
         state_dict: state dict of its `TransformerModel` (`_read_in`, `_backbone`, `_read_out`), which its checkpoint
@@ -109,13 +111,17 @@ def _shapes(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 @checked
 def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTransformer, PromptDistribution | None]:
-    """Load the model in a run's folder of the `in-context-learning` code, and the task that it was trained on.
+    """Load a model that the code of Garg et al. 2022 (`in-context-learning`) trained, and the task of its training.
 
-    Nothing in the files is executed. The task is None if the config does not define it, or if it is not supported.
+    Nothing in the files is executed.
 
     Args:
         folder: the run's folder, with `config.yaml` and `state.pt`.
-        step: training step of the snapshot `model_{step}.pt`; by default the last state, `state.pt`.
+        step: training step of the snapshot `model_{step}.pt`; by default the final weights, `state.pt`.
+
+    Returns:
+        The model, in float32 and eval mode, on interleaved prompts; and the task, to draw prompts with `sample`, or
+        None if the config does not define it or this package does not have it.
 
     Raises:
         FileNotFoundError: a file is missing.

@@ -28,8 +28,8 @@ class LanguageModel:
     """A causal language model and its tokenizer.
 
     Attributes:
-        name: name of the checkpoint, on the hub, or of the folder.
-        model: our model of token ids, or a `TransformerBridge`, in eval mode.
+        name: name of the checkpoint, of the model on the hub, or of the folder.
+        model: a `HookedTransformer` of token ids, or a `TransformerBridge`, in eval mode.
         tokenizer: a tokenizer with the interface of `transformers`.
     """
 
@@ -51,20 +51,22 @@ def load_language_model(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> LanguageModel:
-    """Load a language model by name or path.
+    """Load a language model and its tokenizer by name or path.
 
     Args:
-        name: one of our checkpoints trained on texts ("topics-3l", or a folder), or a causal language model of
-            `transformers`: its name on the hub, or a folder with its config, safetensors and tokenizer.
-        revision: branch, tag or commit on the hub, such as "step1000" of Pythia.
+        name: a causal language model of `transformers`, by its name on the Hugging Face hub or as a folder with its
+            config, safetensors and tokenizer; or a mechicl checkpoint trained on texts ("topics-3l", or a folder).
+        revision: branch, tag or commit on the hub, such as "step1000" of Pythia; by default the main branch.
         gguf_file: file name of quantized weights in the folder or repository. They are dequantized, so they are close
             to the published weights and not equal (needs the package `gguf`).
-        seed: training seed of one of our checkpoints; by default its best.
+        seed: training seed of a mechicl checkpoint; by default the seed with the lowest held-out loss.
         device: device of the model.
         dtype: floating-point type of the weights.
 
     Returns:
-        The model and its tokenizer; within `checkpoints.random_weights`, an untrained model of the same config.
+        A `LanguageModel`: `model`, in eval mode, is a TransformerLens `TransformerBridge` (or a `HookedTransformer` for
+        a mechicl checkpoint), `tokenizer` one of `transformers`. Functions of `analysis.language` take it whole, other
+        analyses take `.model`. Within `checkpoints.random_weights` the model is untrained.
 
     Raises:
         UnknownSeedError: our checkpoint has no such seed.

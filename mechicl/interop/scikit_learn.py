@@ -27,7 +27,7 @@ Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 def from_sklearn(
     estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bool = False, name: str | None = None
 ) -> "SklearnLearner":
-    """Make a learner of an estimator of scikit-learn: it is fitted to each prompt's context and predicts the query.
+    """Make a learner from a scikit-learn estimator, which is fitted to each prompt's context and predicts the query.
 
     If the context is too short for the estimator (five-fold cross-validation of three points), the learner predicts
     the mean of the context's targets, or 0 if there are none; the minimal length is found by trying on the first
@@ -38,11 +38,12 @@ def from_sklearn(
             If it takes only one target, each of several targets gets its own copy.
         n_jobs: number of processes (joblib's); -1 for one per core.
         seed: value for every `random_state` that is None, so that predictions are reproducible.
-        progress: show a bar over fits.
-        name: for tables and figures; by default the estimator as text.
+        progress: show a progress bar over fits.
+        name: name in tables and figures; by default the estimator as text.
 
     Returns:
-        A learner on the CPU. Its predictions have no gradients, so it can be matched and ranked, but not aligned.
+        A learner with `predict(prompts)` `[prompt y]` (the query) and `predict_prefixes(prompts)` `[prompt point y]`
+        (each point from those before it). It has no gradients: `match` and `identify` take it, `align` does not.
 
     Raises:
         ImportError: scikit-learn is not installed.

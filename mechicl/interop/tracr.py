@@ -56,7 +56,10 @@ class CompiledTransformer(HookedTransformer):
 
     @checked
     def encode_words(self, words: Sequence[Any]) -> Int[Tensor, "prompt pos"]:
-        """Convert the words of one input, or of several of the same length, to token ids, with the beginning in front.
+        """Convert the words of one input, or of several of the same length, to token ids that start with `beginning`.
+
+        Args:
+            words: the words of an input, or a list of inputs.
 
         Raises:
             ValueError: inputs of different lengths or longer than `max_length`, or a word outside `vocabulary`.
@@ -76,7 +79,7 @@ class CompiledTransformer(HookedTransformer):
 
     @checked
     def decode_outputs(self, outputs: Tensor) -> list[list[Any]]:
-        """Convert outputs `[prompt pos d_out]` to the program's values, or numbers, at each word of each input."""
+        """Convert outputs `[prompt pos d_out]` to lists of the program's values (or numbers), one for each word."""
         if outputs.ndim != 3 or outputs.shape[-1] != self.cfg.d_out:
             raise ValueError(f"outputs must be [prompt pos {self.cfg.d_out}], got {tuple(outputs.shape)}")
         if self.values is None:
@@ -85,7 +88,7 @@ class CompiledTransformer(HookedTransformer):
 
     @checked
     def sample_ids(self, n: Count, *, seed: int, length: Count | None = None) -> Int[Tensor, "prompt pos"]:
-        """Draw `n` inputs of `length` (by default `max_length`) uniform words, with the beginning in front."""
+        """Draw token ids of `n` inputs of `length` uniform words (by default `max_length`), after `beginning`."""
         ids = self._ids()
         length = self.max_length if length is None else length
         if length > self.max_length:
@@ -97,10 +100,11 @@ class CompiledTransformer(HookedTransformer):
 
 @checked
 def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> CompiledTransformer:
-    """Convert a program that tracr compiled to one of our models, with the same residual stream.
+    """Convert a program that tracr compiled to a `HookedTransformer` with the same residual stream.
 
-    tracr itself is not needed: the model is read off the attributes of `compiled`. Every layer has attention and an
-    MLP; parts that the program does not need have zero weights, as in tracr.
+    Its algorithm is known, so it is ground truth for analyses. tracr itself is not needed: the model is read off the
+    attributes of `compiled`. Every layer has attention and an MLP; parts that the program does not need have zero
+    weights, as in tracr.
 
     Args:
         compiled: the result of `tracr.compiler.compiling.compile_rasp_to_model`.
@@ -108,8 +112,9 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
             differences of numbers as large as 100. In float64 they are negligible.
 
     Returns:
-        A model in eval mode; see `CompiledTransformer`. Its `stream_labels` are tracr's names of the residual stream's
-        dimensions. Its output has one column for each value of a categorical program, or one number.
+        A `CompiledTransformer` in eval mode: `encode_words` turns words into token ids, `decode_outputs` outputs into
+        the program's values, `true_circuit` has the program's nodes and edges, and `stream_labels` are tracr's names
+        of the residual stream's dimensions. Its output has a column for each value of a categorical program, or one.
 
     Raises:
         TypeError: compiled is not a compiled model.

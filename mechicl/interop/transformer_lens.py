@@ -17,7 +17,7 @@ State = dict[str, Tensor]
 
 @checked(undefined=True)  # masks, which are not read, contain -inf
 def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedTransformer:
-    """Convert a `HookedTransformer` of TransformerLens to ours, with the same weights, names and logits.
+    """Convert a TransformerLens `HookedTransformer` to a mechicl one, with the same weights, names and logits.
 
     Args:
         state_dict: `HookedTransformer.state_dict()` of TransformerLens 1 to 3; masks and tables of rotary positions are
@@ -25,11 +25,11 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
         cfg: TransformerLens' config, or a mapping of its fields.
 
     Returns:
-        A model in eval mode on the config's device, in the config's dtype.
+        A mechicl `HookedTransformer` of token ids, in eval mode, on the config's device and in the config's dtype.
 
     Raises:
         TypeError: cfg is not a config.
-        ValueError: the config has features that our `HookedTransformer` lacks (grouped keys, ALiBi, parallel attention,
+        ValueError: the config has features that mechicl's model lacks (grouped keys, ALiBi, parallel attention,
             soft caps, experts, ...); the message names them, and an alternative. Or weights are not finite.
         RuntimeError: weights are missing, or have other names or shapes than the config requires.
 
@@ -54,10 +54,13 @@ def to_transformer_lens(model: HookedTransformer) -> tuple[State, dict[str, Any]
 
     `HookedTransformer(HookedTransformerConfig(**fields)).load_state_dict(state_dict)` of TransformerLens 3 computes the
     same; `transformer_lens.utilities.tl_checkpoint_conversion.convert_tl_checkpoint` converts it to TransformerLens 4.
-    Biases and positions that the model lacks are 0. Weights are not copied.
+    Biases and positional embeddings that the model lacks are zeros. The tensors share memory with the model's weights.
+
+    Args:
+        model: a mechicl model of token ids (softmax attention).
 
     Returns:
-        The state dict, and the fields of `HookedTransformerConfig`.
+        The state dict (weights by TransformerLens' names), and the fields of its `HookedTransformerConfig` by name.
 
     Raises:
         ValueError: TransformerLens cannot represent the model; the message names the field of the config.

@@ -21,7 +21,19 @@ else:
 
 @checked
 def build(cfg: ModelConfig, seed: int = 0) -> Model:
-    """Make a model with new weights from a config."""
+    """Make an untrained model from a config.
+
+    Args:
+        cfg: a `TransformerConfig` for a `HookedTransformer`, or an `LSTMConfig` for a `HookedLSTM`.
+        seed: seed of the random initial weights.
+
+    Returns:
+        The model, on the config's device.
+
+    Example:
+        >>> build(TransformerConfig(x_dim=3, n_context=8, n_layers=2), seed=1).cfg.n_layers
+        2
+    """
     return HookedLSTM(cfg, seed=seed) if isinstance(cfg, LSTMConfig) else HookedTransformer(cfg, seed=seed)
 
 

@@ -43,26 +43,29 @@ def report(
     task_index: int | None = None,
     progress: bool = True,
 ) -> Path:
-    """Study a model and write the measurements as a page, which opens with a verdict, and as JSON.
+    """Study a model and write an HTML page, which opens with a verdict on its algorithm, and all numbers as JSON.
 
-    The parts of the report depend on the model. Any learner has losses, the nearest algorithms and losses on other
+    The sections of the report depend on the model. Any learner has losses, the nearest algorithms and losses on other
     inputs; a model with layers (of this package or from `mechicl.wrap`) also has layers, patching, and ablation of
-    heads. Parts that are left out are listed at the end of the page with the reason.
+    heads. Sections that are left out are listed at the end of the page with the reason.
 
     Args:
-        model: a learner (`predict` and `predict_prefixes`), a list of them (seeds of one training), a checkpoint, or
-            the name or path of one.
-        task: the task that prompts are drawn from: any object with the `Task` protocol. A checkpoint has its own.
-        path: a folder for report.html and report.json, or the path of an .html file.
-        compare: learners to rank among the algorithms, unfitted, as a dictionary by name or a list.
+        model: a learner (an object with `predict` and `predict_prefixes`), a list of them (seeds of one training), a
+            `Checkpoint`, or its name or path.
+        task: the task that prompts are drawn from, an object of `mechicl.tasks` or with the same methods. By default
+            the task that the checkpoint was trained on.
+        path: a folder for report.html and report.json, or the path of an .html file next to which the .json is saved.
+        compare: further learners to rank among the algorithms, as a dictionary by name or a list; they are used
+            unchanged, while the algorithms are fitted to the model.
         sections: names of the sections to measure; by default all but those that take minutes.
-        n_prompts: held-out prompts for losses; by default enough for narrow intervals.
-        seed: the training seed to open; by default the one with the least held-out loss.
+        n_prompts: number of held-out prompts for losses; by default 60 to 10,000, depending on the kind of model.
+        seed: for several seeds, the training seed that is studied in detail; by default the one with the lowest
+            held-out loss.
         task_index: for a checkpoint that was trained on several tasks, the index of the task; the first by default.
         progress: show progress bars.
 
     Returns:
-        The path of the page.
+        The path of the HTML page.
 
     Raises:
         CheckpointError: an unknown or damaged checkpoint, no task, or no model of that seed.

@@ -10,10 +10,21 @@ from mechicl.base.arguments import checked
 
 @checked
 def published(key: str) -> dict[str, Any]:
-    """Return numbers printed in a paper: an entry of `published.json`, whose keys are an author, a year and a place.
+    """Return numbers printed in a paper, for comparison with measured ones.
+
+    Args:
+        key: name of an entry of the library's file `published.json`, made of author, year and place in the paper.
+
+    Returns:
+        The entry, a dictionary of numbers and lists as printed. Its own keys name them; "setting", if present, is the
+        experiment; None is a number that is not printed.
 
     Raises:
-        KeyError: no such entry.
+        KeyError: no such entry; the message lists the entries.
+
+    Example:
+        >>> published("oswald2023_fig2")["half_mse_gd_and_trained"]
+        0.2
     """
     entries = json.loads(files("mechicl").joinpath("published.json").read_text())
     if key not in entries:

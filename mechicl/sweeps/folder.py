@@ -32,7 +32,16 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class CellStatus:
-    """Progress of a cell, whose `state` is "done", "failed", "running" or "waiting"; `step` is the last logged one."""
+    """Progress of a cell of a sweep.
+
+    Attributes:
+        name: name of the cell's folder.
+        places: its values on the sweep's axes, as text.
+        state: "done", "failed", "running" or "waiting".
+        step: last logged training step.
+        steps: number of training steps.
+        error: error of a failed cell; empty otherwise.
+    """
 
     name: str
     places: str
@@ -170,7 +179,15 @@ def _description(grid: Grid) -> dict[str, Any]:
 
 @checked
 def load_table(folder: str | Path) -> GridTable:
-    """The table of the sweep in a folder, with all models measured so far; the sweep may be running.
+    """Load the results of a sweep from its folder: all models measured so far, also while the sweep runs.
+
+    Args:
+        folder: folder that `Sweep.run` or `mechicl sweep` wrote.
+
+    Returns:
+        A `GridTable`: `frame` is a pandas DataFrame with one row per model: the axes, "diverged_at" (the training step
+        of divergence, empty if none), "loss" (held-out loss at the end of training) and the measured values.
+        `intervals("loss")` has the mean over seeds with its 95% interval at each point of the grid.
 
     Raises:
         SweepError: the folder contains no sweep.
@@ -183,7 +200,16 @@ def load_table(folder: str | Path) -> GridTable:
 
 @checked
 def status(folder: str | Path) -> list[CellStatus]:
-    """Progress of each cell of the sweep in a folder, which may be running.
+    """Return the progress of each cell of the sweep in a folder, which may be running.
+
+    A cell is a group of models that are trained together, such as the seeds of one combination of values.
+
+    Args:
+        folder: folder that `Sweep.run` or `mechicl sweep` wrote.
+
+    Returns:
+        A `CellStatus` for each cell: `name`, `places` (its values on the axes, as text), `state` ("done", "failed",
+        "running" or "waiting"), `step` (last logged training step), `steps` (all steps) and `error` (of a failed cell).
 
     Raises:
         SweepError: the folder contains no sweep.

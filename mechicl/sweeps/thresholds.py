@@ -21,19 +21,23 @@ def find_threshold(
     level: float = 0.0,
     rising: bool = True,
 ) -> Interval:
-    """Find the x at which a value's mean over seeds rises above a level for good, on a logarithmic axis.
+    """Find the x above which the mean over seeds of a measured value stays above a level, on a logarithmic axis.
 
     Between the last point at or below the level and the next, the value is interpolated linearly in log x. The 95%
     interval is a jackknife over seeds (Tukey 1958) on the logarithm, with Student's t of n - 1 degrees of freedom; a
-    bootstrap of three to five seeds would be too narrow. A threshold beyond the axis is 0 or infinite. So are both ends
-    of the interval if only some of the jackknife's thresholds are on the axis. With one seed they are NaN.
+    bootstrap of three to five seeds would be too narrow.
 
     Args:
         table: table of a sweep, with the columns x, value and "seed"; seeds without a value at some x are left out.
-        x: the axis: positive numbers, or their text.
-        value: the column.
-        level: the level.
-        rising: False for a value that falls below the level along the axis.
+        x: name of the column of the axis, for instance "task.n_tasks": positive numbers, or their text.
+        value: name of the column of the measured value.
+        level: number that the value must pass.
+        rising: True to look for a value that rises above the level along the axis, False for one that falls below it.
+
+    Returns:
+        The threshold as an `Interval`: `mean` is the x, `low` and `high` its 95% interval, `n` the number of seeds.
+        `mean` is 0 if all values are past the level and infinite if the last one is not. If some but not all of the
+        jackknife's thresholds are on the axis, `low` is 0 and `high` infinite. With one seed both are NaN.
 
     Raises:
         KeyError: no such column.

@@ -44,7 +44,10 @@ WORDS = (START, UNKNOWN, END, *LABELS, *FILLERS, *(word for words in TOPICS.valu
 
 @checked
 def topic_tokenizer() -> PreTrainedTokenizerFast:
-    """The language's tokenizer: one token a word, words separated by white space, `[START]` before every text.
+    """Return the tokenizer of the artificial language in which `TopicClassification` writes, as one of `transformers`.
+
+    Each word is one token, words are separated by white space, and `[START]` comes before every text. The checkpoint
+    "topics-3l" and the rule-made tasks of `load_texts` ("farm", "town", ...) use this language.
 
     Example:
         >>> topic_tokenizer()("apple some plum red ;").input_ids

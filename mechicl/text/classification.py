@@ -23,15 +23,16 @@ class TextTask:
 
     Attributes:
         name: name in `TEXT_TASKS`.
-        template: with a `{column}` for each text column; ends before the label.
-        labels: one for each class index, as they follow the template: `" Negative"`, with the space.
+        template: text of an example up to its label, with a `{column}` for each text column.
+        labels: word of each class, in the order of class indices, as it follows the template: `" Negative"`, with the
+            space.
         separator: text after the label of a demonstration.
-        hub: name on the Hugging Face hub.
-        subset: of the data set on the hub, if it has several.
+        hub: name of the data set on the Hugging Face hub; None for a rule-made task.
+        subset: name of the subset on the hub, if the data set has several.
         label_column: column of the labels.
-        splits: splits of demonstrations and of queries.
-        n_demonstrations: number of demonstrations before a query.
-        topics: classes of a rule-made task, in the language of `mechicl.tasks.topics`; it has no hub name.
+        splits: the split for demonstrations and the split for queries.
+        n_demonstrations: number of demonstrations before a query, as in the paper.
+        topics: topic of each class of a rule-made task, a name of `mechicl.tasks.topics`; empty otherwise.
 
     Source: the templates, labels and numbers of demonstrations of `TEXT_TASKS` follow Dai et al. 2023 ("Why Can GPT
     Learn In-Context?"), appendix.
@@ -91,7 +92,7 @@ class TextTask:
 
     @checked
     def write(self, text: Mapping[str, str]) -> str:
-        """Fill the template with an example's columns, up to its label.
+        """Write an example without its label: the template filled with the example's text columns.
 
         Raises:
             KeyError: a column is missing.
@@ -102,7 +103,7 @@ class TextTask:
 
     @checked
     def demonstration(self, text: Mapping[str, str], label: int) -> str:
-        """Write an example with its label and the separator; errors as for `write`."""
+        """Write an example with the word of its label (a class index) and the separator; errors as for `write`."""
         require_classes(self, [label])
         return self.write(text) + self.labels[label] + self.separator
 
@@ -139,9 +140,9 @@ class LabelledTexts:
     """Examples of a task.
 
     Attributes:
-        task: its template and labels.
+        task: the task, with its template and label words.
         texts: for each example, a mapping of column to text.
-        labels: their classes.
+        labels: class index of each example.
 
     Example:
         >>> from mechicl.text import load_texts
@@ -168,7 +169,7 @@ class LabelledTexts:
 
     @checked
     def take(self, indices: Sequence[int]) -> "LabelledTexts":
-        """Select examples by their indices, in this order."""
+        """Return the examples with these indices, in this order."""
         return LabelledTexts(self.task, tuple(self.texts[i] for i in indices), tuple(self.labels[i] for i in indices))
 
     @checked
@@ -177,8 +178,9 @@ class LabelledTexts:
 
         Args:
             n: number of examples.
-            seed: of the draw.
-            balanced: numbers of examples of any two classes differ by one at most; if False, all are equally likely.
+            seed: seed of the random draw.
+            balanced: draw the same number of examples of each class, up to a difference of one; if False, all examples
+                are equally likely.
 
         Raises:
             ValueError: more examples than there are, or a class with too few.
@@ -209,11 +211,11 @@ class LabelledTexts:
 
     @checked
     def relabelled(self, labels: Labels, *, seed: int = 0) -> "LabelledTexts":
-        """Replace the labels: "true" keeps them, "flipped" takes the next class (cyclic), "random" draws uniform ones.
+        """Return the same texts with other labels, for demonstrations whose labels carry other information.
 
         Args:
-            labels: the kind of labels.
-            seed: of the random ones.
+            labels: "true" keeps the labels, "flipped" takes the next class (cyclic), "random" draws uniform classes.
+            seed: seed of random labels.
         """
         n_classes = self.task.n_classes
         match labels:

@@ -14,15 +14,20 @@ from mechicl.text.classification import LabelledTexts, TextTask
 
 @checked
 def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledTexts) -> Shots:
-    """Tokenize demonstrations and queries of one task.
+    """Tokenize demonstrations and queries of a classification task, for `fine_tune` and `compare_with_finetuning`.
 
     Each demonstration and each query is tokenized separately, so that a query has the same tokens with and without
     demonstrations. The tokenizer's start token, if any, comes once before a prompt.
 
     Args:
-        tokenizer: of the model, as in `transformers`.
-        demonstrations: shown, and tuned on, in this order and with these labels.
+        tokenizer: the language model's tokenizer, with the interface of `transformers`.
+        demonstrations: labelled texts that every context shows in this order; fine-tuning uses the same ones.
         queries: texts with the labels to predict.
+
+    Returns:
+        A `Shots` of token ids: `zero_shot` (each query alone), `in_context` (each query after all demonstrations),
+        `targets` (tokens of the queries' labels), `examples` and `example_targets` (each demonstration alone, and its
+        label), and `choices` (the token of every label of the task).
 
     Raises:
         ValueError: texts of two tasks; a label that is not one token or unknown; or two labels with the same token.

@@ -31,16 +31,21 @@ def load_texts(
     n_texts: Count | None = None,
     seed: int = 0,
 ) -> LabelledTexts:
-    """Load a split of a task's data set: from the Hugging Face hub, from a file, or made by rule.
+    """Load the labelled texts of a classification task: from the Hugging Face hub, from a file, or made by rule.
 
     Args:
-        task: or the name of one of `TEXT_TASKS`.
-        split: of the data set; ignored for a file, or a folder with one data set.
-        source: replaces the hub: a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder written by `save_to_disk` of
-            `datasets`. Labels are class indices, or the label words in any case. In .csv and .tsv a quoted field may
-            contain the separator, and texts such as "NA" stay texts.
-        n_texts: size of a random subset; all by default. For a rule-made task the number of texts, 512 by default.
-        seed: of the subset, or of the rule-made texts, which differ between splits for every seed.
+        task: task, or the name of one in `TEXT_TASKS`. Rule-made tasks ("farm", "town", "home", "leisure") generate
+            their texts; the others are downloaded.
+        split: split of the data set, such as "train"; ignored for a file, or a folder with one data set.
+        source: where to read the texts instead of the hub: a file (.csv, .tsv, .json, .jsonl, .parquet) or a folder
+            written by `save_to_disk` of `datasets`. Labels are class indices, or the label words in any case. In .csv
+            and .tsv a quoted field may contain the separator, and texts such as "NA" stay texts.
+        n_texts: number of texts, a random subset; all by default. A rule-made task makes this many, by default 512.
+        seed: seed of the random subset, or of rule-made texts, which differ between splits for every seed.
+
+    Returns:
+        A `LabelledTexts`: `texts` (for each example a mapping of column to text), `labels` (their class indices) and
+        `task`. Its `draw(n, seed=0)` selects random examples, for instance as demonstrations.
 
     Raises:
         ValueError: an unknown task, split or kind of file; a file of more than 1 GiB; a missing column; a missing or

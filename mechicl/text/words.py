@@ -62,14 +62,27 @@ class WordTask:
 
     @checked
     def write(self, word: str, output: str | None = None) -> str:
-        """Write an example; without an output, a query, which ends where the output's space begins."""
+        """Write an example as text; without an output, a query, which ends where the output and its space would begin.
+
+        Args:
+            word: the input.
+            output: the output; None for a query.
+        """
         text = self.template.replace("{input}", word)
         return text.replace("{output}", output) if output is not None else text.removesuffix("{output}").rstrip(" ")
 
 
 @checked
 def read_word_task(path: str | Path, *, name: str | None = None, template: str = WordTask.template) -> WordTask:
-    """Read a task from a CSV file with the columns `input` and `output`.
+    """Read an in-context task on words from a CSV file with the columns `input` and `output`.
+
+    Args:
+        path: CSV file (UTF-8, at most 4 MiB) with a row for each pair.
+        name: name of the task in results; by default the file's name without suffix.
+        template: text of one example in a prompt, with `{input}` and, at its end, `{output}`.
+
+    Returns:
+        A `WordTask` with these pairs, for `word_prompts` and `icl_score`.
 
     Raises:
         ValueError: the file is too large, has other columns, or its pairs are invalid (see `WordTask`).
@@ -98,7 +111,7 @@ class WordPrompts:
 
     Attributes:
         ids: token ids; the answer comes after the last one.
-        targets: first token of each true answer that differs between answers.
+        targets: first token of each true answer, after those with which all answers begin.
         task: name of the task.
         labels: kind of the demonstrations' outputs.
         n_shots: number of demonstrations.
@@ -132,21 +145,27 @@ def word_prompts(
     other: WordTask | str | None = None,
     seed: int = 0,
 ) -> WordPrompts:
-    """Draw few-shot prompts of a task.
+    """Draw few-shot prompts of a word task, as token ids: demonstrations (input and output), then a query.
 
-    All prompts have the same number of tokens, so that a position has the same meaning in each. Pairs whose words have
-    an unusual number of tokens for this tokenizer are therefore left out. The same seed gives the same queries and the
-    same inputs in the demonstrations for all kinds of labels.
+    All prompts have the same number of tokens, so that a position has the same meaning in each. Only pairs with the
+    most common numbers of tokens in input and output are used. The same seed gives the same queries for all kinds of
+    labels, and except for "other task" the same inputs in the demonstrations.
 
     Args:
-        tokenizer: tokenizer with the interface of `transformers`.
+        tokenizer: the language model's tokenizer, with the interface of `transformers`.
         task: task, or the name of one in `WORD_TASKS`.
         n_prompts: number of prompts.
         n_shots: demonstrations per prompt; 0 for zero-shot prompts.
-        labels: outputs of the demonstrations. "shuffled" exchanges them within a prompt, so that none is at its own
-            input; "random" takes words of other tasks; "other task" shows pairs of `other` instead.
-        other: task of the demonstrations for "other task".
-        seed: seed of the draw.
+        labels: outputs that demonstrations show. "true": the right ones; "shuffled": exchanged within a prompt, so that
+            no input has its own output; "random": words of other tasks; "other task": the demonstrations are pairs of
+            `other` instead.
+        other: task of the demonstrations, required for labels="other task" and refused otherwise.
+        seed: seed of the random draw.
+
+    Returns:
+        A `WordPrompts`: `ids` `[prompt pos]` (a prompt ends where its answer would begin), `targets` `[prompt]` (the
+        token that follows in the true answer), and `queries` and `answers` as text. If all answers begin with the same
+        tokens, `ids` contains these too, so that `targets` distinguishes answers.
 
     Raises:
         ValueError: an unknown task, too few pairs of one length for the shots, one demonstration to shuffle, or

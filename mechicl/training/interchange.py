@@ -27,23 +27,24 @@ def train_interchange(
 ) -> TrainingResult:
     """Train a transformer to run an algorithm in given layers and subspaces (a hypothesis).
 
-    Each step draws prompts, sources with the same queries (contexts of other tasks) and some of the interventions of
-    `analysis.interchange`. The loss is the sum over these interventions, and over the prediction without intervention,
-    of the squared distance between the model's counterfactual prediction and the algorithm's, divided by that between
-    the algorithm's predictions for prompts and sources: an interchange R² of 1 is a loss of 0. The targets of the
-    queries are not used.
+    The trained model is ground truth for analyses, without hand-written weights. Each step draws prompts, source
+    prompts with the same queries and other contexts, and some of the interventions of `analysis.interchange`, which
+    put states of the source run into the run on the prompts. For each of them, and for the prediction without
+    intervention, the loss has the squared distance between the model's prediction and the algorithm's, divided by that
+    between the algorithm's predictions for prompts and sources: 1 - R². The targets of the queries are not used.
 
     Args:
         config: task, model and training; fields about speed, saves and snapshots are ignored. `loss` and `curriculum`
             must be left out. `eval_prompts` prompts, and the same number of sources, are held out.
-        hypothesis: algorithm, schedule and subspaces; without subspaces the model may place variables anywhere.
-        n_interventions: interventions per step.
+        hypothesis: which algorithm, which of its steps after each layer, and where its variables are in the residual
+            stream; without subspaces the model may place them anywhere.
+        n_interventions: number of interventions, drawn at random, in each training step.
         progress: show a progress bar.
 
     Returns:
-        A model for each seed, and a record like that of `train`: "loss" is the mean of 1 - R² over all interventions on
-        held-out prompts, "eval_loss" the mean squared error on the queries' targets; "interchange" has the hypothesis's
-        name, and for each seed the held-out R² of every intervention (`interchange_r2`).
+        A `TrainingResult` with a model for each seed and a `record` like that of `train`. In its "curve", "loss" is the
+        mean of 1 - R² over all interventions on held-out prompts and "eval_loss" the mean squared error on the queries'
+        targets. Its "interchange" has "hypothesis" (the name) and "r2": for each seed, R² by intervention.
 
     Raises:
         TrainingDivergedError: a loss is not finite.

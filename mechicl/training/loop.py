@@ -54,25 +54,30 @@ def train(
     progress: bool = True,
     on_save: Callable[[int], None] | None = None,
 ) -> TrainingResult:
-    """Train the models of a config, resuming from the folder's last save if there is one.
+    """Train the models of a config, one for each seed, resuming from the folder's last save if there is one.
 
-    A run killed at any moment and called again gives the same weights, bit for bit, as one that was not. Runs on the
+    A run that is killed and called again gives the same weights, bit for bit, as an uninterrupted one. It runs on the
     CPU, a GPU, or several processes started by `accelerate launch` or `torchrun`; only the main process writes files.
 
     Args:
-        config: the run.
+        config: the run: task, model, seeds, number of steps, optimiser.
         folder: folder of saves, metrics.jsonl and snapshots; made if it does not exist. All processes must see it.
-        restart: delete an earlier run from the folder.
+        restart: delete an earlier run from the folder, instead of resuming it.
         stop_diverged: a seed whose loss is NaN or infinite stops there with its last weights, while the others
             continue; the record has the step (`diverged_at`, -1 for the others). By default that is an error.
         progress: show a progress bar.
-        on_save: called with the step number after each save, in every process.
+        on_save: function that is called with the step number after each save, in every process.
+
+    Returns:
+        A `TrainingResult`: `models` (one per seed, in eval mode, on the CPU), `record` (config, seeds, wall time, and
+        "curve" with training and held-out losses, as plain data) and `snapshots` (weights at `snapshot_steps`).
+        `checkpoints.save(folder, result.models, result.record)` saves them for `load`.
 
     Raises:
         FolderInUseError: another process trains in the folder.
         TypeError: a task that cannot be saved (see `tasks.task_to_dict`).
         TrainingDivergedError: a loss is NaN or infinite.
-        DamagedSaveError: a ValueError; a file of the last save is missing or was changed. The message tells you
+        DamagedSaveError (a ValueError): a file of the last save is missing or was changed. The message tells you
             whether the save before is intact.
         ValueError: the folder contains a run with another config or from another kind of device, or the config does
             not fit the devices, processes or trackers of this machine.

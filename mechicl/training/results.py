@@ -26,9 +26,10 @@ class TrainingResult:
 
     Attributes:
         models: one per seed (of the first task, then of the others), in eval mode, on the CPU.
-        record: seeds, versions, config, curve, wall time and hardware as plain JSON data.
-        snapshot_steps: steps of the snapshots.
-        snapshots: name to `[step seed ...]`.
+        record: "training" (the config), "seeds", "curve", wall time, hardware and versions as plain JSON data. The
+            curve has "step" and "loss" (training loss, `[step][seed]`), "eval_step" and "eval_loss" (held-out loss).
+        snapshot_steps: training steps of the snapshots.
+        snapshots: for each weight's name, a tensor `[step seed ...]`: its values at these steps; empty without any.
     """
 
     models: list[Model]

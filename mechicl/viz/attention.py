@@ -57,13 +57,16 @@ def prompt_attention(
     layer: int | Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
 ) -> Html:
-    """Draw the attention of all heads on one prompt, a picture for each layer.
+    """Draw the attention of all heads on one prompt: a picture for each layer, with a heatmap for each head.
 
     Args:
-        model: one of ours, or any with TransformerLens' hook names and `run_with_cache`.
-        prompt: one prompt, or the token ids of one sequence.
-        layer: number of a layer, or several; all by default.
-        labels: of the positions; by default those of the prompt format, or the ids.
+        model: a mechicl model, or any with TransformerLens' hook names and `run_with_cache`.
+        prompt: one prompt (`prompts[:1]`), or the token ids `[1 pos]` of one sequence.
+        layer: number of a layer, or several, counted from 0; all by default.
+        labels: names of the positions; by default those of the prompt format (x1, y1, ...), or the token ids.
+
+    Returns:
+        An interactive `Html` picture, which a notebook shows and `viz.save` writes to a file.
 
     Example:
         >>> prompt_attention(load("gpt2-8l"), prompts[:1], layer=[0, 4])
@@ -128,16 +131,17 @@ def attention_figure(
     title: str = "",
     columns: int | None = None,
 ) -> go.Figure:
-    """Draw a heatmap for each head, all on one colour scale: blue is positive attention, red is negative.
+    """Draw attention patterns as heatmaps, one per head, on one colour scale: blue is positive, red is negative.
 
-    Rows are the positions that attend, from the top down; columns are the attended positions.
+    Rows are the positions that attend (queries), from the top down; columns are the attended positions (keys).
 
     Args:
-        pattern: `attn.hook_pattern` for one prompt and layer, or for several layers one after the other.
+        pattern: attention of each head, `cache["blocks.0.attn.hook_pattern"][0]` for the first prompt and layer; heads
+            of several layers may be concatenated.
         tokens: a label for each position; if there are many, only some are written, and hovering shows each.
-        head_names: a label for each head.
-        title: of the figure.
-        columns: panels in a row; by default all heads, up to four.
+        head_names: a label for each head; by default "head 0", "head 1", ...
+        title: title of the figure; none by default.
+        columns: number of panels in a row; by default all heads, up to four.
 
     Example:
         >>> viz.save(attention_figure(cache["blocks.0.attn.hook_pattern"][0], labels), "attention.pdf")

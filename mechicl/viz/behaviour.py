@@ -48,10 +48,13 @@ def identified_families(result: Identification, title: str = "Which algorithm is
 
 @checked
 def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
-    """Draw half the loss of learners at each scale, a panel for each shift (von Oswald et al. 2023, Fig. 6).
+    """Draw the losses of learners on prompts with scaled inputs or weights (von Oswald et al. 2023, Fig. 6).
 
-    Learners whose names start with "gradient descent", "GD++", "trained" or "interpolated" share a colour and an entry
-    of the legend.
+    Lines are half the mean squared error (logarithmic axis) over the scale α, one per learner. Learners whose names
+    start with "gradient descent", "GD++", "trained" or "interpolated" share a colour and an entry of the legend.
+
+    Args:
+        by_shift: results of `measure_shifted_losses`, one panel each; the keys are the panels' titles.
     """
     dashes = {"gradient descent": "solid", "GD++": "dashdot", "trained": "dash", "interpolated": "dot"}
     fig = draw.panels("", list(by_shift), horizontal_spacing=0.07)

@@ -47,10 +47,15 @@ def hypotheses_ranked(result: HypothesisTest, title: str = "Which algorithm does
 def counterfactual_scatter(
     result: Interchange, interventions: Sequence[str] = (), *, columns: Count = 3, title: str | None = None
 ) -> go.Figure:
-    """Draw the model's prediction after an intervention (up) against the hypothesis's (across).
+    """Draw the model's prediction after an intervention (vertical) against the hypothesis's (horizontal).
 
-    There is a panel per intervention, all of them by default. Dots are prompts at all layers, darker for later ones; on
-    the dotted line both agree.
+    Each dot is a prompt at one layer, darker for later layers; on the dotted line model and hypothesis agree.
+
+    Args:
+        result: interventions compared with a hypothesis, from `interchange` (or a test of `test_hypotheses`).
+        interventions: names of the interventions to draw, one panel each, such as "query exchanged"; by default all.
+        columns: number of panels in a row.
+        title: title of the figure; by default the hypothesis's name.
     """
     names = list(dict.fromkeys(cell.intervention for cell in result.cells))
     if unknown := sorted(set(interventions) - set(names)):
@@ -82,12 +87,17 @@ def counterfactual_scatter(
 
 @checked
 def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
-    """Draw the causal model with its measured arrows: the states of the query and of the context, layer by layer.
+    """Draw an algorithm's causal graph with measured effects: states of the query and of the context, layer by layer.
 
-    An arrow's number is how far the prediction moves when the arrow is cut, as a share of the squared distance between
-    both ends: along the rows, the effect of layers at the query or in the context; between the rows, the effect of the
-    query's reading. The number in a circle is how far the prediction moves when the state there comes from the source.
-    Blue agrees with the hypothesis (R² of at least 0.9), orange does not; interventions that were not made are missing.
+    Numbers are squared changes of the prediction, as a share of the squared distance between the predictions on the
+    prompts and on the source prompts. A number at an arrow is for cutting that arrow: along a row, skipping the layers
+    at the query or in the context; between the rows, the query not reading the context. A number in a circle is for
+    replacing that state by the source run's. Blue: the model does as the hypothesis predicts (interchange R² of at
+    least 0.9); orange: it does not. Interventions that were not made are missing.
+
+    Args:
+        result: interventions compared with a hypothesis, from `interchange` (or a test of `test_hypotheses`).
+        title: title of the figure; by default the hypothesis's name.
     """
     rows = {"context": 1.0, "query": 0.0}
     fig = draw.figure(title or result.hypothesis, "layers")

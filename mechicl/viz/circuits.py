@@ -42,15 +42,15 @@ Place = tuple[float, float]
 def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *, most: int = MOST) -> go.Figure:
     """Draw a circuit from the embedding (bottom) to the output (top), a row for each layer that it uses.
 
-    Lines are edges: coloured by their receiver, and wider the more the metric changes without them; all edges of one
-    sender share a lane past the rows between. Discs are heads, squares MLPs, their area the change without them. Up to
-    16 edges have numbers (means over prompts), except those weaker than a twentieth of the strongest; hovering shows
-    all of them with intervals. A circuit read off weights has lines of equal width.
+    Lines are edges, coloured by what they enter (query, key, value, MLP or output); a line is wider the more the metric
+    changes when the edge is cut. Discs are heads and squares MLPs, larger the more the metric changes without them. In
+    circuits of up to 16 edges, numbers are the change of the metric, a mean over prompts (edges below a twentieth of
+    the strongest have none); hovering shows 95% intervals. A circuit read off weights has lines of equal width.
 
     Args:
-        circuit: a result of `find_circuit` or `weights_circuit`.
-        title: of the figure.
-        most: number of edges that are drawn, the strongest.
+        circuit: result of `find_circuit`, `measure_circuit` or `weights_circuit`.
+        title: title of the figure; by default the metric of the whole model, of the circuit, and with all edges cut.
+        most: largest number of edges to draw; of a larger circuit, the strongest are drawn.
     """
     nodes, edges = set(circuit.nodes) - {EMBEDDING}, order_edges(circuit.edges)
     effects = circuit.effects() if isinstance(circuit, Circuit) else {}

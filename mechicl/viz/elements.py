@@ -131,9 +131,17 @@ def interval_lines(
     title: str, x_title: str, y_title: str, x: Sequence[float], lines: Mapping[str, Sequence[Interval]], *,
     log_y: bool = False, log_x: bool = False,
 ) -> go.Figure:  # fmt: skip
-    """Draw lines of means with bands of their intervals, in the colours of their names.
+    """Draw lines of means with bands of their intervals.
 
-    On a logarithmic axis, means that are not positive leave a gap.
+    Args:
+        title: title of the figure.
+        x_title: title of the horizontal axis.
+        y_title: title of the vertical axis.
+        x: positions along the horizontal axis, the same for all lines.
+        lines: for each line an `Interval` (mean and ends) at each x, for example of `statistics.interval`; the keys
+            are the labels in the legend. Names of known algorithms have fixed colours.
+        log_y: logarithmic vertical axis, on which means that are not positive leave a gap.
+        log_x: logarithmic horizontal axis.
     """
     fig = figure(title, x_title, y_title, log_x=log_x, log_y=log_y)
     alike = len(lines) > 1 and all(re.fullmatch(r"seed \d+", name) for name in lines)  # one legend entry for all

@@ -40,24 +40,24 @@ def save(
     dpi: Count = 300,
     title: bool = True,
 ) -> Path:
-    """Write a figure at its size on paper, so that a document need not scale it and its text stays readable.
+    """Save a figure to a file, at its size on paper, so that a document need not scale it.
 
-    A figure is laid out again for its width: a narrow one has letters of the same size and less space. The path's
+    The figure is laid out again for its width: a narrow one has letters of the same size and less space. The path's
     suffix selects the format: .png, .svg, .pdf, or .html, which stays interactive, fits its window and has no size.
 
     Args:
-        picture: a plotly figure, a picture of attention, or a widget's `picture()` (only as .html).
-        path: of the file; its folder exists.
-        width: in inches, or "column" (3.25) or "page" (6.75).
-        height: in inches; by default the figure's own height in letters of this size, or its aspect ratio if it has a
-            fixed width.
-        font_size: of the figure's common text, in points. Letters are smaller in a figure whose fixed width would not
-            fit otherwise.
+        picture: a plotly figure, a picture of `prompt_attention`, or a widget's `picture()` (only as .html).
+        path: path of the file, in a folder that exists.
+        width: width in inches, or "column" (3.25) or "page" (6.75).
+        height: height in inches; by default the figure's own height in letters of this size, or its aspect ratio if it
+            has a fixed width.
+        font_size: size of the figure's common text, in points. Letters are smaller in a figure whose fixed width would
+            not fit otherwise.
         dpi: pixels per inch of a .png.
-        title: draw the figure's title.
+        title: draw the figure's title; False leaves it to the document's caption.
 
     Returns:
-        The path.
+        The path of the file.
 
     Raises:
         ImportError: kaleido is not installed.

@@ -35,19 +35,21 @@ def phase_diagram(
     log: bool | None = None,
     title: str | None = None,
 ) -> go.Figure:
-    """Draw a value over two axes of a sweep: one coloured cell per combination, the median over its seeds.
+    """Draw a measured value over two axes of a sweep: one coloured cell per combination, the median over its seeds.
 
-    Hovering shows each cell's interval and number of seeds. Combinations whose seeds all diverged are grey with a
-    cross, those with some diverged seeds have a small cross; combinations that were not run stay blank.
+    Hovering shows each cell's 95% interval over seeds and their number. Combinations whose seeds all diverged are grey
+    with a cross, those with some diverged seeds have a small cross; combinations that were not run stay blank.
 
     Args:
-        table: a sweep's table, or a pandas frame with these columns; its other axes must have one value each.
-        x: the column along the horizontal axis.
-        y: the column along the vertical axis.
-        value: the column that is drawn.
-        threshold: draw the line on which the value is this.
-        log: colour by the logarithm of the value; by default if all are positive and span more than about a decade.
-        title: of the figure; by default the value's name.
+        table: result of a sweep (`Sweep.run` or `load_table`), or a pandas frame with these columns; axes that are not
+            drawn must have one value each, except "seed".
+        x: name of the column along the horizontal axis.
+        y: name of the column along the vertical axis.
+        value: name of the column to draw, such as "loss".
+        threshold: value at which to draw a contour line; none by default.
+        log: colour by the logarithm of the value; by default if all are positive and the largest is more than 20 times
+            the smallest.
+        title: title of the figure; by default the value's name.
 
     Example:
         >>> phase_diagram(table, x="task.n_tasks", y="model.n_layers", value="loss")
@@ -98,23 +100,26 @@ def lines(
     title: str | None = None,
     y_title: str | None = None,
 ) -> go.Figure:
-    """Draw values of a sweep along one of its axes, with 95% intervals over seeds, without seeds that diverged.
+    """Draw measured values of a sweep along one of its axes: means over seeds with bands of 95% intervals.
 
-    Along an axis of names (kinds of attention, labels) they are points with bars. Up to ten seeds are drawn as small
-    points: the intervals of means are right only for values near a normal distribution, and those of medians are the
-    seeds' range, which for three seeds covers the median with probability 75% (`statistics.median_interval`).
+    Seeds that diverged are left out. Along an axis of names (kinds of attention, labels) there are points with bars.
+    Up to ten seeds are also drawn as small points, since intervals of few seeds are rough: those of means suppose a
+    normal distribution, and those of medians are the seeds' range, which contains the true median with probability 75%
+    for three seeds (`statistics.median_interval`).
 
     Args:
-        table: a sweep's table, or a pandas frame with these columns; its other axes must have one value each.
-        x: the column along the horizontal axis.
-        value: the column that is drawn, or several of them, a line each.
-        by: a column with a line for each of its values.
-        references: horizontal lines by name.
+        table: result of a sweep (`Sweep.run` or `load_table`), or a pandas frame with these columns; axes that are not
+            drawn must have one value each, except "seed".
+        x: name of the column along the horizontal axis.
+        value: name of the column to draw, such as "loss", or several, each as a line.
+        by: name of a column; each of its values gets a line.
+        references: heights of horizontal lines to add; the keys are their labels in the legend.
         middle: "mean", or "median" with its bootstrap interval, for skewed values.
-        log_x: a logarithmic axis; by default if the values are positive and span more than about a decade.
-        log_y: likewise.
-        title: of the figure; by default the value's name.
-        y_title: of the vertical axis, likewise.
+        log_x: logarithmic horizontal axis; by default if the numbers are positive and the largest is more than 20 times
+            the smallest.
+        log_y: logarithmic vertical axis, by the same default.
+        title: title of the figure; by default the value's name.
+        y_title: title of the vertical axis; by default the value's name.
 
     Example:
         >>> lines(table, x="task.n_tasks", value="loss", by="model.n_layers")

@@ -62,10 +62,10 @@ def circuitsvis_source() -> str:
 
 @checked
 def init_notebook() -> None:
-    """Put the script of the attention pictures (1.3 MB) into the notebook once.
+    """Put the JavaScript of attention pictures (1.3 MB) into the notebook once, to keep its file small.
 
-    Pictures shown after it contain only their own data, and need this cell's output; without it, each contains the
-    script.
+    Pictures shown after it contain only their own data and need the output of the cell that called this; without this
+    call, each picture contains the script.
 
     Example:
         >>> viz.init_notebook()

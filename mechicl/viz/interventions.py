@@ -34,18 +34,20 @@ def patching_grid(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> go.Figure:
-    """Draw the effect of every cell of a sweep: by layer and position, with a panel per head; or by layer and head.
+    """Draw the effects of patching or ablating as heatmaps: by layer and position, with a panel per head, for example.
 
     Two of the sweep's axes span a panel: layers, from the bottom up, and positions, heads, or another axis. A third
     axis has a panel for each of its indices. With four axes (direct paths, pairs of heads) the first two make the rows
-    and the others the columns. Hovering shows the mean effect and its 95% interval over prompts.
+    and the others the columns. Hovering shows the mean change of the metric and its 95% interval over prompts.
 
     Args:
-        sweep: from `patch`, `ablate`, `attribute` or `patch_paths`.
-        metric: its name; the first by default.
-        recovered: draw the share of the way to the source run instead of the change; by default if there is one.
-        labels: of the positions, for instance `model.cfg.format.labels(n_context)`; equal ones get their number.
-        title: of the figure.
+        sweep: result of `patch`, `ablate`, `attribute` or `patch_paths`.
+        metric: name of the metric to draw; by default the sweep's first.
+        recovered: True to draw the share of the change that the source run would make (0: as without intervention, 1:
+            as in the source run), False to draw the change itself. By default True if the sweep has a source run.
+        labels: names of the positions, such as `model.cfg.format.labels(n_context)`; equal names get their position's
+            number. By default positions are numbered.
+        title: title of the figure; by default a description of the sweep.
 
     Example:
         >>> patching_grid(patch(model, prompts, corrupted, "resid_pre"), labels=model.cfg.format.labels(20))
@@ -112,10 +114,15 @@ def patching_grid(
 
 @checked
 def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figure:
-    """Draw a heatmap per score, layer by head, with the means written into the cells.
+    """Draw heatmaps of head scores, such as "induction": a panel per score, with layers as rows and heads as columns.
 
-    Scores of attention share one scale from 0 to 1, those of weights another from -1 to 1. Under the name of a score of
-    attention is the score of uniform attention; intervals are shown on hovering.
+    Cells contain means over prompts, and hovering shows their 95% intervals. Scores of attention share a colour scale
+    from 0 to 1; those of weights, which have no interval, one from -1 to 1. The number under the name of an attention
+    score ("chance") is its value for uniform attention.
+
+    Args:
+        scores: result of `score_heads`.
+        title: title of the figure.
     """
     if not scores.scores:
         raise ValueError("scores must have at least one score, got none")
@@ -162,12 +169,15 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
 def composition_figure(
     scores: Float[Tensor, "layer head layer head"], kind: Literal["Q", "K", "V"], title: str | None = None
 ) -> go.Figure:
-    """Draw how much of each head's output is read by each head of a later layer.
+    """Draw how strongly each head of a later layer reads each earlier head's output, by the weights.
+
+    Rows are the heads that write and columns the heads that read, both as "layer.head".
 
     Args:
-        scores: from `analysis.composition_scores`; or from `prefix_matching_scores`, with kind "K".
-        kind: the part of the later heads that reads: queries "Q", keys "K" or values "V".
-        title: of the figure.
+        scores: result of `composition_scores`, or of `prefix_matching_scores` with kind "K": earlier layer, its head,
+            later layer, its head.
+        kind: the part of the later heads that `scores` is about: queries "Q", keys "K" or values "V".
+        title: title of the figure; by default it names the kind.
     """
     layers, heads = scores.shape[:2]
     if layers < 2:

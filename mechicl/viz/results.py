@@ -33,12 +33,15 @@ HEIGHT = 330  # of a row of panels
 @checked
 @singledispatch
 def plot(result: Any, /, **options: Any) -> go.Figure:
-    """Draw a result: the figure of its kind, or its quantities with their intervals.
+    """Draw the result of any analysis.
+
+    Some kinds of results have a special figure, such as `patching_grid` for what `patch` returns. For others every
+    quantity is drawn as its mean with a 95% interval over samples (prompts or seeds).
 
     Args:
-        result: of any analysis.
-        options: of the function that draws this kind: those of `patching_grid` for an `InterventionSweep`, `title` for
-            most kinds, `most` for a circuit, `truth` for scores of edges, and so on.
+        result: the object that an analysis returned.
+        options: options of the function that draws this kind of result: those of `patching_grid` for an
+            `InterventionSweep`, `title` for most kinds, `most` for a circuit, `truth` for scores of edges.
 
     Example:
         >>> plot(align(model, AlgorithmLearner(algorithms.ols), prompts))

@@ -25,16 +25,17 @@ def losses_over_training(
     log_x: bool = False,
     log_y: bool = False,
 ) -> go.Figure:
-    """Draw half the mean squared error of every seed of some kinds of models, with a mark at each transition.
+    """Draw half the mean squared error over training, a line for each seed.
 
     Args:
-        steps: of the evaluations; step 0 is left out on a logarithmic axis.
-        losses: by kind, mean squared errors `[step][seed]`.
-        references: by name, mean squared errors of horizontal lines.
-        transitions: by kind, the transitions to mark.
-        title: of the figure.
-        log_x: logarithmic steps.
-        log_y: logarithmic losses.
+        steps: training steps of the evaluations; step 0 is left out on a logarithmic axis.
+        losses: mean squared errors `[step][seed]` of each kind of model; the keys are the labels in the legend. A
+            checkpoint has them as `record["curve"]["eval_loss"]`, at the steps "eval_step".
+        references: mean squared errors of horizontal lines (also drawn halved); the keys are their labels.
+        transitions: results of `find_transitions`, by the same keys as `losses`: each fall of a loss gets a diamond.
+        title: title of the figure.
+        log_x: logarithmic axis of steps.
+        log_y: logarithmic axis of losses.
     """
     fig = draw.figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
     shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
@@ -63,7 +64,14 @@ def losses_over_training(
 
 @checked
 def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> go.Figure:
-    """Draw the alignment with a learner during trainings: means over seeds with 95% intervals, a panel per measure."""
+    """Draw how a model comes to resemble a learner over training: means over seeds with bands of 95% intervals.
+
+    The panels are the cosine of sensitivities (derivatives of the prediction by the query), the distance of predictions
+    and the distance of sensitivities, over training steps (logarithmic axis).
+
+    Args:
+        trainings: results of `align_over_training`, a line each; the keys are the labels in the legend.
+    """
     names = {"sensitivity_cosine": "cosine of sensitivities", "prediction_distance": "distance of predictions",
              "sensitivity_distance": "distance of sensitivities"}  # fmt: skip
     fig = draw.panels("", list(names.values()))
@@ -83,14 +91,15 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
 def heads_during_training(
     curve: Mapping[str, Any], scores: HeadsOverTraining, title: str = "When heads form"
 ) -> go.Figure:
-    """Draw the loss of each seed (left axis) and the highest score of any head at the snapshots (right axis).
+    """Draw the loss over training (left axis) and when heads form (right axis).
 
-    Scores are means over seeds with 95% intervals, if there are several seeds.
+    The loss, in nats, has a line for each seed. Each kind of head score, such as "induction", has a line: the highest
+    score of any head at each snapshot, a mean over seeds with a band of its 95% interval if there are several.
 
     Args:
-        curve: a checkpoint record's curve, with "eval_step" and "eval_loss" `[step][seed]`; {} draws no losses.
-        scores: of the same checkpoint.
-        title: of the figure.
+        curve: a checkpoint's `record["curve"]`, with "eval_step" and "eval_loss" `[step][seed]`; {} draws no losses.
+        scores: result of `score_heads_over_training` for the same checkpoint.
+        title: title of the figure.
     """
     fig = make_subplots(specs=[[{"secondary_y": True}]])
     fig.update_layout(draw.figure(title).layout)
@@ -127,13 +136,14 @@ def settings_figure(
     *,
     chance: Sequence[float] | None = None,
 ) -> go.Figure:
-    """Draw bars with intervals: one per task for each setting.
+    """Draw bars of scores with their intervals: for each task a group of bars, one per setting.
 
     Args:
-        scores: by setting, then by task.
-        y_title: the kind of score.
-        title: of the figure.
-        chance: of each task, drawn as a line across its bars.
+        scores: scores by setting (such as "zero-shot" and "fine-tuned"; the labels in the legend) and then by task (the
+            labels along the axis), for example `FineTuningComparison.intervals()["zero_shot_score"]`.
+        y_title: title of the vertical axis, the kind of score.
+        title: title of the figure.
+        chance: score of guessing for each task, in their order, drawn as a dotted line across the task's bars.
     """
     if not scores:
         raise ValueError("scores must have at least one setting, got none")
@@ -154,7 +164,16 @@ def settings_figure(
 def update_similarity_figure(
     comparisons: Mapping[str, FineTuningComparison], title: str = "What demonstrations and fine-tuning change (SimAOU)"
 ) -> go.Figure:
-    """Draw SimAOU by layer, a line per comparison, with the random baseline of the first; bands over queries."""
+    """Draw how similarly demonstrations and fine-tuning change attention outputs, by layer (SimAOU).
+
+    SimAOU (similarity of attention output updates) is the cosine between the changes that demonstrations and
+    fine-tuning make to an attention layer's output at the last token. Bands are 95% intervals over queries. The line
+    "random change" is the first comparison's baseline, with a random vector in place of fine-tuning's change.
+
+    Args:
+        comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.
+        title: title of the figure.
+    """
     return _by_layer(title, comparisons, "update_similarity", {"random change": "random_update_similarity"})
 
 
@@ -162,7 +181,17 @@ def update_similarity_figure(
 def map_similarity_figure(
     comparisons: Mapping[str, FineTuningComparison], title: str = "Attention to the query's own tokens (SimAM)"
 ) -> go.Figure:
-    """Draw SimAM by layer, mean over heads: before fine-tuning once, and after it a line for each comparison."""
+    """Draw how similar attention is with demonstrations and without them, by layer (SimAM).
+
+    SimAM (similarity of attention maps) is the cosine between a head's scores (before the softmax) from the query's
+    last token to the query's own tokens, with demonstrations and without; lines are means over heads with bands of 95%
+    intervals over queries. "before fine-tuning" is the original model without demonstrations, for the first comparison;
+    the other lines are the fine-tuned model without demonstrations.
+
+    Args:
+        comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.
+        title: title of the figure.
+    """
     return _by_layer(title, comparisons, "map_similarity_after", {"before fine-tuning": "map_similarity_before"})
 
 
@@ -170,7 +199,15 @@ def map_similarity_figure(
 def head_similarity_figure(
     comparison: FineTuningComparison, title: str = "What each head changes, in context and by fine-tuning"
 ) -> go.Figure:
-    """Draw the cosine of the changes of each head's output, layer by head."""
+    """Draw how similarly demonstrations and fine-tuning change each head's output, as a heatmap of layers and heads.
+
+    Cells are cosines from -1 to 1, means over queries: between the change of the head's z at the last token by
+    demonstrations and its change by fine-tuning on them.
+
+    Args:
+        comparison: result of `compare_with_finetuning`.
+        title: title of the figure.
+    """
     means = comparison.head_update_similarity.mean(-1)
     layers, heads = means.shape
     fig = draw.figure(title, "head", "layer")

@@ -23,13 +23,16 @@ DIVERGED = 10  # times the first loss, beyond which a line is not drawn
 def connectivity_paths(
     paths: Mapping[str, LossPath | Sequence[LossPath]], title: str = "Loss along paths between two models"
 ) -> go.Figure:
-    """Draw the mean squared error along paths, on a logarithmic axis.
+    """Draw the mean squared error of the models on paths between two models, on a logarithmic axis.
+
+    A bump between the ends is a barrier; a flat line means that both models are in one low-loss region.
 
     Args:
-        paths: by name, with the same alphas: one path, drawn with a band of 95% intervals over prompts if there are at
-            most three, or one per seed. Names such as "tuned member, rescaled" give lines to the same end one colour,
-            and paths of the same kind one dash.
-        title: of the figure.
+        paths: results of `interpolate`, or the `paths` of `connect_modes`, all with the same alphas; the keys are the
+            labels in the legend. A value is one path, or a list with one per seed. With up to three keys, single paths
+            have bands of 95% intervals over prompts. Of keys such as "tuned member, rescaled", equal first parts have
+            one colour and equal second parts one dash.
+        title: title of the figure.
     """
     by_name = {name: [path] if isinstance(path, LossPath) else list(path) for name, path in paths.items()}
     alphas = [list(path.alphas) for seeds in by_name.values() for path in seeds]
@@ -55,9 +58,17 @@ def connectivity_paths(
 
 @checked
 def weight_products_figure(trained: WeightProducts, construction: WeightProducts, names: Sequence[str]) -> go.Figure:
-    """Draw W_KQ and W_PV of a trained layer's first head in the fixed gauge, next to a construction's.
+    """Draw the products W_KQ and W_PV of a trained linear attention head next to those of a construction.
 
-    `names` are those of the stream's dimensions. Source: von Oswald et al. 2023, Fig. 9.
+    W_KQ = W_Q W_Kᵀ and W_PV = W_V W_O, both `[d_model d_model]`, of the first head in the first layer.
+
+    Args:
+        trained: the trained model's `read_weight_products(model).gauge_fixed()`, in which the mean diagonal of the
+            x-block of W_KQ is 1.
+        construction: products of the construction to compare with, in the same gauge.
+        names: names of the residual stream's dimensions, for the axes.
+
+    Source: von Oswald et al. 2023, Fig. 9.
     """
     products = {
         "W<sub>KQ</sub> / β, trained": trained.W_KQ[0, 0],
@@ -82,11 +93,15 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
 
 @checked(undefined=True)  # values that diverged leave a gap
 def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]]) -> go.Figure:
-    """Draw half the loss while one layer is applied repeatedly (von Oswald et al. 2023, Fig. 10).
+    """Draw the loss while one layer is applied repeatedly, as half the mean squared error.
 
     Args:
-        by_damping: a panel for each damping λ: mean squared errors after 0, 1, ... repeats of "gradient_descent", of
-            the "trained" layer, and of the "whole_layer", with the entries that training does not reach.
+        by_damping: a panel for each damping λ (factor on each repeat's update): mean squared errors `[repeat seed]`
+            after 0, 1, ... repeats of "gradient_descent" and optionally of the "trained" layer without the weights that
+            its training cannot reach, and of the "whole_layer" with them. Lines end where they exceed ten times their
+            first value.
+
+    Source: von Oswald et al. 2023, Fig. 10.
     """
     looks = {
         "gradient_descent": ("gradient descent", draw.COLORS["gradient descent"], "solid"),

@@ -153,24 +153,26 @@ def process_weights(
     fold_value_biases: bool | None = None,
     refactor_factored_attn_matrices: bool = False,
 ) -> Model:
-    """Make a model with the same outputs and simpler weights, as TransformerLens' users know them.
+    """Simplify a model's weights without changing its outputs, like TransformerLens' weight processing.
 
-    A step left at None is taken if it does not change the outputs. As in TransformerLens, steps without an effect are
-    skipped: folding without a norm or with one without weights, and centring if the norm is not layer norm. Computed
-    in float64.
+    Each step is an argument: True applies it, False skips it, and None applies it if the outputs stay the same (up to
+    a constant in the logits of a position, for `center_unembed`). As in TransformerLens, steps without an effect are
+    skipped: folding if the model has no norm or its norm has no weights, and centring if the norm is not layer norm.
+    Computed in float64.
 
     Args:
         model: a `HookedTransformer`, which is not changed.
         fold_ln: move the norms' weights and biases into the weights that read them: "LN" becomes "LNPre", "RMS"
             becomes "RMSPre". An identity read-out after a final norm becomes a linear one.
-        center_writing_weights: subtract the mean over d_model from everything that is written to the stream.
-        center_unembed: subtract the mean over the vocabulary from `W_U` and `b_U`. Logits change by one number for each
-            position, their softmax does not.
-        fold_value_biases: move `b_V` into `b_O`.
-        refactor_factored_attn_matrices: make the factors of `W_Q W_Kᵀ` and of `W_V W_O` orthogonal.
+        center_writing_weights: subtract the mean over d_model from all weights that write to the residual stream.
+        center_unembed: subtract the mean over the vocabulary from `W_U` and `b_U`. This adds the same constant to all
+            logits of a position, which leaves their softmax unchanged.
+        fold_value_biases: move the value biases `b_V` into the output bias `b_O`.
+        refactor_factored_attn_matrices: replace `W_Q`, `W_K` and `W_V`, `W_O` by orthogonal factors of the same
+            products `W_Q W_Kᵀ` and `W_V W_O`; never by default.
 
     Returns:
-        A model in the same mode, on the same device, with the same tokenizer.
+        A new `HookedTransformer` in the same mode, on the same device, with the same tokenizer.
 
     Raises:
         ValueError: a step set to True would change the outputs; the message gives the reason.

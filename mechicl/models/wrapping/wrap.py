@@ -47,55 +47,61 @@ def wrap(
     batch_first: bool = True,
     name: str | None = None,
 ) -> WrappedModel:
-    """Make a learner of any PyTorch module, with TransformerLens' hooks at the parts that are named.
+    """Make a learner from any PyTorch module, with TransformerLens' hooks at the parts that are named.
 
-    The result predicts (`predict`, `predict_prefixes`), so that `identify`, `align` and `match` compare it with
-    algorithms. With `layers` it can be opened: `fit_readouts`, `probe`, `patch`, `ablate`, `attribute`,
-    `test_hypotheses`, `PatchingSession` and everything else that needs hooks. The module's weights and outputs are
-    unchanged: torch's forward hooks are attached during runs with hooks only.
+    Without `layers`, `identify`, `align` and `match` can compare it with algorithms. With `layers` it can be opened:
+    `fit_readouts`, `probe`, `patch`, `ablate`, `attribute`, `test_hypotheses`, `PatchingSession` and everything else
+    that needs hooks. The module's weights and outputs are unchanged: torch's forward hooks are attached during runs
+    with hooks only.
 
-    Parts are named as in `module.named_modules()`: by a pattern with `{}` for the number of the layer, or by a list,
-    one a layer. A part that runs several times in a pass (a looped block) is listed that often.
+    Parts are sub-modules, given by name as in `module.named_modules()`: as a pattern with `{}` for the number of the
+    layer, such as "blocks.{}.attn", or as a list with one name per layer. A part that runs several times in a pass (a
+    looped block) is listed that often.
 
     Args:
         module: any torch module; analyses that open it need `module.eval()` first. Inside `torch.compile` and
             `DataParallel`, the original module is run.
         encode: the module's input: "interleaved" (x1, y1, x2, ..., query; `[prompt 2n+1 max(x, y)]`), "paired" (one
             token `(x, y)` a point, the query's y 0; `[prompt n+1 x+y]`), or a function of `Prompts` that returns the
-            input `[prompt ...]` without the query's target. Prompts come on the module's device and in its dtype. With
-            a function, `probe` and `test_hypotheses` need `points` too.
+            input `[prompt ...]` without the query's target. The function gets prompts on the module's device and in its
+            dtype; `probe` and `test_hypotheses` then need `points` too.
         decode: a function of the module's output that returns predictions: `[prompt y]` of the query, or
             `[prompt point y]` of every point. By default the output itself, at `points` if it has positions.
         points: the positions at which points are predicted, in order, the query's last: in the output, if `decode` is
             not given, and in the stream. By default every x token of interleaved prompts, and the last position
             otherwise. With `slice(0, None, 2)` a function as `encode` has two tokens a point, x first.
             Whether a position sees later points is tried out when the module first reads prompts.
-        layers: sub-modules that take the residual stream `[prompt pos d_model]` first and return it, or a tuple that
-            begins with it: `blocks.{l}.hook_resid_pre` and `hook_resid_post`.
+        layers: sub-modules whose first input is the residual stream `[prompt pos d_model]` and whose output is the
+            stream, or a tuple that begins with it. They get `blocks.{l}.hook_resid_pre` and `hook_resid_post`.
         attention: sub-modules that return the attention's update of the stream (`blocks.{l}.hook_attn_out`), or a
-            mapping of the following. Of `nn.MultiheadAttention` everything is opened without further names.
+            mapping with some of the following. `nn.MultiheadAttention` is opened entirely without further names.
 
             - "out": the sub-modules above.
-            - "q", "k", "v": that return queries, keys and values, heads side by side (`attn.hook_q`, ...,
+            - "q", "k", "v": sub-modules that return queries, keys and values, heads side by side (`attn.hook_q`, ...,
               `[prompt pos head d_head]`, before any rotation).
-            - "qkv": that return all three side by side; for another order, "split" is a function of their output
-              `[prompt pos width]` that returns the three `[prompt pos head d_head]`.
-            - "scores": that take the scores `[prompt head query key]`, say a softmax (`attn.hook_attn_scores`).
-            - "pattern": that return the pattern `[prompt head query key]`, a softmax or the dropout after it
-              (`attn.hook_pattern`).
-            - "z": that take the heads' outputs side by side, the output projections (`attn.hook_z`).
-            - "fused": that call `F.scaled_dot_product_attention` once, or are `nn.MultiheadAttention`: all of the above
-              that is not named. Runs with hooks there compute the attention step by step; the first is compared with
-              torch's own result. Its "q" and "k" are after any rotation.
+            - "qkv": sub-modules that return all three side by side; for another order, "split" is a function of their
+              output `[prompt pos width]` that returns the three `[prompt pos head d_head]`.
+            - "scores": sub-modules that take the scores `[prompt head query key]`, such as a softmax
+              (`attn.hook_attn_scores`).
+            - "pattern": sub-modules that return the pattern `[prompt head query key]`, a softmax or the dropout after
+              it (`attn.hook_pattern`).
+            - "z": the output projections, which take the heads' outputs side by side (`attn.hook_z`).
+            - "fused": sub-modules that call `F.scaled_dot_product_attention` once, or are `nn.MultiheadAttention`; they
+              provide all of the above that is not named. Runs with hooks there compute the attention step by step; the
+              first is compared with torch's own result. Its "q" and "k" are after any rotation.
             - "n_heads": number of heads, for q, k, v, z and fused; "n_key_value_heads" if keys and values have fewer.
         mlp: sub-modules that return the MLP's update of the stream, or another part's: `hook_mlp_out`.
-        resid_mid: sub-modules that take the stream between attention and MLP, say a norm: `hook_resid_mid`.
-        unembed: sub-modules that make the output from the stream after the last layer, in order (say a norm and a
-            linear map), for the logit lens.
-        call: how the module is run on the result of `encode`: a function of both; by default `module(tokens)`.
+        resid_mid: sub-modules that take the stream between attention and MLP, such as a norm: `hook_resid_mid`.
+        unembed: sub-modules that compute the output from the stream after the last layer, in order (such as a norm and
+            a linear map), for the logit lens.
+        call: function of the module and the result of `encode` that runs the module; by default `module(tokens)`.
         batch_first: False for a module that takes and returns `[pos prompt ...]`, as torch's recurrent layers by
             default. In `encode`, `decode` and hooks prompts come first all the same.
-        name: for tables and pictures; by default the module's class.
+        name: name in tables and pictures; by default the module's class.
+
+    Returns:
+        A `WrappedModel`: `predict(prompts)` `[prompt y]` predicts the query, `predict_prefixes(prompts)`
+        `[prompt point y]` each point from those before it, and `run_with_cache` records the hooks.
 
     Raises:
         TypeError: not a module, one that has hooks already, or layers of one that torch.jit has compiled.
