@@ -20,13 +20,13 @@ BATCH = 64
 
 @dataclass(frozen=True, eq=False)
 class CompressedModel:
-    """A model in a narrower stream, and how well it imitates the original.
+    """A model in a narrower stream, and how well it imitates the original (result of `compress`).
 
     Attributes:
         model: the narrow model, float64.
         stream: orthonormal columns `[d_model new_d_model]`: a vector `s` of the old stream is about `s @ stream` here.
-        projected: mean squared error of the outputs on the prompts before training.
-        trained: the error after training.
+        projected: mean squared difference of its outputs from the original's on the prompts, before training.
+        trained: the same after training; equal to `projected` if training did not help.
     """
 
     model: HookedTransformer
@@ -40,7 +40,7 @@ def compress(
     model: HookedTransformer, prompts: Prompts | Int[Tensor, "prompt pos"], *, d_model: Count, steps: Natural = 600,
     learning_rate: Positive = 1e-3, seed: int = 0, progress: bool = True,
 ) -> CompressedModel:  # fmt: skip
-    """Move a model into a stream of fewer dimensions, and train it to imitate the original.
+    """Move a model into a stream of fewer dimensions (superposition), and train it to imitate the original.
 
     The stream is projected on its principal directions on the prompts, uncentred. If the model uses at most `d_model`
     dimensions, as many compiled programs do, this is exact and needs no training. Otherwise unrelated directions share
@@ -49,11 +49,19 @@ def compress(
     makes the model worse, the projected one is returned.
 
     Args:
-        model: one that `hide` accepts.
-        prompts: for training, points or token ids.
-        d_model: the new width, at most the model's.
-        steps: of training; 0 for the projected model.
-        seed: of the order of prompts.
+        model: a mechicl model that `hide` accepts (no norms, gates, clipping, biases or rotary positions).
+        prompts: training data: `Prompts`, or token ids for a model of tokens.
+        d_model: width of the new stream, at most the model's.
+        steps: number of training steps, each on up to 64 prompts; 0 returns the projected model.
+        learning_rate: learning rate of Adam at the first step.
+        seed: seed of the order of prompts.
+        progress: show a progress bar.
+
+    Returns:
+        `CompressedModel`: `model`, `stream` (the map into the new stream), and the errors `projected` and `trained`.
+
+    Raises:
+        ValueError: `d_model` exceeds the model's, no prompts, or a model whose function depends on the stream's basis.
 
     Source: Lindner et al. 2023, section 5, who train the projection alone.
 

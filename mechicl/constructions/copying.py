@@ -27,18 +27,24 @@ def copy_targets(
 ) -> HookedTransformer:
     """Build a layer that copies each target from its own token to the y-subspace of its input's token.
 
-    Tokens carry one-hot positions, and the position of an input scores the next one. A second head erases the token
-    part of the y tokens, so that later layers see points `(x_i, y_i)` at the x tokens and, apart from the positions,
-    0 at the y tokens. The query's y-subspace stays 0, and so does the model's own prediction.
+    Prompts are interleaved: tokens `x_1, y_1, ..., x_q` with one-hot positions, and the position of an input scores the
+    next one. A second head erases the token part of the y tokens, so that later layers see points `(x_i, y_i)` at the x
+    tokens and, apart from the positions, 0 at the y tokens. The query's y-subspace stays 0.
 
     Linear: exact. Softmax: relative error of order `(n + 1) e^(-score_scale / 2)`, below rounding with the default
     scale. The sink, half as high as a match, takes `e^(-score_scale / 2)` of the attention of a position that copies or
     erases; at other positions it leaves `2 n e^(-score_scale / 2)` to the keys.
 
     Args:
+        x_dim: dimension of the inputs.
         n_context: largest number of context points; the model refuses longer prompts, for which it has no positions.
+        y_dim: dimension of the targets.
         attention: "linear", or "softmax" with a sink for positions that have nothing to copy.
-        score_scale: of the softmax.
+        score_scale: softmax score of a match; larger is more exact. Not used with linear attention.
+
+    Returns:
+        A one-layer model. `model(prompts, stop_at_layer=1)` is the stream `[prompt pos d_model]`, whose last `y_dim`
+        entries are the y-subspace; the model's own prediction is 0.
 
     Source: von Oswald et al. 2023, Proposition 3.
     """
@@ -58,14 +64,22 @@ def copy_then_gradient_descent(
     steps: Count = 1,
     largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """Build `copy_targets` and gradient descent on the points after it: `steps + 1` layers.
+    """Build `copy_targets` and gradient descent on the points after it: `steps + 1` layers, for interleaved prompts.
 
-    Exact: equal to `algorithms.gradient_descent` from 0 up to rounding, on prompts of up to n_context points; the
-    model refuses longer ones.
+    Exact: `model.predict(prompts)` equals `algorithms.gradient_descent` from 0 up to rounding, on prompts of up to
+    `n_context` points; the model refuses longer ones.
 
     Args:
+        x_dim: dimension of the inputs.
+        n_context: largest number of context points.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
-        steps: after the copying layer.
+        y_dim: dimension of the targets.
+        steps: number of steps after the copying layer, one a layer.
+        largest_eigenvalue: λ_max of S = XᵀX on the intended prompts, to check that the steps converge; None for no
+            check.
+
+    Warns:
+        DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
     """
@@ -102,25 +116,33 @@ def induction(
     score_scale: Positive = 80.0,
     seed: int | None = None,
 ) -> HookedTransformer:
-    """Build an induction head and its helper: two layers that predict the followers of earlier equal tokens.
+    """Build a two-layer model of token ids with a previous-token head and an induction head, known by construction.
 
     Tokens and positions are one-hot, in separate subspaces. A head of layer 0 copies the token at position i - 1 into
     the subspace "previous" of position i. A head of layer 1 has the token at i as its query and "previous" as its key,
     and copies tokens into "next", which is the logits.
 
     So the logits are frequencies: each token's share of the tokens that have followed the current one so far. If the
-    token has not occurred before, the head attends to a sink, half as high as a match, and all logits are 0. Exact up
-    to a relative error of order `(n_ctx + 1) e^(-score_scale / 2)`, below rounding with the default scale.
+    token has not occurred before, the head attends to a sink, whose score is half that of a match, and all logits are
+    0. Exact up to a relative error of order `(n_ctx + 1) e^(-score_scale / 2)`, below rounding with the default scale.
 
     The other heads do nothing; or, with a seed, they are distractors: random weights that read the whole stream, with
     scores of standard deviation about 1 and no sink, and write into a subspace "junk", which only distractors read.
 
     Args:
-        n_heads: in each layer.
-        previous_token_head: the head of layer 0 that marks each position with the token before.
-        induction_head: the head of layer 1 that looks for the marks.
-        score_scale: of the softmax.
-        seed: of the distractors' weights; None for no distractors.
+        d_vocab: number of different tokens.
+        n_ctx: largest number of tokens in a sequence.
+        n_heads: number of heads in each layer.
+        previous_token_head: index of the head of layer 0 that marks each position with the token before.
+        induction_head: index of the head of layer 1 that looks for the marks.
+        score_scale: attention score of a match; larger is more exact.
+        seed: seed of the distractors' weights; None for no distractors.
+
+    Returns:
+        A float64 model: `model(ids)` are the logits `[prompt pos d_vocab]`.
+
+    Raises:
+        ValueError: `previous_token_head` or `induction_head` is not below `n_heads`.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Induction heads".
 

@@ -29,14 +29,26 @@ def gradient_descent(
     initial_weights: Float[Tensor, "x y"] | None = None,
     largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """Build gradient descent on the context's squared error, one step per layer.
+    """Build a linear-attention model that runs gradient descent on the context's squared error, one step per layer.
 
-    Exact: equal to `algorithms.gradient_descent` up to rounding, for every prompt and number of points. The model has
-    one head, width `x_dim + y_dim` and `steps` looped layers.
+    Exact: `model.predict(prompts)` equals `algorithms.gradient_descent` up to rounding, for every prompt. The model has
+    one head, width `x_dim + y_dim` and `steps` looped layers (with shared weights).
 
     Args:
+        x_dim: dimension of the inputs.
+        n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
+        y_dim: dimension of the targets.
+        steps: number of steps, that is layers.
         initial_weights: W_0 `[x y]`, 0 by default.
+        largest_eigenvalue: λ_max of S = XᵀX on the intended prompts, to check that the steps converge; None for no
+            check.
+
+    Raises:
+        ValueError: `initial_weights` has another shape than `[x_dim y_dim]`.
+
+    Warns:
+        DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 1 and appendix A.1.
 
@@ -68,18 +80,28 @@ def gd_plus_plus(
     steps: Count = 1,
     largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """Build GD++: gradient descent whose layers also transform every input by `x ← x - γ x S`.
+    """Build a linear-attention model of GD++: gradient descent whose layers also transform inputs by `x ← x - γ x S`.
 
-    Exact: equal to `algorithms.gd_plus_plus` up to rounding. The model has one head, width `x_dim + y_dim` and `steps`
-    layers, looped if all steps are equal.
+    S = XᵀX of the context's current inputs. Exact: `model.predict(prompts)` equals `algorithms.gd_plus_plus` up to
+    rounding. The model has one head, width `x_dim + y_dim` and `steps` layers, with shared weights if all steps are
+    equal.
 
     Args:
-        step_size: a, one for all steps or one per step.
+        x_dim: dimension of the inputs.
+        n_context: number of context points; it is recorded only, and prompts of any number work.
+        step_size: a, the factor on the summed gradient, one for all steps or one per step.
         gamma: γ, acting on the summed S, one for all steps or one per step.
+        y_dim: dimension of the targets.
+        steps: number of steps, that is layers.
+        largest_eigenvalue: λ_max of the first S on the intended prompts, to check that the steps converge; None for no
+            check.
+
+    Raises:
+        ValueError: `step_size` or `gamma` has another number of entries than `steps`.
 
     Warns:
-        DivergenceWarning: more than one step, after which the residual in the direction of the largest eigenvalue is
-            larger than at the start. It cannot be if every a and γ is between 0 and 2 / largest_eigenvalue.
+        DivergenceWarning: more than one step, after which the residual along the top eigenvector is larger than at the
+            start. This cannot happen if every a and γ is between 0 and 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
@@ -107,10 +129,21 @@ def preconditioned_gd(
     y_dim: Count = 1,
     steps: Count = 1,
 ) -> HookedTransformer:
-    """Build preconditioned gradient descent `W ← W - A (S W - B) / n` from 0, one step per layer.
+    """Build preconditioned gradient descent `W ← W - A (S W - B) / n` from 0 by linear attention, one step per layer.
 
-    Exact: equal to `algorithms.preconditioned_gd` up to rounding, for any number n of context points. `preconditioner`
-    is A `[x x]`, one for all steps or one per step. The model is like that of `gd_plus_plus`.
+    S = XᵀX and B = XᵀY of the n context points. Exact: `model.predict(prompts)` equals `algorithms.preconditioned_gd`
+    up to rounding, for any n. The model has one head, width `x_dim + y_dim` and `steps` layers, with shared weights if
+    all matrices are equal.
+
+    Args:
+        x_dim: dimension of the inputs.
+        n_context: number of context points; it is recorded only, and prompts of any number work.
+        preconditioner: A `[x x]`, one for all steps or one per step.
+        y_dim: dimension of the targets.
+        steps: number of steps, that is layers.
+
+    Raises:
+        ValueError: another number of matrices than `steps`, or of another size than `x_dim`.
 
     Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
     """
@@ -143,16 +176,23 @@ def kernel_gradient_descent(
 ) -> HookedTransformer:
     """Build gradient descent from 0 on the features `m(x) = act(x weights + bias)`, one step per layer.
 
-    Exact: equal to `algorithms.gradient_descent` on prompts whose inputs are replaced by their features, up to
-    rounding. In the limit of many steps it is kernel regression with `k(x, x') = m(x)·m(x')`. The model has one head,
-    width `x_dim + y_dim + feature`, an MLP on the input, and `steps` looped layers.
+    Exact: `model.predict(prompts)` equals `algorithms.gradient_descent` on prompts whose inputs are replaced by their
+    features, up to rounding. In the limit of many steps it is kernel regression with `k(x, x') = m(x)·m(x')`. The model
+    has one head, width `x_dim + y_dim + feature`, an MLP on the input, and `steps` looped layers.
 
     Args:
-        weights: of the features `[x feature]`.
+        weights: weights of the features `[x feature]`.
+        n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
-        bias: of the features, 0 by default.
-        act_fn: their activation, a name in `models.transformer.config_rules.ELEMENTWISE`.
-        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)`.
+        bias: biases of the features, 0 by default.
+        act_fn: activation of the features, such as "relu", "gelu", "square" or "cos".
+        y_dim: dimension of the targets.
+        steps: number of steps, that is layers.
+        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the intended prompts, to check that the steps converge;
+            None for no check.
+
+    Warns:
+        DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, Proposition 2.
     """
@@ -170,18 +210,20 @@ def kernel_gradient_descent(
 def softmax_gradient_descent(
     *, x_dim: Count, n_context: Count, step_size: float, score_scale: Positive, y_dim: Count = 1, sink: bool = True
 ) -> HookedTransformer:
-    """Build a layer of two softmax heads with opposite scores; as `score_scale` shrinks, a step of gradient descent.
+    """Build a layer of two softmax heads that makes nearly one step of gradient descent from 0.
 
-    The difference of the two heads is odd in the scores `s_i = score_scale <x_i, x>`, so that its leading term is
-    linear. With the sink (a key with score `SINK_SCORE` and value 0) the normaliser is the sink's and the limit is
-    gradient descent from 0: relative error `O(score_scale²)`, and `n e^(-SINK_SCORE)` at most from the normaliser.
-    Without it the normaliser follows the scores, and the limit is the *centred* sum `Σ y_i (s_i - mean s)` instead of
-    `Σ y_i s_i`.
+    The heads have opposite scores, so their difference is odd in the scores `s_i = score_scale <x_i, x>` and its
+    leading term is linear. With the sink (a key with score `SINK_SCORE = 30` and value 0) the normaliser is the sink's
+    and the limit of small scores is gradient descent: relative error `O(score_scale²)`, and `n e^(-SINK_SCORE)` at most
+    from the normaliser. Without it the normaliser follows the scores, and the limit is the *centred* sum `Σ y_i (s_i -
+    mean s)` instead of `Σ y_i s_i`.
 
     Args:
-        n_context: number of context points; without a sink the step size holds for exactly this many.
+        x_dim: dimension of the inputs.
+        n_context: number of context points; without a sink the step size holds for exactly this number.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         score_scale: factor on the scores, small against `1 / max |<x_i, x>|`; rounding grows as it shrinks.
+        y_dim: dimension of the targets.
         sink: with the sink, or without it as in the paper.
 
     Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser.
@@ -203,15 +245,18 @@ def softmax_gradient_descent(
 def linear_optimum(
     *, covariance: Float[Tensor, "x x"], n_context: Count, noise_variance: NonNegative = 0.0
 ) -> HookedTransformer:
-    """Build the layer of linear attention with the least loss on `x ~ N(0, Σ)`, `w ~ N(0, I)`.
+    """Build the layer of linear attention with the least expected squared error on `x ~ N(0, Σ)`, `w ~ N(0, I)`.
 
     It is one step of preconditioned gradient descent with `A = ((n+1)/n Σ + (tr(Σ) + ν²)/n I)⁻¹`; its loss is
-    `analysis.weights.linear_attention_optimum` of the eigenvalues of Σ, n and ν².
+    `analysis.weights.linear_attention_optimum` of the eigenvalues of Σ, n and ν². Compare a trained layer with it.
 
     Args:
         covariance: Σ `[x x]`, symmetric and positive semidefinite.
-        n_context: number of context points.
-        noise_variance: ν² of the context's targets.
+        n_context: number n of context points that it is optimal for.
+        noise_variance: variance ν² of the label noise in the context; the query's target has none.
+
+    Raises:
+        ValueError: Σ is 0, or not a covariance.
 
     Source: Nertinger 2025, Theorem 2 (Ahn et al. 2023).
 
@@ -236,9 +281,13 @@ def linear_optimum(
 
 @checked
 def relu_optimum(*, x_dim: Count, n_context: Count) -> HookedTransformer:
-    """Build the layer of ReLU attention with the least loss on `x ~ N(0, I)`, `w ~ N(0, I)`, without noise.
+    """Build the layer of ReLU attention with the least expected squared error on `x, w ~ N(0, I)` without noise.
 
-    Its loss is `d - (d/2)² / ((d/2) (½ (n-1)/n + (d+2)/n))`: 1.970 for d = 5 and n = n_context = 20.
+    Its loss is `d - (d/2)² / ((d/2) (½ (n-1)/n + (d+2)/n))`: 1.970 for d = 5 and n = 20.
+
+    Args:
+        x_dim: dimension d of the inputs; there is one target.
+        n_context: number n of context points that it is optimal for.
 
     Source: Nertinger 2025, Theorem 4, whose Q_0 must be negative if the prediction is minus the query's y: with the
     printed sign the loss is 14.1. Here the output has the minus instead, so that a point counts if its score is

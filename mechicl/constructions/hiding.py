@@ -18,10 +18,10 @@ MOST_HALVINGS = 60
 
 @dataclass(frozen=True, eq=False)
 class HiddenModel:
-    """An obfuscated model.
+    """An obfuscated model, and where the original's stream is in it (result of `hide`).
 
     Attributes:
-        model: the obfuscated model.
+        model: the obfuscated model, float64.
         stream: orthonormal rows `[d_model new_d_model]`: a vector `s` of the old stream is `s @ stream` in the new one.
     """
 
@@ -35,24 +35,29 @@ def hide(
     model: HookedTransformer, *, seed: int = 0, distractors: Natural = 1,
     junk_prompts: Prompts | Int[Tensor, "prompt pos"] | None = None, noise: NonNegative = 0.0,
 ) -> HiddenModel:  # fmt: skip
-    """Hide the structure of a model's weights without changing its function.
+    """Hide the structure of a model's weights without changing its function: a test for analyses that look at weights.
 
-    The stream is rotated randomly, so that no dimension has a meaning, and random invertible matrices (gauges) stand
-    between W_Q and W_K, and between W_V and W_O, of each head.
+    The residual stream gets a random rotation, so that no single dimension is interpretable, and random invertible
+    matrices (gauges) stand between W_Q and W_K, and between W_V and W_O, of each head.
 
     Args:
-        model: without norms, gates, biases of heads and rotary positions, such as `mechicl.constructions` makes.
-        seed: of everything random.
+        model: a model without norms, clipping, gates, attention biases or rotary positions, for example one of
+            `mechicl.constructions`.
+        seed: seed of all random matrices.
         distractors: number of heads added to each layer, which read the stream with random weights and write into
-            dimensions that the model does not read; MLPs get four times as many hidden units.
+            dimensions that the model does not read; each MLP also gets 4 * distractors random hidden units.
         junk_prompts: prompts, or token ids; with them, distractors also read the output of earlier distractors, scaled
             so that on these prompts it never exceeds the model's own stream.
         noise: standard deviation of noise added to the heads' and MLPs' weights, relative to the root mean square of
             each matrix; 0 keeps the model's function.
 
     Returns:
-        The model, with linear read-in and read-out, and the map of its stream. Concatenated positions become learned
-        ones, so that prompts may not be longer than n_context.
+        `HiddenModel`: `model`, with linear read-in and read-out, and `stream` `[d_model new_d_model]` (original stream
+        @ `stream` = the same content in the new one). Concatenated positions become learned ones, so such a model
+        refuses prompts of more than n_context points.
+
+    Raises:
+        ValueError: the model's function depends on the stream's basis, or `junk_prompts` without distractors.
 
     Example:
         >>> hidden = hide(constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), seed=1)

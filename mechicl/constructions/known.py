@@ -49,10 +49,11 @@ class KnownModel:
     """A model, the algorithm that it runs, and its task.
 
     Attributes:
-        name: for tables.
-        model: with hooks.
-        hypothesis: the algorithm, the steps that the layers compute, and the subspaces of its variables.
-        task: the distribution of prompts for which the parameters were chosen.
+        name: name in tables, such as "GD++, 2 steps".
+        model: the `HookedTransformer`.
+        hypothesis: the true `stepwise.Hypothesis`: the algorithm, the steps that each layer computes, and the subspaces
+            of the stream that carry its variables.
+        task: distribution of prompts for which the parameters were chosen.
         exact: True if the model equals the algorithm up to rounding.
     """
 
@@ -67,14 +68,21 @@ class KnownModel:
 def known_models(
     *, trained: bool = False, hidden: bool = False, noise: NonNegative = 0.0, seed: int = 0
 ) -> list[KnownModel]:
-    """Return models with known algorithms, plain or obfuscated (`hide`).
+    """Return models whose algorithm is known, plain or obfuscated: ground truth for tests of interpretability methods.
 
     Args:
-        trained: return the models made by interchange training, which come with the package, instead of those written
-            by hand.
-        hidden: with random gauges, a rotated stream, and distractors that read each other.
-        noise: in the weights of the hidden models (see `hide`).
-        seed: of the obfuscation.
+        trained: return models that were trained to contain an algorithm (by interchange training: exchanging its
+            variables in the model has the effect that it has in the algorithm). They come with the package. By default,
+            models written by hand.
+        hidden: obfuscate the models with `hide`: a rotated stream, random gauges and distractors that read each other.
+        noise: noise added to the weights of hidden models, relative to the root mean square of each matrix.
+        seed: seed of the obfuscation.
+
+    Returns:
+        `KnownModel` objects: `name`, `model`, `hypothesis` (with the algorithm), `task` and `exact`.
+
+    Raises:
+        ValueError: `noise` without `hidden=True`.
 
     Example:
         >>> [known.name for known in known_models()][:3]

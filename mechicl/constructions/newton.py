@@ -24,17 +24,24 @@ def newton(
     attention: Literal["linear", "relu"] = "linear",
     largest_eigenvalue: Positive | None = None,
 ) -> HookedTransformer:
-    """Build iterative Newton: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
+    """Build iterative Newton for the inverse of S: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
-    Exact: equal to `algorithms.newton` up to rounding. Every token carries `(x, y, M x)`. The first layer writes `αSx`;
-    each following layer subtracts half of `M S M x` by attention and doubles the rest by an MLP; the last one reads the
-    context's y by the scores `<M x_j, x>`. The model has k + 2 layers and width 2 x_dim + y_dim.
+    S = XᵀX and B = XᵀY of the context. Exact: `model.predict(prompts)` equals `algorithms.newton` up to rounding. Every
+    token carries `(x, y, M x)`. The first layer writes `αSx`; each following layer subtracts half of `M S M x` by
+    attention and doubles the rest by an MLP; the last one reads the context's y by the scores `<M x_j, x>`. The model
+    has k + 2 layers and width 2 x_dim + y_dim.
 
     Args:
-        steps: k, the number of iterations.
-        alpha: α, below `2 / λ_max²` of every context (see `algorithms.newton`).
-        attention: with "relu", each score takes a pair of heads.
-        largest_eigenvalue: λ_max of S; a larger alpha than it allows gives a `DivergenceWarning`.
+        x_dim: dimension of the inputs.
+        n_context: number of context points; it is recorded only, and prompts of any number work.
+        steps: number k of iterations.
+        alpha: α, below `2 / λ_max²` of every context, with λ_max the largest eigenvalue of S.
+        y_dim: dimension of the targets.
+        attention: "linear", or "relu", where each score takes a pair of heads.
+        largest_eigenvalue: λ_max on the intended prompts, to check that α converges; None for no check.
+
+    Warns:
+        DivergenceWarning: more than one iteration, and `alpha` is at least 2 / largest_eigenvalue².
 
     Source: Fu et al. 2024, Theorem 1, in a shorter and exact form without its mov, mul and div layers.
 
@@ -67,18 +74,18 @@ def newton(
 
 @checked
 def with_pseudo_examples(prompts: Prompts, penalty: NonNegative) -> Prompts:
-    """Add d context points `(√λ e_i, 0)` to each prompt, on which least squares is ridge regression.
+    """Add d context points `(√λ e_i, 0)` to each prompt, on which least squares is ridge regression with penalty λ.
 
     On these prompts `newton(x_dim=d, n_context=n + d, steps=k, alpha=α, ...)`, with α below `2 / (λ_max + λ)²`, solves
-    for `(S + λI)⁻¹ B`, every eigendirection up to `(1 - α (λ_i + λ)²)^(2^k)`. With `λ = σ_ε² / σ_w²` it is the Bayes
-    predictor.
+    for `(S + λI)⁻¹ B`: in eigendirection i of S = XᵀX with relative error `(1 - α (λ_i + λ)²)^(2^k)`. With
+    `λ = σ_ε² / σ_w²` (variances of noise and weights) it is the Bayes predictor.
 
     Args:
-        prompts: of n context points.
-        penalty: λ of ridge regression.
+        prompts: prompts with n context points.
+        penalty: penalty λ of ridge regression.
 
     Returns:
-        The prompts with the new points first.
+        Prompts with n + d context points, the new ones first.
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, whose Neumann series needs many more terms.
 

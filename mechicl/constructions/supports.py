@@ -17,11 +17,12 @@ from mechicl.models.transformer.layers import MLP
 
 @dataclass(frozen=True)
 class WeightsCircuit:
-    """The nodes and edges of a model that can matter according to its weights.
+    """The nodes and edges of a model that can matter according to its weights; printed as text.
 
     Attributes:
-        nodes: its heads and MLPs, in order of computation.
-        edges: from the embedding to the output, by receiver in order of computation.
+        nodes: heads and MLPs, as `Node(layer, head)` (head None for an MLP), in order of computation.
+        edges: `Edge(sender, receiver, by)`, by receiver in order of computation. The embedding is the sender with layer
+            -1, the output the receiver None, and `by` is "q", "k" or "v" of a head.
     """
 
     nodes: tuple[Node, ...]
@@ -36,27 +37,33 @@ class WeightsCircuit:
 def weights_circuit(
     model: HookedTransformer, *, tolerance: Annotated[float, strictly_between(0, 1)] = 1e-6
 ) -> WeightsCircuit:
-    """Find the circuit of a model whose parts read and write subspaces of the stream, from its weights alone.
+    """Find the circuit of a hand-built model from its weights: which parts write subspaces that later parts read.
 
     There is an edge if the subspace that the sender can write overlaps with the one that the receiver reads: the
     product of their weights is not zero. That is independent of the basis, so a model obfuscated by `hide` has the
     circuit of the original.
 
-    - A head can write the image of the stream before it under `W_V W_O`, an MLP the rows of `W_out` of the hidden units
-      that can be nonzero. Biases count, except attention's output bias.
-    - A head's query reads the stream through `W_Q W_Kᵀ` as far as there are matching keys in the stream, its key the
-      other way round, its value through `W_V W_O` as far as the result is read later. An MLP reads through the hidden
-      units whose rows of `W_out` are read later, the output through `W_U`.
+    - A head can write the image under `W_V W_O` of the stream before it; an MLP can write the rows of `W_out` of the
+      hidden units that can be nonzero. Biases count, except attention's output bias.
+    - A head's query reads the directions that `W_Q W_Kᵀ` maps to keys that can occur. Its key reads the directions that
+      `W_K W_Qᵀ` maps to queries that can occur. Its value reads the directions that `W_V W_O` maps to directions that
+      are read later. An MLP reads through hidden units whose rows of `W_out` are read later, the output through `W_U`.
     - Nodes and edges on no path from the embedding to the output are left out.
 
-    In a trained model everything reads everything. And an edge does not prove an effect: a part may be saturated, or
-    write at positions that nothing attends to.
+    In trained models nearly all subspaces overlap, so use it for constructed or compiled models. An edge does not prove
+    an effect: a part may be saturated, or write at positions that nothing attends to.
 
     Args:
-        model: one of ours, on token ids or points, without norms, clipping, gates and rotary positions.
-        tolerance: cosine up to which written and read subspaces do not overlap, and size of a direction relative to the
-            largest up to which it is ignored. Weights that were rotated in float64 are zero to about 1e-12; for a model
-            that was rotated in float32 use 1e-3.
+        model: a mechicl model of token ids or points, without norms, clipping, gates and rotary positions.
+        tolerance: subspaces whose cosine is at most this do not overlap, and directions at most this size, relative to
+            the largest, are ignored. Weights that were rotated in float64 are zero to about 1e-12; use 1e-3 for a model
+            that was rotated in float32.
+
+    Returns:
+        `WeightsCircuit`: `nodes` (heads and MLPs) and `edges` (sender, receiver and the head's "q", "k" or "v").
+
+    Raises:
+        ValueError: the model has norms, clipping, gates or rotary positions.
 
     Example:
         >>> circuit = weights_circuit(constructions.induction(d_vocab=5, n_ctx=6))

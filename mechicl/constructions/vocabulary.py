@@ -25,6 +25,9 @@ WIDEST = 2**14
 class Stream:
     """The residual stream as a sum of named subspaces, in the order given.
 
+    Args:
+        dimensions: dimension of each subspace, by name.
+
     Example:
         >>> stream = Stream(x=10, y=1)
         >>> stream.read("y").shape, stream.write("y").shape
@@ -44,12 +47,12 @@ class Stream:
 
     @checked
     def read(self, name: str) -> Float[Tensor, "d_model dim"]:
-        """Return the map from the stream to a subspace, float64."""
+        """Return the map from the stream to a subspace, float64: `e @ stream.read("x")` is the x-part of a vector e."""
         return self.write(name).T
 
     @checked
     def write(self, name: str) -> Float[Tensor, "dim d_model"]:
-        """Return the map from a subspace into the stream, float64."""
+        """Return the map from a subspace into the stream, float64: `v @ stream.write("x")` has the x-part v."""
         if name not in self.dimensions:
             raise ValueError(f"name must be one of {list(self.dimensions)}, got {name!r}")
         names = list(self.dimensions)
@@ -66,7 +69,14 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One attention head: scores `<e_q query, e_k key>`; it moves `e_k value output`."""
+    """One attention head for `assemble`: a position with stream e_q attends to positions with streams e_k.
+
+    Attributes:
+        query: the score of a key is the product `<e_q query, e_k key>`.
+        key: see `query`; of the same shape.
+        value: each key moves `e_k value output`, times its attention.
+        output: see `value`; of the transposed shape.
+    """
 
     query: Float[Tensor, "d_model score"]
     key: Float[Tensor, "d_model score"]
@@ -108,7 +118,13 @@ class Hidden:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The heads of a layer, and its MLP, which runs after them."""
+    """A layer for `assemble`: attention heads, and an MLP that runs after them.
+
+    Attributes:
+        heads: the layer's heads; a layer without any has zero weights there.
+        mlp: `Hidden(read, write, bias)`, which adds `act(e read + bias) write` to a position's stream e; None for no
+            MLP.
+    """
 
     heads: Sequence[Head] = ()
     mlp: Hidden | None = None
@@ -127,7 +143,7 @@ def assemble(
     input_mlp: Hidden | None = None,
     **config: Any,
 ) -> HookedTransformer:
-    """Build a model of these heads and MLPs; the prediction is minus the y-subspace at the query.
+    """Build a model of these heads and MLPs; its prediction is minus the y-subspace at the query.
 
     Attention is linear by default. Layers that are the same object become one looped block; heads and MLPs that a layer
     lacks get zero weights.
@@ -135,14 +151,18 @@ def assemble(
     Args:
         stream: on paired prompts its first two subspaces, "x" and "y", are the token's. On interleaved prompts the
             first is "token", the last "y", and concatenated positions are the second. Others start at zero.
-        layers: the heads of each layer, or heads and an MLP.
-        initial_weights: W_0 `[x y]` of the query token `(x, -x W_0)` of paired prompts.
-        input_mlp: an MLP on the tokens before the first layer.
+        layers: for each layer its heads, or a `Layer` of heads and an MLP.
+        n_context: number of context points in the config; models without positions also run on other numbers.
+        initial_weights: W_0 `[x y]` of the query token `(x, -x W_0)` of paired prompts; 0 by default.
+        input_mlp: an MLP on the tokens before the first layer, instead of MLPs in layers.
         config: any other field of `TransformerConfig`; for interleaved prompts `x_dim` and `y_dim` too. Weights that it
             adds to the model are zero, except a norm's (one) and a learned sink's (`sink_score`).
 
     Returns:
         A float64 model in eval mode; its `stream_labels` name the dimensions.
+
+    Raises:
+        ValueError: no heads, parts of another width than the stream, or subspaces that do not begin with the token's.
     """
     parts = [layer if isinstance(layer, Layer) else Layer(layer) for layer in layers]
     heads = [head for part in parts for head in part.heads]
