@@ -20,11 +20,11 @@ from mechicl.statistics import Interval, Result, interval
 
 @dataclass(frozen=True, eq=False)
 class LayerErrors(Result):
-    """Squared errors of a model's layers.
+    """Squared errors of predictions read after each layer of a model; layer 0 is the stream before the first layer.
 
     Attributes:
         squared_errors: `[layer point prompt]`, averaged over the target's dimensions.
-        points: number of points before each prediction; one for the query alone.
+        points: number of points before each prediction: 0 to n_context, or n_context alone for the query alone.
     """
 
     squared_errors: Float[Tensor, "layer point prompt"]
@@ -33,14 +33,14 @@ class LayerErrors(Result):
     @classmethod
     @checked
     def of(cls, trajectory: Trajectory, prompts: Prompts, *, at: PointsAt = "query") -> "LayerErrors":
-        """The errors of predictions after each layer, at the query alone or at all points that were predicted."""
+        """Compute the errors of a trajectory on its prompts, at the "query" alone or at all "points" it predicts."""
         errors = trajectory.step_errors(prompts).transpose(1, 2).double().cpu()
         points = tuple(range(prompts.n_context + 1 - errors.shape[1], prompts.n_context + 1))
         return cls(errors[:, -1:], points[-1:]) if at == "query" else cls(errors, points)
 
     @checked
     def by_layer(self, level: float = 0.95) -> list[Interval]:
-        """Mean over `points`, with an interval over prompts, for each layer."""
+        """Mean error over `points`, with an interval over prompts, for each layer from 0 to n_layers."""
         return [interval(errors.mean(0), level) for errors in self.squared_errors]
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -53,7 +53,6 @@ class LayerLearner(ABC):
     """A model read after each layer: an iterative learner whose steps are 0 (before the first layer) to n_layers.
 
     Models that predict every prefix in one pass (interleaved, causal) give all points, others the query alone.
-
     """
 
     model: LayeredModel
@@ -68,10 +67,15 @@ class LayerLearner(ABC):
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """Predict after each layer: steps 0 .. n_layers, on the model's device.
+        """Predict after each layer, on the model's device.
 
-        With `with_weights`, the exact derivative of each prediction with respect to its query, with the context fixed,
-        is returned too: `[layer prompt point x y]`.
+        Args:
+            with_weights: also differentiate each prediction with respect to its query, with the context fixed.
+
+        Returns:
+            A `Trajectory`: `steps` 0 .. n_layers, `predictions` `[step prompt point y]`, where point t is predicted
+            from the points before it (the query alone where the model gives only that), and if requested `weights`
+            `[step prompt point x y]`, the derivatives.
         """
         # with gradients every layer's activations are kept, where `bytes_per_prompt` counts two layers'
         copies = self.model.cfg.n_layers + 1 if with_weights else 1
@@ -88,10 +92,10 @@ class LayerLearner(ABC):
     def predict_queries(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"]
     ) -> Float[Tensor, "layer prompt point query y"]:
-        """Predict other queries than the prompts' own, any number of them after each prefix.
+        """Predict other queries than the prompts' own, any number of them after each prefix, and after each layer.
 
-        The context is computed once for all queries and all prefixes. Gradients flow to the queries. For models that
-        give the query alone, the queries have one point only.
+        Entry t of `point` follows the first t points; for models that give the query alone there is one point, after
+        the whole context. The context is computed once for all of them. Gradients flow to the queries.
         """
         streams = self.model.query_streams(prompts, queries, prediction_rows(self.model, prompts))
         return torch.stack([self.read(i, stream) for i, stream in enumerate(streams)])
@@ -100,7 +104,7 @@ class LayerLearner(ABC):
     def predict_last_queries(
         self, prompts: Prompts, queries: Float[Tensor, "prompt query x"]
     ) -> Float[Tensor, "layer prompt query y"]:
-        """Predict several queries after the whole context, which is computed once."""
+        """Predict several queries after the whole context, which is computed once, and after each layer."""
         streams = self.model.query_streams(prompts, queries[:, None], "query")
         return torch.stack([self.read(i, stream, prompts.n_context)[:, 0] for i, stream in enumerate(streams)])
 
@@ -109,7 +113,11 @@ class LayerLearner(ABC):
         """Measure squared errors of the predictions after each layer, on (held-out) prompts.
 
         Args:
-            at: the "query" alone, or all "points", each predicted from those before it.
+            at: "query" for the last point only, "points" for every point, predicted from those before it.
+
+        Returns:
+            A `LayerErrors`: `squared_errors` `[layer point prompt]`, and `by_layer()`, the mean of each layer with a
+            95% interval over prompts.
         """
         if at == "query" or prediction_rows(self.model, prompts) == "points":
             return LayerErrors.of(self.trajectory(prompts), prompts, at=at)
@@ -207,7 +215,10 @@ def prediction_rows(model: LayeredModel, prompts: Prompts) -> PointsAt:
 
 @dataclass(frozen=True, eq=False)
 class Lens(LayerLearner):
-    """The model's own final norm and read-out, applied after each layer (the logit lens of regression models).
+    """A model read after each layer by its own final norm and read-out: the logit lens of regression models.
+
+    It is a learner whose steps are the layers: `trajectory(prompts)` predicts after each, `errors(prompts)` measures
+    their errors. Step 0 is before the first layer; the last step is the model's own prediction.
 
     Example:
         >>> Lens(load("gpt2-8l")).trajectory(prompts).predictions.shape

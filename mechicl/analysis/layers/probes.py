@@ -33,21 +33,37 @@ GROUP = 256  # prompts among which the control task exchanges quantities
 
 @checked
 def cross_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
-    """Compute `Xᵀ Y` of each prefix, flattened: the first step of gradient descent."""
+    """Compute `XᵀY` of each prefix, to probe for: one step of gradient descent from 0 has weights proportional to it.
+
+    Entry t of `point` sums over the t points before point t: zeros for t = 0, the whole context at the query. The axis
+    `quantity` is the matrix `[x y]` row by row.
+    """
     products = prompts.xs[..., :, None] * prompts.ys[..., None, :]
     return sums_before(products).flatten(2)
 
 
 @checked
 def second_moments(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
-    """Compute `S = XᵀX` of each prefix, its entries on and above the diagonal."""
+    """Compute `S = XᵀX` of each prefix, to probe for.
+
+    Entry t of `point` sums over the t points before point t: zeros for t = 0, the whole context at the query. The axis
+    `quantity` is the upper triangle of S, the diagonal included, row by row.
+    """
     rows, columns = torch.triu_indices(prompts.x_dim, prompts.x_dim)
     return sums_before(prompts.xs[..., :, None] * prompts.xs[..., None, :])[..., rows, columns]
 
 
 @checked
 def algorithm_weights(algorithm: Callable[..., Trajectory], **settings: Any) -> Quantity:
-    """Make a quantity to probe for of an algorithm's weights after its last step.
+    """Make a quantity to probe for: an algorithm's weights after its last step.
+
+    Args:
+        algorithm: an algorithm of `mechicl.algorithms` that takes `with_weights=True`.
+        settings: its other arguments, such as `steps`.
+
+    Returns:
+        A function of prompts for `probe`, which returns `[prompt point quantity]`: entry t of `point` has the weights
+        fitted to the t points before point t, as a matrix `[x y]` row by row.
 
     Example:
         >>> algorithm_weights(algorithms.newton, steps=[4])(prompts).shape
@@ -63,13 +79,20 @@ def algorithm_weights(algorithm: Callable[..., Trajectory], **settings: Any) -> 
     return weights
 
 
-ols_weights = algorithm_weights(ols)
-"""The least-squares weights of each prefix, of minimum norm."""
+@checked
+def ols_weights(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
+    """Compute the least-squares weights of each prefix, of minimum norm, to probe for.
+
+    Entry t of `point` is fitted to the t points before point t; `quantity` is the matrix `[x y]` row by row.
+    """
+    return algorithm_weights(ols)(prompts)
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeResult(Result):
     """Errors of linear probes for quantities in the residual stream, on held-out prompts.
+
+    The axis `layer` has the streams before the first layer (0) and after each layer.
 
     Attributes:
         positions: labels of the token positions.
@@ -162,17 +185,25 @@ def probe(
 ) -> ProbeResult:
     """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
 
-    At each position the quantity is that of the points that it can depend on. Ridge regression in closed form with the
-    penalty from cross-validation for every layer and position. The control task fits the same probes to quantities of
-    another prompt.
+    A probe is a ridge regression from the residual stream to the quantity of those points that the position can depend
+    on. The control task fits the same probes to the quantities of another prompt.
 
     Args:
         model: an interleaved, causal model, or a wrapped one whose `points` see no later points.
         quantities: by name, functions of prompts: `cross_moments`, `second_moments`, `ols_weights`,
-            `algorithm_weights(newton, steps=[k])`, or your own.
+            `algorithm_weights(newton, steps=[k])`, or your own, which returns `[prompt point quantity]`; its entry t
+            may depend on the t points before point t.
         fitting: prompts to fit on (required).
         held_out: prompts to measure on, with the same number of points (required).
-        penalties: candidates, relative to the mean variance of the stream.
+        penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
+            for each layer, position and entry of a quantity.
+        folds: number of folds of the cross-validation.
+
+    Returns:
+        A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe), where
+        layer 0 is the stream before the first layer; `control()` is that of the control task, `selectivity()` the
+        difference. `best(quantity)` returns the layer and position with the largest R², and the R² with a 95% interval
+        over prompts. `to_dataframe()` has all of them.
 
     Source: the quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in Hewitt &
     Liang 2019.

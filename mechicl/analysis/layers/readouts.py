@@ -22,12 +22,16 @@ STREAM_COPIES = 4  # the sums of a fit copy the streams, in float64 and with a c
 
 @dataclass(frozen=True, eq=False)
 class Readouts(LayerLearner):
-    """A linear readout for each layer, for each point or shared by all.
+    """A model read after each layer by fitted linear readouts, the result of `fit_readouts`.
+
+    It is a learner whose steps are the layers: `trajectory(prompts)` predicts after each, `errors(prompts)` measures
+    their errors. Step 0 is before the first layer.
 
     Attributes:
         weights: `[layer point d_model y]`; one point where the readout is shared.
         penalties: chosen ridge penalties `[layer point y]`, relative to the mean variance of the stream.
         normalized: for each layer, True if its stream is normalised (layer norm without weights) before it is read.
+        shared: True if all points of a layer share one readout.
     """
 
     model: LayeredModel
@@ -46,7 +50,7 @@ class Readouts(LayerLearner):
     def read(
         self, layer: int, stream: Float[Tensor, "prompt point query d_model"], first_point: int = 0
     ) -> Float[Tensor, "prompt point query y"]:
-        """Apply the readout of a layer to its stream."""
+        """Apply the readout of a layer to its stream, at the points from `first_point` on."""
         fitted = self.weights.shape[1]
         check_layer(layer, self.model.cfg.n_layers)
         if self.shared or not self.gives_all_points:
@@ -73,18 +77,26 @@ def fit_readouts(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Readouts:
-    """Fit a linear readout for each layer in closed form, all layers in one pass over the prompts.
+    """Fit a linear readout after each layer in closed form, to see what the model could predict from there.
 
-    Ridge regression from the residual stream at a point's position to its target, with the penalty chosen by
-    cross-validation for each layer and point. A model that predicts every prefix in one pass gets a readout for each
-    point, any other model one for the query. Memory does not grow with the number of prompts.
+    Ridge regression from the residual stream at a point's position to its target. A model that predicts every prefix in
+    one pass gets a readout for each point, any other model one for the query. All layers are fitted in one pass over
+    the prompts, and memory does not grow with their number.
 
     Args:
-        prompts: prompts to fit on, as many as folds or more.
+        model: a model with layers: ours, or a wrapped one.
+        prompts: prompts to fit on, at least as many as folds; measure on others.
         shared: one readout for all points of a layer instead of one per point.
-        normalize: read the streams through a layer norm without weights: all of them or none. By default the last one
+        normalize: read all streams (True) or none (False) through a layer norm without weights. By default the last one
             of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
-        penalties: candidates, relative to the mean variance of the stream.
+        penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
+            for each layer, point and target dimension.
+        folds: number of folds of the cross-validation.
+
+    Returns:
+        A `Readouts`, a learner whose steps are the layers, from 0 (before the first layer) to n_layers:
+        `trajectory(prompts)` has the predictions after each, `errors(prompts)` their squared errors. `match` and other
+        comparisons take it too.
 
     Source: Fu et al. 2024, B.1 (who train the readouts).
 
