@@ -33,12 +33,12 @@ HOLDS = 0.9  # R² of every counterfactual of a hypothesis that is supported
 
 @dataclass(frozen=True, eq=False)
 class HypothesisTest(Result):
-    """Hypotheses ranked by how much they explain of the effects of interventions on a model.
+    """Hypotheses ranked by how much they explain of the effects of interventions on a model; see `test_hypotheses`.
 
     Attributes:
-        tests: one per hypothesis, on held-out prompts, the best first: by the effects that they explain, times the
-            share of the layers' ends that their schedules cover.
-        schedules: for each, the number of steps after 0, 1, ... layers.
+        tests: one per hypothesis, on held-out prompts, the best first. They are ranked by the share of the effects that
+            they explain (`Interchange.effects`), times the share of layers after which the schedule names a step.
+        schedules: for each, pairs (number of layers, number of steps after them).
         likeness: the family that `identify` finds nearest by predictions and its distance, or "".
     """
 
@@ -48,7 +48,7 @@ class HypothesisTest(Result):
 
     @property
     def best(self) -> Interchange:
-        """The hypothesis that explains most."""
+        """The test of the hypothesis that explains most."""
         return self.tests[0]
 
     @property
@@ -63,11 +63,16 @@ class HypothesisTest(Result):
         return [test for test in covering if test.score.mean >= HOLDS]
 
     def samples(self) -> dict[str, Tensor]:
-        """Squared distances of each hypothesis's counterfactuals from the model's, summed over cells."""
+        """Return the squared distances of each hypothesis's counterfactuals from the model's, `[prompt]`."""
         return {test.hypothesis: (test.predictions - test.expected).square().sum((0, 1)) for test in self.tests}
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per hypothesis, ranked."""
+        """Return a table with one row per hypothesis, the best first.
+
+        `effects` (95% interval: `low`, `high`), `exchanges` and `ablations` are the shares of the effects of all
+        interventions, and of these two kinds, that it explains, at most 1. `prediction`, `median_r2` and `weakest_r2`
+        are interchange R².
+        """
         rows = []
         for test, schedule in zip(self.tests, self.schedules, strict=True):
             effects, score, by_kind = test.effects, test.score, [test.explained([kind]) for kind in KINDS]
@@ -108,18 +113,27 @@ def test_hypotheses(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> HypothesisTest:
-    """Rank hypotheses about the algorithm that a model runs by the counterfactuals that they predict.
+    """Test which algorithm a model runs: rank hypotheses by the counterfactuals that they predict.
 
-    Parameters of the algorithms are fitted to the model's predictions, layers are assigned to steps on other prompts,
-    and results are from prompts used for neither.
+    A counterfactual is the prediction after an intervention (`interchange`), such as exchanging the query's state
+    between two prompts after some step. Models that predict the same can differ here. Parameters of the algorithms are
+    fitted to the model's predictions, layers are assigned to steps on other prompts, and results are from prompts used
+    for neither.
 
     Args:
         model: any model with hooks that reads prompts of points.
-        task: distribution of prompts and sources.
+        task: distribution of prompts and sources (prompts that exchanged states come from).
         hypotheses: hypotheses with their schedules, or algorithms by name for which schedules are fitted; by default
-            `candidate_algorithms`, causal ones where the context's points do not read those after them.
+            the step forms of all algorithms of the library, fitted to the model (`fit_hypotheses`).
+        n_prompts: number of prompts to test on.
         seed: seed from which those of all prompts and sources are made.
         with_likeness: also find the family that is nearest by predictions alone (`identify`).
+        memory: bound on memory in bytes.
+
+    Returns:
+        `tests`, one `Interchange` per hypothesis, the best first; `best`; `supported`, those whose every counterfactual
+        has an R² of at least 0.9 (often none); `to_dataframe()` ranks them by the share of the interventions' effects
+        that they explain (1: all, 0: none) with 95% intervals over prompts.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
@@ -166,10 +180,20 @@ def fit_hypotheses(
 ) -> list[Hypothesis]:
     """Fit the hypotheses that `test_hypotheses` ranks: algorithms with schedules.
 
+    A schedule assigns to each layer the number of the algorithm's steps that are done after it, by interventions on
+    some prompts.
+
     Args:
         model: any model with hooks that reads prompts of points.
-        algorithms: algorithms by name; by default `candidate_algorithms`, fitted to the model's predictions.
-        seed: with the seed of `test_hypotheses` the hypotheses are the same.
+        task: distribution of the prompts that are fitted on.
+        algorithms: algorithms in step form by name, with their parameters; by default all of the library, with
+            parameters fitted to the model's predictions. If context points read only earlier ones, so do those of the
+            algorithms.
+        seed: seed of the prompts; with the seed of `test_hypotheses` the hypotheses are the same.
+        memory: bound on memory in bytes.
+
+    Returns:
+        One `Hypothesis` per algorithm, with its `name`, `algorithm` and `schedule`, pairs (layers, steps).
     """
     seeds = _seeds(seed)
     adapter, per_point = ModelAdapter(model), tokens_per_point(model)

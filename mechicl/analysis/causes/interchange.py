@@ -45,13 +45,18 @@ exchanged" and the like are made too, and "query's rest exchanged" for all direc
 
 @dataclass(frozen=True, eq=False)
 class Interchange(Result):
-    """A model's counterfactual predictions compared with a hypothesis's.
+    """A model's counterfactual predictions compared with a hypothesis's; see `interchange`.
 
-    The **interchange R²** of a cell is `1 - E|model - hypothesis|² / E|source - base|²`: 1 where the model does what
-    the algorithm would, 0 where their distance is that of the two ends; always predicting 0 reaches 0.5 on ends that
-    are independent with mean 0.
+    A cell is one intervention at one place. Its **interchange R²** is `1 - E|model - hypothesis|² / E|source - base|²`:
+    1 where the model does what the algorithm would, 0 where their distance is that between the model's predictions on
+    source prompts and on prompts; always predicting 0 reaches 0.5 if these two are independent with mean 0.
 
     Attributes:
+        hypothesis: name of the hypothesis.
+        cells: for each intervention, its name and the layers and steps before it.
+        predictions: the model's predictions under each intervention, `[cell y prompt]`.
+        expected: those of the algorithm under the same interventions, `[cell y prompt]`.
+        base: the model's prediction without intervention, `[y prompt]`.
         sources: the model's prediction at the other end, `[cell y prompt]`: on the source prompts, and for an exchanged
             point on the prompts with that point.
         expected_base: the hypothesis's prediction without intervention, `[y prompt]`.
@@ -69,7 +74,7 @@ class Interchange(Result):
 
     @cached_property
     def r2(self) -> list[Interval]:
-        """The interchange R² of each cell."""
+        """The interchange R² of each cell, with 95% intervals over prompts."""
         return [1 - ratio for ratio in self._parts(self.predictions - self.expected)]
 
     @cached_property
@@ -79,12 +84,12 @@ class Interchange(Result):
 
     @checked
     def explained(self, kinds: Collection[Kind] = ("exchange", "ablation")) -> Interval:
-        """The explained share of the effects of interventions of these kinds, with a bootstrap interval over prompts.
+        """Return the explained share of the effects of interventions of these kinds, with a 95% interval over prompts.
 
-        In each cell, with Δ the change from the prediction without intervention,
-        `1 - E|Δmodel - Δhypothesis|² / (E|Δmodel|² + E|Δhypothesis|²)`: 1 where both change alike, 0 where one of them
-        does not change or the changes are unrelated, -1 where they are opposite. Cells are averaged with weights: their
-        changes relative to that between both ends, at most 1, so that neither tiny nor exploding changes decide.
+        In each cell, with Δ the change from the prediction without intervention, `1 - E|Δmodel - Δhypothesis|² /
+        (E|Δmodel|² + E|Δhypothesis|²)`: 1 where both change alike, 0 where one of them does not change or the changes
+        are unrelated, -1 where they are opposite. Cells are averaged with weights: their changes relative to that
+        between both ends, at most 1, so that neither tiny nor exploding changes decide.
         """
         chosen = [i for i, cell in enumerate(self.cells) if cell.kind in kinds]
         if not chosen:
@@ -129,7 +134,10 @@ class Interchange(Result):
         return self.r2[self.weakest]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per cell: R² with its interval, and how far the prediction moved (model's and hypothesis's)."""
+        """Return a table with one row per cell: R² with its 95% interval, and how far the prediction moved.
+
+        `moved` (model) and `expected_moved` (hypothesis) are relative to the squared distance of both ends.
+        """
         rows = []
         for cell, r2, moved, expected in zip(self.cells, self.r2, self.moved, self.expected_moved, strict=True):
             places = {"layer": cell.layer, "to_layer": cell.to_layer, "step": cell.step}
@@ -160,12 +168,15 @@ def _explained(distances: Tensor, moved: Tensor, expected: Tensor, ends: Tensor)
 
 @checked
 def sample_sources(task: Task, prompts: Prompts, *, seed: int) -> Prompts:
-    """Sample prompts with new contexts and the queries of given prompts, as sources for exchanges.
+    """Sample source prompts for `interchange`: new contexts, with the queries of given prompts.
 
     Args:
         task: distribution of the contexts.
         prompts: prompts with the queries.
         seed: a different seed from the prompts'.
+
+    Returns:
+        Prompts of the same shape.
 
     Example:
         >>> base = task.sample(64, seed=1)
@@ -188,17 +199,26 @@ def interchange(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Interchange:
-    """Test whether a model does what an algorithm would, if its state were another after some step.
+    """Test whether a model's states act like an algorithm's: intervene on both, and compare the predictions.
 
-    Every intervention is made on the algorithm, where the consequences are exact, and on the model, at the place of the
-    same variables. Models that predict the same but compute it in different ways differ here.
+    For instance, the query's state after one step is replaced by that on another prompt. The consequences are exact on
+    the algorithm; in the model the streams of the same tokens are replaced. Models that predict the same but compute it
+    in different ways differ here.
 
     Args:
         model: any model with hooks that reads prompts of points.
         hypothesis: the algorithm, and which layers are which steps.
-        sources: the same number of prompts, with the same queries and other contexts (`sample_sources`).
-        interventions: names from `INTERVENTIONS`; all by default, as far as the model has hooks for them.
+        prompts: the prompts to intervene on, two or more.
+        sources: the prompts that exchanged states come from: the same number, with the same queries and other contexts
+            (`sample_sources`).
+        interventions: names from `INTERVENTIONS`, which explains them; by default all for which the model has hooks.
         point: index of the context point to exchange alone; the middle one by default.
+        memory: bound on memory in bytes.
+
+    Returns:
+        `r2`, the agreement of model and algorithm for each intervention (1: the same predictions), with 95% intervals
+        over prompts; `score`, that of the weakest; `effects`, the share of the effects of all interventions that the
+        hypothesis explains; `to_dataframe()` has one row per intervention and place.
 
     Source: Geiger et al. 2021 for interchange interventions, with targets that are numbers in place of classes.
 

@@ -40,17 +40,19 @@ MODEL, RANDOM, UNTRAINED = "model", "random targets", "untrained model"
 class SubspaceSearch(Result):
     """Learned subspaces: their exchange compared with that of an algorithm's variable, on held-out prompts.
 
-    With Δ the change from the prediction without intervention, the R² of a subspace is
-    `1 - E|Δmodel - Δhypothesis|² / E|Δhypothesis|²`: 1 where its exchange does what exchanging the variable would, 0
-    for a subspace without effect. The R² of its rest, all other directions of the same tokens' streams, compares with
-    the exchange of all other variables; a variable lies in a subspace only if both are near 1. Controls have an
-    advantage: their changes are multiplied by the best-fitting factor.
+    With Δ the change from the prediction without intervention, the R² of a subspace is `1 - E|Δmodel - Δhypothesis|² /
+    E|Δhypothesis|²`: 1 where its exchange does what exchanging the variable would, 0 for a subspace without effect. The
+    R² of its rest, all other directions of the same tokens' streams, compares with the exchange of all other variables;
+    a variable lies in a subspace only if both are near 1. Controls have an advantage: their changes are multiplied by
+    the best-fitting factor.
 
     Attributes:
+        hypothesis: name of the hypothesis.
         variables: the variables, exchanged together.
         place: "query" or "context": the tokens whose streams are exchanged.
         layers: numbers of layers before the exchange.
         steps: for each, the number of the algorithm's steps before it.
+        dims: numbers of dimensions of the subspaces.
         searches: "model"; the controls "random targets" (each prompt's are those of another) and "untrained model".
         errors: `|Δmodel - Δhypothesis|²` of the subspaces, `[search layer dim prompt]`.
         rest_errors: the same for the rests.
@@ -74,19 +76,22 @@ class SubspaceSearch(Result):
 
     @checked
     def r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
-        """Held-out R² of a subspace."""
+        """Return the held-out R² of the subspace of `dim` dimensions after `layer` layers, with its 95% interval.
+
+        1: exchanging it acts like exchanging the variable. `search` is "model" or one of the controls in `searches`.
+        """
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[0][j]
 
     @checked
     def rest_r2(self, layer: int, dim: int, search: str = MODEL) -> Interval:
-        """Held-out R² of its rest."""
+        """Return the held-out R² of all directions outside the subspace, against all other variables; see `r2`."""
         s, i, j = self._place(layer, dim, search)
         return self.curves(s, i)[1][j]
 
     @checked
     def subspace(self, layer: int, dim: int) -> Float[Tensor, "d_model dim"]:
-        """The orthonormal columns learned in the model, e.g. for `Hypothesis(subspaces=)`."""
+        """Return the orthonormal columns learned after `layer` layers, e.g. for `Hypothesis(subspaces=)`."""
         _, i, j = self._place(layer, dim, MODEL)
         first = sum(self.dims[:j])
         return self.columns[i, :, first : first + dim]
@@ -102,12 +107,15 @@ class SubspaceSearch(Result):
         return subspaces, rests
 
     def samples(self) -> dict[str, Tensor]:
-        """The errors of subspaces and rests relative to the mean change: 1 minus R² on average."""
+        """Return the errors of subspaces and rests relative to the mean change: 1 minus R² on average."""
         scale = self.changes.mean(-1)[:, :, None, None].clamp(min=1e-300)
         return {"errors": self.errors / scale, "rest_errors": self.rest_errors / scale}
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per search, layer and number of dimensions: both R² with 95% intervals, and that of the fit."""
+        """Return a table with one row per search, layer and number of dimensions: both R² with 95% intervals.
+
+        `fitted_r2` is their mean on the prompts of the fit.
+        """
         rows = []
         for s, i in self._searched():
             for j, (r2, rest) in enumerate(zip(*self.curves(s, i), strict=True)):
@@ -157,26 +165,40 @@ def fit_subspace(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> SubspaceSearch:
-    """Learn which subspace of a model's stream carries a variable of an algorithm.
+    """Learn which subspace of a model's residual stream carries a variable of an algorithm.
 
     Orthonormal columns are learned such that exchanging them between prompts changes the model's prediction as
     exchanging the variable changes the algorithm's, and exchanging all other directions as exchanging all other
-    variables does. Results are from other prompts. Many directions fit anything: hence the curve over their number,
-    and the same search with random targets and in an untrained model.
+    variables does. Results are from other prompts. Many directions fit anything: hence the curve over their number, and
+    the same search with random targets and in an untrained model.
 
     Args:
         model: any model with hooks that reads prompts of points.
         hypothesis: the algorithm, and which layers are which steps.
-        variables: one of the algorithm's, or several to exchange together; "y, prediction" is two too.
+        variables: one of the algorithm's variables, or several to exchange together, as a list or as "y, prediction".
         task: distribution of the prompts to fit to and to measure on.
         place: the tokens that carry the variable, "query" or "context".
         layers: numbers of layers after which to search, each from the hypothesis's schedule; by default all between the
             first and the last.
         dims: numbers of dimensions of the subspace, rising.
-        untrained: an untrained model of the same kind; by default a mechicl model with new initial weights, or none.
+        untrained: an untrained model of the same kind; by default a mechicl model with new initial weights. For other
+            models this control is left out unless it is given.
+        n_fitting: number of prompts to fit to.
+        n_prompts: number of other prompts to measure on.
+        iterations: number of optimizer iterations per start.
         restarts: number of random starts, in addition to directions found by regression. The best on the fitting
             prompts is taken.
         seed: seed of prompts, columns and the untrained model.
+        memory: bound on memory in bytes.
+
+    Returns:
+        `r2(layer, dim)`, how well exchanging the subspace reproduces exchanging the variable (1: exactly, 0: no
+        effect), and `rest_r2(layer, dim)`, the same for all other directions, with 95% intervals over held-out prompts;
+        both take the controls as `search=`. `subspace(layer, dim)` has the columns `[d_model dim]`.
+
+    Raises:
+        TypeError: a model that does not read prompts of points.
+        ValueError: unknown variables, layers outside the schedule, or dims that do not rise.
 
     Source: Geiger et al. 2024, distributed alignment search, with targets that are numbers in place of classes.
 

@@ -115,10 +115,7 @@ class Circuit(Result):
 
     @checked
     def effects(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
-        """Return the mean change of the metric when the circuit loses each node or edge, with its interval.
-
-        Nodes come first, then edges; those that were not measured are left out.
-        """
+        """Return the mean change of the metric without each node, then each edge, if measured, with intervals."""
         return {part: interval(effect, level) for part, effect in self._measured()}
 
     def _measured(self) -> list[tuple[Node | Edge, Tensor]]:
@@ -130,10 +127,7 @@ class Circuit(Result):
 
     @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """Make a table of nodes, then edges: the change of the metric without each, with its interval over prompts.
-
-        The columns are kind ("node" or "edge"), part, effect, low and high.
-        """
+        """Make a table of nodes, then edges: the change of the metric without each, with its interval over prompts."""
         effects, rows = self.effects(level), []
         for part in (*self.nodes, *self.edges):
             mean = effects.get(part, Interval(math.nan, math.nan, math.nan, len(self.full), level))

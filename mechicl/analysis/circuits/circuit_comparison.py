@@ -59,10 +59,7 @@ class CircuitComparison(Result):
         return len(shared) / n if (n := len(shared) + len(missing)) else math.nan
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """Make a table of nodes, then edges, with the columns kind, part and standing (shared, missing or false).
-
-        `level` is unused.
-        """
+        """Make a table of nodes, then edges: each is shared, missing or false; `level` is unused."""
         rows = [(kind[:-1], str(part), standing) for standing, kind, parts in self._by_standing() for part in parts]
         return pd.DataFrame(rows, columns=["kind", "part", "standing"])
 

@@ -157,11 +157,10 @@ def circuit_curve(
             scores, else zero. "any" is measured with zero.
         reference: for "mean" the prompts to average over, for "resample" the prompt that replaces each; by default from
             the prompts themselves.
-        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
-            for outputs at all positions; by default as for `find_circuit`.
+        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions; by
+            default as for `find_circuit`.
         seed: seed of random scores, and of "resample".
         memory: bound on memory in bytes.
-        progress: show a progress bar.
 
     Returns:
         By name of the scores (argument `name`; default the first): `faithfulness(name)`, for each fraction the share of

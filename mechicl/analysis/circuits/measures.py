@@ -46,15 +46,14 @@ def measure_circuit(
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`; by default as for `find_circuit`.
         reference: prompts that replacements of cut edges come from; by default the new prompts. Cut edges are replaced
             by the method of the search (where that was "any", by zeros).
-        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
-            for outputs at all positions; by default as for `find_circuit`.
+        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions; by
+            default as for `find_circuit`.
         effects: measure the effect of each node and edge too, with a run for each; NaN otherwise.
         n_subsets: number of subsets of the circuit's nodes to remove from the circuit, and from the model, for
             `Circuit.incompleteness`. These are all subsets if there are at most that many, else random ones that
             contain each node with probability 1/2.
         seed: seed of the subsets, and of "resample".
         memory: bound on memory in bytes.
-        progress: show a progress bar.
 
     Returns:
         The same nodes and edges with new measurements, as shares of the effect of cutting everything: `faithfulness()`

@@ -56,12 +56,9 @@ class EdgeScores(Result):
 
     @checked
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
-        """Return the probability that a true edge scores higher, in absolute value, than another edge.
+        """Return the probability that an edge of `truth` scores higher, in absolute value, than another edge.
 
         1 for perfect scores, 0.5 for random ones. Ties count one half.
-
-        Args:
-            truth: the true circuit, or its edges.
         """
         values = read_scores(self, self.edges).abs().numpy()
         true = set(truth.edges if isinstance(truth, NodesAndEdges) else truth)
@@ -145,11 +142,10 @@ def score_edges(
             ("resample"), or "any" (zeros and random mixtures); by default "zero" for a metric, "any" for "outputs".
         reference: for "mean" the prompts to average over, for "resample" the prompt that replaces each; by default from
             the prompts themselves.
-        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
-            for outputs at all positions; by default as for `find_circuit`.
+        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions; by
+            default as for `find_circuit`.
         seed: seed of random replacements and signs.
         memory: bound on memory in bytes.
-        progress: show a progress bar.
 
     Returns:
         `edges`, and `scores` `[edge prompt]`: the estimated metric with the edge cut minus that of the full model; for

@@ -74,12 +74,10 @@ def find_circuit(
         tolerance: largest distance from the full model, as a share of the distance when everything is cut.
         effects: measure the effect of removing each node and edge from the circuit, with a run for each; NaN otherwise.
         steps: number of gradients for the scores; by default 4, or 5 for "eap-ig".
-        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
-            for outputs at all positions. By default "query" for points, and for tokens if a metric is given, else
-            "positions".
+        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions. By
+            default "query" for points, and for tokens if a metric is given, else "positions".
         seed: seed of random replacements.
         memory: bound on memory in bytes.
-        progress: show a progress bar.
 
     Returns:
         The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()` is the share of the

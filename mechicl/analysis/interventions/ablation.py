@@ -68,13 +68,11 @@ def ablate(
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
             "loss" against the prompts' targets, where there are any: squared error, or cross entropy in nats.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
-        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
-            for outputs at all positions.
+        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
             metrics.
         seed: seed of the shuffling of "resample".
         memory: bound on memory in bytes.
-        progress: show a progress bar.
 
     Returns:
         A sweep: `effect()` is the change of the first metric by each ablation, ablated minus intact, `[*axes prompt]`;

@@ -63,10 +63,8 @@ def attribute(
             By default the loss against the clean prompts' targets; for plain token ids, and for outputs at all
             positions of points, it has to be given.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
-        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
-            for outputs at all positions.
+        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
         memory: bound on memory in bytes.
-        progress: show a progress bar.
 
     Returns:
         A sweep without predictions: `effect()` is the estimated change of the first metric, `[*axes prompt]`;

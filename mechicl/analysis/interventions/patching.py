@@ -60,12 +60,10 @@ def patch(
             "loss" against the clean prompts' targets, where there are any: squared error, or cross entropy in nats for
             `TokenSequences`.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
-        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
-            for outputs at all positions.
+        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
             metrics.
         memory: bound on memory in bytes.
-        progress: show a progress bar.
 
     Returns:
         A sweep: `recovered()` is the share of the difference between both runs' mean metric that each cell recovers (0:

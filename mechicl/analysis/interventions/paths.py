@@ -56,12 +56,10 @@ def patch_paths(
             run.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name; by default the
             loss against the clean prompts' targets, where there are any.
-        at: "query" for predictions of the last point or token only, "points" for every prefix of points, "positions"
-            for outputs at all positions.
+        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
             metrics.
         memory: bound on memory in bytes.
-        progress: show a progress bar.
 
     Returns:
         A sweep over `("layer", "head", "to_layer", "to_head")`: A's, then B's. `effect()` is the change of the metric

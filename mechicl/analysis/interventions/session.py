@@ -206,11 +206,7 @@ class PatchingSession:
 
     @checked
     def toggle(self, site: Site) -> None:
-        """Add a patch at a site (a component of a layer, at a position, head, ...), or remove it if it is there.
-
-        Raises:
-            ValueError: a site that the model does not have, or whose edits it ignores.
-        """
+        """Add a patch at a site (a component of a layer, at a position, head, ...), or remove it if it is there."""
         self._check(site)
         now = self.interventions
         self._remember(tuple(other for other in now if other != site) if site in now else (*now, site))
@@ -234,12 +230,7 @@ class PatchingSession:
 
     @torch.no_grad()
     def result(self) -> SessionResult:
-        """Run the patched, the clean and the corrupted prompt.
-
-        Returns:
-            The three predictions and their metrics; `recovered` is the share of the difference of the clean and the
-            corrupted run's metric that the patches recover.
-        """
+        """Run the patched, the clean and the corrupted prompt: predictions, metrics, and the share `recovered`."""
         check_eval_mode(self.model)
         with holding(self.model):
             clean, corrupted = self._clean_run[0], self._corrupted_prediction

@@ -70,15 +70,7 @@ class InterventionSweep(Result):
 
     @checked
     def measure(self, name: str, metric: Metric) -> "InterventionSweep":
-        """Evaluate one more metric on the kept predictions, and return a sweep that has it too.
-
-        Args:
-            name: name of the metric.
-            metric: function of predictions `[prompt ...]` that returns `[prompt]`.
-
-        Raises:
-            ValueError: a sweep whose predictions were not kept.
-        """
+        """Evaluate one more metric on the kept predictions; return a sweep that has it too, under this name."""
         if self.predictions is None:
             raise ValueError("the predictions of this sweep were not kept: give the metric to the sweep itself")
         cells = self.predictions.flatten(0, len(self.axes) - 1)
@@ -112,10 +104,7 @@ class InterventionSweep(Result):
     def recovered_interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
         """Return the share that one cell recovers (see `recovered`), with its interval over prompts.
 
-        Args:
-            index: the cell's index along each axis, counted from 0 over the layers, positions, ... that were swept.
-            metric: name of the metric; by default the first.
-            level: confidence level.
+        `index` is the cell's index along each axis, counted from 0 over the layers, positions, ... that were swept.
         """
         name = self._metric(metric)
         whole, effect = self._whole(name), self.effect(name)[self._place(index)]
@@ -125,10 +114,7 @@ class InterventionSweep(Result):
     def interval(self, *index: int, metric: str | None = None, level: float = 0.95) -> Interval:
         """Return the mean effect of one cell (see `effect`), with its interval over prompts.
 
-        Args:
-            index: the cell's index along each axis, counted from 0 over the layers, positions, ... that were swept.
-            metric: name of the metric; by default the first.
-            level: confidence level.
+        `index` is the cell's index along each axis, counted from 0 over the layers, positions, ... that were swept.
         """
         return interval(self.effect(metric)[self._place(index)], level)
 
@@ -147,11 +133,7 @@ class InterventionSweep(Result):
 
     @checked
     def strongest(self, n: int = 5, metric: str | None = None) -> pd.DataFrame:
-        """Return a table of the `n` cells with the largest mean effects, up or down.
-
-        It has a column for each axis, and the mean of the metric, of its effect and the ends of the effect's 95%
-        interval over prompts (`metric_effect_low`, `metric_effect_high`).
-        """
+        """Return a table of the `n` cells with the largest mean effects, up or down, and their 95% intervals."""
         name = self._metric(metric)
         table = self.to_dataframe()
         order = table[f"{name}_effect"].abs().sort_values(ascending=False).index[:n]
