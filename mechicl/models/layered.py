@@ -59,7 +59,7 @@ class LayeredModel(HookedRootModule):
 
     @in_a_pass
     def has_hooks(self) -> bool:
-        """True if anything is attached that sees a run or changes it: a torch hook on any part, or a replaced part.
+        """Return True if a hook is attached to any part of the model, or a part was replaced.
 
         Hooks of a `with model.hooks(...)` in another thread are never seen: this thread waits until they are removed.
         """
@@ -85,7 +85,7 @@ class LayeredModel(HookedRootModule):
 
     @checked
     def count_points(self, prompts: Prompts) -> Int[Tensor, "pos"]:
-        """Count the context points that each position can depend on.
+        """Count the context points that each position can depend on: those whose y comes before or at it.
 
         Raises:
             ValueError: positions see later points, or the positions of the points are not known.
@@ -135,16 +135,17 @@ class LayeredModel(HookedRootModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """A context with hooks, as in TransformerLens, which returns the model.
+        """Attach hooks to the model during a `with` block, as in TransformerLens.
 
-        Within it this thread has the model's lock: runs in other threads wait until it ends. At its end the hooks that
-        it added are removed, and no others.
+        Other threads cannot run the model during the block. At its end the hooks that it added are removed, and no
+        others.
 
         Args:
-            fwd_hooks: names of hooks, or functions of names, each with a function of the activation and `hook=`.
-            bwd_hooks: likewise, of the gradient.
+            fwd_hooks: pairs of a hook's name (or a function of names that selects hooks) and a function of the
+                activation and the keyword `hook`; a tensor that it returns replaces the activation.
+            bwd_hooks: such pairs with functions of the activation's gradient.
             reset_hooks_end: False to keep the hooks until `reset_hooks`.
-            clear_contexts: empty the `ctx` of all hook points at its end.
+            clear_contexts: empty the dictionaries `ctx` of all hook points at the end.
         """
         for name, _ in (*fwd_hooks, *bwd_hooks):
             self._check_point(name)
@@ -207,10 +208,15 @@ class LayeredModel(HookedRootModule):
     def run_with_cache(
         self, input: Tensor | Prompts | str | list[str], *args: Any, return_cache_object: bool = True, **kwargs: Any
     ) -> Any:
-        """Return outputs and an `ActivationCache` of every hook (a plain dict with `return_cache_object=False`).
+        """Run the model and record activations; return the outputs and an `ActivationCache` by hook name.
 
-        Arguments as in TransformerLens: `names_filter`, `device`, `remove_batch_dim`, `pos_slice`. For gradients,
-        which `incl_bwd` takes of a single output only, attach `bwd_hooks` with `hooks`.
+        Args:
+            input: prompts, tokens, or texts for a model with a tokenizer.
+            args: further arguments of `forward`.
+            return_cache_object: False to return a plain dictionary.
+            kwargs: TransformerLens' options: `names_filter` (the hooks to record; by default all), `device`,
+                `remove_batch_dim`, `pos_slice`. For gradients, which `incl_bwd` takes of a single output only, attach
+                `bwd_hooks` with `hooks`.
         """
         names = kwargs.get("names_filter")
         names = [names] if isinstance(names, str) else names

@@ -227,7 +227,7 @@ class HookedLSTM(PromptedModel):
 
     @in_a_pass
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        """Read tokens in: the input of the first layer."""
+        """Compute the input of the first layer from tokens, by the linear read-in."""
         self._check_tokens(tokens)
         return self.hook_embed(tokens @ self.embed)
 

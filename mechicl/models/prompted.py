@@ -81,17 +81,21 @@ class PromptedModel(LayeredModel):
                 layer.
             return_type: "logits" for the outputs, "loss" (see `loss_fn`), "both", or None for a run for hooks only.
             loss_per_token: return the loss of each prediction, not their mean.
-            prepend_bos: for texts, see `to_tokens`.
-            padding_side: "right" or None: the side on which shorter texts are padded.
+            prepend_bos: for texts, whether to put the tokenizer's beginning-of-sequence token first; by default the
+                config's `default_prepend_bos`.
+            padding_side: side on which shorter texts are padded; only "right" (also the default) is supported.
             start_at_layer: begin before this block; negative numbers count from the end.
-            tokens: for the loss, if the input is a residual stream.
-            attention_mask: for token ids: 0 at padding on the right, which has no loss.
-            stop_at_layer: end before this block and return the residual stream there; negative likewise.
+            tokens: token ids or prompts with the targets of the loss, if the input is a residual stream.
+            attention_mask: for token ids, 0 at padding on the right, which has no loss, and 1 elsewhere.
+            stop_at_layer: end before this block and return the residual stream there; negative numbers count from the
+                end.
             at: positions of the returned outputs: all "positions", the predicted "points", the "query", or a slice.
 
         Returns:
-            `[batch row d_out]`: predictions before `decode`, or logits; or a residual stream `[batch row d_model]`. A
-            loss is a number, or `[batch pos - 1]` for token ids and `[batch point]` for prompts. Both are an `Output`.
+            Outputs `[batch row d_out]`, one row per position (predictions before `decode`, or logits), or with
+            `stop_at_layer` the residual stream `[batch row d_model]`. A loss is a mean over predictions, or
+            `[batch pos - 1]` for token ids and `[batch point]` for prompts with `loss_per_token`. For "both" an
+            `Output` with `logits` and `loss`.
 
         Raises:
             ValueError: tokens of another width, more positions than the model has, a layer that does not exist, an
@@ -145,12 +149,12 @@ class PromptedModel(LayeredModel):
     ) -> Float[Tensor, ""] | Float[Tensor, "batch row"]:
         """Compute the loss of the outputs at all positions.
 
-        For token ids the cross entropy of each next token, in nats; for prompts the squared error of each prediction,
-        averaged over the target's dimensions.
+        For token ids this is the cross entropy of each next token, in nats; for prompts the squared error of each
+        prediction, averaged over the target's dimensions.
 
         Args:
-            logits: the model's outputs.
-            tokens: its input.
+            logits: the model's outputs at all positions.
+            tokens: the model's input, token ids or prompts, which contains the targets.
             attention_mask: 0 for token ids that are padding, which have no loss.
             per_token: return the loss of each prediction, `[batch pos - 1]` or `[prompt point]`, not their mean.
         """
@@ -181,7 +185,7 @@ class PromptedModel(LayeredModel):
 
     @checked
     def encode(self, prompts: Prompts) -> Float[Tensor, "prompt pos d_token"]:
-        """Encode prompts as tokens of this model, on its device and in its dtype."""
+        """Encode prompts as the model's input tokens, on its device and in its dtype."""
         cfg, form = self.cfg, self.cfg.format
         if (prompts.x_dim, prompts.y_dim) != (cfg.x_dim, cfg.y_dim):
             prompts_dims = f"the prompts have x_dim={prompts.x_dim}, y_dim={prompts.y_dim}"
@@ -191,26 +195,29 @@ class PromptedModel(LayeredModel):
 
     @checked(undefined=True)
     def decode(self, outputs: Float[Tensor, "prompt pos d_out"]) -> Float[Tensor, "prompt point y"]:
-        """Extract the predictions from outputs at all positions: one point (the query) if paired, else every point."""
+        """Extract predictions from outputs at all positions: of every point if interleaved, of the query if paired."""
         return outputs[:, self._points(outputs.shape[1])]
 
     @checked
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """Predict the query in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
+        """Predict the query of each prompt, in bounded memory.
+
+        Gradients reach the prompts, if these require them, and not the weights: to train, differentiate `forward`.
+        """
         return self._in_parts(lambda part: self.forward(part, at="query")[:, -1], prompts)
 
     @checked
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """Estimate from above the bytes that a pass without gradients holds at once for each prompt."""
+        """Return an upper estimate of the bytes of memory that a pass without gradients takes for each prompt."""
         n_pos = self.cfg.format.n_tokens(prompts.n_context)
         return self.cfg.torch_dtype.itemsize * n_pos * self._numbers_per_position(n_pos)
 
     @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Predict each point t from the points before it; the last one is the query.
+        """Predict each point from the points before it; the last one is the query.
 
-        One pass if no output sees later points (interleaved and causal), otherwise one a prefix. Memory and graph are
-        as for `predict`.
+        This takes one pass if no output sees later points (interleaved and causal), otherwise one pass for each point.
+        Memory and gradients are as for `predict`.
         """
         if self.cfg.one_pass:
             return self._in_parts(lambda part: self.forward(part, at="points"), prompts)
@@ -220,12 +227,17 @@ class PromptedModel(LayeredModel):
 
     @property
     def tokens_per_point(self) -> int | None:
-        """Number of positions of a context point; None for a model of token ids."""
+        """Number of positions (tokens) of a context point; None for a model of token ids."""
         return {"paired": 1, "interleaved": 2}.get(self.cfg.prompt_format)
 
     @checked
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
+        """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
+
+        Args:
+            prompts: the prompts.
+            at: rows of the tensors: the predicted "points", the "query" alone, or all "positions".
+        """
         stream = self.forward(prompts, stop_at_layer=0)
         positions = self._positions(at, stream.shape[1])
         yield stream[:, positions]

@@ -21,7 +21,7 @@ Measured = tuple[list[Row], list[Section], dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Measured values next to published ones.
+    """Measured values next to published ones, printed as a table and written as a page.
 
     Attributes:
         title: title of the page.
@@ -65,9 +65,9 @@ class Comparison:
         """Save NAME.json and NAME.html in a folder, which is made if need be, and return the path of the page.
 
         Args:
-            out: the folder.
-            name: of the files.
-            opening: first section of the page.
+            out: folder to write to.
+            name: name of both files, without suffix.
+            opening: section to put first on the page; none by default.
         """
         out = Path(out)
         out.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Comparison:
 
     @checked
     def write_numbers(self, path: Path) -> None:
-        """Save the numbers without the page."""
+        """Save the numbers as a JSON file, without the page."""
         saved = {"title": self.title, "lead": self.lead, "date": time.strftime("%Y-%m-%d"), **self.data}
         saved |= {"table": [row.to_json() | {"verdict": row.verdict} for row in self.rows], **self.more_data()}
         write_json(path, finite(saved))
@@ -89,7 +89,7 @@ class Comparison:
 
     @checked
     def verdict_on(self, row: Row) -> str:
-        """Return the outcome of a row's comparison with its paper."""
+        """Return the outcome of a row's comparison with its paper: "agrees", "differs" or "not printed"."""
         return row.verdict
 
     def _laid_out(self) -> list[Section]:

@@ -51,7 +51,7 @@ class Row:
         check_fields(self, undefined=True)
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Return the cells of the line as text."""
+        """Return the cells of the line as text: quantity, published, measured, samples, note."""
         published = "—" if self.published is None else str(self.published)
         samples = self.over
         if isinstance(self.measured, Interval):
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def ends(self) -> tuple[float, float, float]:
-        """Lower end, mean and upper end of the interval: see `ends`."""
+        """Lower end, mean and upper end of the measured interval: see `ends`."""
         return ends(self)
 
     @property

@@ -36,11 +36,11 @@ class Sweep(Grid):
     independent of each other, and of how, where and in which order they run.
 
     Attributes:
-        config: what all cells share, or the name of a preset.
-        over: the axes, name to values: fields by their path ("model.n_layers"), "seed", or "x_dim" and "n_context" for
-            the size of task and model together. Values are a sequence, or a mapping of labels to values; a value that
-            is itself a mapping changes several fields at once, and its axis may have any name. None has the label
-            "none". By default the config's own seeds are the axis "seed".
+        config: the training config that all combinations start from, or the name of one in `training.PRESETS`.
+        over: the axes of the grid, name to values. A name is a field of the config by its path ("model.n_layers"),
+            "seed", or "x_dim" and "n_context" for the size of task and model together. Values are a sequence, or a
+            mapping of labels to values; a value that is itself a mapping changes several fields at once, and its axis
+            may have any name. None has the label "none". By default the config's own seeds are the axis "seed".
         together: largest number of models in an ensemble. Large ensembles are faster for small models, small ones
             divide better over workers. It determines the results: other ensembles round differently.
         threads: torch's threads for each cell; determines the results for the same reason.
@@ -89,15 +89,16 @@ class Sweep(Grid):
             gpus: GPUs of a Ray machine for each cell; 0.25 lets four share one, 0 trains on CPUs. By default 1 where
                 the cluster has some and the config's `cpu` is False.
             launch: command that starts a training of several processes, such as ("accelerate", "launch",
-                "--num_processes", "2"), for models that need more than one process.
+                "--num_processes", "2"), for models that need more than one process. By default one process.
             retry: try failed cells again.
             extend: accept a folder with a sweep that has other values on its axes, or other measures: its cells are
                 kept, and models are measured again if the measures changed.
             progress: show a progress bar, with the remaining time.
 
         Returns:
-            One row per model: the axes, then "diverged_at" (the step, or NaN), "loss" (held-out, at the end), and the
-            measured values, NaN for a model that diverged.
+            A `GridTable`, whose `frame` has one row per model: the axes, then "diverged_at" (the training step, or
+            NaN), "loss" (held-out loss at the end) and the measured values, NaN for a model that diverged.
+            `intervals("loss")` has means over seeds with their 95% intervals.
 
         Raises:
             SweepError: cells failed; the message lists them. The table has all others (`sweeps.load_table`).

@@ -24,27 +24,27 @@ class TrainingConfig:
     """A whole training run; two runs with equal configs give the same weights, bit for bit, on the same machine.
 
     Attributes:
-        task: distribution of the prompts.
-        model: config of the network.
+        task: distribution of the prompts, an object of `mechicl.tasks`.
+        model: config of the network, a `TransformerConfig` or `LSTMConfig`.
         more_tasks: further tasks with prompts of the same shape; every seed gets a model on each, all trained together.
         seeds: one model for each (and for each task), trained together; a seed fixes its initial weights and prompts.
         steps: number of optimisation steps.
         batch_size: prompts per step and seed, over all processes together.
         optimizer: "adam", or "soap", which is Adam in each weight matrix's own axes: faster where deep models are
             ill-conditioned (see `training.SOAP`).
-        learning_rate: the optimiser's, after warm-up.
-        schedule: "constant", or "cosine" down to 0 at the last step.
+        learning_rate: learning rate after warm-up.
+        schedule: change of the learning rate after warm-up: "constant", or "cosine" down to 0 at the last step.
         warmup_steps: steps in which the learning rate grows linearly from 0.
         gradient_clip: bound on the global norm of each seed's gradient; None for no bound.
-        loss: mean squared error of the "query"'s prediction or of all "points"'; by default all points where one pass
-            gives them (interleaved, causal), else the query. For token ids the loss is the cross entropy of the next
-            token, in nats, over the tokens that can be predicted.
+        loss: "query" for the mean squared error of the query's prediction, "points" for that of all points; by default
+            all points if one pass predicts them (interleaved, causal), else the query. For token ids the loss is the
+            cross entropy of the next token, in nats, over the tokens that can be predicted.
         curriculum: schedule by which prompts grow up to the task's own size; None for whole prompts throughout.
         eval_every: steps between evaluations on held-out prompts.
         eval_prompts: number of held-out prompts, the same ones every time.
-        eval_seed: their seed.
-        target_loss: a seed whose evaluation loss falls to this stops there; the run ends when all have.
-        log_every: steps between lines in metrics.jsonl.
+        eval_seed: seed of the held-out prompts.
+        target_loss: held-out loss at which a seed stops; the run ends when all seeds have stopped. None for no bound.
+        log_every: steps between lines of training losses in metrics.jsonl.
         save_every: steps between saves, from which a killed run resumes.
         n_snapshots: approximate number of snapshots of the weights for the checkpoint (see `snapshot_steps`).
         snapshots_between: space snapshots evenly from the first of these two steps to the second; None for geometric
@@ -140,7 +140,7 @@ class TrainingConfig:
 
     @property
     def members(self) -> tuple[tuple[int, int], ...]:
-        """Index of the task and seed of each model, in order: all seeds of the first task first."""
+        """A pair (index of the task, seed) for each model, in order: all seeds of the first task first."""
         return tuple((task, seed) for task in range(len(self.tasks)) for seed in self.seeds)
 
     @property
@@ -150,14 +150,18 @@ class TrainingConfig:
 
     @property
     def loss_at(self) -> At:
-        """The predictions that the loss averages over."""
+        """Where the loss is taken: "query", all "points", or for token ids all "positions"."""
         if self.on_tokens:
             return "positions"
         return self.loss or ("points" if self.model.one_pass else "query")
 
     @property
     def snapshot_steps(self) -> tuple[int, ...]:
-        """Steps of snapshots: 0, then geometrically spaced from a 200th of the run to its end."""
+        """Training steps of the snapshots, in ascending order; empty with n_snapshots=0.
+
+        By default these are 0 and geometrically spaced steps from a 200th of the run to its end; with
+        `snapshots_between` evenly spaced ones.
+        """
         if self.n_snapshots == 0:
             return ()
         if self.snapshots_between is not None:
@@ -171,17 +175,17 @@ class TrainingConfig:
 
     @checked
     def tasks_at(self, step: int) -> tuple[AnyTask, ...]:
-        """The tasks that step `step` (from 0) draws its prompts from."""
+        """Return the tasks that training step `step` (from 0) draws its prompts from, sized by the curriculum."""
         return tuple(self.curriculum.task_at(task, step) if self.curriculum else task for task in self.tasks)
 
     @property
     def eval_tasks(self) -> tuple[AnyTask, ...]:
-        """Distributions of held-out prompts: of fixed tasks, the task that they were drawn from."""
+        """Distributions of held-out prompts; for `FixedTasks` the distribution that their tasks were drawn from."""
         return tuple(task.task if isinstance(task, FixedTasks) else task for task in self.tasks)
 
     @checked
     def learning_rate_at(self, step: Natural) -> float:
-        """The learning rate of step `step` (from 0)."""
+        """Return the learning rate of training step `step` (from 0)."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
@@ -193,10 +197,15 @@ class TrainingConfig:
     def resized(
         self, *, x_dim: int | None = None, n_context: int | None = None, steps: int | None = None
     ) -> "TrainingConfig":
-        """The same run in another size, for which tasks, model and curriculum change together.
+        """Return the config of the same run in another size; tasks, model and curriculum change together.
 
         Other fields of the model, like the width of its heads, stay unchanged. The curriculum starts and climbs in
         proportion and takes the same number of steps as before or, if `steps` is smaller, the same share of them.
+
+        Args:
+            x_dim: new dimension of the inputs; by default unchanged.
+            n_context: new number of context points; by default unchanged.
+            steps: new number of training steps; by default unchanged.
 
         Raises:
             ValueError: a task without that size, or with fields that fit only its old one.
@@ -219,11 +228,11 @@ class TrainingConfig:
         )
 
     def replace(self, **changes: Any) -> "TrainingConfig":
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data; `from_dict` is the inverse."""
+        """Convert the config to plain JSON data; `from_dict` is the inverse."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         data |= {"task": task_to_dict(self.task), "model": self.model.to_dict()}
         data["more_tasks"] = [task_to_dict(task) for task in self.more_tasks]
@@ -234,7 +243,7 @@ class TrainingConfig:
     @classmethod
     @checked
     def from_dict(cls, data: dict[str, Any]) -> "TrainingConfig":
-        """The config that `to_dict` wrote.
+        """Make the config that `to_dict` wrote.
 
         Raises:
             ValueError: unknown or missing fields, or bad values.

@@ -9,7 +9,18 @@ from mechicl.tasks import AnyTask
 
 @dataclass(frozen=True)
 class Ramp:
-    """A whole number that grows during training: `start`, then `increment` more every `interval` steps, up to `end`."""
+    """A whole number that grows during training, for a `Curriculum`.
+
+    Attributes:
+        start: value at step 0.
+        end: last value, which is then kept.
+        increment: amount by which the value grows at once.
+        interval: number of training steps between two increments.
+
+    Example:
+        >>> Ramp(start=5, end=20, increment=1, interval=2000).at(4000)
+        7
+    """
 
     start: Count
     end: Count
@@ -23,17 +34,17 @@ class Ramp:
 
     @checked
     def at(self, step: int) -> int:
-        """The value at a step."""
+        """Return the value at a training step."""
         return min(self.end, self.start + self.increment * (step // self.interval))
 
     @property
     def done_at(self) -> int:
-        """The first step with the end value."""
+        """The first training step with the end value."""
         return self.interval * _ceil(self.end - self.start, self.increment)
 
     @checked
     def resized(self, end: int, done_at: int) -> "Ramp":
-        """A ramp to another end, start and increment in proportion, that reaches it at step `done_at` or before."""
+        """Return a ramp to another `end`, in proportion, that reaches it at step `done_at` or before."""
         start = min(end, max(1, round(self.start * end / self.end))) if done_at > 0 else end
         if start == end:
             return Ramp(end, end)
@@ -46,8 +57,8 @@ class Curriculum:
     """Prompts that start short and in few dimensions (Garg et al. 2022, appendix A).
 
     Attributes:
-        dims: number of input coordinates that are not zero; None for all.
-        points: number of points, including the query; None for all.
+        dims: growing number of input coordinates that are not zero; None for all from the start.
+        points: growing number of points, including the query; None for all from the start.
     """
 
     dims: Ramp | None = None
@@ -63,7 +74,7 @@ class Curriculum:
 
     @checked
     def task_at(self, task: AnyTask, step: int) -> AnyTask:
-        """The task at a step."""
+        """Return the task with the number of dimensions and points of a training step."""
         changes: dict[str, int] = {}
         if self.dims is not None:
             changes["active_dims"] = self.dims.at(step)
@@ -91,7 +102,12 @@ class Curriculum:
 
     @checked
     def resized(self, task: AnyTask, share: float = 1.0) -> "Curriculum":
-        """The curriculum for a task of another size, in proportion, in a share of the steps."""
+        """Return the curriculum for a task of another size, in proportion.
+
+        Args:
+            task: the task whose size the curriculum shall reach.
+            share: factor on the number of training steps that the curriculum takes.
+        """
         ramps = {
             name: ramp if ramp.end == end and share == 1 else ramp.resized(end, int(ramp.done_at * share))
             for name, ramp, end, _ in self._sizes(task)

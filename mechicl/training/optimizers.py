@@ -34,11 +34,11 @@ class SOAP(torch.optim.Optimizer):
     and so do sides of a matrix that are longer than `max_size`.
 
     Args:
-        weights: one row a model; no operation mixes rows.
-        shapes: shapes of the weights in a row, in order.
+        weights: the flattened weights of several models, one row per model; no operation mixes rows.
+        shapes: shapes of the weights that make up a row, in order.
         lr: learning rate.
-        betas: decay of the mean gradient, and of the second moments and factors.
-        every: steps between two computations of eigenvectors.
+        betas: decay rates of the mean gradient, and of the second moments and factors.
+        every: training steps between two computations of eigenvectors.
         eps: added to the root of the second moment, in units of its root mean over the matrix, so that rounding in the
             gradient stays small in the update.
         max_size: longest side of a matrix whose eigenvectors are computed.
@@ -84,7 +84,7 @@ class SOAP(torch.optim.Optimizer):
     @checked
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update of all weights."""
+        """Update all weights once from their gradients; return the loss that `closure` computes, if it is given."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for settings in self.param_groups:

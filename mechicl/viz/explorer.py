@@ -37,15 +37,15 @@ class PatchingExplorer(anywidget.AnyWidget):
     Scores and patterns are patched one query position at a time, its whole row.
 
     Args:
-        session: its state is shown and changed. After changing it in Python call `refresh`.
-        labels: of the positions; by default the session's.
-        token_names: for models of tokens, a name for each id; by default the ids.
+        session: the patching session that is shown and changed. After changing it in Python call `refresh`.
+        labels: names of the positions; by default the session's.
+        token_names: for models of tokens, a name for each token id; by default the ids.
 
     Attributes:
-        component: the activation that clicks patch.
-        head: its head; None for all of them, and for components without heads.
-        state: the displayed state.
-        last_seconds: time from the last click's arrival to the new predictions.
+        component: name of the activation that clicks patch, such as "resid_post".
+        head: number of the head that clicks patch; None for all heads, and for components without heads.
+        state: the displayed state, as plain data.
+        last_seconds: seconds from the last click's arrival to the new predictions.
 
     Example:
         >>> PatchingExplorer(PatchingSession(model, prompts, corrupt(prompts, "labels")))

@@ -49,6 +49,11 @@ class Section:
     """A part of a page: title, explanation, and a plotly figure, a picture, HTML such as a `table`, or several of them.
 
     A picture that has a `still` is drawn as that figure: the page needs no script but plotly's.
+
+    Attributes:
+        title: heading of the part.
+        words: explanation below the heading, in which `backticks` mark code.
+        content: what follows, one or several.
     """
 
     title: str

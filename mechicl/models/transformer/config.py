@@ -104,7 +104,7 @@ class TransformerConfig:
             default `0.8 / sqrt(d_model)` for token ids, 0.02 for other softmax models, else
             `sqrt(0.002 / n_layers / d_model)`, the fan-in scaling of von Oswald et al. 2023, A.12. A linear read-in
             and read-out always have `1 / sqrt(fan_in)`.
-        seed: of the initial weights, unless `HookedTransformer` is given another one.
+        seed: seed of the initial weights, unless `HookedTransformer` is given another one.
         dtype: "float32", "float64", "bfloat16" or "float16", or torch's; read as torch's, as in TransformerLens.
         device: device of a new model; the model keeps it up to date.
         use_attn_result: compute each head's output `attn.hook_result`, which costs memory; False: no such hook.
@@ -260,7 +260,7 @@ class TransformerConfig:
 
     @checked
     def for_layer(self, layer: int) -> "TransformerConfig":
-        """Return the config of a layer's block: this one with the attention of that layer."""
+        """Return the config of one layer's block, in which `attention` is that layer's kind."""
         kinds = self.attention.split(",")
         if len(kinds) == 1:
             return self
@@ -305,7 +305,7 @@ class TransformerConfig:
             raise AttributeError(f"{type(self).__name__} has no field {name!r}")
 
     def replace(self, **changes: Any) -> "TransformerConfig":
-        """Return a copy with some fields changed; fields that were left out follow the change."""
+        """Return a copy with some fields changed; fields that were left out get their defaults anew."""
         arguments = dict(self._arguments)
         if {"n_context", "prompt_format"} & set(changes):
             arguments["n_ctx"] = None

@@ -41,10 +41,10 @@ class HookedTransformer(LensNames):
 
     Args:
         cfg: the configuration; or one in TransformerLens' names, see `HookedTransformerConfig`.
-        tokenizer: of `transformers`, for models of token ids (`set_tokenizer`).
+        tokenizer: tokenizer of `transformers`, for models of token ids; without it the model reads no texts.
         move_to_device: ignored: a model is made on its config's device.
-        default_padding_side: see `set_tokenizer`.
-        seed: of the initial weights; by default the config's, else 0.
+        default_padding_side: side on which shorter texts are padded; only "right" (also the default) is supported.
+        seed: seed of the initial weights; by default the config's, else 0.
         initial_weights: W_0 `[x y]` of paired prompts, whose query token is `(x, -x W_0)`; 0 by default.
 
     Raises:
@@ -100,7 +100,11 @@ class HookedTransformer(LensNames):
     @torch.no_grad()
     @checked(undefined=True)
     def reset_parameters(self, seed: int) -> None:
-        """Draw new weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
+        """Draw new weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config).
+
+        Args:
+            seed: seed of the random weights.
+        """
         cfg, generator = self.cfg, torch.Generator().manual_seed(seed)
         matrices = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_gate", "W_pos")
         deviations: dict[str, float] = dict.fromkeys(matrices, cfg.initializer_range)
@@ -150,8 +154,8 @@ class HookedTransformer(LensNames):
         """Compute the residual stream before the first block: read-in, positions, input MLP.
 
         Args:
-            tokens: as for `forward`.
-            positions: of the tokens; by default 0, 1, ...
+            tokens: continuous tokens `[batch pos d_token]`, or token ids `[batch pos]`.
+            positions: position of each token in the prompt; by default 0, 1, ...
 
         Raises:
             ValueError: tokens of another shape or kind, or more positions than the model has.

@@ -73,13 +73,13 @@ class HookedTransformerConfig:
     @classmethod
     @checked
     def from_dict(cls, config_dict: Mapping[str, Any]) -> TransformerConfig:
-        """Make the config of a mapping of these names."""
+        """Make a `TransformerConfig` from a mapping of TransformerLens' names."""
         return cls(**config_dict)  # type: ignore[return-value]
 
     @classmethod
     @checked
     def unwrap(cls, config: Any) -> TransformerConfig:
-        """Make the config of a mapping of these names or a config of TransformerLens; ours is returned unchanged."""
+        """Make a `TransformerConfig` from a TransformerLens config or a mapping; mechicl's own stays unchanged."""
         return read_lens_config(config)
 
 

@@ -123,7 +123,7 @@ class LensNames(TextModel):
     def all_composition_scores(
         self, mode: Literal["Q", "K", "V"]
     ) -> Float[Tensor, "layer head layer_after head_after"]:
-        """Measure how much of each head's output is read by the queries, keys or values of later heads.
+        """Measure how much of each head's output is read by queries ("Q"), keys ("K") or values ("V") of later heads.
 
         `|W_OV W| / (|W_OV| |W|)` in Frobenius norms for the later head's W: `W_QK` (mode "Q"), `W_QKᵀ` ("K") or `W_OV`
         ("V"); 0 for heads that are not in a later layer.

@@ -37,7 +37,7 @@ class TextModel(PromptedModel):
     see the padding; there is no attention mask, so padding on the left is refused.
 
     Attributes:
-        tokenizer: of `transformers`, or None.
+        tokenizer: a tokenizer of `transformers`; None if the model has none.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -49,6 +49,10 @@ class TextModel(PromptedModel):
 
         Missing special tokens get TransformerLens' names: `<|endoftext|>` for the end of text, and the end of text for
         padding and beginning.
+
+        Args:
+            tokenizer: the tokenizer.
+            default_padding_side: side on which shorter texts are padded; only "right" (also the default) is supported.
 
         Raises:
             TypeError: not a tokenizer of transformers.
@@ -81,9 +85,15 @@ class TextModel(PromptedModel):
         move_to_device: bool = True,
         truncate: bool = True,
     ) -> Tensor:
-        """Convert text to token ids `[batch pos]`, padded on the right; prompts are encoded, tokens stay unchanged.
+        """Convert text to token ids `[batch pos]`; prompts are encoded, tokens stay unchanged.
 
-        Texts are cut at n_ctx tokens, unless `truncate` is False.
+        Args:
+            input: a text, several texts, prompts or tokens.
+            prepend_bos: whether to put the beginning-of-sequence token first; by default the config's
+                `default_prepend_bos`.
+            padding_side: side on which shorter texts are padded; only "right" (also the default) is supported.
+            move_to_device: put the ids on the model's device.
+            truncate: cut texts at n_ctx tokens.
         """
         if isinstance(input, Prompts | Tensor):
             return super().to_tokens(input)
@@ -119,7 +129,7 @@ class TextModel(PromptedModel):
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
         padding_side: Side = USE_DEFAULT_VALUE,
     ) -> Any:
-        """Convert each token of a text, or of ids `[pos]` or `[1 pos]`, to a string; texts in a list to lists."""
+        """Convert each token of a text, or of ids `[pos]` or `[1 pos]`, to a string; a list of texts gives lists."""
         if isinstance(input, list | tuple):
             return [self.to_str_tokens(one, prepend_bos, padding_side) for one in input]
         if isinstance(input, str):
@@ -186,12 +196,12 @@ class TextModel(PromptedModel):
         use_past_kv_cache: bool = True,
         padding_side: str | None = USE_DEFAULT_VALUE,
     ) -> Any:
-        """Generate tokens after a prompt, a text, several, or token ids.
+        """Generate tokens that continue a text, several texts, or token ids.
 
-        Arguments are those of TransformerLens, except `seed`, of the draws (by default torch's global generator
-        continues); `use_past_kv_cache` and `padding_side` are ignored. Several texts are continued separately. A row of
-        tokens that has ended is filled up with the end-of-sequence token until all have ended. `temperature=0` takes
-        the likeliest token.
+        Arguments are those of TransformerLens, and `seed`, the seed of the random draws (by default torch's global
+        generator continues); `use_past_kv_cache` and `padding_side` are ignored. Several texts are continued
+        separately. A row of tokens that has ended is filled up with the end-of-sequence token until all have ended.
+        `temperature=0` takes the most probable token.
 
         Returns:
             The prompt and the new tokens: a text, a list of texts, or token ids `[batch pos_and_new]`.

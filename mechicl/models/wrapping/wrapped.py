@@ -134,10 +134,12 @@ class WrappedModel(LayeredModel):
 
     @in_a_pass
     def forward(self, tokens: Tensor | Prompts, *, at: At = "positions") -> Any:
-        """Return the module's output for tokens or prompts (at="positions"), or predictions `[prompt point y]`.
+        """Run the module on tokens or prompts.
 
-        `at="query"` gives the query's only, "points" those of all points, from a module that predicts each from those
-        before it.
+        Args:
+            tokens: the module's input, or prompts.
+            at: "positions" for the module's output unchanged; "query" for the prediction of the query `[prompt 1 y]`;
+                "points" for predictions `[prompt point y]` of all points, each from those before, if it makes them.
         """
         self._positions(at, 1)  # refuses other values
         if not isinstance(tokens, Tensor | Prompts):
@@ -184,15 +186,18 @@ class WrappedModel(LayeredModel):
 
     @checked
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """Predict the query in bounded memory; a graph only leads to the prompts (see `LayeredModel`)."""
+        """Predict the query of each prompt, in bounded memory.
+
+        Gradients reach the prompts, if these require them, and not the weights: to train, differentiate the module.
+        """
         return self._in_parts(self._predictions, prompts)[:, -1]
 
     @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Predict each point t from the points before it; the last one is the query.
+        """Predict each point from the points before it; the last one is the query.
 
-        One pass if the module predicts all points and none depends on later ones, which is tried on changed prompts
-        whenever the weights have changed; otherwise one pass a prefix.
+        This takes one pass if the module predicts all points and none depends on later ones, which is tried on changed
+        prompts whenever the weights have changed; otherwise one pass for each point.
 
         Raises:
             ValueError: the module cannot read shorter prompts.
@@ -211,7 +216,7 @@ class WrappedModel(LayeredModel):
 
     @checked
     def bytes_per_prompt(self, prompts: Prompts) -> float:
-        """An upper estimate, in bytes, of everything that a pass over one prompt computes."""
+        """Return an upper estimate of the bytes of everything that a pass over one prompt computes."""
         return self._bytes_per_row(self._read(prompts[:1])) if len(prompts) else 0.0
 
     def _bytes_per_row(self, tokens: Tensor) -> float:
@@ -227,7 +232,12 @@ class WrappedModel(LayeredModel):
 
     @checked
     def layer_streams(self, prompts: Prompts, at: At = "points") -> Iterator[Float[Tensor, "prompt row d_model"]]:
-        """Yield the stream before the first layer and then after each: n_layers + 1 tensors, from one pass."""
+        """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
+
+        Args:
+            prompts: the prompts.
+            at: rows of the tensors: the predicted "points", the "query" alone, or all "positions".
+        """
         if not len(self.blocks):
             raise ValueError(f"{self.name} {NO_HOOKS}")
         tokens, streams = self.encode(prompts), {}
@@ -245,12 +255,12 @@ class WrappedModel(LayeredModel):
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"
     ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
-        """Yield the stream of other queries, each in a separate prompt; as `PromptedModel.query_streams`."""
+        """Yield the residual stream of other queries, each in a separate prompt, like `PromptedModel.query_streams`."""
         return self._query_streams_one_by_one(*self._checked_queries(prompts, queries, at))
 
     @property
     def tokens_per_point(self) -> int | None:
-        """1 or 2 by the format; for a function as `encode` the step of `points`, None if `points` was not given."""
+        """Number of positions (tokens) of a context point; None for a function as `encode` without `points`."""
         if isinstance(self._encode, str):
             return 2 if self._encode == "interleaved" else 1
         begins = self._points_given and self.points.start in (None, 0) and self.points.stop is None
