@@ -55,8 +55,9 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
     nodes, edges = set(circuit.nodes) - {EMBEDDING}, order_edges(circuit.edges)
     effects = circuit.effects() if isinstance(circuit, Circuit) else {}
     if isinstance(circuit, Circuit):
-        whole, alone, none = (values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated))
-        summary = f"{circuit.metric} {whole:.3g} with the whole model, {alone:.3g} with this, {none:.3g} with neither"
+        whole, alone, cut = (values.mean().item() for values in (circuit.full, circuit.edges_alone, circuit.ablated))
+        losses = f"{whole:.3g} with the whole model, {alone:.3g} with this, {cut:.3g} with all edges cut"
+        summary = f"{circuit.metric} {losses}"
     else:
         summary = f"{len(nodes)} heads and MLPs, {len(edges)} edges"
     drawn = sorted(edges, key=lambda edge: -_size(effects.get(edge)))[:most]

@@ -69,7 +69,7 @@ def test_edges_join_sender_and_receiver_and_are_wider_the_more_they_matter():
     assert len({trace.line.color for trace in lines.values()}) == 4  # into q, k, v and the rest
     sizes = [nodes[str(node)].marker.size for node in NODES]
     assert sizes == sorted(sizes)
-    assert figure.layout.title.text == "Circuit: loss 1 with the whole model, 1.4 with this, 5 with neither"
+    assert figure.layout.title.text == "Circuit: loss 1 with the whole model, 1.4 with this, 5 with all edges cut"
 
 
 def test_lines_and_numbers_do_not_overlap():
