@@ -16,7 +16,9 @@ class OneStepOptimum(Result):
     """The best single step of gradient descent on a task, exactly.
 
     Attributes:
-        step_size: the factor on the gradient of the sum (of the mean where the step is preconditioned).
+        step_size: factor on the gradient of the sum over the context (`one_step_optimum`), or η, the factor on the
+            preconditioned gradient of the mean (`preconditioned_gd_optimum`).
+        mse: expected squared error of the query, averaged over the target's dimensions.
     """
 
     step_size: float
@@ -33,10 +35,14 @@ _MOMENTS = {"uniform": (1 / 12, 1 / 80), "gaussian": (1.0, 3.0), "laplace": (2.0
 
 @checked
 def one_step_optimum(task: LinearRegression) -> OneStepOptimum:
-    """Compute step size and loss of the best single step, over all prompts of a task.
+    """Compute the step size and the loss of the best single step of gradient descent from zero weights on a task.
 
     Args:
         task: noiseless, with independent symmetric coordinates: uniform, isotropic Gaussian or Laplace inputs.
+
+    Returns:
+        A `OneStepOptimum`: `step_size`, the factor on the gradient of the sum over the context of `(w·x - y)² / 2`, and
+        `mse`, the expected squared error of the query over all prompts of the task. Both are exact.
 
     Example:
         >>> round(one_step_optimum(LinearRegression()).step_size, 3)
@@ -62,16 +68,17 @@ def one_step_optimum(task: LinearRegression) -> OneStepOptimum:
 def linear_attention_optimum(
     eigenvalues: list[NonNegative], n_context: Count, noise_variance: NonNegative = 0.0
 ) -> float:
-    """Compute the loss of the best one-layer linear attention: Gaussian inputs, `w ~ N(0, I)`, noiseless query target.
+    """Compute the loss of the best one-layer linear attention on linear regression, to compare a trained model's with.
 
-    `Σ_i λ_i (1 - λ_i / ((n+1)/n λ_i + (Σ_j λ_j + ν²)/n))`.
+    Inputs are Gaussian, weights `w ~ N(0, I)`, and the query's target has no noise. The result is the expected squared
+    error `Σ_i λ_i (1 - λ_i / ((n+1)/n λ_i + (Σ_j λ_j + ν²)/n))`.
 
     Args:
-        eigenvalues: λ of the inputs' covariance.
-        n_context: n, number of context points.
-        noise_variance: ν² of the context's targets.
+        eigenvalues: eigenvalues λ of the inputs' covariance, one for each dimension.
+        n_context: number n of context points.
+        noise_variance: variance ν² of the noise on the context's targets.
 
-    Source: Nertinger, Theorem 2.
+    Source: Nertinger 2025, Theorem 2.
     """
     _check_spectrum(eigenvalues)
     spectrum = torch.tensor(eigenvalues, dtype=torch.float64)
@@ -84,17 +91,21 @@ def linear_attention_optimum(
 def preconditioned_gd_optimum(
     eigenvalues: list[NonNegative], n_context: Count, noise_variance: NonNegative = 0.0
 ) -> OneStepOptimum:
-    """Compute η and loss of the best single step of gradient descent with preconditioner `η Σ⁻¹`, on the same task.
+    """Compute η and the loss of the best step of gradient descent with preconditioner `η Σ⁻¹` on linear regression.
 
-    With `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`: the second moment of a whitened
-    sample covariance is `(n + d + 1) / n`.
+    Σ is the covariance of the inputs, which are Gaussian; weights are `w ~ N(0, I)`, and the query's target has no
+    noise. With d dimensions and `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`.
 
     Args:
-        eigenvalues: λ of the inputs' covariance, positive.
-        n_context: n, number of context points.
-        noise_variance: ν² of the context's targets.
+        eigenvalues: eigenvalues λ of Σ, one for each dimension.
+        n_context: number n of context points.
+        noise_variance: variance ν² of the noise on the context's targets.
 
-    Source: Nertinger, section 4.1, where η is searched.
+    Returns:
+        A `OneStepOptimum`: `step_size` is η, the factor on the gradient of the mean over the context, and `mse` the
+        expected squared error of the query.
+
+    Source: Nertinger 2025, section 4.1, who finds η by a search.
     """
     _check_spectrum(eigenvalues)
     total, d, n = sum(eigenvalues), len(eigenvalues), n_context

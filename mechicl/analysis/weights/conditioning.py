@@ -166,12 +166,18 @@ class Conditioning(Result):
 
 @checked
 def measure_conditioning(prompts: Prompts, gammas: Sequence[NonNegative], *, floor: Positive = FLOOR) -> Conditioning:
-    """Measure the condition numbers of `S = XᵀX` over the context points, before and after the map of GD++.
+    """Measure the condition numbers of `S = XᵀX` of each context, before and after GD++ maps the inputs once.
 
     Args:
-        prompts: the contexts; computed in float64.
-        gammas: γ of one transformation `X ← X (I - γS)`, each >= 0; γ acts on the sum over the points, not the mean.
-        floor: smaller eigenvalues are raised to this, as those of S with fewer points than dimensions.
+        prompts: prompts whose contexts are measured, in float64; X has the inputs of the context points.
+        gammas: values of γ to try in the map `X ← X (I - γS)`, each >= 0; S is a sum over the points, not a mean.
+        floor: smaller eigenvalues are raised to this number, such as the zeros of S with fewer points than dimensions.
+
+    Returns:
+        A `Conditioning`: condition numbers (largest over smallest eigenvalue) `before` `[prompt]` and `after`
+        `[gamma prompt]`. `median_before()` and `medians()` (one entry per γ) are medians with 95% intervals over
+        prompts; `improved()` is the share of prompts with a smaller condition number after the map; `best_gamma()`
+        finds the best γ.
 
     Source: von Oswald et al. 2023, A.10 and Fig. 13.
 

@@ -126,20 +126,27 @@ def fit_construction(
     n_prompts: Count = 4096,
     seed: int = 0,
 ) -> ConstructionFit:
-    """Fit the free parameters of a family of constructions to trained weights.
+    """Fit the free parameters of a family of constructions (weights that run an algorithm exactly) to trained weights.
 
-    Each model gets three members: the projected one is nearest in weights, once each head is in the gauge of the
-    family; the layerwise one is nearest in the layers' outputs on the model's own streams, free of any gauge; the
-    matched one, found from the projected one, has the least squared distance between predictions.
+    Each model gets up to three members of the family. The projected one is nearest in weights, after each head is
+    rescaled like the family's: `W_Q W_Kᵀ / β` with `β W_V W_O` is the same head for every β. The layerwise one is
+    nearest in the layers' outputs on the model's own streams. The matched one, found from the projected one by
+    optimisation, has the least squared distance between predictions.
 
     Args:
-        models: a trained model, or one per seed, with one config.
+        models: a trained model, or one per seed, all with the same config.
         family: "gd" (one step size), "gd++" (and one γ), either "... per layer", "pgd" (a preconditioner `[x x]`),
             "pgd per layer", or "newton" (α of a model in the construction's own shape).
-        task: samples the prompts that predictions are matched on, and the held-out ones.
-        refine: also match predictions.
+        task: task whose prompts predictions are matched on, and measured on.
+        refine: also find the matched member.
         n_prompts: number of prompts to match on, and of held-out prompts.
-        seed: of the prompts to match on; the held-out ones have the next.
+        seed: seed of the prompts to match on; the held-out prompts have `seed + 1`.
+
+    Returns:
+        A `ConstructionFit` with the members `projected`, `layerwise`, `matched`, and `best` (matched, or projected
+        without it). Each has `parameters` by name `[seed ...]` and `models`. `relative_distances()` is the squared
+        distance of predictions over the trained model's mean squared prediction, `loss_ratios()` the member's loss over
+        the trained one's; both of `best`, one 95% interval over held-out prompts per seed.
 
     Raises:
         ValueError: models of different configs, a family that the architecture cannot express, initial weights W_0

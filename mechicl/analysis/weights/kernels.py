@@ -105,12 +105,14 @@ class KernelView(Result):
 def adapted_functions(
     learner: Learner, prompts: Prompts, grid: Float[Tensor, "query x"], *, memory: float = MEMORY
 ) -> Float[Tensor, "prompt query y"]:
-    """Predict a grid of queries from each prompt's context (the adjusted functions of von Oswald et al. 2023, Fig. 4).
+    """Predict a grid of queries from each prompt's context: the function that the learner has inferred from it.
 
     Args:
-        learner: any learner; a model computes each context once.
-        prompts: the contexts; their queries are ignored.
+        learner: a model, or anything else with `predict(prompts)`; a model computes each context once.
+        prompts: prompts that give the contexts; their queries are ignored.
         grid: query inputs, the same for all prompts.
+
+    Source: von Oswald et al. 2023, Fig. 4, the adjusted functions.
 
     Example:
         >>> prompts = load_checkpoint("sine-lsa").task.sample(4, seed=0)
@@ -135,7 +137,13 @@ def adapted_functions(
 
 @checked
 def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> Float[Tensor, "point y"]:
-    """Compute the prediction before attention: the read-out of the embedded query, as without any context.
+    """Compute a one-layer model's predictions without any context: the read-out of the embedded query.
+
+    The embedding includes the input MLP, if the model has one.
+
+    Args:
+        model: one layer on paired prompts, where only the context is attended to.
+        xs: inputs of the queries.
 
     Source: von Oswald et al. 2023, Fig. 4, the initial function.
     """
@@ -180,12 +188,21 @@ def decompose(model: HookedTransformer, prompts: Prompts, *, memory: float = MEM
 
 @checked
 def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompts: Prompts) -> KernelView:
-    """Measure the kernel of a one-layer model on a grid, and the terms of its predictions for prompts.
+    """Measure the smoothing kernel of a one-layer model on a grid, and the terms of its predictions for prompts.
+
+    Such a model predicts `initial(x) + Σ_i contribution(x; x_i, y_i)`. The kernel `k(x, x_i)` is the derivative of a
+    contribution with respect to y_i, at y_i = 0: if contributions are linear in y, the model is a kernel smoother.
 
     Args:
         model: one head, one layer and an optional input MLP, on paired prompts with one target.
         grid: inputs, each taken as a query and as a context point.
-        prompts: predictions for these are split into terms; their number of context points is that of the kernel.
+        prompts: prompts whose predictions are split into terms; their number of context points is that of the kernel.
+
+    Returns:
+        A `KernelView`: `kernel` `[point other]` on the grid (row: query), `initial` `[point]`, `eigenvalues`,
+        `effective_rank` and `symmetry_error` (0 if symmetric, 2 if antisymmetric) of the kernel; `parts` has, for each
+        prompt, `prediction` and the terms that it is the sum of (`initial`, `constant`, `linear`, `remainder`), in
+        units of y.
 
     Source: von Oswald et al. 2023, A.8.
 

@@ -74,11 +74,13 @@ class WeightCurve:
 
 @dataclass(frozen=True, eq=False)
 class LossPath(Result):
-    """Losses of the models between two models.
+    """Losses of the models on a path between two models.
 
     Attributes:
-        alphas: 0 is the first model, 1 the second.
-        squared_errors: on held-out prompts, `[alpha prompt]`, averaged over the target's dimensions.
+        kind: how the path was made ("raw", "rescaled", ...; see `connect_modes`).
+        alphas: places of the models on the path: 0 is the first model, 1 the second.
+        squared_errors: squared errors of the query on held-out prompts, `[alpha prompt]`, averaged over the target's
+            dimensions.
         curve: the models; not saved with the result.
     """
 
@@ -95,9 +97,10 @@ class LossPath(Result):
         return self.curve.model(alpha)
 
     def barrier(self) -> Interval:
-        """Measure `max_α L(α) - ((1-α) L(0) + α L(1))`, relative to the ends' mean loss (NaN if that is 0).
+        """Measure the largest loss above the line between the ends, `max_α L(α) - ((1-α) L(0) + α L(1))`.
 
-        The interval is over prompts at the α where the mean excess is largest.
+        It is relative to the mean loss of the two ends (NaN if that is 0); 0 means that there is no barrier. The 95%
+        interval is over prompts at the α where the mean excess is largest.
         """
         excess = self._excess()
         return self._relative(excess[excess.mean(-1).argmax()])
@@ -149,13 +152,23 @@ def interpolate(
     a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: TwoOrMore = 11,
     kind: Literal["raw", "rescaled", "aligned", "lifted"] = "rescaled",
 ) -> LossPath:  # fmt: skip
-    """Measure losses along the straight line between two models, in the weight products W_KQ and W_PV.
+    """Measure losses along the straight line between two models: do they run the same algorithm with the same weights?
+
+    Weights are interpolated as the products `W_KQ = W_Q W_Kᵀ` and `W_PV = W_V W_O` of each head.
 
     Args:
         a: a model on paired prompts without biases in attention.
-        b: another of the same shape, such as a construction.
-        n_alphas: models on the line, the ends included; an odd number has the midpoint among them.
-        kind: "raw", "rescaled" (linear attention), "aligned" or "lifted"; see `connect_modes`.
+        b: another model of the same shape, such as a construction.
+        prompts: prompts to measure the losses on.
+        n_alphas: number of models on the line, the ends included; an odd number has the midpoint among them.
+        kind: "raw" for the products unchanged; "rescaled" with each head scaled so that the mean diagonal of W_KQ on x
+            is 1 (linear attention only); "aligned" with b's heads in the order, sign and scale nearest to a's; "lifted"
+            with the heads of both in both models (see `connect_modes`).
+
+    Returns:
+        A `LossPath`: `alphas` (0 is a, 1 is b), `squared_errors` `[alpha prompt]` of the query, `midpoint_excess()` and
+        `barrier()`: how much the loss is above the line between the ends' losses, at the midpoint or where it is most,
+        relative to the ends' mean loss, with a 95% interval over prompts. `model(alpha)` makes a model on the path.
 
     Source: von Oswald et al. 2023, A.3.
 
@@ -199,11 +212,12 @@ def connect_modes(
 ) -> ModeConnectivity:
     """Measure the loss along paths between two models, after the removal of more and more symmetries.
 
-    Paths run through the products W_KQ and W_PV of each head, which do not change under invertible maps between W_Q and
-    W_K, or W_V and W_O. If a head is narrower than the stream, its products on the way may have a higher rank.
+    Paths run through the products `W_KQ = W_Q W_Kᵀ` and `W_PV = W_V W_O` of each head, which do not change under
+    invertible maps between W_Q and W_K, or W_V and W_O. If a head is narrower than the stream, its products on the way
+    may have a higher rank.
 
     - "raw": the straight line between the products W_KQ, W_PV;
-    - "rescaled": each head in the gauge where the mean diagonal of W_KQ is 1 (A.3; linear attention);
+    - "rescaled": each head scaled so that the mean diagonal of W_KQ on x is 1 (A.3; linear attention);
     - "aligned": the second model's heads in the order, sign and scale nearest to the first's, hidden units likewise;
     - "lifted": both models with the heads of both, so that each layer's function moves linearly (except for layer
       norms, whose weights move too): no symmetry matters, but the models on the way have twice the heads;
@@ -215,17 +229,23 @@ def connect_modes(
 
     Args:
         a: a model on paired prompts without biases in attention.
-        b: another of the same shape (it may have fewer heads): another seed, or a construction.
-        task: samples the held-out prompts, and those that a curve is bent on.
-        kinds: of paths; by default all, without "rescaled" if attention is not linear or sums values (momentum).
-        family: of the construction to fit to the first model; see `fit_construction`.
+        b: another model of the same shape (it may have fewer heads): another seed, or a construction.
+        task: task of the held-out prompts, and of those that a curve is bent on.
+        kinds: kinds of paths; by default all, without "rescaled" if attention is not linear or sums values (momentum).
+        family: family of the construction to fit to the first model, such as "gd" or "gd++"; see `fit_construction`.
         n_alphas: number of models on each path, the ends included.
-        bending_steps: steps of SOAP for "curved", each on 512 fresh prompts.
-        seed: of the prompts to bend and fit on; the held-out ones have the next.
+        n_prompts: number of held-out prompts, and of prompts to fit the construction on.
+        bending_steps: steps of the optimizer SOAP for "curved", each on 512 fresh prompts.
+        seed: seed of the prompts to bend and fit on; the held-out prompts have `seed + 1`.
+
+    Returns:
+        A `ModeConnectivity`: `paths` has a `LossPath` for each kind, `fitted` those to the fitted construction, and
+        `barriers()` the barrier of each by name: the largest loss above the line between the ends' losses, relative to
+        the ends' mean loss, with a 95% interval over prompts.
 
     Raises:
         ValueError: as for `fit_construction`; models of different shape or kind, a kind of path that needs linear
-            attention, or a head without the gauge of "rescaled".
+            attention, or a head that cannot be rescaled.
 
     Source: von Oswald et al. 2023, section 3 and A.3; Garipov et al. 2018 for the curve; Entezari et al. 2021 for the
     matching of units.

@@ -41,11 +41,14 @@ class WeightProducts:
             raise ValueError(f"x_dim={self.x_dim} and y_dim={self.y_dim} exceed the width {self.W_KQ.shape[-1]}")
 
     def gauge(self) -> Float[Tensor, "*batch layer head"]:
-        """Compute β, the mean of the x-block's diagonal of W_KQ."""
+        """Compute β of each head, the mean diagonal of the part of W_KQ between x and x."""
         return self.W_KQ[..., : self.x_dim, : self.x_dim].diagonal(dim1=-2, dim2=-1).mean(-1)
 
     def gauge_fixed(self) -> "WeightProducts":
-        """Convert to the gauge where β is 1 (von Oswald et al. 2023, A.3); a ValueError if β is 0 or not finite."""
+        """Rescale each head so that its β (`gauge`) is 1; a ValueError if β is 0 or not finite.
+
+        Source: von Oswald et al. 2023, A.3.
+        """
         beta = self.gauge()
         if not (beta.isfinite() & (beta != 0)).all():
             raise ValueError(f"a head has no gauge: the mean diagonals of W_KQ are {beta.flatten().tolist()}")
@@ -53,7 +56,7 @@ class WeightProducts:
 
     @checked
     def in_gauge(self, beta: Float[Tensor, "*batch layer head"]) -> "WeightProducts":
-        """Convert to another gauge of the same linear attention: `W_KQ / β`, `W_PV β`."""
+        """Rescale to `W_KQ / β` and `β W_PV`, which are the same linear attention."""
         beta = beta[..., None, None]
         return dataclasses.replace(self, W_KQ=self.W_KQ / beta, W_PV=self.W_PV * beta)
 
@@ -90,7 +93,12 @@ def concatenate(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
 
 @checked
 def read_weight_products(model: HookedTransformer) -> WeightProducts:
-    """Read the weight products of a model on paired prompts, float64 on the CPU.
+    """Read the products of weights that attention depends on from a model on paired prompts.
+
+    Returns:
+        A `WeightProducts`, float64 on the CPU: `W_KQ = W_Q W_Kᵀ` (with the score scale) and `W_PV = W_V W_O`, both
+        `[layer head d_model d_model]`. `gauge_fixed()` rescales each head of linear attention so that the mean diagonal
+        of W_KQ on x is 1, which makes heads of different models comparable.
 
     Raises:
         ValueError: attention that depends on more than these products (biases, rotary positions), or tokens that are
@@ -114,9 +122,12 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
 
 @checked
 def replace_products(model: HookedTransformer, products: WeightProducts) -> HookedTransformer:
-    """Make a float64 model whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, `W_K = W_O = 1`.
+    """Make a float64 model whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, and identities as W_K and W_O.
 
-    The number of heads is that of the products; learned sinks of heads that the model lacks start at `sink_score`.
+    Args:
+        model: the model to copy everything else from; it stays unchanged.
+        products: the products of all heads, such as edited ones of `read_weight_products`. The new model has their
+            number of heads; learned sinks of heads that `model` lacks start at `sink_score`.
 
     Example:
         >>> lsa = load("lsa-1l")
