@@ -24,7 +24,10 @@ from mechicl.prompts.prompts import PointsAt
 
 @runtime_checkable
 class Learner(Protocol):
-    """Anything that predicts a prompt's target from its context and query."""
+    """Interface of a learner of points: anything that predicts a prompt's target from its context and query.
+
+    Models, `AlgorithmLearner` and your own classes with a method `predict` all are learners.
+    """
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Return the query's prediction."""
@@ -33,19 +36,24 @@ class Learner(Protocol):
 
 @runtime_checkable
 class PrefixLearner(Learner, Protocol):
-    """A learner that predicts every point from the points before it, too."""
+    """Interface of a learner that also predicts every point from the points before it."""
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Return the prediction of each point t from the points before it."""
+        """Return the prediction of each point t from the points 0..t-1; the last one is the query's."""
         ...
 
 
 @runtime_checkable
 class IterativeLearner(PrefixLearner, Protocol):
-    """A learner whose prediction is reached in steps: an algorithm's iterations, a network's layers."""
+    """Interface of a learner that reaches its prediction in steps: an algorithm's iterations, a network's layers."""
 
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> "Trajectory":
-        """Return the predictions after each step, for every prefix; on request with the linear model behind them."""
+        """Return the predictions after each step, for every prefix.
+
+        Args:
+            prompts: prompts to predict.
+            with_weights: also return the weights W of each prediction `x W`.
+        """
         ...
 
 
@@ -55,11 +63,11 @@ class Trajectory:
 
     Attributes:
         steps: the step numbers (iterations of an algorithm, layers of a network), or the values of another
-            hyperparameter.
-        predictions: `[step prompt point y]`; point t is predicted from the points before it.
-        name: of the learner, for tables and pictures.
-        weights: `[step prompt point x y]`, the linear model that predicts the query from each prefix, if it was
-            requested (see `analysis.behaviour.induced_weights`).
+            hyperparameter. An algorithm without steps has one, 1.
+        predictions: `[step prompt point y]`; point t is predicted from points 0..t-1, and the last point is the query.
+        name: the learner's name, for tables and pictures.
+        weights: `[step prompt point x y]`, the linear weights W of each prediction `x W`; None if they were not
+            requested (`with_weights=True`).
     """
 
     steps: tuple[float, ...]
@@ -80,19 +88,23 @@ class Trajectory:
 
     @checked
     def part(self, prompts: slice, points: slice = slice(None)) -> "Trajectory":
-        """Return the trajectory of some of the prompts and points."""
+        """Return the trajectory of some of the prompts and points; all points by default."""
         weights = None if self.weights is None else self.weights[:, prompts, points]
         return dataclasses.replace(self, predictions=self.predictions[:, prompts, points], weights=weights)
 
     def query(self) -> Float[Tensor, "step prompt y"]:
-        """Return the query's predictions after each step."""
+        """Return the last point's predictions after each step."""
         return self.predictions[:, :, -1]
 
     @checked
     def step_errors(self, prompts: Prompts) -> Float[Tensor, "step prompt point"]:
         """Return the squared error of each point after each step, averaged over the target's dimensions.
 
-        A trajectory of the query alone (one point) is compared with the query's target.
+        Args:
+            prompts: the prompts that were predicted; a trajectory with one point is compared with the query's target.
+
+        Raises:
+            ValueError: the predictions are not of these prompts.
         """
         targets = prompts.ys[:, -1:] if self.predictions.shape[2] == 1 else prompts.ys
         if self.predictions.shape[1:] != targets.shape:
@@ -134,7 +146,15 @@ class AlgorithmLearner:
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """Return all requested steps, for all prefixes."""
+        """Return the predictions after all requested steps, for every prefix; one step if the algorithm has none.
+
+        Args:
+            prompts: prompts to predict.
+            with_weights: also return the weights W of each prediction `x W`.
+
+        Raises:
+            ValueError: `with_weights=True` and the algorithm has no such parameter.
+        """
         if with_weights:
             if not self._takes("with_weights"):
                 raise ValueError(f"{self.name} has no weights: it is not linear in the query")
@@ -159,7 +179,7 @@ class AlgorithmLearner:
 
     @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Return every point's prediction after the last step."""
+        """Return the prediction of each point t from the points 0..t-1, after the last step."""
         return self.trajectory(prompts).predictions[-1]
 
     def _takes(self, parameter: str) -> bool:
@@ -196,11 +216,16 @@ def call_as_text(function: Callable[..., Any], arguments: Mapping[str, Any]) -> 
 class AlgorithmFamily:
     """An algorithm at several values of one hyperparameter, as an iterative learner whose steps are these values.
 
+    Use it to compare a model's layers, or its prediction, with all of them at once.
+
     Attributes:
-        algorithm: as for `AlgorithmLearner`.
-        hyperparameter: the name of the one that varies.
+        algorithm: function of prompts and hyperparameters, as for `AlgorithmLearner`; its last step is used.
+        hyperparameter: name of the hyperparameter that varies.
         values: its values, one or more.
-        others: the other hyperparameters.
+        others: the other hyperparameters, the same for all values.
+
+    Raises:
+        ValueError: no values.
 
     Example:
         >>> penalties = AlgorithmFamily(algorithms.ridge, "penalty", (0.01, 0.1, 1.0))
@@ -222,12 +247,20 @@ class AlgorithmFamily:
         return f"{getattr(self.algorithm, '__name__', 'algorithm')} ({self.hyperparameter})"
 
     def members(self) -> list[AlgorithmLearner]:
-        """Return the algorithm at each of the values."""
+        """Return the algorithm at each of the values, as learners."""
         return [AlgorithmLearner(self.algorithm, {**self.others, self.hyperparameter: value}) for value in self.values]
 
     @checked(undefined=True)
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-        """Return the last step at each value, for all prefixes; errors as for `AlgorithmLearner.trajectory`."""
+        """Return the prediction at each value (the axis `step`), for every prefix.
+
+        Args:
+            prompts: prompts to predict.
+            with_weights: also return the weights W of each prediction `x W`.
+
+        Raises:
+            ValueError: `with_weights=True` and the algorithm has no such parameter.
+        """
         trajectories = [member.trajectory(prompts, with_weights=with_weights) for member in self.members()]
         weights = [trajectory.weights[-1] for trajectory in trajectories if trajectory.weights is not None]
         predictions = torch.stack([trajectory.predictions[-1] for trajectory in trajectories])
@@ -241,7 +274,7 @@ class AlgorithmFamily:
 
     @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Return every point's prediction at the last value."""
+        """Return the prediction of each point t from the points 0..t-1, at the last value."""
         return self.trajectory(prompts).predictions[-1]
 
 
@@ -305,9 +338,12 @@ def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
 def prompt_batches(
     learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1, reserved: float = 0.0
 ) -> Iterator[Prompts]:
-    """Yield the prompts in parts on which a learner's predictions take at most `memory` bytes.
+    """Yield the prompts in batches on which a learner's predictions take at most `memory` bytes, to predict in parts.
 
     Args:
+        learner: the learner; its method `bytes_per_prompt(prompts)`, if it has one, replaces a general estimate.
+        prompts: prompts to divide.
+        memory: bound on memory in bytes; 1 GiB by default.
         copies: factor on the memory of the predictions, for example for gradients.
         reserved: bytes that the caller uses meanwhile.
     """
@@ -322,11 +358,16 @@ def squared_errors(
     """Return the squared error of a learner's predictions, averaged over the target's dimensions, in float64.
 
     Args:
-        at: the "query" alone (one point), or all "points", each from those before it.
-        memory: bound in bytes.
+        learner: a model, an `AlgorithmLearner` or any other learner.
+        prompts: prompts with targets.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        memory: bound on memory in bytes; 1 GiB by default.
+
+    Returns:
+        Squared errors `[prompt point]`; with "points", point t is predicted from points 0..t-1.
 
     Raises:
-        TypeError: all points, and a learner without `predict_prefixes`.
+        TypeError: `at="points"`, and a learner without `predict_prefixes`.
         ValueError: the learner's predictions have another shape than the targets.
     """
     parts = []

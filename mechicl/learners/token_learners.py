@@ -16,10 +16,10 @@ from mechicl.prompts import TokenSequences
 
 @runtime_checkable
 class TokenLearner(Protocol):
-    """Anything that predicts the next token's probabilities from the tokens before it."""
+    """Interface of a learner of tokens: it predicts the next token's probabilities from the tokens before it."""
 
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-        """Return log-probabilities (nats) of the next token at each position read."""
+        """Return log-probabilities (nats) of the next token: entry `read` i predicts token i + 1 from tokens 0..i."""
         ...
 
 
@@ -28,8 +28,8 @@ class TokenAlgorithmLearner:
     """A function of token sequences, with its hyperparameters, as a learner.
 
     Attributes:
-        algorithm: takes `TokenSequences` and the hyperparameters, and returns log-probabilities of the next token
-            `[prompt read token]`.
+        algorithm: takes `TokenSequences` and the hyperparameters, and returns log-probabilities in nats
+            `[prompt read token]`: entry `read` i predicts token i + 1 from tokens 0..i.
         hyperparameters: keyword arguments of every call.
 
     Example:
@@ -51,7 +51,7 @@ class TokenAlgorithmLearner:
 
     @checked
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-        """Return the algorithm's log-probabilities."""
+        """Return the algorithm's log-probabilities in nats: entry `read` i predicts token i + 1."""
         return self.algorithm(sequences, **self.hyperparameters)
 
 
@@ -111,7 +111,18 @@ def sequence_batches(
 @checked
 @torch.no_grad()
 def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-    """Return a learner's log-probabilities after a check: float64, on the CPU."""
+    """Return a learner's log-probabilities of the next token, after a check of their shape and sum.
+
+    Args:
+        learner: a `TokenLearner`, such as `TokenAlgorithmLearner`.
+        sequences: sequences to predict.
+
+    Returns:
+        Log-probabilities in nats, float64 on the CPU: entry `read` i predicts token i + 1 from tokens 0..i.
+
+    Raises:
+        ValueError: the learner returns another shape, or probabilities that do not sum to 1.
+    """
     logs = learner.log_probabilities(sequences).cpu().double()
     kind, shape = type(learner).__name__, tuple(sequences.read.shape)
     if logs.ndim != 3 or logs.shape[:2] != sequences.read.shape:
@@ -124,7 +135,18 @@ def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) ->
 
 @checked
 def token_losses(learner: TokenLearner, sequences: TokenSequences) -> Float[Tensor, "prompt read"]:
-    """Return minus the log-probability of each next token, in nats, float64 on the CPU; NaN where it is not scored."""
+    """Return a learner's loss at each next token: minus its log-probability, in nats.
+
+    Args:
+        learner: a `TokenLearner`, such as `TokenAlgorithmLearner`.
+        sequences: sequences to predict; tokens where `predictable` is False are not scored.
+
+    Returns:
+        Losses, float64 on the CPU: entry `read` i is the loss of token i + 1; NaN where it is not scored.
+
+    Raises:
+        ValueError: the learner returns another shape, or probabilities that do not sum to 1.
+    """
     targets = sequences.targets().cpu()
     logs = token_log_probabilities(learner, sequences)
     nats = -logs.gather(-1, targets.clamp(min=0)[..., None])[..., 0]

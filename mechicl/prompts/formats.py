@@ -33,9 +33,14 @@ class _Layout:
 
 @dataclass(frozen=True)
 class Paired(_Layout):
-    """One token `(x_i, y_i)` a point; the query's is `(x_q, -x_q W_0)`, with `W_0 = 0` by default.
+    """Layout of prompts with one token `(x_i, y_i)` a point.
 
-    The one prediction is read at the last token. Source: von Oswald et al. 2023, section 2.
+    The query's token is `(x_q, -x_q W_0)`, with `W_0 = 0` by default. The one prediction is read at the last token.
+    Source: von Oswald et al. 2023, section 2.
+
+    Attributes:
+        x_dim: dimension of the inputs.
+        y_dim: dimension of the targets.
     """
 
     @property
@@ -45,14 +50,22 @@ class Paired(_Layout):
 
     @checked
     def n_tokens(self, n_context: int) -> int:
-        """Return the number of context points and the query."""
+        """Return the number of tokens of a prompt: the context points and the query."""
         return n_context + 1
 
     @checked
     def encode(
         self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
     ) -> Float[Tensor, "prompt pos d_token"]:
-        """Return tokens `(x, y)`, without the query's target."""
+        """Return the tokens `(x, y)` of prompts, without the query's target.
+
+        Args:
+            prompts: prompts of `x_dim` and `y_dim` dimensions.
+            initial_weights: W_0 `[x y]` of the query's token `(x_q, -x_q W_0)`; 0 by default.
+
+        Raises:
+            ValueError: prompts of other dimensions.
+        """
         self._require_dims(prompts)
         query = prompts.query.xs
         if initial_weights is None:
@@ -63,21 +76,25 @@ class Paired(_Layout):
 
     @checked(undefined=True)
     def prediction_positions(self, n_tokens: int) -> slice:
-        """Return the position of the last token."""
+        """Return the positions at which predictions are read, among `n_tokens`: the last token."""
         return slice(n_tokens - 1, n_tokens)
 
     @checked
     def labels(self, n_context: Labelled) -> list[str]:
-        """Return a label for each token: `(x1, y1)`, ..., `(query, ?)`."""
+        """Return a label for each token of a prompt: `(x1, y1)`, ..., `(query, ?)`."""
         return [f"(x{i + 1}, y{i + 1})" for i in range(n_context)] + ["(query, ?)"]
 
 
 @dataclass(frozen=True)
 class Interleaved(_Layout):
-    """x and y in alternate tokens, each zero-padded to the wider of the two, without the query's y.
+    """Layout of prompts with x and y in alternate tokens, without the query's y.
 
-    Point t is predicted at its own x token, from the points before it. Source: Garg et al. 2022;
-    Fu et al. 2024, section 3.
+    Each is zero-padded to the wider of the two. Point t is predicted at its own x token, from the points before it.
+    Source: Garg et al. 2022; Fu et al. 2024, section 3.
+
+    Attributes:
+        x_dim: dimension of the inputs.
+        y_dim: dimension of the targets.
     """
 
     @property
@@ -87,14 +104,22 @@ class Interleaved(_Layout):
 
     @checked
     def n_tokens(self, n_context: int) -> int:
-        """Return two for each context point and one for the query."""
+        """Return the number of tokens of a prompt: two for each context point and one for the query."""
         return 2 * n_context + 1
 
     @checked
     def encode(
         self, prompts: Prompts, initial_weights: Float[Tensor, "x y"] | None = None
     ) -> Float[Tensor, "prompt pos d_token"]:
-        """Return tokens `x_1, y_1, x_2, y_2, ..., x_q`, zero-padded."""
+        """Return the tokens `x_1, y_1, x_2, y_2, ..., x_q` of prompts, zero-padded.
+
+        Args:
+            prompts: prompts of `x_dim` and `y_dim` dimensions.
+            initial_weights: not available in this format; None.
+
+        Raises:
+            ValueError: prompts of other dimensions, or initial weights.
+        """
         self._require_dims(prompts)
         if initial_weights is not None:
             raise ValueError("initial_weights need the paired format: an x token has no entries for -x W_0")
@@ -105,12 +130,12 @@ class Interleaved(_Layout):
 
     @checked(undefined=True)
     def prediction_positions(self, n_tokens: int) -> slice:
-        """Return the positions of all x tokens."""
+        """Return the positions at which predictions are read, among `n_tokens`: all x tokens."""
         return slice(0, n_tokens, 2)
 
     @checked
     def labels(self, n_context: Labelled) -> list[str]:
-        """Return a label for each token: `x1`, `y1`, `x2`, ..., `query`."""
+        """Return a label for each token of a prompt: `x1`, `y1`, `x2`, ..., `query`."""
         return [f"{axis}{i + 1}" for i in range(n_context) for axis in "xy"] + ["query"]
 
 
@@ -120,5 +145,15 @@ PromptFormat = Paired | Interleaved
 
 @checked
 def prompt_format(name: PromptFormatName, *, x_dim: Count, y_dim: Count) -> PromptFormat:
-    """Return the format of that name: "paired" or "interleaved"."""
+    """Return the layout of regression prompts as tokens with a given name.
+
+    Args:
+        name: "paired" puts x and y of a point into one token; "interleaved" has a token for x and one for y in turn.
+        x_dim: dimension of the inputs.
+        y_dim: dimension of the targets.
+
+    Returns:
+        A `Paired` or `Interleaved`: `encode(prompts)` are the tokens `[prompt pos d_token]`, and `prediction_positions`
+        the tokens at which predictions are read.
+    """
     return {"paired": Paired, "interleaved": Interleaved}[name](x_dim=x_dim, y_dim=y_dim)

@@ -29,11 +29,14 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """A batch of in-context regression prompts. The last point of each is the query.
+    """A batch of in-context regression prompts: context points `(x_i, y_i)`, and a last point, the query, to predict.
 
     Tensors are not copied, and gradients flow; numpy arrays are copied only where torch cannot share their memory.
+    `prompts[:10]` are some of the prompts; `context` and `query` have the parts.
 
-    Shapes: xs `[prompt point x]`, ys `[prompt point y]`, with `n_context + 1` points.
+    Attributes:
+        xs: inputs `[prompt point x]`, with `n_context + 1` points.
+        ys: targets `[prompt point y]`, the query's included; learners do not read that one.
 
     Raises:
         ArgumentError: xs or ys is not a floating-point tensor or array, has another number of axes, no points, or
@@ -130,7 +133,11 @@ class Prompts:
 
     @checked
     def prefix(self, n_context: int) -> "Prompts":
-        """Cut the prompts after `n_context` context points: point number `n_context` becomes the query."""
+        """Cut the prompts after `n_context` context points: the next point becomes the query.
+
+        Raises:
+            ValueError: more points than the prompts have.
+        """
         if not 0 <= n_context <= self.n_context:
             raise ValueError(f"n_context must be 0 to {self.n_context}, got {n_context}")
         return self._with(self.xs[:, : n_context + 1], self.ys[:, : n_context + 1])
@@ -143,7 +150,10 @@ class Prompts:
 
         Args:
             order: indices of the context points, `[point]` for all prompts or `[prompt point]`.
-            seed: instead of `order`, an independent random order for each prompt.
+            seed: instead of `order`, the seed of an independent random order for each prompt.
+
+        Raises:
+            ValueError: neither or both of the two, or an order that is not a permutation of the context points.
         """
         if (order is None) == (seed is None):
             raise ValueError("permuted() needs an order or a seed, and not both")
@@ -165,7 +175,7 @@ class Prompts:
 
     @checked
     def with_query(self, xs: Float[Tensor, "prompt x"]) -> "Prompts":
-        """Return the same contexts and targets with other query inputs, which may require gradients."""
+        """Return the same contexts and targets with other query inputs `xs`, which may require gradients."""
         if xs.shape != (len(self), self.x_dim):
             raise ValueError(f"xs must be [prompt x] = [{len(self)}, {self.x_dim}], got {list(xs.shape)}")
         return Prompts(torch.cat([self.xs[:, :-1], xs[:, None]], dim=1), self.ys)
@@ -173,7 +183,11 @@ class Prompts:
     @classmethod
     @checked
     def concatenate(cls, prompts: "Sequence[Prompts]") -> "Prompts":
-        """Join several batches of equally shaped prompts."""
+        """Join several batches of equally shaped prompts to one.
+
+        Raises:
+            ValueError: no batches, or ones of different shapes.
+        """
         if not prompts:
             raise ValueError("prompts must be one or more batches, got none")
         shapes = {(p.n_context, p.x_dim, p.y_dim) for p in prompts}
@@ -183,11 +197,11 @@ class Prompts:
 
     @checked
     def split(self, size: Count) -> "list[Prompts]":
-        """Split into batches of at most `size` prompts; one empty batch if there are none, as `Tensor.split`."""
+        """Split into batches of at most `size` prompts; one empty batch if there are none, like `Tensor.split`."""
         return [self[start : start + size] for start in range(0, max(len(self), 1), size)]
 
     def to(self, *args, **kwargs) -> "Prompts":
-        """Move to another device or dtype; arguments as for `Tensor.to`. Returns self if that changes nothing."""
+        """Move to another device or dtype, with the arguments of `Tensor.to`. Returns self if that changes nothing."""
         xs, ys = self.xs.to(*args, **kwargs), self.ys.to(*args, **kwargs)
         return self if xs is self.xs and ys is self.ys else Prompts(xs, ys)  # values are checked only once
 

@@ -11,11 +11,14 @@ from mechicl.base.arguments import check_fields
 
 @dataclass(frozen=True, eq=False)
 class TokenSequences:
-    """A batch of sequences of token ids, and which of the tokens are predicted from those before them.
+    """A batch of sequences of token ids, and which of the tokens are to be predicted from those before them.
 
     Attributes:
-        ids: `[prompt pos]`, int64.
-        predictable: `[prompt pos]`; the tokens that a loss is taken over, never the first.
+        ids: token ids `[prompt pos]`, int64.
+        predictable: mask `[prompt pos]` of the tokens that a loss is taken over; False for the first token.
+
+    Raises:
+        ValueError: different shapes, negative ids or ids that are not int64, or a first token to predict.
     """
 
     ids: Int[Tensor, "prompt pos"]
@@ -41,31 +44,34 @@ class TokenSequences:
 
     @property
     def read(self) -> Int[Tensor, "prompt read"]:
-        """The tokens that a model reads: all but the last."""
+        """The tokens that a model reads: all but the last. Its prediction at position i is of token i + 1."""
         return self.ids[:, :-1]
 
     def targets(self) -> Int[Tensor, "prompt read"]:
-        """Return the next token at each position read; -100, which torch's cross entropy ignores, where not scored."""
+        """Return the next token at each position read; -100, which torch's cross entropy ignores, if not scored."""
         return self.ids[:, 1:].masked_fill(~self.predictable[:, 1:], -100)
 
 
 @dataclass(frozen=True, eq=False)
 class Shots:
-    """Queries alone, queries after demonstrations, and the demonstrations as training examples.
+    """Queries alone, the same queries after demonstrations, and the demonstrations as training examples.
 
-    Every sequence ends where a prediction is read. Sequences are token ids `[pos]` or continuous tokens
-    `[pos d_token]`, and may differ in length.
+    It is the input of comparisons of in-context learning with fine-tuning. Every sequence ends where a prediction is
+    read. Sequences are token ids `[pos]` or continuous tokens `[pos d_token]`, and may differ in length.
 
     Attributes:
         zero_shot: each query alone.
         in_context: each query after all demonstrations, which are the same for all queries.
-        targets: of the queries: ids `[query]`, or targets of a regression `[query y]`.
-        query_lengths: number of the query's own tokens, with which both its sequences end.
+        targets: targets of the queries: ids `[query]`, or targets of a regression `[query y]`.
+        query_lengths: number of tokens of each query alone, with which both its sequences end.
         examples: the input of each demonstration alone, in the order of the context.
-        example_targets: ids `[example]` or `[example y]`.
-        example_spans: (first, number) of the positions in context of each example's own tokens, with which its
-            sequence ends.
+        example_targets: targets of the demonstrations: ids `[example]` or `[example y]`.
+        example_spans: for each example the position of its first token in context, and the number of its tokens. Its
+            sequence ends with these tokens.
         choices: ids that a prediction is chosen among; None for a regression.
+
+    Raises:
+        ValueError: parts whose numbers or lengths do not fit together, or targets that are not among the choices.
     """
 
     zero_shot: tuple[Tensor, ...]

@@ -22,12 +22,15 @@ MOST_COLUMNS = 1000
 
 @dataclass(frozen=True, eq=False)
 class GridTable:
-    """The measurements of a sweep.
+    """The table of measurements of a sweep: one row a trained model. `print(table)` shows the lowest and highest means.
 
     Attributes:
-        frame: one row a model: the columns of the axes, then those of the values. A value that could not be measured,
-            for example of a model that diverged, is NaN.
+        frame: one row a model: the columns of the axes (settings and "seed"), then those of the measured values. A
+            value that could not be measured, for example of a model that diverged, is NaN.
         axes: names of the axes' columns; intervals are over "seed", if it is one.
+
+    Raises:
+        ValueError: an axis that is not a column.
 
     Example:
         >>> frame = pd.DataFrame({"depth": [1, 1, 2, 2], "seed": [0, 1, 0, 1], "loss": [2.0, 4.0, 1.0, 1.0]})
@@ -50,7 +53,11 @@ class GridTable:
         return tuple(str(name) for name in self.frame.columns if name not in self.axes)
 
     def where(self, **values: Any) -> "GridTable":
-        """Return the rows with these values on some axes; write `**{"model.n_layers": 2}` for an axis with a dot."""
+        """Return the rows with these values on some axes; write `**{"model.n_layers": 2}` for an axis with a dot.
+
+        Raises:
+            ValueError: an unknown axis, or a value that no row has.
+        """
         frame = self.frame
         for name, value in values.items():
             self._check_axis(name)
@@ -63,7 +70,7 @@ class GridTable:
     def intervals(
         self, value: str, by: Sequence[str] | None = None, *, median: bool = False, level: float = 0.95
     ) -> pd.DataFrame:
-        """Return the mean of a value with its confidence interval at each point of the grid.
+        """Return the mean of a value with its confidence interval at each point of the grid, over seeds by default.
 
         Rows without the value (NaN) are left out and counted. Intervals of means suppose nearly normal values: for
         three seeds Student's t gives 2.5 standard deviations to each side. See also `statistics.median_interval`.
@@ -71,11 +78,15 @@ class GridTable:
         Args:
             value: name of the value.
             by: the axes of the result; all but "seed" by default. Intervals are over the other axes.
-            median: the median and a bootstrap interval instead, for skewed values.
+            median: return the median and a bootstrap interval instead, for skewed values.
             level: confidence level.
 
         Returns:
-            The columns `by`, then `value`, "low", "high", "n" (rows with the value) and "missing" (rows without it).
+            One row a point of the grid: the columns `by`, then `value` (the mean or median), "low", "high", "n" (rows
+            with the value) and "missing" (rows without it).
+
+        Raises:
+            ValueError: an unknown value or axis.
         """
         by = [name for name in self.axes if name != SEED] if by is None else list(by)
         for name in by:
@@ -94,7 +105,7 @@ class GridTable:
         return pd.DataFrame(rows, columns=[*by, value, "low", "high", "n", "missing"])
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Return the rows."""
+        """Return the rows: one for each model, with the columns of the axes and of the values."""
         return self.frame
 
     def save(self, path: str | Path) -> Path:

@@ -19,7 +19,7 @@ CELLS = 2**22  # of resamples in memory at once
 @storable
 @dataclass(frozen=True)
 class Interval:
-    """A mean or a median with a confidence interval.
+    """A mean or a median with a confidence interval; printed as "mean ± half width".
 
     Attributes:
         mean: sample mean, or median.
@@ -66,7 +66,12 @@ class Interval:
 
     @checked
     def within(self, least: float, most: float) -> "Interval":
-        """Cut the ends to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share."""
+        """Cut the ends to the range of the quantity: -1 to 1 for a cosine, 0 to 1 for a share.
+
+        Args:
+            least: smallest possible value.
+            most: largest possible value.
+        """
         mean, low, high = (min(max(value, least), most) for value in (self.mean, self.low, self.high))  # NaN stays
         cut = low - self.low > 1e-9 or self.high - high > 1e-9  # more than rounding
         return replace(self, mean=mean, low=low, high=high, cut=cut)
@@ -79,9 +84,13 @@ ConfidenceLevel = Annotated[float, strictly_between(0, 1)]
 def interval(samples: Tensor, level: ConfidenceLevel = 0.95) -> Interval:
     """Return the mean of independent samples with its confidence interval from Student's t distribution.
 
-    The ends are NaN with fewer than two samples. Samples that are not finite give a mean and ends that are not either.
+    Args:
+        samples: every entry, of any shape, counts as one independent sample (a prompt or a seed).
+        level: confidence level.
 
-    Every entry, of samples of any shape, counts as one independent sample.
+    Returns:
+        `Interval` with `mean`, `low`, `high` and `n`. `low` and `high` are NaN with fewer than two samples. If a sample
+        is NaN or infinite, the mean and both ends are not finite either.
     """
     values = samples.detach().cpu().double().flatten()
     n = values.numel()
@@ -98,7 +107,17 @@ def ratio_interval(
 ) -> Interval:
     """Return the ratio of two means over the same samples, with an interval from the paired samples (delta method).
 
-    It is NaN if a sample is not finite, or the denominator's mean is 0.
+    Args:
+        numerator: samples whose mean is divided.
+        denominator: samples whose mean divides, in the same order.
+        level: confidence level.
+
+    Returns:
+        `Interval` with `mean` (the ratio), `low`, `high` and `n`. It is NaN if a sample is not finite, or the
+        denominator's mean is 0.
+
+    Raises:
+        ValueError: different numbers of samples.
     """
     if numerator.shape != denominator.shape:
         raise ValueError(f"numerator and denominator must be paired, got {len(numerator)} and {len(denominator)}")
@@ -116,8 +135,14 @@ def difference_interval(
 
     It covers at its level with few samples too, such as three seeds each, if they are nearly normal.
 
-    Its `n` is the smaller number of samples. The ends are NaN if either has fewer than two samples, or one that is not
-    finite.
+    Args:
+        first: samples whose mean is subtracted.
+        second: independent samples of the other group; their number may differ.
+        level: confidence level.
+
+    Returns:
+        `Interval` with `mean` (the difference), `low`, `high` and `n` (the smaller number of samples). The ends are NaN
+        if either group has fewer than two samples, or one that is not finite.
 
     Raises:
         ValueError: no samples.
@@ -147,9 +172,17 @@ def median_interval(
 
     Both ends are medians of resamples (Efron 1979), so that the interval never leaves the samples' range. For few
     samples it is their range, which covers the population's median with probability 1 - 2^(1 - n) at any level: 94% for
-    five samples, 75% for three. The ends are NaN with fewer than two samples, or one that is not finite.
+    five samples, 75% for three.
 
-    Every entry, of values of any shape, counts as one independent sample. Resamples are drawn with the seed.
+    Args:
+        values: every entry, of any shape, counts as one independent sample.
+        seed: seed of the resamples.
+        level: confidence level.
+        n_resamples: number of resamples.
+
+    Returns:
+        `Interval` with `mean` (the median), `low`, `high` and `n`; `low` and `high` are NaN with fewer than two
+        samples, or one that is not finite.
 
     Example:
         >>> print(median_interval(torch.tensor([120.0, 150.0, 180.0, 1400.0, 160.0])))

@@ -31,11 +31,12 @@ class Result:
     A subclass is a frozen dataclass. Its tensors, alone or in dictionaries by name, have samples (prompts or seeds) on
     the last axis; leading axes (layers, scales, ...) index separate quantities, named by the annotation:
     `Float[Tensor, "layer head prompt"]`. A field called `layers` (or `steps`, `rows`, ...) contains an axis' values.
-    Fields with `metadata={"stored": False}` (models, learners) are not written to files, and loaded by their defaults.
+    Fields with `metadata={"stored": False}` (models, learners) are not written to files, and have their defaults after
+    loading.
 
     Example:
         >>> alignment = align(model, learner, prompts)
-        >>> print(alignment)                                    # each quantity with its interval
+        >>> print(alignment)                                    # each quantity with its 95% interval
         >>> alignment.save("alignment")
         >>> load_result("alignment").intervals()["sensitivity_cosine"]
     """
@@ -48,7 +49,7 @@ class Result:
         check_fields(self, undefined=True)
 
     def samples(self) -> dict[str, Tensor]:
-        """Return the tensors with samples on their last axis, by name. A subclass with others leaves those out."""
+        """Return the tensors with samples (prompts or seeds) on their last axis, by name."""
         out: dict[str, Tensor] = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -58,7 +59,7 @@ class Result:
         return out
 
     def axis_names(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of each tensor's leading axes, from its annotation; `axis_0`, ... where it has none."""
+        """Return the names of each tensor's leading axes, such as ("layer", "head"), or `axis_0`, ..."""
         written: dict[str, tuple[str, ...]] = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -72,11 +73,14 @@ class Result:
 
     @checked
     def intervals(self, level: float = 0.95) -> dict[str, Interval]:
-        """Return the mean and confidence interval of each quantity over its samples.
+        """Return the mean and confidence interval of each quantity over its samples (prompts or seeds), by name.
 
         Leading axes are averaged first: the entries of one sample are not independent, so they do not count as more
         samples. `to_dataframe()`, or `interval(result.field[0])`, has the intervals of single entries. A field that is
         already an interval is returned unchanged, whatever the level.
+
+        Args:
+            level: confidence level.
         """
         means = {name: self._interval(name, _sample_means(value), level) for name, value in self.samples().items()}
         return self._ready() | means
@@ -85,9 +89,13 @@ class Result:
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return a table of the measurements.
 
-        If all quantities have the same leading axes, it has one row for each of their entries, with the mean over
-        samples of each quantity and the ends of its interval. Otherwise it has one row a sample and one column a
-        quantity, or a column an entry, `name[0,1]`.
+        Args:
+            level: confidence level of the intervals.
+
+        Returns:
+            If all quantities have the same leading axes, one row for each of their entries: the columns of the axes,
+            and for each quantity its mean over samples, "NAME_low" and "NAME_high". Otherwise one row a sample and one
+            column a quantity, or a column an entry, `name[0,1]`.
         """
         samples, axes = self.samples(), set(self.axis_names().values())
         shapes = {tensor.shape[:-1] for tensor in samples.values()}
@@ -106,7 +114,7 @@ class Result:
 
     @checked
     def save(self, path: str | Path) -> Path:
-        """Write the result as a folder with `result.json` and `tensors.safetensors`; `load` reads it.
+        """Write the result as a folder with `result.json` and `tensors.safetensors`; return its path.
 
         Raises:
             TypeError: a field whose value cannot be stored.
@@ -123,7 +131,7 @@ class Result:
     @classmethod
     @checked
     def load(cls: type[R], path: str | Path) -> R:
-        """Read a saved result.
+        """Read a saved result of this class from its folder; `load_result` reads one of any class.
 
         Raises:
             FileNotFoundError: no result there.
@@ -173,7 +181,12 @@ class Result:
 
     @checked
     def axis_values(self, axis: str, size: int) -> list[Any]:
-        """Return the values along an axis: those of the field with its name, or numbers from 0."""
+        """Return the values along an axis: those of the field with its plural name, or numbers from 0.
+
+        Args:
+            axis: name of the axis, such as "layer" (field `layers`).
+            size: length of the axis.
+        """
         values = getattr(self, f"{axis}s", None)
         if isinstance(values, Tensor):
             values = values.tolist()
@@ -190,7 +203,14 @@ class Result:
 
 @checked
 def load_result(path: str | Path) -> Any:
-    """Read any result that was saved.
+    """Read any result that was saved with `Result.save`, whatever its class.
+
+    Args:
+        path: folder of the result.
+
+    Returns:
+        The result, an object of the class that was saved; fields that are not stored (models, learners) have their
+        defaults, or None.
 
     Raises:
         FileNotFoundError: no result there.

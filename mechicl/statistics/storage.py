@@ -15,7 +15,14 @@ _STORABLE: dict[str, type] = {}
 
 @checked
 def storable(cls: type[T]) -> type[T]:
-    """Decorate a dataclass to allow it in saved results. Only classes with this decorator are made from a file."""
+    """Mark a dataclass as allowed in saved results (a decorator).
+
+    Loading creates only objects of classes marked like this. Subclasses of `Result` are marked already; use it for
+    dataclasses in their fields.
+
+    Raises:
+        ValueError: another marked class has the same name.
+    """
     known = _STORABLE.setdefault(cls.__name__, cls)  # a module that is loaded again replaces its own class
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"two storable classes are called {cls.__name__}")

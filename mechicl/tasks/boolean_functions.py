@@ -11,12 +11,12 @@ from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 
 @dataclass(frozen=True, repr=False)
 class Conjunctions(PromptDistribution):
-    """Conjunctions of literals: y is 1 where every literal of the function is true, else -1.
+    """Conjunctions of literals: y is 1 where every literal of the prompt's function is true, else -1.
 
     Each variable is in the function with some probability, and is then negated or not with equal chances. Inputs are
     uniform on {-1, 1}, but some of them, chosen at random, are made to satisfy the function: a conjunction of m
     literals accepts only one uniform input in 2^m. The exact Bayes learner (`algorithms.conjunction_bayes`) uses both
-    probabilities.
+    probabilities. `sample(n, seed=...)` draws `Prompts`, one function each.
 
     Source: Bhattamishra et al. 2024, "Understanding in-context learning in transformers and LLMs by learning to learn
     discrete functions". They code inputs as 0 and 1, in 28 dimensions; eight leave a class that can be enumerated.
@@ -53,11 +53,11 @@ class Conjunctions(PromptDistribution):
 
 @dataclass(frozen=True, repr=False)
 class Parities(PromptDistribution):
-    """Parities: y is the product of some of the inputs, which are uniform on {-1, 1}.
+    """Parities: y is the product of some of the inputs, which are uniform on {-1, 1}; one subset of them a prompt.
 
-    These are the hard ones among simple functions: no single variable is correlated with y. A parity is a linear
-    function over the field of two elements, so Gaussian elimination in that field solves it
-    (`algorithms.gf2_elimination`).
+    They are hard: no single variable is correlated with y. A parity is a linear function over the field of two
+    elements, so Gaussian elimination in that field solves it (`algorithms.gf2_elimination`). `sample(n, seed=...)`
+    draws `Prompts`.
 
     Source: Bhattamishra et al. 2024, with "parity" (any subset) and "sparse parity" (of a known size).
 
@@ -65,6 +65,9 @@ class Parities(PromptDistribution):
         x_dim: number of variables.
         n_context: number of context points, without the query.
         degree: number of variables in the product, all subsets of that size equally likely; None for any subset.
+
+    Raises:
+        ValueError: `degree` exceeds `x_dim`.
 
     Example:
         >>> Parities(x_dim=10, degree=2).sample(3, seed=0).ys.unique()

@@ -19,9 +19,9 @@ class GaussianPoints(PromptDistribution):
     """Base of tasks with one target and standard normal inputs; subclasses compute the targets in `_targets`.
 
     Attributes:
-        x_dim: dimension of the inputs, standard normal.
+        x_dim: dimension of the inputs, which are standard normal.
         n_context: number of context points, without the query.
-        active_dims: input coordinates that are not zero, the first ones; None for all (used by curricula).
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
     """
 
     x_dim: Count = 20
@@ -55,7 +55,7 @@ class NoisyPoints(GaussianPoints):
     """Base of functions drawn for each prompt, whose values `_values` computes, with Gaussian noise added.
 
     Attributes:
-        noise_std: standard deviation of the noise on all targets.
+        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
     """
 
     noise_std: NonNegative = 0.0
@@ -75,11 +75,19 @@ class NoisyPoints(GaussianPoints):
 class SparseLinearRegression(NoisyPoints):
     """Linear functions of which only a few weights, at random places, are not zero; these are standard normal.
 
+    `sample(n, seed=...)` draws `Prompts`, one function each. `algorithms.references` has their best known learners.
+
     Source: Garg et al. 2022, section 5 (3 of 20 weights, 100 points).
 
     Attributes:
-        x_dim, n_context, active_dims, noise_std: as for `QuadraticRegression`.
+        x_dim: dimension of the inputs, which are standard normal.
+        n_context: number of context points, without the query.
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
+        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
         sparsity: number of weights that are not zero.
+
+    Raises:
+        ValueError: `sparsity` or `active_dims` exceeds `x_dim`.
 
     Example:
         >>> SparseLinearRegression(x_dim=5, n_context=10, sparsity=2).sample(3, seed=0).ys.shape
@@ -105,13 +113,15 @@ class SparseLinearRegression(NoisyPoints):
 class QuadraticRegression(NoisyPoints):
     """Weighted sums of squares `y = Σ_i w_i x_i² / √3` with standard normal weights; y has the variance of `x w`.
 
+    `sample(n, seed=...)` draws `Prompts`, one function each.
+
     Source: the authors' code of Garg et al. 2022.
 
     Attributes:
-        x_dim: dimension of the inputs, standard normal.
+        x_dim: dimension of the inputs, which are standard normal.
         n_context: number of context points, without the query.
-        active_dims: input coordinates that are not zero, the first ones; None for all.
-        noise_std: standard deviation of the noise on all targets.
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
+        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
     """
 
     def _values(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
@@ -123,10 +133,15 @@ class QuadraticRegression(NoisyPoints):
 class ReluNetworks(NoisyPoints):
     """Two-layer networks `y = √(2/r) Σ_j a_j relu(x w_j)` with r hidden units and standard normal weights.
 
+    `sample(n, seed=...)` draws `Prompts`, one network each.
+
     Source: Garg et al. 2022, section 5 (100 hidden units, 20 inputs, 100 points).
 
     Attributes:
-        x_dim, n_context, active_dims, noise_std: as for `QuadraticRegression`.
+        x_dim: dimension of the inputs, which are standard normal.
+        n_context: number of context points, without the query.
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
+        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
         n_hidden: number of hidden units, r.
     """
 
@@ -140,12 +155,17 @@ class ReluNetworks(NoisyPoints):
 
 @dataclass(frozen=True, repr=False)
 class DecisionTrees(NoisyPoints):
-    """Full binary trees: each inner node tests the sign of one random input, and each leaf has a normal value.
+    """Full binary trees: each inner node tests the sign of one random input, and each leaf has a standard normal value.
+
+    `sample(n, seed=...)` draws `Prompts`, one tree each.
 
     Source: Garg et al. 2022, section 5 (depth 4, 20 inputs, 100 points).
 
     Attributes:
-        x_dim, n_context, active_dims, noise_std: as for `QuadraticRegression`.
+        x_dim: dimension of the inputs, which are standard normal.
+        n_context: number of context points, without the query.
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
+        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
         depth: number of inner nodes on the way to a leaf.
     """
 
@@ -166,12 +186,16 @@ class DecisionTrees(NoisyPoints):
 class LogisticRegression(GaussianPoints):
     """Two classes, -1 and 1, on the sides of a random plane: `P(y = 1) = 1 / (1 + exp(-x w))`, w normal.
 
+    `sample(n, seed=...)` draws `Prompts`, one plane each.
+
     Source: Bai et al. 2023; their experiments have labels that are the sign of `x w`.
 
     Attributes:
-        x_dim, n_context, active_dims: as for `QuadraticRegression`.
-        weight_scale: standard deviation of the weights.
-        labels: "sampled" with that probability, or the "sign" of `x w`.
+        x_dim: dimension of the inputs, which are standard normal.
+        n_context: number of context points, without the query.
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
+        weight_scale: standard deviation of the weights w.
+        labels: "sampled" draws each label with that probability; "sign" takes the sign of `x w`.
 
     Example:
         >>> LogisticRegression(x_dim=5).sample(100, seed=0).ys.unique()
@@ -192,14 +216,20 @@ class MixedRegression(GaussianPoints):
     """Linear functions with noise, where each prompt has one of a few noise levels and weight scales.
 
     Which ridge penalty is best differs from prompt to prompt and must be inferred from the context: the best predictor,
-    `algorithms.mixture_bayes`, averages ridge regressions by the likelihood of their setting.
+    `algorithms.mixture_bayes`, averages ridge regressions by the likelihood of their setting. `sample(n, seed=...)`
+    draws `Prompts`.
 
     Source: Bai et al. 2023, on mixed noise levels: noise 0.1 or 0.5, weights N(0, I/d) in d = 20 dimensions, 40 points.
 
     Attributes:
-        x_dim, n_context, active_dims: as for `QuadraticRegression`.
-        noise_stds: standard deviations of the noise, one for each setting.
+        x_dim: dimension of the inputs, which are standard normal.
+        n_context: number of context points, without the query.
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
+        noise_stds: standard deviations of the label noise, one for each setting; all settings are equally likely.
         weight_stds: standard deviations of the weights, one for each setting, or one for all; by default 1/√x_dim.
+
+    Raises:
+        ValueError: `weight_stds` has neither 0, 1 nor the same number of entries as `noise_stds`, or that is empty.
 
     Example:
         >>> MixedRegression(x_dim=5, noise_stds=(0.1, 0.5, 0.1), weight_stds=(1.0, 1.0, 3.0)).settings
@@ -220,7 +250,7 @@ class MixedRegression(GaussianPoints):
 
     @property
     def settings(self) -> tuple[tuple[float, float], ...]:
-        """Pairs of noise and weights, in standard deviations; each prompt has one of them, all equally likely."""
+        """Pairs (noise, weights) of standard deviations; each prompt has one of them, all equally likely."""
         stds = self.weight_stds or (self.x_dim**-0.5,)
         stds = stds * len(self.noise_stds) if len(stds) == 1 else stds
         return tuple(zip(self.noise_stds, stds, strict=True))
@@ -238,7 +268,9 @@ class MixedRegression(GaussianPoints):
 
 @dataclass(frozen=True, repr=False)
 class SineRegression(PromptDistribution):
-    """Sine waves `y = a sin(x + phase)` with a random amplitude and phase a prompt.
+    """Sine waves `y = a sin(x + phase)` of one input, with a random amplitude and phase for each prompt, without noise.
+
+    `sample(n, seed=...)` draws `Prompts`.
 
     Source: von Oswald et al. 2023, A.7. The paper prints amplitudes from U(0.1, 5); the authors' code, and this
     default, has U(0.1, 0.5). Their code also draws amplitude and phase with the same random key, so that one determines
@@ -247,9 +279,13 @@ class SineRegression(PromptDistribution):
     Attributes:
         n_context: number of context points, without the query.
         x_range: interval of the inputs, which are uniform.
-        amplitude_range: interval of the amplitudes, uniform.
+        amplitude_range: interval of the amplitudes a, uniform.
         phase_range: interval of the phases in radians, uniform.
-        amplitude_phase: "independent" draws of the two, or "one_key": both are at the same fraction of their intervals.
+        amplitude_phase: "independent" draws the two separately; "one_key" puts both at the same fraction of their
+            intervals.
+
+    Raises:
+        ValueError: an interval whose ends are not finite and ascending.
     """
 
     n_context: Natural = 10

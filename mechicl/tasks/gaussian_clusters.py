@@ -15,7 +15,7 @@ from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 
 @dataclass(frozen=True, repr=False)
 class GaussianClusters(PromptDistribution):
-    """Classes are clusters around random means, each with a label; the query's class may be in the context.
+    """Few-shot classification of Gaussian clusters: does a model learn in context, or remember classes in its weights?
 
     There are `n_classes` classes with fixed means and labels (several classes share a label). An input of a class is
     `(mean + ε η) / sqrt(1 + ε²)`, with means and η from N(0, I / x_dim). In a bursty prompt the context has
@@ -23,28 +23,32 @@ class GaussianClusters(PromptDistribution):
     them: its label can be copied from the context, or remembered from training. Which of the two a model does shows on
     prompts that do not occur in training (`classes=`).
 
-    Targets are one-hot labels, so that our models train on them by squared error: the best prediction is then the
-    probability of each label. (The papers train by cross entropy, on label tokens; the minimum is the same
-    distribution.) `regret(loss="errors")` and `loss="log loss"` read predictions as classes and as probabilities.
+    `sample(n, seed=...)` draws `Prompts` whose targets are one-hot labels, so that models train on them by squared
+    error: the best prediction is then the probability of each label. (The papers train by cross entropy, on label
+    tokens; the minimum is the same distribution.) `regret(loss="errors")` and `loss="log loss"` read predictions as
+    classes and as probabilities.
 
     Source: Reddy 2024, "The mechanistic basis of data dependence and abrupt learning in an in-context classification
     task"; burstiness and Zipf's law of classes after Chan et al. 2022.
 
     Attributes:
         x_dim: dimension of the inputs.
-        n_context: number of labelled points.
+        n_context: number of labelled context points, without the query.
         n_classes: number of classes in training, K.
         n_labels: number of labels, L; class k has label k mod L.
         burstiness: points of each class in a bursty context, B.
         bursty_share: share of the prompts with known classes that are bursty; in the others all points and the query
             are drawn independently.
-        within_class_noise: ε.
-        zipf_exponent: class k (from 1) is drawn in proportion to k^-α; 0 for equal chances.
+        within_class_noise: ε, the size of the noise relative to the means.
+        zipf_exponent: α; class k (from 1) is drawn in proportion to k^-α, and 0 gives equal chances.
         classes: "known" classes as in training; "new" ones for each prompt, with random means and labels, which only
             the context gives (in-context learning); "absent": known classes, and the query's is not in the context, so
             that only the weights can give its label (in-weights learning); "swapped": known classes, but every label
             of a prompt is replaced by another one, so that context and weights disagree; the target is the context's.
         class_seed: seed of the fixed means.
+
+    Raises:
+        ValueError: `burstiness` does not divide `n_context`, or there are too few classes for labels or contexts.
 
     Example:
         >>> task = GaussianClusters(n_classes=64)
@@ -77,7 +81,7 @@ class GaussianClusters(PromptDistribution):
 
     @property
     def y_dim(self) -> int:
-        """One dimension a label."""
+        """Dimension of the targets: the number of labels."""
         return self.n_labels
 
     @property

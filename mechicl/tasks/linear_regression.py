@@ -23,7 +23,7 @@ from mechicl.tasks.sampling import (
 
 @dataclass(frozen=True, repr=False)
 class LinearRegression(PromptDistribution):
-    """Linear functions `y = x W + noise` of random inputs, one `W` a prompt.
+    """Linear functions `y = x W + noise` of random inputs, one `W` a prompt; `sample(n, seed=...)` draws `Prompts`.
 
     The defaults are the authors' of von Oswald et al. 2023: inputs uniform on (-1/2, 1/2), ten of them, standard
     normal weights, no noise. (The paper prints U(-1, 1); its figures are those of U(-1/2, 1/2).)
@@ -37,16 +37,17 @@ class LinearRegression(PromptDistribution):
             of the sphere times the root of a Gamma(0.1, scale 10) variable, as Ahn et al. 2024). A tuple of names
             picks one of them at random for each prompt (von Oswald et al. 2023, A.2, uses three).
         input_scale: factor on all inputs.
-        covariance: second-moment matrix of Gaussian inputs, as a tuple of rows.
+        covariance: covariance Σ of Gaussian inputs, as a tuple of rows; by default I. Give at most one of `covariance`,
+            `condition_number` and `eigenvalues`.
         condition_number: gives Gaussian inputs the covariance eigenvalues `condition_number ** (i / (x_dim - 1))`,
             i = 0 .. x_dim - 1 (Nertinger 2025, section 4).
         eigenvalues: gives Gaussian inputs these covariance eigenvalues instead (Fu et al. 2024, B.3, takes half
             of them 100 and half 1).
-        eigenbasis: of that spectrum: "axes", "shared" (one random rotation for all prompts, from
+        eigenbasis: eigenvectors of these eigenvalues: "axes", "shared" (one random rotation for all prompts, from
             `eigenbasis_seed`) or "per_task" (a random rotation for each prompt).
-        eigenbasis_seed: see above.
+        eigenbasis_seed: seed of the shared rotation.
         weight_scale: standard deviation of the entries of W; a factor on W where `weight_covariance` is "inverse".
-        weight_covariance: of each column of W: "identity", or "inverse" of the covariance that `covariance`,
+        weight_covariance: covariance of each column of W: "identity", or "inverse" of the covariance that `covariance`,
             `condition_number` or `eigenvalues` gives to the inputs, so that all directions matter as much to the
             targets (Ahn et al. 2023, section 4: `x ~ N(0, Σ)`, `w ~ N(0, Σ⁻¹)`). `input_scale` does not enter. Theorems
             about `w ~ N(0, I)` (`constructions.linear_optimum`, `linear_attention_optimum`) apply here to
@@ -59,8 +60,11 @@ class LinearRegression(PromptDistribution):
         n_distractors: number of context points, at random places, whose labels follow another rule.
         distractor_labels: that rule: "other_weights", one other W a prompt, or standard normal "noise", as in the
             authors' code of von Oswald et al. 2023.
-        active_dims: input coordinates that are not zero, the first ones; None for all (the curriculum of Garg et al.
-            2022).
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (the curriculum of Garg
+            et al. 2022).
+
+    Raises:
+        ValueError: fields that do not fit together, such as two ways to fix the covariance.
 
     Example:
         >>> task = LinearRegression(x_dim=5, n_context=20, noise_std=0.5)
@@ -185,7 +189,11 @@ class LinearRegression(PromptDistribution):
         return None
 
     def input_covariance(self) -> Float[Tensor, "x x"]:
-        """The second moments of Gaussian inputs, float64, without `input_scale` and `active_dims`."""
+        """Return the covariance of Gaussian inputs, float64, without `input_scale` and `active_dims`.
+
+        Raises:
+            ValueError: `eigenbasis="per_task"`, where each prompt has its own.
+        """
         if self.covariance is not None:
             return torch.tensor(self.covariance, dtype=torch.float64)
         spectrum = self._spectrum()
@@ -203,7 +211,7 @@ class LinearRegression(PromptDistribution):
         return vectors @ values.rsqrt().diag() @ vectors.T
 
     def shared_basis(self) -> Float[Tensor, "eigenvector x"]:
-        """The rotation of `eigenbasis="shared"`, float64; rows are the covariance's eigenvectors."""
+        """Return the rotation of `eigenbasis="shared"`, float64; rows are the covariance's eigenvectors."""
         return self._shared_basis.clone()
 
     @cached_property

@@ -17,16 +17,20 @@ from mechicl.tasks.sampling import PromptDistribution, RandomTensors, Task, chec
 
 @dataclass(frozen=True, repr=False)
 class FixedTasks(PromptDistribution):
-    """A finite set of prompts to train on, sampled once from another task.
+    """A finite set of prompts to train on, sampled once from another task: does a model memorise or generalise?
 
-    `sample` returns a minibatch: without repeats up to `n_tasks` prompts (which are then the whole set), else with.
+    `sample(n, seed=...)` draws `Prompts` from the set: without repeats up to `n_tasks` prompts (which are then the
+    whole set), else with repeats.
 
     Source: von Oswald et al. 2023, A.12 and Fig. 16 (128 to 8192 tasks), and Fig. 15 (grokking).
 
     Attributes:
-        task: source of the prompts.
+        task: task that the prompts are sampled from.
         n_tasks: number of prompts in the set.
         seed: seed that they are sampled with.
+
+    Raises:
+        ValueError: `task` is not a task of points.
     """
 
     task: LinearRegression | SineRegression | Any  # the command line offers these; any `Task` will do
@@ -44,7 +48,7 @@ class FixedTasks(PromptDistribution):
 
     @cached_property
     def prompts(self) -> Prompts:
-        """All of them, float64 on the CPU."""
+        """All prompts of the set, float64 on the CPU."""
         return self.task.sample(self.n_tasks, seed=self.seed, dtype=torch.float64)
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
@@ -62,16 +66,17 @@ class TaskPool(PromptDistribution):
     Inputs and noise are new in every prompt; only the weights repeat. (`FixedTasks` repeats whole prompts.) The best
     predictor is `algorithms.dmmse` with this pool, and `algorithms.ridge` is its limit for many tasks. A model near
     the first has learned the pool, one near the second the distribution that the pool was drawn from.
+    `sample(n, seed=...)` draws `Prompts`.
 
     Source: Raventós et al. 2023, section 2. Their prompts of K = 16 points have 15 points of context and the query.
 
     Attributes:
-        x_dim: dimension of the inputs, standard normal.
+        x_dim: dimension of the inputs, which are standard normal.
         n_context: number of context points, without the query.
         n_tasks: size of the pool, M in the paper.
-        noise_std: standard deviation of Gaussian noise on all targets; the paper's variance is 0.25.
+        noise_std: standard deviation of Gaussian noise on all targets, the query's too.
         seed: seed of the pool, which is drawn from N(0, I).
-        active_dims: input coordinates that are not zero, the first ones; None for all (used by curricula).
+        active_dims: number of input coordinates that are not zero, the first ones; None for all (used by curricula).
 
     Example:
         >>> task = TaskPool(n_tasks=4)
@@ -93,12 +98,12 @@ class TaskPool(PromptDistribution):
 
     @property
     def weights(self) -> Float[Tensor, "task x"]:
-        """The pool, float64 on the CPU."""
+        """Weights of all tasks of the pool, float64 on the CPU."""
         return self._weights.clone()
 
     @property
     def new_tasks(self) -> LinearRegression:
-        """The distribution that the pool was drawn from: the pool's limit for many tasks."""
+        """The task whose weights are new in every prompt, from the distribution that the pool was drawn from."""
         return LinearRegression(x_dim=self.x_dim, n_context=self.n_context, inputs="gaussian", noise_std=self.noise_std)
 
     @cached_property

@@ -60,18 +60,23 @@ def register(task_type: T, *, name: str | None = None) -> T: ...
 def register(task_type: None = None, *, name: str | None = None) -> Any: ...
 @checked
 def register(task_type: Any = None, *, name: str | None = None) -> Any:
-    """Register a user's kind of task under a name, so that its checkpoints can be saved and loaded; also a decorator.
+    """Register your own class of tasks under a name, so that its checkpoints can be saved and loaded; also a decorator.
 
-    A kind that is not registered is recorded by its import path, "my_tasks:SparseRegression". Such a record loads only
-    if that module has been imported already: nothing is ever imported, or run, because a file names it.
+    A class that is not registered is recorded by its import path, "my_tasks:SparseRegression". Such a record loads only
+    if that module has been imported already: a file can never cause code to be imported or run.
 
     Args:
-        task_type: a dataclass that implements `Task`, or a subclass of `TokenDistribution`.
-        name: its name in records; by default the class's name. Give the import path that a record contains to load it
-            with a class that has moved.
+        task_type: a dataclass that implements `Task`, or a subclass of `TokenDistribution`; None to use
+            `@register(name=...)` as a decorator.
+        name: its name in records; by default the class's name. To load records of a class that has since moved,
+            register the new class under the old import path.
 
     Returns:
         The class, unchanged.
+
+    Raises:
+        TypeError: not a dataclass, or one that lacks a member of `Task`.
+        ValueError: another class has this name.
 
     Example:
         >>> from dataclasses import dataclass
@@ -97,11 +102,11 @@ def register(task_type: Any = None, *, name: str | None = None) -> Any:
 
 @checked
 def task_to_dict(task: AnyTask) -> dict[str, Any]:
-    """A task as plain JSON data; `task_from_dict` is the inverse.
+    """Convert a task to plain JSON data: its fields, and its class under "type". `task_from_dict` is the inverse.
 
     Raises:
         TypeError: not a dataclass, or a field is not plain data.
-        ValueError: a class that cannot be named: defined inside a function, and not registered.
+        ValueError: an unregistered class defined inside a function, which has no import path.
     """
     name = _name(type(task))
     fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
@@ -116,7 +121,7 @@ def task_to_dict(task: AnyTask) -> dict[str, Any]:
 
 @checked
 def task_from_dict(data: dict[str, Any]) -> AnyTask:
-    """The task that `task_to_dict` wrote.
+    """Create the task that `task_to_dict` converted to data. Nothing is imported: register your own classes first.
 
     Raises:
         ValueError: an unknown type or field, a missing field, or a value that the task refuses.

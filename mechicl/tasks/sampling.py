@@ -83,7 +83,14 @@ def _check_size(shape: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True)
 class RandomTensors:
-    """Random tensors from one generator, of one floating-point dtype, on the generator's device."""
+    """Random tensors from one generator, of one floating-point dtype, for `_sample` of a task.
+
+    Every method takes the shape as its last arguments: `random.normal(n_prompts, 10)`.
+
+    Attributes:
+        generator: source of all random numbers; tensors are on its device.
+        dtype: dtype of floating-point tensors.
+    """
 
     generator: torch.Generator
     dtype: torch.dtype = torch.float32
@@ -98,18 +105,18 @@ class RandomTensors:
 
     @checked
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """Whole numbers from low to high - 1, all equally likely."""
+        """Draw whole numbers from low to high - 1, all equally likely."""
         if low >= high:
             raise ValueError(f"low must be below high, got {low} and {high}")
         _check_size(shape)
         return torch.randint(low, high, shape, generator=self.generator, device=self.device)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform on [0, 1)."""
+        """Draw uniform numbers on [0, 1)."""
         return self._draw("uniform", torch.rand, shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal."""
+        """Draw standard normal numbers."""
         return self._draw("normal", torch.randn, shape)
 
     def _draw(self, name: str, of_torch: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
@@ -119,33 +126,33 @@ class RandomTensors:
         return of_torch(shape, generator=self.generator, dtype=self.dtype, device=self.device)
 
     def signs(self, *shape: int) -> Tensor:
-        """-1 or 1, equally likely."""
+        """Draw -1 or 1, equally likely."""
         return (2 * self.integers(0, 2, *shape) - 1).to(self.dtype)
 
     def exponential(self, *shape: int) -> Tensor:
-        """Exponential with rate 1."""
+        """Draw exponential numbers with rate 1."""
         _check_size(shape)
         values = torch.empty(shape, dtype=self.dtype, device=self.device)
         return values.exponential_(generator=self.generator)
 
     def laplace(self, *shape: int) -> Tensor:
-        """Laplace with scale 1."""
+        """Draw numbers from the Laplace distribution with scale 1."""
         negative = self.uniform(*shape) < 0.5
         values = self.exponential(*shape)
         return torch.where(negative, -values, values)
 
     def inputs(self, distribution: InputDistribution, *shape: int) -> Tensor:
-        """Inputs of regression tasks; "uniform" is on (-1/2, 1/2)."""
+        """Draw inputs from a named distribution of `LinearRegression`; "uniform" is on (-1/2, 1/2)."""
         if distribution == "uniform":
             return self.uniform(*shape).sub_(0.5)
         return self.normal(*shape) if distribution == "gaussian" else getattr(self, distribution)(*shape)
 
     def sphere(self, *shape: int) -> Tensor:
-        """Uniform on the unit sphere of the last axis."""
+        """Draw vectors along the last axis, uniform on the unit sphere."""
         return torch.nn.functional.normalize(self.normal(*shape), dim=-1)
 
     def gamma_sphere(self, *shape: int) -> Tensor:
-        """A direction on the sphere times the root of a Gamma(0.1, scale 10) variable."""
+        """Draw vectors along the last axis: a random direction times the root of a Gamma(0.1, scale 10) variable."""
         # only the private _standard_gamma takes a generator; torch's public gamma sampler uses the global one
         concentration = torch.full((*shape[:-1], 1), 0.1, dtype=self.dtype, device=self.device)
         radius = torch._standard_gamma(concentration, generator=self.generator).mul_(10).sqrt_()
@@ -153,7 +160,7 @@ class RandomTensors:
 
     @checked
     def dirichlet(self, concentration: Positive, *shape: int) -> Tensor:
-        """Distributions along the last axis from a symmetric Dirichlet distribution, float64."""
+        """Draw distributions along the last axis from a symmetric Dirichlet distribution, float64."""
         # A Gamma(a) variable is a Gamma(a + 1) one times U^(1/a). Its logarithm does not underflow for small a.
         options = {"dtype": torch.float64, "device": self.device}
         larger = torch._standard_gamma(torch.full(shape, concentration + 1, **options), generator=self.generator)
@@ -165,9 +172,10 @@ class RandomTensors:
 class Task(Protocol):
     """Interface of a task of points, which training, saving, analyses and reports use; any class may implement it.
 
-    The base `PromptDistribution` provides `sample` and `replace` to a frozen dataclass that draws prompts in `_sample`.
-    To be saved with a checkpoint a task is a dataclass whose fields are plain data (numbers, strings, tuples of them,
-    another task) and that can be found by name (see `register`).
+    Members are the sizes `x_dim`, `y_dim` and `n_context` (without the query), `sample` and `replace`. The base
+    `PromptDistribution` provides the last two to a frozen dataclass that draws prompts in `_sample`. To be saved with a
+    checkpoint a task is a dataclass whose fields are plain data (numbers, strings, tuples of them, another task) and
+    that can be found by name (see `register`).
     """
 
     @property
@@ -186,11 +194,11 @@ class Task(Protocol):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Prompts:
-        """A batch of independent prompts; takes a seed or a generator, not both."""
+        """Draw `n_prompts` independent prompts; takes a seed or a generator, not both."""
         ...
 
     def replace(self, **changes: Any) -> "Task":
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         ...
 
 
@@ -199,7 +207,7 @@ class Distribution(ABC, Generic[Batch]):
     """Base of the tasks: frozen dataclasses that draw batches in `_sample`."""
 
     def replace(self: D, **changes: Any) -> D:
-        """A copy with some fields changed, e.g. a shifted one for out-of-distribution tests."""
+        """Return a copy with some fields changed, for example a shifted one for out-of-distribution tests."""
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
@@ -222,7 +230,10 @@ class Distribution(ABC, Generic[Batch]):
 
 
 class TokenDistribution(Distribution[TokenSequences]):
-    """A distribution over sequences of token ids."""
+    """Base of tasks of tokens: a frozen dataclass that draws `TokenSequences` in `_sample(n_prompts, random)`.
+
+    `random` is a `RandomTensors`. The base provides `sample` and `replace`.
+    """
 
     @checked
     def sample(
@@ -233,12 +244,29 @@ class TokenDistribution(Distribution[TokenSequences]):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> TokenSequences:
-        """Independent sequences; arguments are those of `PromptDistribution.sample`, without `dtype`."""
+        """Draw independent sequences; the same seed gives the same ids on the same kind of device.
+
+        Args:
+            n_prompts: number of sequences.
+            seed: seed of a new generator on `device`.
+            generator: generator to use instead of a seed, on its own device.
+            device: device of the sequences; by default the generator's, else the CPU.
+
+        Returns:
+            `TokenSequences`: `ids` `[prompt pos]`, and `predictable`, the mask of the tokens that a loss is taken over.
+
+        Raises:
+            ValueError: neither or both of seed and generator, or a generator on another device.
+        """
         return self._sample(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, device)))
 
 
 class PromptDistribution(Distribution[Prompts]):
-    """A distribution over prompts of points."""
+    """Base of tasks of points: a frozen dataclass that draws `Prompts` in `_sample(n_prompts, random)`.
+
+    `random` is a `RandomTensors`. Subclasses also have `x_dim`, `y_dim` and `n_context`; the base provides `sample` and
+    `replace`.
+    """
 
     @checked
     def sample(
@@ -250,15 +278,18 @@ class PromptDistribution(Distribution[Prompts]):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Prompts:
-        """Prompts of independent tasks; the same seed gives the same bits on the same kind of device.
+        """Draw prompts of independent tasks; the same seed gives the same bits on the same kind of device.
 
         Args:
-            n_prompts: number of them.
+            n_prompts: number of prompts.
             seed: seed of a new generator on `device`.
-            generator: generator to use instead, on its own device.
-            device: by default the generator's, else the CPU.
+            generator: generator to use instead of a seed, on its own device.
+            device: device of the prompts; by default the generator's, else the CPU.
             dtype: floating-point type of the prompts. Half precision is float32 rounded at the end: its own random
                 numbers are too coarse, and torch lacks some samplers for it.
+
+        Returns:
+            `Prompts`: inputs `xs` `[prompt point x]` and targets `ys` `[prompt point y]`; the last point is the query.
 
         Raises:
             TypeError: dtype is not floating point.
@@ -290,14 +321,14 @@ def sampling_generator(
 
 
 def targets_of(xs: Float[Tensor, "prompt point x"], weights: Float[Tensor, "prompt x y"]) -> Tensor:
-    """`xs @ weights`; for one target and prompts last in memory by products across prompts, which is faster."""
+    """Return `xs @ weights`; for one target and prompts last in memory by products across prompts, which is faster."""
     if weights.shape[2] == 1 and lies_prompts_last(xs):
         return (xs.permute(1, 2, 0) * weights.permute(2, 1, 0)).sum(1).mT[..., None]
     return xs @ weights
 
 
 def random_rotations(normals: Float[Tensor, "*prompt x x"]) -> Float[Tensor, "*prompt x x"]:
-    """Rotations uniform over the orthogonal group, from standard normal matrices (QR with a positive diagonal)."""
+    """Return rotations uniform over the orthogonal group, from standard normal matrices (by QR)."""
     q, r = torch.linalg.qr(normals)
     return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
 
@@ -309,5 +340,5 @@ def check_active_dims(task: Any) -> None:
 
 
 def noise_text(std: float) -> str:
-    """A noise level as a task's `repr` shows it."""
+    """Return a noise level as text, for a task's `repr`."""
     return f"noise from N(0, {std:g}²)" if std else "no noise"

@@ -16,11 +16,12 @@ AtLeastTwo = Annotated[int, at_least(2)]
 
 @dataclass(frozen=True, repr=False)
 class RepeatedTokens(TokenDistribution):
-    """A random segment of tokens, repeated until the sequence is full.
+    """Sequences that repeat a random segment of tokens until they are full: the task that induction heads solve.
 
     From the second token of the second copy on, every token can be predicted: it is the token that followed the
     previous occurrence. The segment's length is random for each sequence, so attending a fixed distance back does not
-    help: a model has to find the token's earlier occurrence, as induction heads do.
+    help: a model has to find the token's earlier occurrence, as induction heads do. `sample(n, seed=...)` draws
+    `TokenSequences`.
 
     Source: sequences of Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits", induction heads)
     and Olsson et al. 2022, with a random period.
@@ -28,8 +29,11 @@ class RepeatedTokens(TokenDistribution):
     Attributes:
         d_vocab: number of different tokens, all equally likely.
         n_ctx: number of tokens that a model reads; a sequence has one more, its last target.
-        min_period: the shortest segment; lengths are uniform.
-        max_period: the longest segment.
+        min_period: length of the shortest segment; lengths are uniform.
+        max_period: length of the longest segment, below `n_ctx`.
+
+    Raises:
+        ValueError: not min_period <= max_period < n_ctx.
 
     Example:
         >>> RepeatedTokens(d_vocab=5, n_ctx=5, min_period=3, max_period=3).sample(1, seed=0).ids.shape
@@ -62,15 +66,15 @@ class MarkovChains(TokenDistribution):
 
     Each row of a chain's transition matrix is drawn from a Dirichlet distribution. The best prediction counts which
     tokens followed earlier occurrences of the last one (`algorithms.bigram_bayes`); counting tokens alone
-    (`algorithms.unigram_bayes`) is simpler, and models learn it first.
+    (`algorithms.unigram_bayes`) is simpler, and models learn it first. `sample(n, seed=...)` draws `TokenSequences`.
 
     Source: Edelman et al. 2024, "The Evolution of Statistical Induction Heads".
 
     Attributes:
         d_vocab: number of states, each a token.
         n_ctx: number of tokens that a model reads; a sequence has one more, its last target.
-        concentration: of the Dirichlet distribution of each row; 1 is uniform over distributions, small values give
-            nearly deterministic chains.
+        concentration: concentration of the Dirichlet distribution of each row; 1 is uniform over distributions, small
+            values give nearly deterministic chains.
         start: distribution of the first state: "uniform", which is independent of the chain, so that `bigram_bayes` is
             exactly the best learner; or the chain's "stationary" distribution.
 
@@ -92,7 +96,13 @@ class MarkovChains(TokenDistribution):
     def transitions(
         self, n_prompts: int, *, seed: int | None = None, generator: torch.Generator | None = None
     ) -> Float[Tensor, "prompt state next_state"]:
-        """The transition matrices of the chains that `sample` draws with the same seed, float64; rows sum to 1."""
+        """Return the transition matrices of the chains that `sample` draws with the same seed, float64; rows sum to 1.
+
+        Args:
+            n_prompts: number of chains, as for `sample`.
+            seed: seed that `sample` was given; or a generator in the same state.
+            generator: generator to use instead of a seed.
+        """
         return self._transitions(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, None)))
 
     def _transitions(self, n_prompts: int, random: RandomTensors) -> Float[Tensor, "prompt state next_state"]:
@@ -120,7 +130,7 @@ class MarkovChains(TokenDistribution):
 def stationary_distributions(
     transitions: Float[Tensor, "*chain state next_state"],
 ) -> Float[Tensor, "*chain state"]:
-    """The stationary distribution of each chain: `π P = π`, with entries that sum to 1.
+    """Return the stationary distribution of each chain: `π P = π`, with entries that sum to 1.
 
     Example:
         >>> stationary_distributions(torch.tensor([[0.5, 0.5], [1.0, 0.0]]).double())

@@ -44,10 +44,7 @@ WORDS = (START, UNKNOWN, END, *LABELS, *FILLERS, *(word for words in TOPICS.valu
 
 @checked
 def topic_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer of the artificial language in which `TopicClassification` writes, as one of `transformers`.
-
-    Each word is one token, words are separated by white space, and `[START]` comes before every text. The checkpoint
-    "topics-3l" and the rule-made tasks of `load_texts` ("farm", "town", ...) use this language.
+    """Return the language's tokenizer: one token a word, words separated by white space, `[START]` before every text.
 
     Example:
         >>> topic_tokenizer()("apple some plum red ;").input_ids
@@ -66,7 +63,7 @@ class TopicClassification(TokenDistribution):
     A text is about one topic: at least half of its words are from it, the others are fillers or words of other topics.
     In each sequence some topics are the classes of a task, each with its own label, both random. So the label of a
     sequence's first text cannot be known, and those of later ones only from the texts before. The labels are the
-    tokens to predict.
+    tokens to predict. `sample(n, seed=...)` draws `TokenSequences`; `texts` draws texts without labels.
 
     Some sequences can be random words repeated instead (`RepeatedTokens`), as natural text repeats itself: from these a
     small model learns within hundreds of steps to find earlier occurrences and copy what followed, and then to do so
@@ -74,12 +71,15 @@ class TopicClassification(TokenDistribution):
 
     Attributes:
         n_ctx: number of tokens that a model reads; a sequence has one more, its last target.
-        min_classes: the fewest classes of a task.
-        max_classes: the most; their number is uniform.
-        min_words: words of the shortest text.
-        max_words: words of the longest; lengths are uniform.
+        min_classes: smallest number of classes of a sequence.
+        max_classes: largest number of classes; their number is uniform.
+        min_words: words of the shortest text, without its label.
+        max_words: words of the longest text; lengths are uniform.
         n_topical: words of a text that are from its topic.
         share_repeated: probability that a sequence is random words repeated.
+
+    Raises:
+        ValueError: numbers of classes or words that do not fit together.
 
     Example:
         >>> TopicClassification(n_ctx=32).sample(2, seed=0).ids.shape
@@ -155,7 +155,19 @@ class TopicClassification(TokenDistribution):
 
     @checked
     def texts(self, topics: Sequence[str], n_texts: int, *, seed: int) -> tuple[list[str], list[int]]:
-        """Texts about the topics in turn, in random order, and the index of each text's topic."""
+        """Draw texts without labels about given topics, the same number for each (up to one), in random order.
+
+        Args:
+            topics: names of topics, such as "animals".
+            n_texts: number of texts.
+            seed: seed of the words and the order.
+
+        Returns:
+            The texts, and for each the index of its topic in `topics`.
+
+        Raises:
+            ValueError: an unknown topic, or none.
+        """
         unknown = [topic for topic in topics if topic not in TOPICS]
         if unknown or not topics:
             raise ValueError(f"topics must be some of {list(TOPICS)}, got {list(topics)}")
