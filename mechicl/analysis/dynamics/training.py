@@ -27,7 +27,7 @@ from mechicl.statistics.results import COSINE
 
 @dataclass(frozen=True, eq=False)
 class OverTraining(Result):
-    """Any quantities at the snapshots of a training.
+    """Any quantities at the snapshots of a training; see `measure_over_training`.
 
     Attributes:
         steps: training steps of the snapshots.
@@ -40,12 +40,15 @@ class OverTraining(Result):
 
 @dataclass(frozen=True, eq=False)
 class AlignmentOverTraining(Result):
-    """Alignment with a learner at the snapshots of a training.
+    """Alignment with a learner at the snapshots of a training, means over prompts; see `align_over_training`.
 
     Attributes:
-        prediction_distance: mean over prompts, like the other quantities, `[step seed]`.
-        sensitivity_cosine: mean over the prompts where it is defined.
-        sensitivity_distance: distance between the derivatives of both learners' predictions.
+        steps: training steps of the snapshots.
+        prediction_distance: L2 norm of the difference of the two learners' predictions at the query.
+        sensitivity_cosine: cosine between the derivatives d prediction / d query of both, over the prompts where it is
+            defined.
+        sensitivity_distance: L2 norm of the difference of those derivatives.
+        mse: squared error of the model's predictions at the query, against the targets.
     """
 
     steps: tuple[int, ...]
@@ -67,11 +70,14 @@ def measure_over_training(
     """Repeat any analysis at each snapshot of a training; `viz.plot` draws the quantities as curves.
 
     Args:
-        checkpoint: a checkpoint with snapshots, a list of models, or models by step. Give large models as functions
-            that load them: then one is in memory at a time.
+        checkpoint: a checkpoint with snapshots, a list of models in the order of training (steps 0, 1, 2, ...), or
+            models by step. Give large models as functions that load them: then one is in memory at a time.
         measure: function of a model that returns a `Result`, or tensors by name. Samples (prompts) are on the last
             axis; other axes are averaged.
-        progress: whether to show a progress bar.
+
+    Returns:
+        `steps`, and `quantities` by name: for a checkpoint the mean of each seed's model, `[step seed]`; for models the
+        samples, `[step sample]`.
 
     Raises:
         CheckpointError: a checkpoint without snapshots.
@@ -108,8 +114,19 @@ def align_over_training(
 ) -> AlignmentOverTraining:
     """Compare the models of a training with a learner at each snapshot (`align`), in float64.
 
+    Shows whether, and when, a model comes to predict like an algorithm.
+
     Args:
-        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models in the order of training.
+        checkpoint: a checkpoint with snapshots (else `CheckpointError`), a list of models in the order of training, or
+            models by step.
+        learner: the learner to compare with, such as an `AlgorithmLearner`.
+        prompts: prompts to compare them on, at the query.
+        memory: bound on memory in bytes.
+
+    Returns:
+        `prediction_distance`, `sensitivity_cosine` (of the derivatives d prediction / d query) and
+        `sensitivity_distance` to the learner, and the model's `mse`: means over prompts, `[step seed]`; a list of
+        models is one seed.
 
     Source: von Oswald et al. 2023, Fig. 2; Nertinger, Fig. 1.
 
@@ -131,10 +148,11 @@ def align_over_training(
 
 @dataclass(frozen=True, eq=False)
 class HeadsOverTraining(Result):
-    """The highest score of any head at the snapshots of a training.
+    """The highest score of any head at the snapshots of a training; see `score_heads_over_training`.
 
     Attributes:
-        scores: by name, the mean over prompts of the best head, `[step seed]`.
+        steps: training steps of the snapshots.
+        scores: by name, the mean over prompts of the best head, `[step seed]`, at most 1.
     """
 
     steps: tuple[int, ...]
@@ -155,8 +173,16 @@ def score_heads_over_training(
     """Measure when heads of some kinds form: their highest scores at each snapshot.
 
     Args:
-        checkpoint: a checkpoint with snapshots (else `CheckpointError`), or models in the order of training.
+        checkpoint: a checkpoint with snapshots (else `CheckpointError`), a list of models in the order of training, or
+            models by step.
+        names: names of scores, defined in `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
+        n_prompts: number of sequences to draw.
+        seed: seed of the sequences drawn.
+        memory: bound on memory in bytes.
+
+    Returns:
+        `steps`, and `scores` by name, `[step seed]`: the mean score over prompts of the best head at that step.
 
     Source: Olsson et al. 2022, argument 1.
 
@@ -201,11 +227,11 @@ def _measure_snapshots(
 
 @dataclass(frozen=True, eq=False)
 class Transitions(Result):
-    """The steps at which the loss curves of a training fall from their plateau.
+    """The steps at which the loss curves of a training fall from their plateau; see `find_transitions`.
 
     Attributes:
-        plateau: the loss that each seed starts from, `[seed]`.
-        final: each seed's loss at the end, `[seed]`.
+        plateau: the loss that each seed falls from, `[seed]`: the argument of that name, or the first loss.
+        final: the median of each seed's last losses, `[seed]`.
         before: the last evaluated step at which the loss is above the threshold, `[seed]`; NaN without a transition.
         after: the next evaluated step, `[seed]`. Both are the first step if the loss is always below the threshold.
         start: the first evaluated step after which a tenth of the fall is permanently done, `[seed]`.
@@ -226,16 +252,16 @@ class Transitions(Result):
 
     @property
     def steps(self) -> Float[Tensor, "seed"]:
-        """The middle between `before` and `after`."""
+        """The transition steps: the middle between `before` and `after`, `[seed]`; NaN without a transition."""
         return (self.before + self.after) / 2
 
     @checked
     def mean_step(self, level: float = 0.95) -> Interval:
-        """Mean transition step of the seeds that have one, with its interval over them (NaN if there is none)."""
+        """Return the mean transition step of the seeds that have one, with its interval (NaN without any)."""
         return interval(self.steps[self.fell], level)
 
     def spread(self) -> float:
-        """Latest over earliest transition; NaN with fewer than two."""
+        """Return the latest transition step divided by the earliest one; NaN with fewer than two transitions."""
         steps = self.steps[self.fell]
         return (steps.max() / steps.min().clamp(min=1)).item() if len(steps) > 1 else float("nan")
 
@@ -248,7 +274,7 @@ def find_transitions(
     plateau: Positive | None = None,
     fall: Fraction = 0.1,
 ) -> Transitions:
-    """Find the step at which each seed's loss falls from its plateau to its final value.
+    """Find the training step at which each seed's loss falls from its plateau to its final value.
 
     The final value is the median of the last twentieth of the evaluations. The transition is where the loss has
     permanently fallen by half of the way; there is none if the last loss is above that.
@@ -256,8 +282,12 @@ def find_transitions(
     Args:
         steps: steps of the evaluations, increasing.
         losses: `[step seed]`, e.g. a checkpoint record's `curve["eval_loss"]`.
-        plateau: the loss at which training lingers, such as that of predicting 0; by default the first loss.
-        fall: least fall of a loss with a transition, relative to its plateau.
+        plateau: the loss at which training lingers, such as that of predicting 0; by default each seed's first loss.
+        fall: least fall of a loss with a transition, as a share of its plateau.
+
+    Returns:
+        `steps`, the transition step of each seed, `[seed]` (NaN without one); `before` and `after`, the evaluations
+        around it; `start` and `end`, where a tenth and nine tenths of the fall are done; `mean_step()`.
 
     Source: von Oswald et al. 2023, A.11.
 

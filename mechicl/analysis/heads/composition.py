@@ -19,14 +19,19 @@ TOKENS_AT_A_TIME = 8192  # of a vocabulary, in float64
 @checked
 @torch.no_grad()
 def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]:
-    """Score how far each head attends to the token that each earlier head moved, by eigenvalues of QK circuits.
+    """Score each pair of heads by weights: does the later one attend to the token that the earlier one moved?
 
-    The circuit is `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` with the queries and keys of the later head and the values and output
-    of the earlier one: 1 where a token attends to positions to which the earlier head moved the same token, as an
-    induction head does through a previous-token head; see `score_heads`. Norms are left out.
+    The score is `Σ Re λ / Σ |λ|` over the eigenvalues λ of `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ`, with the queries and keys of
+    the later head and the values and output of the earlier one: 1 where a token attends to positions to which the
+    earlier head moved the same token, as an induction head does through a previous-token head; see `score_heads`. Norms
+    are left out.
+
+    Args:
+        model: a model of token ids with W_E, W_Q, W_K, W_V and W_O.
 
     Returns:
-        `[earlier layer, its head, later layer, its head]`, from -1 to 1, 0 unless the first layer is earlier.
+        `[earlier layer, its head, later layer, its head]`, from -1 to 1, 0 unless the first layer is earlier. Float64
+        on the CPU.
 
     Source: Elhage et al. 2021, section "Induction heads".
 
@@ -50,19 +55,20 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
 def composition_scores(
     model: Any, kind: Literal["Q", "K", "V"] = "K", *, baseline: bool = False, seed: int = 0
 ) -> Float[Tensor, "layer head layer head"]:
-    """Score the composition of each head's output with the keys, queries or values of each later head.
+    """Score how strongly each head's output feeds into the keys, queries or values of each later head, by weights.
 
-    The Frobenius norm of the product of the earlier head's OV matrix and the later one's QK matrix (its transpose for
-    "K", the OV matrix for "V"), over the product of their norms.
+    The score is the Frobenius norm of the product of the earlier head's OV matrix and the later one's QK matrix (its
+    transpose for "K", the OV matrix for "V"), divided by the product of their norms.
 
     Args:
         model: any model with W_Q, W_K, W_V and W_O. Norms between the weights are left out.
-        kind: the later head's keys "K" (as induction heads compose), queries "Q" or values "V".
+        kind: input of the later head: keys "K" (as induction heads compose), queries "Q" or values "V".
         baseline: subtract the mean score of random normal matrices of these shapes, from 64 draws.
+        seed: seed of these matrices.
 
     Returns:
-        `[earlier layer, its head, later layer, its head]`, 0 unless the first layer is earlier, and minus the baseline
-        for a head whose matrix is 0. Float64 on the CPU.
+        `[earlier layer, its head, later layer, its head]`, from 0 (no composition) to 1 without the baseline; 0 unless
+        the first layer is earlier, and minus the baseline for a head whose matrix is 0. Float64 on the CPU.
 
     Source: Elhage et al. 2021, section "Two-layer attention-only transformers".
 

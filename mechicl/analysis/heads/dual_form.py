@@ -53,21 +53,29 @@ def read_dual_form(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> DualForm:
-    """Read a layer's attention at the query as a zero-shot weight and the demonstrations' update of it.
+    """Decompose a layer's attention output at the query into a zero-shot part and an update by the demonstrations.
 
-    The query is the last position. Queries, keys and values include their biases and rotations; the layer's output
-    bias, which belongs to no head, is left out. Keys and values that a group of heads shares are repeated for each.
+    With q a head's query vector, linear attention writes `q (zero_shot + update)`: in-context learning as an update of
+    weights. The query is the last position. Queries, keys and values include their biases and rotations; the layer's
+    output bias, which belongs to no head, is left out. Keys and values that a group of heads shares are repeated for
+    each.
 
     Args:
-        model: a `HookedTransformer` with any attention but momentum; the reading is exact for the linear kind. Damping
-            and the 1/n of `normalize_by_context` are part of the weights. Or a `TransformerBridge` of TransformerLens
-            in eval mode, whose scores are products of queries and keys; their scale is measured on the first prompt.
-        prompts: Prompts, or token ids `[prompt pos]`.
-        n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the others are those
-            of the query (a text of several tokens, say). By default all but the last one.
+        model: a `HookedTransformer` with any attention but momentum; the decomposition is exact for the linear kind.
+            The config's damping and the 1/n of `normalize_by_context` are part of the weights. Or a `TransformerBridge`
+            of TransformerLens in eval mode, whose scores are products of queries and keys; their scale is measured on
+            the first prompt.
+        prompts: prompts of points, or token ids `[prompt pos]`.
+        layer: number of the layer.
+        n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining
+            positions form the query, which may have several tokens. By default all but the last one.
         memory: bound in bytes on a run; the recorded layer and the result are additional.
 
-    Source: Irie et al. 2022; Dai et al. 2023, whose equations 1 to 4 Bar Natan, Deutch & Magar revisit.
+    Returns:
+        `zero_shot` and `update`, `[d_head d_model head prompt]`, and `relative_error` `[head prompt]`: the distance
+        between `q (zero_shot + update)` and the head's actual output, divided by the norm of the output.
+
+    Source: Irie et al. 2022; Dai et al. 2023.
 
     Example:
         >>> read_dual_form(load("lsa-1l"), LinearRegression().sample(100, seed=0)).relative_error.max() < 1e-4

@@ -27,12 +27,13 @@ PERIOD = 25  # length of the repeated segment, if the model has the positions an
 
 @dataclass(frozen=True, eq=False)
 class HeadScores(Result):
-    """Scores of each head's attention and weights, by name (see `score_heads`).
+    """Scores of each head's attention and weights, by name: see `score_heads`, which returns and defines them.
 
-    Samples are prompts, so that only scores of attention have intervals.
+    `scores["induction"]` is one. Scores of attention have a value per prompt and so intervals over prompts, at 95%
+    unless given; scores of weights have none.
 
     Attributes:
-        scores: scores of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
+        scores: by name, scores of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
         chance: the score of attention that is uniform over the visible keys, on the same prompts, without the sink; 0
             for scores of weights, whose sign is random for random weights.
     """
@@ -41,15 +42,15 @@ class HeadScores(Result):
     chance: dict[str, float]
 
     def samples(self) -> dict[str, Float[Tensor, "layer head prompt"]]:
-        """The scores of attention, one value per prompt."""
+        """Return the scores of attention, `[layer head prompt]`."""
         return {name: scores for name, scores in self.scores.items() if scores.ndim == 3}
 
     def axis_names(self) -> dict[str, tuple[str, ...]]:
-        """Layers and heads."""
+        """Return the leading axes of the scores of attention: layers and heads."""
         return dict.fromkeys(self.samples(), ("layer", "head"))
 
     def __getitem__(self, name: str) -> Tensor:
-        """A score; a ValueError for an unknown name suggests the nearest one."""
+        """Return a score; a ValueError for an unknown name suggests the nearest one."""
         if name not in self.scores:
             raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest(name, self.scores)}")
         return self.scores[name]
@@ -61,12 +62,12 @@ class HeadScores(Result):
 
     @checked
     def mean(self, name: str) -> Float[Tensor, "layer head"]:
-        """A score's mean over prompts."""
+        """Return a score of each head, as a mean over prompts for scores of attention."""
         return self[name].mean(-1) if self.is_of_attention(name) else self[name]
 
     @checked
     def interval(self, name: str, layer: int, head: int, level: float = 0.95) -> Interval:
-        """Mean over prompts of one head's score of attention, with its confidence interval."""
+        """Return the mean over prompts of one head's score of attention, with its confidence interval."""
         if not self.is_of_attention(name):
             raise ValueError(f"{name!r} is a score of the weights, without an interval: take mean({name!r})")
         layers, heads = self[name].shape[:2]
@@ -76,14 +77,17 @@ class HeadScores(Result):
 
     @checked
     def best(self, name: str) -> tuple[int, int]:
-        """Layer and head with the largest mean; the first of several."""
+        """Return layer and head with the largest mean score; the first of several."""
         means = self.mean(name)
         layer, head = divmod(int(means.argmax()), means.shape[1])
         return layer, head
 
     @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row per head: layer, head, the mean of each score, and for those of attention `name_half_width`."""
+        """Return a table with one row per head: layer, head, and the mean of each score over prompts.
+
+        For scores of attention, `name_half_width` is half the length of its interval over prompts.
+        """
         rows = []
         layers, heads = next(iter(self.scores.values())).shape[:2]
         for layer, head in itertools.product(range(layers), range(heads)):
@@ -112,21 +116,23 @@ def score_heads(
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
 
-    A score of attention is the sum of the pattern from one position to some keys. Patterns without a softmax may be
-    negative and sum to anything: for them it is the share of these keys in the sum of all absolute weights, and 0 for a
-    position that attends to nothing. On token ids:
+    Shows which heads are induction, previous-token or copying heads.
+
+    A score of attention is the sum of the pattern from one position to some keys, from 0 to 1. Patterns without a
+    softmax may be negative and sum to anything: for them it is the share of these keys in the sum of all absolute
+    weights, and 0 for a position that attends to nothing. On token ids:
 
     - `previous_token`: attention to the position before, mean over all positions but the first;
     - `duplicate_token`: attention to the earlier occurrences of the token, mean over the positions whose token occurred
       before (in drawn sequences the whole second copy);
-    - `induction`: attention to the positions after these, mean likewise.
+    - `induction`: attention to the positions after these earlier occurrences, mean over the same positions.
 
-    On interleaved prompts of regression:
+    On interleaved prompts of regression (tokens x_1, y_1, x_2, ..., query):
 
     - `previous_token`: attention to the token before, mean over all tokens but the first;
     - `target_to_input`: attention from the token of y_i to that of its x_i, mean over the context's points;
-    - `input_to_target`: attention from the token of x_i to that of its y_i, as in `constructions.copy_targets`
-      (von Oswald et al. 2023, section 4), mean likewise; missing with causal keys, which hide y_i from x_i.
+    - `input_to_target`: attention from the token of x_i to that of its y_i, as in `constructions.copy_targets` (von
+      Oswald et al. 2023, section 4), mean over the context's points; missing with causal keys, which hide y_i from x_i.
 
     From weights, `Σ Re λ / Σ |λ|` over the eigenvalues λ of a circuit from tokens to tokens, between -1 and 1, and 0
     where all are 0; norms, MLPs, positions and biases are left out:
@@ -139,13 +145,18 @@ def score_heads(
     Args:
         model: in eval mode: a `HookedTransformer` on token ids or interleaved prompts, a wrapped module with
             `encode="interleaved"` and patterns, or a `TransformerBridge` with causal or bidirectional attention.
-        prompts: for a model on interleaved prompts.
-        sequences: for a model on token ids, ids to use instead of drawn ones.
+        prompts: for a model on interleaved prompts, which needs them.
+        sequences: for a model on token ids, ids `[prompt pos]` to use instead of drawn ones.
         n_prompts: number of sequences to draw: a random segment of 25 different tokens (fewer if the model lacks the
             positions or tokens) twice.
         seed: seed of the sequences drawn.
         prepend: id of a token that precedes each sequence drawn and occurs nowhere else in it, such as
-            beginning-of-sequence.
+            beginning-of-sequence; none by default.
+        memory: bound on memory in bytes.
+
+    Returns:
+        `scores` by name, `[layer head prompt]` for attention and `[layer head]` for weights, and `chance`, those of
+        uniform attention; `best(name)` is the strongest head, `to_dataframe()` has one row per head.
 
     Source: Elhage et al. 2021 for the circuits; Olsson et al. 2022 for the scores on repeated random tokens.
 

@@ -26,7 +26,7 @@ from mechicl.statistics.results import COSINE, SHARE
 
 @dataclass(frozen=True, eq=False)
 class TokenSensitivity(Result):
-    """Derivatives of the stream at each position with respect to each token.
+    """Derivatives of the stream at each position with respect to each token; see `measure_token_sensitivity`.
 
     Attributes:
         norms: Frobenius norm of d stream / d token, residual path included, `[position token prompt]`.
@@ -46,10 +46,19 @@ class TokenSensitivity(Result):
 def measure_token_sensitivity(
     model: HookedTransformer, prompts: Prompts, layer: int = 1, *, memory: float = MEMORY, progress: bool = True
 ) -> TokenSensitivity:
-    """Differentiate the stream before a layer exactly with respect to the tokens of interleaved prompts.
+    """Measure on which tokens the stream at each position of interleaved prompts depends, by exact derivatives.
+
+    A layer that copies each target y_i to the token of its input x_i makes the derivative for the next token large.
 
     Args:
-        layer: the layer after the stream; n_layers for the final stream.
+        model: a `HookedTransformer` on interleaved prompts (tokens x_1, y_1, x_2, ..., query).
+        prompts: prompts to differentiate at.
+        layer: the stream before this layer is differentiated; n_layers for the final stream.
+        memory: bound on memory in bytes.
+
+    Returns:
+        `norms`, of d stream / d token, `[position token prompt]`, and their means over the context's x tokens,
+        `[prompt]`: for the token `itself`, for the `next` one (its target), and for each `other` one.
 
     Source: von Oswald et al. 2023, section 4 and Fig. 5.
 
@@ -83,20 +92,20 @@ def measure_token_sensitivity(
 
 @dataclass(frozen=True, eq=False)
 class TargetCopying(Result):
-    """Copying of targets by an attention layer, and the model's loss without it.
+    """Copying of targets by an attention layer, and the model's loss without it; see `measure_target_copying`.
 
     Attributes:
         attention: share of the context's x tokens' attention (absolute weights) on their targets' tokens, mean over x
             tokens, `[head prompt]`; NaN where an x token attends to nothing.
         pattern_cosine: cosine between the rows of the pattern at the context's x tokens and those of
             `constructions.copy_targets`, mean over x tokens, `[head prompt]`; NaN likewise.
-        decoding_errors: squared error of a linear readout of each target from the stream at its input's token after
-            the layer, relative to the targets' mean square: 0 if it is there, 1 if it is not; mean over points,
-            `[prompt]`.
+        decoding_errors: squared error of a linear readout of each target from the stream at its input's token after the
+            layer, relative to the targets' mean square: 0 if it is there, 1 if it is not; mean over points, `[prompt]`.
         decoding_errors_before: the same before the layer, `[prompt]`.
         decoding_errors_of_inputs: the same for each input at its target's token, where they can be joined too.
-        errors_without: with the layer's attention output ablated (replaced by its mean over prompts) at the context's
-            x tokens, where it can copy.
+        errors: squared error of the model's prediction at the query, `[prompt]`, like the next three.
+        errors_without: with the layer's attention output ablated (replaced by its mean over prompts) at the context's x
+            tokens, where it can copy.
         errors_without_elsewhere: with it ablated at all other positions.
         errors_transplanted: with each head's pattern at the context's x tokens replaced by the construction's, times
             the head's mean total weight there.
@@ -119,11 +128,18 @@ class TargetCopying(Result):
 def measure_target_copying(
     model: HookedTransformer, prompts: Prompts, layer: int = 0, *, memory: float = MEMORY, progress: bool = True
 ) -> TargetCopying:
-    """Compare a layer with the construction that copies each target onto its input's token.
+    """Measure how far a layer copies each target y_i onto the token of its input x_i, and whether the model needs it.
 
     Args:
-        prompts: two or more; the readouts are fitted on one half and evaluated on the other, both ways.
-        memory: bound in bytes on a run; the layer's activations are additional.
+        model: a `HookedTransformer` on interleaved prompts (tokens x_1, y_1, x_2, ..., query).
+        prompts: two or more; the readouts are fitted on one half and evaluated on the other, and vice versa.
+        layer: number of the layer.
+        memory: bound in bytes on a run; the layer's recorded activations are not counted.
+
+    Returns:
+        `attention` of x tokens on their targets' tokens (share from 0 to 1, `[head prompt]`) and `pattern_cosine` with
+        `constructions.copy_targets`; `decoding_errors` of targets at their inputs' tokens (0: readable, 1: not), after
+        and before the layer; the model's squared `errors`, and those without copying (`errors_without`), `[prompt]`.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 

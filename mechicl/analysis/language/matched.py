@@ -25,13 +25,14 @@ Heads = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class MatchedAblation(Result):
-    """Probability of the right answer without some heads, and without random heads of the same layers.
+    """Probability of the right answer without some heads, and without random heads; see `ablate_matched`.
 
     Attributes:
-        heads: the ablated heads.
-        intact: probability of the right answer without ablation.
-        ablated: the same without the heads.
-        matched: the same without random heads, as many in every layer (in the nearest layers if one has too few).
+        heads: the ablated heads, (layer, head).
+        intact: probability of the right answer's token without ablation, `[prompt]`.
+        ablated: the same without the heads, `[prompt]`.
+        matched: the same without random heads, the same number in every layer (in the nearest layers if one has too
+            few), `[draw prompt]`.
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -41,7 +42,11 @@ class MatchedAblation(Result):
 
     @checked
     def effect(self, level: float = 0.95) -> Interval:
-        """Return how much more the heads matter than random ones: the difference of probabilities, over prompts."""
+        """Return how much more probability the heads' ablation costs than that of random heads, with its interval.
+
+        This is `matched` (mean over draws) minus `ablated`, as a mean over prompts: above 0 if the heads matter more
+        than random ones. The interval is over prompts.
+        """
         return interval(self.matched.mean(0) - self.ablated, level)
 
 
@@ -58,20 +63,25 @@ def ablate_matched(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> MatchedAblation:
-    """Ablate heads together, and compare with as many random heads of the same layers.
+    """Ablate some heads together, and compare with the same number of random heads in the same layers.
 
     Outputs of heads are replaced by their means over the prompts, at every position. To compare two kinds of heads,
     exclude those that are of both kinds, which decide the comparison otherwise (Yin and Steinhardt 2025).
 
     Args:
         model: a model with hooks, such as `language.model`.
-        prompts: few-shot prompts.
-        heads: layers and heads.
+        prompts: few-shot prompts, from `word_prompts`.
+        heads: the heads to ablate, as pairs (layer, head).
         exclude: heads that are neither ablated nor drawn at random, for example those of another kind.
         n_random: number of random sets.
         seed: seed of the random sets.
         memory: bound on memory in bytes.
         progress: whether to show a progress bar.
+
+    Returns:
+        Probabilities of the right answer's token, without ablation (`intact`), without the heads (`ablated`) and
+        without each random set (`matched`); `effect()` is how much more the heads matter than random ones, with a 95%
+        interval over prompts.
 
     Raises:
         ValueError: no heads, heads that the model does not have, or too few other heads to draw from.

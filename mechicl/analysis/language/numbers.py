@@ -63,7 +63,7 @@ class TextLearner:
 
     @checked
     def write(self, prompts: Prompts) -> list[str]:
-        """Return the text of each prompt, which ends before the query's target.
+        """Return the text of each prompt as the model gets it; it ends before the query's target.
 
         Raises:
             ValueError: more than one target dimension, or a target that is not among the classes.
@@ -80,7 +80,7 @@ class TextLearner:
     @torch.no_grad()
     @holds_models
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """Return the mean output under the model's probabilities."""
+        """Return the mean of all outputs for the query, weighted by their probabilities under the model."""
         texts, tokenizer = self.write(prompts), self.language.tokenizer
         encoded = [tokenizer(text).input_ids for text in texts]
         values, total = (torch.zeros(len(texts), dtype=torch.float64) for _ in range(2))

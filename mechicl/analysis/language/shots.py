@@ -22,13 +22,14 @@ from mechicl.text.words import WordLabels
 
 @dataclass(frozen=True, eq=False)
 class FewShotScores(Result):
-    """Accuracy and log-probability of the right answer, by task, kind of labels and number of demonstrations.
+    """Accuracy and log-probability of the right answer, by task, labels and demonstrations; see `icl_score`.
 
     Attributes:
         tasks: names of the tasks.
         labels: kinds of labels in the demonstrations.
         shots: numbers of demonstrations.
-        accuracy: 1 where the model's most probable next token is the first of the answer, else 0.
+        accuracy: 1 where the most probable of all next tokens is the target, the answer's first token that differs
+            between answers, else 0.
         log_probability: log-probability of that token, in nats.
     """
 
@@ -45,7 +46,12 @@ class FewShotScores(Result):
 
     @checked
     def gain(self, task: str, label: str = "shuffled", shots: int | None = None) -> Interval:
-        """Return how much higher the accuracy is with true labels than with others, paired by query.
+        """Return the accuracy with true labels minus that with other labels, paired by query, with its 95% interval.
+
+        Args:
+            task: name of the task.
+            label: kind of the other labels.
+            shots: number of demonstrations; by default the last of those measured.
 
         Raises:
             ValueError: a task, kind of labels or number of demonstrations that was not measured.
@@ -74,20 +80,26 @@ def icl_score(
     """Measure few-shot accuracy by number of demonstrations, with controls for the labels.
 
     A model that learns the mapping from the demonstrations is better with true labels than with shuffled ones. Format
-    and output words are the same in both. "random" labels also change the output words.
+    and output words are the same in both. With "random" labels the output words are different too.
 
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
-        tasks: tasks of `mechicl.text`, or their names.
+        tasks: tasks of `mechicl.text`, or their names; by default all.
         shots: numbers of demonstrations; 0 is zero-shot.
-        labels: kinds of labels in the demonstrations (see `word_prompts`). The queries are the same for all of them.
-        n_prompts: prompts per cell.
+        labels: outputs of the demonstrations: "true" ones, "shuffled" within a prompt, or "random" words of other
+            tasks. The queries are the same for all of them, and at 0 shots so is the result.
+        n_prompts: number of prompts for each task, kind of labels and number of demonstrations.
         seed: seed of the prompts.
         memory: bound on memory in bytes.
         progress: whether to show a progress bar.
 
+    Returns:
+        `accuracy` (1 where the most probable next token is the first token of the right answer that differs between
+        answers, else 0) and `log_probability` of that token in nats, `[task label shot prompt]`; `gain(task)` is the
+        accuracy with true labels minus that with shuffled ones, with a 95% interval over prompts.
+
     Raises:
-        ValueError: as `word_prompts`: one demonstration cannot be shuffled, or a task has too few pairs.
+        ValueError: one demonstration, which cannot be shuffled, or a task with too few pairs.
 
     Example:
         >>> scores = icl_score(load_language_model("HuggingFaceTB/SmolLM2-135M"), ["antonyms", "capitals"])
@@ -120,6 +132,14 @@ def loss_by_position(
 ) -> Float[Tensor, "pos text"]:
     """Return the next-token loss of texts at every position but the last, in nats.
 
+    Args:
+        language: a language model with its tokenizer, from `load_language_model`.
+        ids: token ids of texts of one length.
+        memory: bound on memory in bytes.
+
+    Returns:
+        `[pos text]`: entry t is the loss of the prediction of token t + 1 from tokens 0 to t.
+
     Example:
         >>> losses = loss_by_position(language, ids)
         >>> print(interval(losses[500] - losses[50]))    # negative if the model uses its context
@@ -137,7 +157,14 @@ def loss_by_position(
 
 @checked
 def late_minus_early(losses: Float[Tensor, "pos text"], early: int = 50, late: int = 500) -> Interval:
-    """Return the mean loss at a late position minus that at an early one (Olsson et al. 2022), over texts.
+    """Return the mean loss at a late position minus that at an early one, with its 95% interval over texts.
+
+    Negative if the model uses its context: the in-context learning score of Olsson et al. 2022.
+
+    Args:
+        losses: losses from `loss_by_position`.
+        early: the early position, from 0.
+        late: the late position.
 
     Raises:
         ValueError: texts that are too short.

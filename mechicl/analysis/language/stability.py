@@ -20,12 +20,12 @@ from mechicl.statistics import Interval, Result, interval
 
 @dataclass(frozen=True, eq=False)
 class Stability(Result):
-    """Selections over repeated draws, and how much they overlap.
+    """Selections over repeated draws, and how much they overlap; see `stability`.
 
     Attributes:
-        selections: the selected items of each draw, as text, best first.
-        jaccard: the share of items that two draws have in common, of those that either has; a mean over the other
-            draws for each draw.
+        selections: the selected items of each draw, as text, best first if they have scores.
+        jaccard: the number of items that two draws have in common, divided by the number that either has; for each draw
+            the mean over the other draws, from 0 to 1.
     """
 
     selections: tuple[tuple[str, ...], ...]
@@ -47,14 +47,21 @@ class Stability(Result):
 def stability(
     find: Callable[[Any], Any], draws: Iterable[Any], *, top: Count | None = 10, progress: bool = True
 ) -> Stability:
-    """Repeat an analysis on several draws and compare what it selects.
+    """Repeat an analysis on several draws and measure how much its selections overlap.
+
+    Shows whether a circuit, or the best heads, depend on the prompts, seeds or thresholds.
 
     Args:
         find: function of a draw that returns scores `[layer head]` or of any other shape (the `top` largest are
             selected), a `Circuit` (its edges are), or a collection of hashable items.
         draws: arguments of `find`, one for each repetition: prompts, seeds, thresholds.
-        top: number of scores that are selected; None is for circuits and collections only.
+        top: number of scores that are selected; not used for circuits and collections, and None is for these only.
         progress: whether to show a progress bar.
+
+    Returns:
+        The `selections`; `mean()`, the mean Jaccard index (items in both draws divided by items in either: 1 if all
+        draws agree, 0 if none share an item) with a 95% interval over draws; `frequencies()`, the share of draws that
+        selected each item.
 
     Raises:
         ValueError: fewer than two draws, or scores without `top`.

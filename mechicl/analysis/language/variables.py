@@ -44,12 +44,12 @@ class CausalModel:
 
     @checked
     def values(self, ids: Int[Tensor, " pos"]) -> dict[str, Any]:
-        """Return the value of each variable in a prompt."""
+        """Return the value of each variable in a prompt, by name."""
         return {name: read(ids) for name, read in self.variables.items()}
 
     @checked
     def interchange(self, base: Int[Tensor, " pos"], source: Int[Tensor, " pos"], variable: str) -> int:
-        """Return the output for a prompt with one variable taken from another prompt."""
+        """Return the answer's token id for a prompt `base`, with one variable's value taken from another prompt."""
         if variable not in self.variables:
             raise ValueError(f"variable must be one of {list(self.variables)}, got {variable!r}")
         return self.output(self.values(base) | {variable: self.variables[variable](source)})
@@ -57,9 +57,10 @@ class CausalModel:
 
 @dataclass(frozen=True, eq=False)
 class VariableAlignment(Result):
-    """How often exchanging a learned subspace has the effect of exchanging the variable, on held-out pairs.
+    """How often exchanging a learned subspace acts like exchanging the variable; see `align_variables`.
 
-    Samples are pairs of prompts in which the exchange changes the output of the causal model.
+    Samples are held-out pairs of prompts in which the exchange changes the output of the causal model. An answer is the
+    token with the largest logit among the outputs of the causal model.
 
     Attributes:
         variable: name of the variable.
@@ -83,7 +84,7 @@ class VariableAlignment(Result):
     n_outputs: int = 0
 
     def samples(self) -> dict[str, Tensor]:
-        """Return the accuracies."""
+        """Return the accuracies, of the subspaces and of the controls."""
         return {name: value for name, value in super().samples().items() if name != "bases"}
 
 
@@ -107,32 +108,42 @@ def align_variables(
     seed: int = 0,
     progress: bool = True,
 ) -> VariableAlignment:
-    """Find, in each layer, the subspace at a position whose exchange acts like exchanging a variable.
+    """Find, in each layer, a subspace at a position such that exchanging it acts like exchanging a causal variable.
 
-    Subspaces are fitted by distributed alignment search on pairs of prompts from one half of `ids`, and judged on pairs
-    from the other half. Every value of the variable that two different prompts have is in both halves. A fit can find
-    effects anywhere, so two controls are fitted in the same way: random targets and an untrained model.
+    Tests whether a model represents a variable, and where. Subspaces are fitted by distributed alignment search on
+    pairs of prompts from one half of `ids`, and judged on pairs from the other half. Every value of the variable that
+    two different prompts have is in both halves. A fit can find effects anywhere, so two controls are fitted in the
+    same way: one to random outputs, one in an untrained model.
 
     Args:
         model: a model of token ids with hooks, in eval mode.
-        causal: causal model of the task; it should give the model's own answers on `ids`.
+        causal: `CausalModel` of the task; it should give the model's own answers on `ids`.
         variable: name of the variable to exchange.
         ids: prompts of one length; repeated ones are used once.
-        pos: position of the exchange.
-        read: position of the answer.
+        pos: position of the exchange; by default the last.
+        read: position at which the model's logits give the answer; by default the last.
         layers: layers to search; all by default.
-        rank: dimension of the subspace. One is enough for a number or for two values; `k` unordered values may need
-            `k - 1`.
-        component: activation to search, with the width of the stream.
-        untrained: untrained model of the same kind; for our own models made from the config by default.
+        rank: dimension of the subspace. One is enough for a number or for two values; `k` unordered values may need `k
+            - 1`.
+        component: activation to search, with the width of the stream: "resid_post" (the stream after each layer),
+            "resid_pre", "attn_out", "mlp_out", ...
+        untrained: untrained model of the same kind. By default it is made from the config of a `HookedTransformer`; for
+            other models this control is left out unless it is given.
         n_pairs: pairs for the fit, and for the test.
         epochs: passes over the pairs.
-        learning_rate: of Adam.
+        learning_rate: learning rate of Adam.
         seed: seed of the pairs and the fit.
         progress: whether to show a progress bar.
 
+    Returns:
+        `accuracy` `[layer pair]`: 1 where the model's answer after the exchange is the causal model's, on held-out
+        pairs; the same in `controls` for "random targets", "untrained" and the exchange of the "whole stream"; `bases`,
+        the subspaces `[layer d_model rank]`. `to_dataframe()` has the mean accuracies of each layer with 95% intervals
+        over pairs.
+
     Raises:
-        ValueError: an unknown variable, fewer than four different prompts, or exchanges that never change the output.
+        ValueError: an unknown variable, fewer than four different prompts, or no two prompts for which exchanging the
+            variable changes the causal model's output.
 
     Source: Geiger et al. 2024, "Finding alignments between interpretable causal variables and distributed neural
     representations"; controls after Arora et al. 2024.

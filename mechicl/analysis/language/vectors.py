@@ -28,17 +28,18 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class FunctionVector(Result):
-    """A function vector, the heads that make it, and what it does in zero-shot prompts.
+    """A function vector, the heads that make it, and its effect on zero-shot prompts; see `function_vectors`.
 
-    All samples are probabilities of the right answer's first token, or differences of them.
+    All samples are probabilities of the right answer's token (its first that differs between answers), or differences
+    of them.
 
     Attributes:
         task: name of the task.
-        heads: heads whose mean outputs are summed, strongest first.
-        vector: their sum in the residual stream.
+        heads: heads whose mean outputs are summed, (layer, head), strongest first.
+        vector: their sum in the residual stream, `[d_model]`.
         indirect_effects: gain in probability on prompts with shuffled labels, when one head's output at the last
             position is replaced by its mean over prompts with true labels.
-        few_shot: probability on other prompts with true labels.
+        few_shot: probability on the prompts with true labels that the means are taken over.
         shuffled: probability on prompts with shuffled labels.
         zero_shot: probability without demonstrations.
         added: the same with the vector added to the stream after a layer, at the last position.
@@ -56,7 +57,7 @@ class FunctionVector(Result):
     random_added: Float[Tensor, "layer prompt"]
 
     def samples(self) -> dict[str, Tensor]:
-        """Return all quantities that are measured on prompts."""
+        """Return all quantities that are measured on prompts, by name."""
         return {name: value for name, value in super().samples().items() if name != "vector"}
 
 
@@ -76,23 +77,29 @@ def function_vectors(
 ) -> FunctionVector:
     """Find the heads that carry a task from demonstrations to the answer, and sum up their outputs.
 
-    Each head's output at the last position is averaged over prompts with true labels and put into prompts with
+    Each head's output at the last position is averaged over prompts with true labels and patched into prompts with
     shuffled labels. The heads that raise the probability of the right answer most are summed to a vector, which is then
     added to zero-shot prompts of other queries, after each layer.
 
     Args:
-        language: a language model with its tokenizer.
+        language: a language model with its tokenizer, from `load_language_model`.
         task: a task of `mechicl.text`, or its name.
-        n_heads: heads in the vector.
+        n_heads: number of heads in the vector.
         n_shots: demonstrations per prompt.
-        n_prompts: prompts with shuffled labels, and zero-shot prompts.
-        n_clean: prompts with true labels that the means are taken over.
+        n_prompts: number of prompts with shuffled labels, and of zero-shot prompts.
+        n_clean: number of prompts with true labels that the means are taken over.
         seed: seed of the prompts.
         memory: bound on memory in bytes.
         progress: whether to show a progress bar.
 
+    Returns:
+        `heads`, the `vector` `[d_model]`, the `indirect_effects` of all heads `[layer head prompt]` (gain in
+        probability), and probabilities of the right answer in zero-shot prompts: `added` with the vector after each
+        layer and `random_added` with a random one, `[layer prompt]`, `zero_shot` without. Compare with `few_shot` and
+        `shuffled`.
+
     Raises:
-        ValueError: as `word_prompts`.
+        ValueError: an unknown task, or too few pairs for the shots.
 
     Source: Todd et al. 2024, "Function vectors in large language models", sections 2 and 3.
 
@@ -143,7 +150,7 @@ def function_vectors(
 
 @dataclass(frozen=True, eq=False)
 class TaskVectors(Result):
-    """Probability of the right answer in zero-shot prompts whose stream comes from prompts with demonstrations.
+    """Probability of the right answer in zero-shot prompts whose stream comes from few-shot ones; see `task_vectors`.
 
     Attributes:
         task: name of the task.
@@ -175,7 +182,19 @@ def task_vectors(
 ) -> TaskVectors:
     """Measure how much of a task one layer's stream carries, by patching it into zero-shot prompts.
 
-    Args: as for `function_vectors`.
+    The stream at the last position of a few-shot prompt with another query replaces that of a zero-shot prompt.
+
+    Args:
+        language: a language model with its tokenizer, from `load_language_model`.
+        task: a task of `mechicl.text`, or its name.
+        n_shots: demonstrations per few-shot prompt.
+        n_prompts: number of prompts of each kind.
+        seed: seed of the prompts.
+        memory: bound on memory in bytes.
+
+    Returns:
+        Probabilities of the right answer: `patched` after each layer, and `control` with streams from prompts with
+        shuffled labels, `[layer prompt]`; `zero_shot` without patching and `few_shot` with demonstrations, `[prompt]`.
 
     Source: Hendel et al. 2023, "In-context learning creates task vectors".
 
@@ -201,7 +220,14 @@ def task_vectors(
 def steering(
     model: Any, vector: Float[Tensor, "d_model"], layer: int, *, strength: float = 1.0, pos: int | None = None
 ) -> Iterator[None]:
-    """Add a vector to the stream after a layer, at one position or at all, for the time of a `with` block.
+    """Add `strength * vector` to the residual stream after a layer, inside a `with` block.
+
+    Args:
+        model: a model with hooks, such as `language.model`.
+        vector: the vector to add, such as a function vector.
+        layer: number of the layer; the stream after it is `resid_post`.
+        strength: factor of the vector.
+        pos: position at which it is added; by default at all.
 
     Raises:
         ValueError: a layer that the model does not have.
