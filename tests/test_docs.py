@@ -218,6 +218,13 @@ def test_shapes_are_shown_as_written(site: Path):
 
 
 @pytest.mark.slow
+def test_a_result_of_several_lines_is_one_item(site: Path):
+    text = (site / "reference" / "checkpoints.html").read_text(encoding="utf-8")
+    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", "", text)).split())
+    assert "record (training config, seeds and loss curve as a dictionary) and snapshots (weights at steps" in shown
+
+
+@pytest.mark.slow
 def test_pages_need_no_network_and_show_their_pictures(site: Path, browser: Browser):
     context = browser.new_context(viewport={"width": 400, "height": 900}, offline=True)
     page = context.new_page()

@@ -49,7 +49,8 @@ def load(name: str | Path, seed: int | None = None) -> Model:
             training. If several tasks were trained at once, the model is the one of the first task.
 
     Returns:
-        The model in eval mode on the CPU. `predict(prompts)` returns its predictions for the queries.
+        The model in eval mode on the CPU. `predict(prompts)` returns its predictions for the queries; a model of token
+        ids, called with ids `[batch pos]`, returns logits.
 
     Raises:
         CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, or too large; or

@@ -20,8 +20,8 @@ _FIRST: ContextVar[int | None] = ContextVar("random_weights", default=None)
 def random_weights(seed: int = 0) -> Iterator[None]:
     """Make `load` and `load_checkpoint` return untrained models during a `with` block (see `untrained`).
 
-    This is the control of statements about training: what an analysis also finds in untrained models is not
-    a result of training.
+    This is the control of statements about training: what an analysis also finds in untrained models is not a result
+    of training.
 
     Args:
         seed: selects the random weights; each value gives other ones.

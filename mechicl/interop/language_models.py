@@ -69,9 +69,10 @@ def load_language_model(
         analyses take `.model`. Within `checkpoints.random_weights` the model is untrained.
 
     Raises:
-        UnknownSeedError: our checkpoint has no such seed.
-        ValueError: our checkpoint was not trained on texts or was given a revision; the config in a folder claims more
-            or larger layers than its safetensors contain; or TransformerLens does not support the architecture.
+        UnknownSeedError: the mechicl checkpoint has no such seed.
+        ValueError: the mechicl checkpoint was not trained on texts or was given a revision; the config in a folder
+            claims more or larger layers than its safetensors contain; or TransformerLens does not support the
+            architecture.
         ImportError: a GGUF file without the package `gguf`.
         OSError: no such model, or no network connection to fetch it.
 

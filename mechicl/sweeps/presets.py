@@ -151,7 +151,7 @@ SWEEPS: dict[str, SweepPreset] = {
         "descent",
     ),
 }  # fmt: skip
-"""Sweeps by name."""
+"""Ready-made sweeps by name, each a `SweepPreset`: `SWEEPS[name].sweep().run(folder, SWEEPS[name].measure)`."""
 
 
 def ready_table(name: str, kept: str | Path, folder: str | Path | None = None, *, workers: int = 1) -> GridTable:

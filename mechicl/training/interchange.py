@@ -34,8 +34,8 @@ def train_interchange(
     between the algorithm's predictions for prompts and sources: 1 - R². The targets of the queries are not used.
 
     Args:
-        config: task, model and training; fields about speed, saves and snapshots are ignored. `loss` and `curriculum`
-            must be left out. `eval_prompts` prompts, and the same number of sources, are held out.
+        config: task, model and training, without `curriculum` and `more_tasks`; `loss`, `target_loss` and fields about
+            speed, saves and snapshots are ignored. Held out are `eval_prompts` prompts and the same number of sources.
         hypothesis: which algorithm, which of its steps after each layer, and where its variables are in the residual
             stream; without subspaces the model may place them anywhere.
         n_interventions: number of interventions, drawn at random, in each training step.

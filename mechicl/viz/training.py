@@ -183,10 +183,10 @@ def map_similarity_figure(
 ) -> go.Figure:
     """Draw how similar attention is with demonstrations and without them, by layer (SimAM).
 
-    SimAM (similarity of attention maps) is the cosine between a head's scores (before the softmax) from the query's
-    last token to the query's own tokens, with demonstrations and without; lines are means over heads with bands of 95%
-    intervals over queries. "before fine-tuning" is the original model without demonstrations, for the first comparison;
-    the other lines are the fine-tuned model without demonstrations.
+    SimAM (similarity of attention maps) is the cosine between two vectors of a head's scores (before the softmax) from
+    the query's last token to the query's own tokens: those of the original model with demonstrations, and those without
+    demonstrations of the original model (the line "before fine-tuning", for the first comparison) or of the fine-tuned
+    one (the other lines). Lines are means over heads with bands of 95% intervals over queries.
 
     Args:
         comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.

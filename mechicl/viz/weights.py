@@ -60,7 +60,7 @@ def connectivity_paths(
 def weight_products_figure(trained: WeightProducts, construction: WeightProducts, names: Sequence[str]) -> go.Figure:
     """Draw the products W_KQ and W_PV of a trained linear attention head next to those of a construction.
 
-    W_KQ = W_Q W_Kᵀ and W_PV = W_V W_O, both `[d_model d_model]`, of the first head in the first layer.
+    W_KQ = W_Q W_Kᵀ (with the score scale) and W_PV = W_V W_O, both `[d_model d_model]`, of layer 0 and head 0.
 
     Args:
         trained: the trained model's `read_weight_products(model).gauge_fixed()`, in which the mean diagonal of the

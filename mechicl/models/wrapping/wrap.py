@@ -47,7 +47,7 @@ def wrap(
     batch_first: bool = True,
     name: str | None = None,
 ) -> WrappedModel:
-    """Make a learner from any PyTorch module, with TransformerLens' hooks at the parts that are named.
+    """Make a learner (a model that predicts queries of prompts) from any PyTorch module, with TransformerLens' hooks.
 
     Without `layers`, `identify`, `align` and `match` can compare it with algorithms. With `layers` it can be opened:
     `fit_readouts`, `probe`, `patch`, `ablate`, `attribute`, `test_hypotheses`, `PatchingSession` and everything else
@@ -69,7 +69,7 @@ def wrap(
             `[prompt point y]` of every point. By default the output itself, at `points` if it has positions.
         points: the positions at which points are predicted, in order, the query's last: in the output, if `decode` is
             not given, and in the stream. By default every x token of interleaved prompts, and the last position
-            otherwise. With `slice(0, None, 2)` a function as `encode` has two tokens a point, x first.
+            otherwise. `slice(0, None, 2)` declares that a function as `encode` makes two tokens per point, x first.
             Whether a position sees later points is tried out when the module first reads prompts.
         layers: sub-modules whose first input is the residual stream `[prompt pos d_model]` and whose output is the
             stream, or a tuple that begins with it. They get `blocks.{l}.hook_resid_pre` and `hook_resid_post`.
