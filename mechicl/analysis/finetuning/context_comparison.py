@@ -36,7 +36,8 @@ HIDDEN = -1e30  # below every score of a visible token
 class FineTuningComparison(Scored, Result):
     """Similarity of reading demonstrations and fine-tuning on them, for each query.
 
-    Undefined entries are NaN: the direction of a change of 0, the ranks of equal weights.
+    `intervals()` has the mean of each measure with a 95% interval over queries. Undefined entries are NaN: the
+    direction of a change of 0, the ranks of equal weights.
 
     Attributes:
         zero_shot_score: without demonstrations: right (1) or wrong (0) among the choices; minus the squared error in a
@@ -49,19 +50,19 @@ class FineTuningComparison(Scored, Result):
             over the choices, or Euclidean distance.
         update_similarity: SimAOU, the cosine between the changes that demonstrations and fine-tuning make to the output
             of each attention layer at the last token.
-        random_update_similarity: its baseline, with a random vector in place of fine-tuning's change.
-        head_update_similarity: this cosine for each head's z.
+        random_update_similarity: baseline of SimAOU, with a random vector in place of fine-tuning's change.
+        head_update_similarity: this cosine for each head's z (its output before W_O).
         map_similarity_before: SimAM before fine-tuning: the cosine between a head's scores (before the softmax) from
             the query's last token to its own tokens, with and without demonstrations. NaN for fewer than two such
             tokens; tokens that the head cannot see do not count.
         map_similarity_after: SimAM between the model with demonstrations and the fine-tuned one without.
-        rank_correlation: Kendall's, between the last token's attention to the demonstrations' tokens in context, and
-            the products of its query vector with theirs in the fine-tuned model (to five digits, so that equal tokens
-            tie); both summed over heads. Labels and separators, which fine-tuning does not read, do not count. For
-            linear attention the sign is a convention: -W_K with -W_V is the same model.
+        rank_correlation: Kendall's rank correlation between the last token's attention to the demonstrations' tokens in
+            context, and the products of its query vector with theirs in the fine-tuned model (to five digits, so that
+            equal tokens tie); both summed over heads. Labels and separators, which fine-tuning does not read, do not
+            count. For linear attention the sign is a convention: -W_K with -W_V is the same model.
         rank_correlation_before: this rank correlation before fine-tuning. If only keys and values are tuned, that of
             the first layer cannot change.
-        random_rank_correlation: its baseline, with random weights in place of fine-tuning's.
+        random_rank_correlation: baseline of `rank_correlation`, with random weights in place of fine-tuning's.
         head_rank_correlation: the rank correlation of each head.
     """
 
@@ -83,7 +84,10 @@ class FineTuningComparison(Scored, Result):
     head_rank_correlation: Float[Tensor, "layer head query"] = field(metadata=COSINE)
 
     def recall(self) -> Interval:
-        """Measure Rec2FTP: the share of the queries that fine-tuning improves which demonstrations improve too."""
+        """Measure Rec2FTP: of the queries that fine-tuning improves, the share that demonstrations improve too.
+
+        From 0 to 1, with Wilson's 95% interval; NaN if fine-tuning improves no query.
+        """
         return recall_of_gains(self.zero_shot_score, self.in_context_score, self.finetuned_score)
 
     def recall_if_independent(self) -> Interval:
@@ -110,15 +114,23 @@ def compare_with_finetuning(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> FineTuningComparison:
-    """Fine-tune a model on demonstrations and compare it with the same model reading them.
+    """Fine-tune a model on demonstrations and compare it with the same model reading them in context.
 
     Activations are read through hooks, at the last token; the model stays unchanged.
 
     Args:
-        model: of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
+        model: a mechicl model or a `TransformerBridge`, in eval mode.
+        shots: demonstrations and queries as tokens, made by `prompt_shots` (points) or `mechicl.text.text_shots`.
         tuning: the settings of fine-tuning; or the result of `fine_tune`, on these demonstrations or others (with other
             labels, say).
-        seed: of the random baselines.
+        seed: seed of the random baselines.
+
+    Returns:
+        A `FineTuningComparison` with one value per query: scores and losses in the three settings (zero-shot, in
+        context, fine-tuned), `update_similarity` `[layer query]` (SimAOU, the cosine from -1 to 1 between the changes
+        that demonstrations and fine-tuning make to attention outputs), `rank_correlation` `[layer query]` of attention
+        weights, their random baselines, and more. `recall()`: of the queries that fine-tuning improves, the share that
+        demonstrations improve too. `intervals()` has means with 95% intervals over queries.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.3.
 

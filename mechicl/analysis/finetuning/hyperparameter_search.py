@@ -29,9 +29,9 @@ class TuningSearch(Scored, Result):
     """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries; NaN where it diverged.
 
     Attributes:
-        score: right (1) or wrong (0), or minus the squared error.
-        loss: cross entropy over the choices in nats, or squared error.
-        tuning: the other settings.
+        score: right (1) or wrong (0), or minus the squared error; `[learning_rate epoch query]`.
+        loss: cross entropy over the choices in nats, or squared error; the same axes.
+        tuning: the settings other than learning rate and epochs.
         choose_by: the criterion of `best`. Scores of a few dozen queries are often equal; losses rarely are.
     """
 
@@ -84,18 +84,26 @@ def search_tuning(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> TuningSearch:
-    """Fine-tune at several learning rates and numbers of epochs, and measure on held-out queries.
+    """Search for the learning rate and number of epochs of fine-tuning that are best on held-out queries.
 
     Args:
-        model: as for `fine_tune`.
-        held_out: the demonstrations to tune on, with other queries than those to be measured later.
-        tuning: the other settings.
-        epochs: numbers of epochs to try; one run per learning rate gives them all.
-        choose_by: the mean score of held-out queries, or their mean loss.
-        widen: how often the grid may grow while its best lies on an edge (see `TuningSearch.wider`).
+        model: a mechicl model or a `TransformerBridge`, in eval mode; it stays unchanged.
+        held_out: the demonstrations to tune on, with other queries than those to be measured later: `Shots`, made by
+            `prompt_shots` or `mechicl.text.text_shots`.
+        tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of keys and values.
+        learning_rates: learning rates to try.
+        epochs: numbers of epochs to try; one run per learning rate is measured after each of them.
+        choose_by: criterion of the best setting: the highest mean "score" of the held-out queries (accuracy, or minus
+            the squared error), or their lowest mean "loss" (cross entropy in nats, or squared error).
+        widen: how often the grid may be extended while the best setting lies on its border.
+
+    Returns:
+        A `TuningSearch`: `best`, the `FineTuning` settings with the best learning rate and epochs; `score` and `loss`
+        `[learning_rate epoch query]`, NaN where training diverged; `at_edge`, True if the best lies on the border.
 
     Raises:
-        FineTuningDivergedError: all learning rates are too high; else as for `fine_tune`.
+        FineTuningDivergedError: all learning rates are too high.
+        ValueError: parameters that the model does not have, or an example longer than its context.
 
     Example:
         >>> shots = prompt_shots(model, prompts[:1])

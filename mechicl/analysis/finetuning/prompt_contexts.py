@@ -20,13 +20,19 @@ ZeroShot = Literal["query", "unlabelled"]
 
 @checked
 def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot | None = None) -> Shots:
-    """Make one prompt's context demonstrations for its query.
+    """Convert one prompt of points to demonstrations (its context) and a query, for `fine_tune` and comparisons.
 
     Args:
+        model: the model whose tokens are made.
         prompt: one prompt, with one context point or more.
         zero_shot: the prompt without demonstrations. "query": the query alone. "unlabelled": the context's inputs with
             targets of 0, for models whose query sees only the context (`keys="context"`): alone, it would be predicted
             as 0 whatever the weights. By default whichever the model's `keys` require.
+
+    Returns:
+        A `Shots` of tokens: `zero_shot` (the query without demonstrations), `in_context` (after them), `targets` (the
+        query's y), and `examples` with `example_targets`: each context point as a query without demonstrations, and its
+        y, to fine-tune on.
 
     Example:
         >>> len(prompt_shots(model, prompts[:1]).examples)
@@ -65,9 +71,20 @@ def search_on_prompts(
 ) -> TuningSearch:
     """Search for the learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
 
+    For each prompt the model is fine-tuned on the context's points and predicts the query without the context.
+
     Args:
+        model: a trained model; it stays unchanged.
         prompts: other prompts than those to be measured later.
-        zero_shot: see `prompt_shots`; the other arguments are those of `search_tuning`.
+        tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of keys and values.
+        learning_rates: learning rates to try.
+        epochs: numbers of epochs to try.
+        zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs
+            with targets of 0); by default whichever the model needs (see `prompt_shots`).
+
+    Returns:
+        A `TuningSearch`: `best`, the `FineTuning` settings with the least mean squared error; `loss` `[learning_rate
+        epoch query]`, the squared error of each prompt's query, and `score`, minus that.
 
     Example:
         >>> search_on_prompts(model, prompts[:2], learning_rates=(0.003, 0.01), epochs=(1,)).best
@@ -97,7 +114,18 @@ def compare_on_prompts(
     """Compare, for each prompt, a model fine-tuned on its context with the same model reading it.
 
     Args:
-        zero_shot: see `prompt_shots`; the other arguments are those of `compare_with_finetuning`.
+        model: a trained model; it stays unchanged.
+        prompts: prompts whose contexts are the demonstrations.
+        tuning: settings of fine-tuning, such as `search_on_prompts(...).best` on other prompts.
+        zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs
+            with targets of 0); by default whichever the model needs (see `prompt_shots`).
+        seed: seed of the random baselines.
+
+    Returns:
+        A `FineTuningComparison` with one value per prompt (its axis `query`): scores (minus the squared error) in the
+        three settings (zero-shot, in context, fine-tuned), `update_similarity` `[layer query]` (SimAOU, the cosine from
+        -1 to 1 between the changes that context and fine-tuning make to attention outputs), its random baseline, and
+        more. `recall()`: of the queries that fine-tuning improves, the share that the context improves too.
 
     Example:
         >>> compare_on_prompts(model, prompts[:4], FineTuning(0.01)).recall()

@@ -49,7 +49,7 @@ class FineTuning:
     """Settings of fine-tuning on demonstrations.
 
     Attributes:
-        learning_rate: of plain SGD, without momentum or decay.
+        learning_rate: learning rate of SGD, without momentum or decay.
         epochs: passes over the demonstrations, always in their order.
         parameters: "key_value" for the key and value projections of all layers (those that demonstrations act on in
             context: Dai et al. 2023, section 3.3), "all", or names as in `model.named_parameters()`.
@@ -76,6 +76,8 @@ class FineTuned(Result):
     """The changes that fine-tuning makes to a model; the model itself stays unchanged.
 
     Attributes:
+        changes: tuned minus original weights, by the parameter's name.
+        tuning: the settings.
         losses: loss of each example, before its step; for "per_layer" summed over the layers.
     """
 
@@ -93,7 +95,7 @@ class FineTuned(Result):
         return self.tuning.method == "linearized"
 
     def applied(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Open a context in which the model has the tuned weights; its own are restored bit for bit.
+        """Give the model the tuned weights inside a `with` block; its own are restored bit for bit afterwards.
 
         Example:
             >>> tuned = fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(learning_rate=0.01))
@@ -108,14 +110,20 @@ class FineTuned(Result):
 @checked
 @holds_models
 def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = True) -> FineTuned:
-    """Fine-tune a model on demonstrations, one after the other, and restore it.
+    """Fine-tune a model on demonstrations, one after the other; the model itself stays unchanged.
 
     The loss is the cross entropy of each demonstration's label over the whole vocabulary, in nats, or the squared
     error of a regression, summed over the target's dimensions.
 
     Args:
-        model: any of TransformerLens' protocol, ours or a `TransformerBridge`, in eval mode.
-        shots: the demonstrations are their `examples`.
+        model: a mechicl model or a `TransformerBridge`, in eval mode.
+        shots: demonstrations as tokens, made by `prompt_shots` (points) or `mechicl.text.text_shots`.
+        tuning: learning rate, epochs, parameters and method; by default `FineTuning()`: one epoch of SGD of the key and
+            value projections at learning rate 0.1.
+
+    Returns:
+        A `FineTuned`: `changes` of the weights by the parameter's name, and `losses` `[epoch example]`, the loss of
+        each demonstration before its step. `with tuned.applied(model): ...` runs the model with the tuned weights.
 
     Raises:
         FineTuningDivergedError: a learning rate at which the loss is no longer finite.

@@ -31,7 +31,13 @@ Columns = tuple[tuple[str, str], ...]  # a text by its columns, hashable
 
 @dataclass(frozen=True, eq=False)
 class TaskTexts(Result):
-    """The texts of one trial: demonstrations, in order, held-out queries to tune on, and queries to measure on."""
+    """The texts of one trial.
+
+    Attributes:
+        demonstrations: labelled texts that every context shows, in this order.
+        held_out: queries on which fine-tuning is tuned.
+        queries: queries to measure on.
+    """
 
     demonstrations: LabelledTexts
     held_out: LabelledTexts
@@ -43,7 +49,7 @@ class TaskStudy(Scored, Result):
     """Reading demonstrations and fine-tuning on them, compared on one text task.
 
     Attributes:
-        seed: of the texts and the baselines.
+        seed: seed of the random baselines and labels.
         searches: fine-tuning measured on held-out queries, by method.
         comparisons: the best fine-tuning of each method, compared on the queries.
         with_other_labels: reading demonstrations with other labels against plain fine-tuning on them, by kind of label.
@@ -90,15 +96,22 @@ def draw_texts(
     seed: int = 0,
     source: Sequence[str | Path] | None = None,
 ) -> TaskTexts:
-    """Draw balanced demonstrations and held-out queries from a task's first split, and queries from its second.
+    """Draw the texts of one trial: demonstrations, held-out queries to tune on, and queries to measure on.
 
-    No text occurs in two of them, or twice among the queries.
+    Demonstrations and held-out queries come from the task's first split, queries from its second. No text occurs in two
+    of them, or twice among the queries.
 
     Args:
-        n_demonstrations: by default the paper's number.
+        task: a text classification task, such as `mechicl.text.TEXT_TASKS["sst2"]`, or your own `TextTask`.
+        n_demonstrations: number of demonstrations, balanced over classes; by default the number that the task defines.
         n_held_out: number of queries to tune on; fewer if the split has fewer.
         n_queries: number of queries to measure on; fewer if the split has fewer.
-        source: two files or folders, one for each split; by default the hub, or the rule.
+        seed: seed of the draw.
+        source: two files or folders, one for each split, in place of the Hugging Face hub; for a task whose texts are
+            made by rule ("farm", ...) leave it out.
+
+    Returns:
+        A `TaskTexts`: `demonstrations`, `held_out` and `queries`, each with `texts` and `labels` (class indices).
 
     Raises:
         ValueError: as for `load_texts`; a class with too few texts.
@@ -156,14 +169,26 @@ def study_task(
 ) -> TaskStudy:
     """Search for the best fine-tuning on held-out queries, then compare it with reading the same demonstrations.
 
-    Arguments that are not described here are those of `search_tuning`.
-
     Args:
-        model: ours on token ids, or a `TransformerBridge`, in eval mode.
-        texts: the result of `draw_texts`.
-        other_labels: "flipped" or "random" labels of the demonstrations, for plain fine-tuning with the best settings.
-        tuning: settings other than learning rate, epochs and method.
-        seed: of random baselines and labels.
+        model: a mechicl model on token ids, or a `TransformerBridge`, in eval mode.
+        tokenizer: the model's tokenizer, with the interface of `transformers`.
+        texts: demonstrations and queries, the result of `draw_texts`.
+        methods: kinds of fine-tuning: "plain", "linearized" (the model's first-order expansion in its weights),
+            "per_layer" (each layer separately); by default all three.
+        other_labels: also compare after "flipped" (next class) or "random" labels of the demonstrations, for plain
+            fine-tuning with the best settings.
+        tuning: settings other than learning rate, epochs and method (`FineTuning`).
+        learning_rates: learning rates to try.
+        epochs: numbers of epochs to try.
+        choose_by: choose by the highest mean "score" (accuracy) or the lowest mean "loss" of the held-out queries.
+        widen: how often the grid of settings may be extended while the best lies on its border.
+        seed: seed of random baselines and labels.
+
+    Returns:
+        A `TaskStudy`: `tunings`, the best settings of each method; `comparisons`, by method a `FineTuningComparison`
+        with one value per query (scores, losses, similarities of attention); `intervals()`, the accuracy zero-shot, in
+        context and after each fine-tuning, with 95% intervals over queries; `with_other_labels` and
+        `tuned_on_other_labels`, comparisons with demonstrations whose labels are other than the true ones.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.
 
@@ -203,11 +228,17 @@ def study_task(
 def measure_accuracy(
     model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int], *, memory: float = MEMORY
 ) -> AccuracyByDemonstrations:
-    """Measure which queries the model answers right after the first few demonstrations.
+    """Measure a language model's few-shot accuracy on a text task, by number of demonstrations.
 
     Args:
-        model: as for `study_task`, with its `tokenizer` and `texts`.
+        model: a mechicl model on token ids, or a `TransformerBridge`, in eval mode.
+        tokenizer: the model's tokenizer, with the interface of `transformers`.
+        texts: demonstrations and queries, the result of `draw_texts`; the first few demonstrations are shown.
         n_demonstrations: the numbers of demonstrations to show; 0 for none.
+
+    Returns:
+        An `AccuracyByDemonstrations`: `accuracy` `[n_demonstration query]` is 1 where the right label has the highest
+        logit among the task's labels, else 0. `to_dataframe()` has the means with 95% intervals over queries.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS, topic_tokenizer
