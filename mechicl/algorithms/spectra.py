@@ -178,9 +178,9 @@ def spectral_trajectory(
     fewer points than dimensions.
 
     Args:
-        prompts: to predict.
+        prompts: prompts to predict.
         filters: eigenvalues to filter values, one slice a step.
-        name: of the algorithm.
+        name: name of the algorithm.
         steps: step numbers of the slices.
         at: all "points", each predicted from those before it, or the "query" alone (a trajectory with one point).
         initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits the residual.

@@ -25,9 +25,11 @@ MOST_GROWTH, MARGIN = 100, 1.25  # of residuals on contexts whose eigenvalues ex
 class SpectralLearner:
     """A learner that predicts `x U f(λ) Uᵀ B`, with `S = U diag(λ) Uᵀ`: gradient descent, Newton, ridge and more.
 
+    S = XᵀX and B = XᵀY sum over the points before the predicted one.
+
     Attributes:
         filter: f, from eigenvalues (x on the last axis) to values of the same shape.
-        name: for tables and pictures.
+        name: name in tables and pictures.
         hyperparameters: the fitted values.
         elementwise: True if f of one eigenvalue does not depend on the context's others.
     """

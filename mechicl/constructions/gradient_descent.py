@@ -224,7 +224,7 @@ def softmax_gradient_descent(
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         score_scale: factor on the scores, small against `1 / max |<x_i, x>|`; rounding grows as it shrinks.
         y_dim: dimension of the targets.
-        sink: with the sink, or without it as in the paper.
+        sink: add the sink; the paper's heads have none.
 
     Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser.
     """

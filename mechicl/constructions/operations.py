@@ -23,10 +23,13 @@ def mov(stream: Stream, source: str, target: str, moves: Sequence[tuple[int, int
     "causal" for moves to later ones. Of two heads, one adds the new content and one removes the old.
 
     Args:
-        stream: with one-hot positions in the subspace "position".
-        source: the subspace to copy, of the target's dimension.
-        target: the subspace to copy into.
+        stream: a stream with one-hot positions in the subspace "position".
+        source: name of the subspace to copy, of the target's dimension.
+        target: name of the subspace to copy into.
         moves: pairs of positions (from, to), all at once.
+
+    Returns:
+        A layer for `assemble`.
     """
     n_positions, targets = stream.dimensions.get("position", 0), [to for _, to in moves]
     if not moves or len(set(targets)) < len(targets) or not all(0 <= p < n_positions for pair in moves for p in pair):
@@ -50,9 +53,14 @@ def aff(
 ) -> Hidden:  # fmt: skip
     """Compute an affine map of subspaces, `target ← Σ_s h_s W_s + b`, by an MLP.
 
-    Exact up to rounding; with "square", rounding of numbers above 1 is relative to their squares. `weights` has W
-    `[source target]` for each subspace that is read. `act_fn` is the model's activation: "identity", or "relu" or
-    "square" with two units instead of one.
+    Exact up to rounding; with "square", rounding of numbers above 1 is relative to their squares.
+
+    Args:
+        stream: the residual stream.
+        weights: W `[source target]` for each subspace that is read, by its name.
+        target: name of the subspace that the result replaces.
+        bias: b, 0 by default.
+        act_fn: the model's activation: "identity", or "relu" or "square" with two units instead of one.
     """
     read = -stream.read(target)  # the MLP adds to the stream, so it subtracts the target's content
     for source, matrix in weights.items():
@@ -66,9 +74,15 @@ def aff(
 def mul(stream: Stream, left: str, right: str, target: str, *, shape: tuple[int, int, int] | None = None) -> Hidden:
     """Multiply two subspaces by an MLP with the "square" activation: `4 a b = (a + b)² - (a - b)²`.
 
-    Exact up to rounding, which is relative to `(|a| + |b|)²` and `(|target| + 1)²`. The product is elementwise, or with
-    a `shape` (rows, inner, columns) one of matrices, stored row by row: left is rows x inner, right inner x columns;
-    (1, d, 1) is an inner product.
+    Exact up to rounding, which is relative to `(|a| + |b|)²` and `(|target| + 1)²`.
+
+    Args:
+        stream: the residual stream.
+        left: name of the subspace of the first factor, a.
+        right: name of the subspace of the second factor, b.
+        target: name of the subspace that the product replaces.
+        shape: (rows, inner, columns) of a product of matrices, stored row by row: left is rows x inner, right inner x
+            columns; (1, d, 1) is an inner product. By default the product is elementwise.
     """
     return joined(_products(stream, left, right, target, shape), erased(stream, target))
 
@@ -125,9 +139,9 @@ def total(stream: Stream, source: str, target: str, *, n_positions: Count) -> He
     printed proof is `relu(-1) = 0` everywhere.
 
     Args:
-        stream: with one-hot positions in the subspace "position".
-        source: the subspace to sum, of the target's dimension.
-        target: the subspace to add the sum to.
+        stream: a stream with one-hot positions in the subspace "position".
+        source: name of the subspace to sum, of the target's dimension.
+        target: name of the subspace to add the sum to.
         n_positions: number of keys that a position attends to; 1 in linear or ReLU attention that is not normalised.
     """
     _same_dimensions(stream, source, target)

@@ -61,7 +61,7 @@ class LogitsLearner:
 
     Attributes:
         model: takes ids `[prompt pos]` and returns logits `[prompt pos token]`.
-        name: for tables and pictures.
+        name: name in tables and pictures.
     """
 
     model: Callable[..., Any]

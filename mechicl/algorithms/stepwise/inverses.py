@@ -122,8 +122,8 @@ class RidgeByDirections(StepwiseAlgorithm):
 
     Args:
         x_dim: number of directions, the number of steps.
-        penalty: λ.
-        causal: see `StepwiseAlgorithm`; it makes no difference to the query.
+        penalty: penalty λ.
+        causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
     """
 
     variables = ("x", "y", "prediction")
@@ -150,7 +150,7 @@ class MomentsThenRidge(StepwiseAlgorithm):
 
     Args:
         penalty: λ; 0 gives the least-squares solution of least norm.
-        causal: see `StepwiseAlgorithm`; it makes no difference to the query.
+        causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
