@@ -50,8 +50,8 @@ def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
     """Check names, shapes and types of a stack against a config, without memory of their size.
 
     Args:
-        cfg: of the models; not trusted.
-        stacked: as for `models_from_stack`; tensors may be on the "meta" device.
+        cfg: config of the models; it is not trusted.
+        stacked: stacked weights, as for `models_from_stack`; tensors may be on the "meta" device.
 
     Returns:
         The number of models.

@@ -31,8 +31,8 @@ class LayeredModel(HookedRootModule):
     Threads may predict with one model at the same time. A thread that adds hooks (`hooks`, `run_with_hooks`,
     `run_with_cache`, and all analyses that intervene) locks the model: runs in other threads wait.
 
-    `PromptedModel` (our models, which can also be resumed at any layer) and `WrappedModel` (any PyTorch module) are
-    subclasses. They define `encode`, `decode`, `predict`, `predict_prefixes`, `bytes_per_prompt`, `layer_streams`,
+    `PromptedModel` (mechicl's models, which can also be resumed at any layer) and `WrappedModel` (any PyTorch module)
+    are subclasses. They define `encode`, `decode`, `predict`, `predict_prefixes`, `bytes_per_prompt`, `layer_streams`,
     `query_streams` and `read_out`; analyses need no more unless they say so.
 
     Attributes:

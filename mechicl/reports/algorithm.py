@@ -53,8 +53,8 @@ class AlgorithmQuestion:
     Attributes:
         study: the models.
         progress: show progress bars.
-        n_prompts: to fit families on, and to rank them on.
-        seed: of the prompts to fit on; those to rank on have the next.
+        n_prompts: number of prompts to fit families on, and of others to rank them on.
+        seed: seed of the prompts to fit on; those to rank on have the next.
     """
 
     study: Study

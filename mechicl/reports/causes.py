@@ -46,8 +46,8 @@ def causal_part(
     Args:
         checkpoint: models that read prompts of points.
         task: the task that prompts are drawn from.
-        n_prompts: to measure on.
-        seed: of the prompts.
+        n_prompts: number of prompts to measure on.
+        seed: seed of the prompts.
         control: also test an untrained model and one whose trained weights are shuffled.
         progress: show progress bars.
 

@@ -75,7 +75,7 @@ def measure_model_parts(
         model: one seed.
         prompts: at least two, of two context points or more. In large models only the first 8 are patched.
         others: prompts on which the strongest head is measured again; means of ablation are over all of both.
-        seed: of the corruption.
+        seed: seed of the corruption.
         progress: show progress bars.
     """
     labels = model.cfg.format.labels(prompts.n_context)

@@ -32,10 +32,10 @@ class Part:
     """A part of a report.
 
     Attributes:
-        name: as in `--sections`.
-        measure: takes the report; returns rows, sections and numbers.
-        missing: returns the reason why this model has no such part; empty if it has.
-        slow: returns the reason why the part is measured only on request; empty if it is quick.
+        name: name of the part, for `sections=` and `--sections`.
+        measure: function of the report that returns rows, sections and numbers.
+        missing: function that returns the reason why this model has no such part; empty if it has.
+        slow: function that returns the reason why the part is measured only on request; empty if it is quick.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Kind:
 
     Args:
         checkpoint: the models; a `Study` also has the user's own task and learners.
-        n_prompts: held-out prompts; by default enough for narrow intervals.
-        seed: of the prompts; by default the kind's.
+        n_prompts: number of held-out prompts; by default the kind's.
+        seed: seed of the prompts; by default the kind's.
         progress: show progress bars.
     """
 

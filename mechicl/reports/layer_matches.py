@@ -47,11 +47,12 @@ class MatchedSeed:
     """Matches of one model's layers with every family, by compared quantity.
 
     Attributes:
-        readouts: for each layer and point; `errors` and `weights` are read with them.
-        errors: of the readouts.
-        matches: by quantity, then by family.
-        rankings: by quantity.
-        growths: of the families' best steps, by quantity, where enough layers have one.
+        readouts: fitted readouts for each layer and point; errors and weights are read with them.
+        errors: held-out errors of the readouts.
+        matches: matches of layers with steps, by quantity ("errors", "weights") and then by family.
+        rankings: families by similarity, by quantity.
+        growths: growth of the families' best steps over layers, by quantity and then by family, where enough layers
+            have one.
     """
 
     readouts: Readouts
@@ -66,7 +67,7 @@ class LayerMatching:
 
     Args:
         task: the task that prompts are drawn from.
-        resamples: of the prompts, for the intervals of growth.
+        resamples: number of resamples of the prompts, for the intervals of growth.
         similarities, n_prompts, n_fitting, seed, shared, progress: as for `match_layers`.
     """
 

@@ -44,9 +44,9 @@ def match_layers(
     Args:
         checkpoint: interleaved, causal models with their task in the record.
         similarities: quantities to compare: errors, weights or both.
-        n_prompts: held-out prompts.
-        n_fitting: prompts to fit readouts on.
-        seed: of the fitting prompts; the held-out ones have the next.
+        n_prompts: number of held-out prompts.
+        n_fitting: number of prompts to fit readouts on.
+        seed: seed of the fitting prompts; the held-out ones have the next.
         shared: also match errors with one readout per layer for all points, and with the model's own readout.
         progress: show a progress bar.
 

@@ -29,8 +29,8 @@ class Row:
 
     Attributes:
         quantity: name of the quantity.
-        published: as printed in the paper; None where the paper prints no number.
-        measured: with its interval; a plain number where there is nothing to take an interval over, or text.
+        published: value as printed in the paper; None where the paper prints no number.
+        measured: measured value with its interval; a number without one where no samples exist, or text.
         over: samples of the interval: "seeds" or "prompts".
         note: how to read it.
         agrees: True if the paper is right; None where `published` is None, or a number that is compared by `equal`.
@@ -190,12 +190,12 @@ def over_models(
 
     Args:
         quantity: name of the quantity.
-        values: for each model, with its interval over prompts.
+        values: value of each model, with its interval over prompts.
         checkpoint: the models; None if some of them have no value.
         printed: published value.
         note: how to read it.
-        check: decides from the measured value if the paper is right.
-        source: of the published value.
+        check: function that decides from the measured value if the paper is right.
+        source: key in sources.bib of the paper with the published value.
     """
     measured, over = values[0], "prompts"
     if len(values) > 1:

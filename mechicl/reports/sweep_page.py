@@ -26,7 +26,7 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
     Args:
         grid: the table of a sweep (`sweeps.load_table`), which may be unfinished.
         out: the folder; made if need be.
-        title: of the page.
+        title: title of the page.
 
     Returns:
         The path of the page.

@@ -69,9 +69,9 @@ class Verdict:
 
     Attributes:
         headline: the answer in a few words.
-        sentences: for each question, such as "Which algorithm?", the answer.
+        sentences: answers by question, such as "Which algorithm?".
         picture: the figure that shows the first answer.
-        numbers: behind the sentences, as plain data.
+        numbers: the numbers behind the sentences, as plain data.
     """
 
     headline: str
@@ -198,7 +198,7 @@ def since_when(
     """Find the first snapshot from which on a model stays near to its algorithm.
 
     Args:
-        steps: of the snapshots.
+        steps: training steps of the snapshots.
         distances: unexplained share at each snapshot.
         answer: the algorithm.
         threshold: shares up to this count as near.

@@ -34,11 +34,11 @@ class Batch:
     """The data of one step; the axis `seed` counts the models: each seed of the first task, then of the others.
 
     Attributes:
-        step: its number, from 0.
+        step: number of the step, from 0.
         tokens: `[seed prompt pos d_token]`, or ids `[seed prompt pos]`.
         targets: `[seed prompt row y]`, or ids `[seed prompt row]`.
-        generator_states: of each model's generator after sampling this batch, `[seed byte]`.
-        weights: of each model's mean loss in the mean over processes, `[seed]`; None for one process.
+        generator_states: state of each model's generator after sampling this batch, `[seed byte]`.
+        weights: weight of each model's mean loss in the mean over processes, `[seed]`; None for one process.
     """
 
     step: int

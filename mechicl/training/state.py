@@ -32,15 +32,15 @@ class RunState:
     """Everything that the next step depends on.
 
     Attributes:
-        step: number of steps done.
-        weights: name to `[seed ...]`.
+        step: number of training steps done.
+        weights: for each weight's name, a tensor `[seed ...]`.
         moments: the optimiser's state: "exp_avg.weights", "exp_avg_sq.weights", "step.weights", and SOAP's factors and
             axes.
         generators: the random state of each seed's prompts, `[seed byte]`.
         stopped_at: step at which each seed reached its target or diverged, -1 before, `[seed]`. Its weights are fixed.
         diverged_at: step at which each seed's loss was no longer finite, -1 before, `[seed]`.
         wall_time: seconds spent so far.
-        threads: of torch, on which the run's last bits depend; a resumed run uses the same number.
+        threads: number of torch's threads, on which the run's last bits depend; a resumed run uses the same number.
         files: number of bytes and SHA-256 of the other files of the save, by their path in the folder.
     """
 

@@ -120,9 +120,9 @@ def match_curve(
     """Draw the best-matching step of each layer with its interval, on a logarithmic axis, and curves fitted to it.
 
     Args:
-        matches: by the algorithm's name; at least one.
-        growths: fits by the same names; the better of the two curves is drawn.
-        title: of the figure.
+        matches: results of `match`, at least one; the keys, names of algorithms, are the labels in the legend.
+        growths: fits by the same keys; the better of the two curves (linear, exponential) is drawn.
+        title: title of the figure.
     """
     fig = draw.figure(title, next(iter(matches.values())).row_name, "best-matching steps", log_y=True)
     shifts = [0.12 * (i - (len(matches) - 1) / 2) for i in range(len(matches))]  # equal steps are side by side

@@ -90,10 +90,10 @@ def page(title: str, lead: str, sections: Sequence[Section], *, opening: Section
     script runs.
 
     Args:
-        title: of the document.
-        lead: the page's subject.
-        sections: in order; each has a link on top of the page.
-        opening: a quiet box above the links, to read first.
+        title: title of the document.
+        lead: sentence under the title, the page's subject.
+        sections: sections in order; each has a link on top of the page.
+        opening: section in a quiet box above the links, to read first; none by default.
 
     Example:
         >>> html = page("Two models", "What they have in common.", [Section("Losses", "On 512 prompts.", figure)])

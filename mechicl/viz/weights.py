@@ -134,9 +134,9 @@ def kernel_heatmaps(
     """Draw kernels of models side by side, in one scale, each with its symmetry error and effective rank.
 
     Args:
-        views: by name, on the same grid of one-dimensional inputs.
+        views: kernels on the same grid of one-dimensional inputs; the keys are the panels' titles.
         part: the whole kernel, or the part of it through values; symmetry and rank are always the whole kernel's.
-        title: of the figure.
+        title: title of the figure.
     """
     grids = [view.grid for view in views.values()]
     if not grids or any(grid.shape[1] != 1 or not grid.equal(grids[0]) for grid in grids):

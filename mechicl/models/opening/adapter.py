@@ -31,10 +31,10 @@ class ModelAdapter:
     read. A wrapped module, and any other model of TransformerLens' protocol, is run as a whole.
 
     Args:
-        model: in eval mode.
+        model: the model, in eval mode.
         at: "query" for the last position's prediction `[row y]` (or logits), "points" for those of all points
-            `[row point y]` (ours, and wrapped modules that return them), "positions" for the outputs at all positions
-            `[row pos d_out]`.
+            `[row point y]` (mechicl models, and wrapped modules that return them), "positions" for the outputs at all
+            positions `[row pos d_out]`.
 
     Raises:
         TypeError: a model without the protocol, or a wrapped module without declared layers.

@@ -66,7 +66,7 @@ class BridgeParts:
     heads are normed together (OLMo 2).
 
     Args:
-        adapter: of the bridge.
+        adapter: the bridge's `ModelAdapter`.
 
     Attributes:
         heads_interact: True if heads of a layer depend on each other in this way; known after the first prompts.

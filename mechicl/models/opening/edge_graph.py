@@ -70,7 +70,7 @@ class EdgeGraph:
     With no edge cut the runs are the model's; with all cut each node reads the reference's stream.
 
     Args:
-        adapter: of one of our transformers, or of a `TransformerBridge`.
+        adapter: the `ModelAdapter` of a `HookedTransformer` or `TransformerBridge`.
         tokens: `[prompt pos ...]`.
         references: each node's output over cut edges, `[node prompt pos d_model]`; see `record_writes`.
         embedded: the stream before the first layer `[prompt pos d_model]`; by default the embedded tokens.
@@ -261,7 +261,7 @@ class _Changes:
     """Outputs of nodes minus their outputs in the reference: the first ones the same in all runs, the rest per run.
 
     Args:
-        shared: of the first nodes, `[node prompt pos d_model]`.
+        shared: changes of the first nodes, `[node prompt pos d_model]`.
         n_cuts: number of runs.
         n_more: number of later nodes, to reserve memory; None with gradients, which forbid writing in place.
     """

@@ -26,10 +26,10 @@ class StreamRuns:
     recorded with gradients, to the model's weights.
 
     Args:
-        adapter: of the model.
-        tokens: of the base prompts.
-        base: their streams, from `record_streams`.
-        source: the streams of the sources.
+        adapter: the model's `ModelAdapter`.
+        tokens: tokens of the base prompts.
+        base: streams of the base prompts, one per layer, from `compute_streams`.
+        source: streams of the source prompts.
     """
 
     def __init__(self, adapter: ModelAdapter, tokens: Tensor, base: Sequence[Tensor], source: Sequence[Tensor]):

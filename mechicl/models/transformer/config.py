@@ -35,8 +35,8 @@ class TransformerConfig:
     """Every choice that makes a `HookedTransformer`. Field names are TransformerLens' where it has the field.
 
     Fields left out get a default that depends on the others. Models of token ids get TransformerLens' defaults
-    (softmax, causal, layer norm, biases, an MLP), models of points ours; `HookedTransformerConfig` takes all of
-    TransformerLens' names.
+    (softmax, causal, layer norm, biases, an MLP); models of points (x, y) by default have linear attention and no norm,
+    bias or MLP. `HookedTransformerConfig` takes all of TransformerLens' names.
 
     Attributes:
         x_dim: dimension of the inputs (continuous formats).
@@ -54,7 +54,8 @@ class TransformerConfig:
         d_head: width of a head; by default d_model / n_heads for softmax, else d_model (von Oswald et al. 2023, whose
             matrices are square).
         d_mlp: hidden width of the MLPs; None for no MLP, or for 4 d_model if attn_only is False.
-        attn_only: no MLP inside the blocks; by default False for token ids, else whether d_mlp is None.
+        attn_only: no MLP inside the blocks; by default False for token ids, else whether d_mlp is None; True if the MLP
+            is on the input.
         gated_mlp: MLPs are `(act(x W_gate) * x W_in + b_in) W_out + b_out`.
         mlp_location: "blocks" (after each attention) or "input" (one residual MLP on the embedded tokens, before the
             blocks; von Oswald et al. 2023, A.7).
@@ -68,14 +69,14 @@ class TransformerConfig:
         score_scale: factor on the scores; by default `1/sqrt(d_head)` if all layers are softmax, else 1.
         normalize_by_context: divide elementwise attention by the number of visible keys (Nertinger's 1/n, eq. 1).
         keys: positions that a position attends to: "causal" (itself and those before), "context" (all but the last,
-            which is the query) or "full".
+            which is the query) or "full"; by default "context" for paired prompts, else "causal".
         momentum: η of momentum attention, in [0, 1); 0 for none. Needs causal keys. Scores and pattern are those of
             plain attention; z has the momentum.
         momentum_over: "outputs" (z'_t = η z'_{t-1} + (1 - η) z_t from z'_0 = z_0 on: an exponential average over
             positions) or "values" (z'_t = z_t + Σ_{i<t} η^(t-i) v_i; Dai et al. 2023, section 5, eq. 11).
         sink: an extra key per head with value zero and a constant score, softmax only: "none", "fixed" (score
             `sink_score`) or "learned" (starting there).
-        sink_score: see sink.
+        sink_score: score of the extra key, at the start if it is learned.
         normalization_type: None, "LN" (layer norm before attention and MLP, with weights), "LNPre" (without), "RMS"
             (division by the root mean square, with weights) or "RMSPre" (without); by default ("default") "LN" for
             token ids, else None.
@@ -88,9 +89,10 @@ class TransformerConfig:
             von Oswald et al. 2023 (the paper has an MLP in each layer).
         damping: factor on every update of the residual stream by a block (von Oswald et al. 2023, A.6).
         token_clip: bound on the absolute values of the stream after each block (von Oswald et al. 2023, A.12).
-        read_in: "identity" (tokens are the first dimensions of the stream) or "linear".
+        read_in: "identity" (tokens are the first dimensions of the stream) or "linear"; by default "identity" for
+            paired prompts without a d_model wider than a token, else "linear".
         read_out: "linear", or "identity" (minus the y-dimensions of the stream, `y_slot`; von Oswald et al. 2023,
-            section 2).
+            section 2); by default "identity" for paired prompts with an identity read-in, else "linear".
         positional_embedding_type: "none", "standard" (learned, added), "rotary" (queries and keys are rotated; Su et
             al. 2021), "one_hot" or "sinusoidal" (concatenated to the tokens); by default "none" for paired prompts and
             "standard" for the others.
@@ -99,7 +101,8 @@ class TransformerConfig:
         rotary_base: base of the rotary wavelengths.
         rotary_adjacent_pairs: rotate neighbouring dimensions together, instead of i and i + rotary_dim / 2.
         attn_bias: biases in q, k, v and the output of attention; by default with normalization, and for token ids.
-        read_bias: biases in a linear read-out, and in a linear read-in of points; by default as attn_bias.
+        read_bias: biases in a linear read-out, and in a linear read-in of points; by default with normalization, and
+            for token ids.
         initializer_range: standard deviation of the blocks' initial weights (normal, cut at two deviations); by
             default `0.8 / sqrt(d_model)` for token ids, 0.02 for other softmax models, else
             `sqrt(0.002 / n_layers / d_model)`, the fan-in scaling of von Oswald et al. 2023, A.12. A linear read-in

@@ -76,12 +76,12 @@ class Place:
     """Where a component is read: the input of a sub-module, its output, or inside its fused attention.
 
     Attributes:
-        component: as in `Site`.
+        component: name of the component, such as "pattern", as in `Site`.
         layer: number of the layer.
         side: "input", "output" (of several values, the first) or "inside".
         n_heads: number of heads in the last axis, for q, k, v and z.
         joint: for q, k and v in one tensor.
-        batch_first: False for a sub-module of `[pos prompt ...]`.
+        batch_first: False for a sub-module that takes `[pos prompt ...]`.
     """
 
     component: str

@@ -53,8 +53,8 @@ class WrappedModel(LayeredModel):
         module: the module. Its weights, its `state_dict` and its outputs are unchanged; `train`, `eval` and `to` act on
             it.
         blocks: the hook points, by TransformerLens' names.
-        points: positions of the points' predictions; the last one is the query's.
-        name: for tables and pictures.
+        points: positions at which points are predicted; the last one is the query's.
+        name: name in tables and pictures.
     """
 
     @checked
