@@ -13,7 +13,7 @@ from tests.families import FAMILIES, open_family, token_ids
 
 @torch.no_grad()
 def describe(name: str) -> tuple[str, str, str]:
-    """Inputs of an MLP, keys of heads, and where heads of a layer meet; or the reason why a family is refused."""
+    """What an MLP reads, keys of heads, and what makes heads interact; or the reason why a family is refused."""
     bridge, _ = open_family(name)
     adapter = ModelAdapter(bridge, "positions")
     tokens, others = token_ids(0, 3), token_ids(1, 3)
@@ -30,19 +30,19 @@ def describe(name: str) -> tuple[str, str, str]:
     for kept, expected in ((True, bridge(tokens)), (False, bridge(others))):
         out = graph.run(torch.full((len(graph.edges),), kept))
         assert (out - expected).abs().max() < 1e-5 * expected.abs().max()
-    meeting = "a norm over all heads" if graph.parts.heads_interact else "-"
-    mlp = "the stream before its layer" if is_parallel(bridge) else "the heads of its layer, too"
-    return mlp, "shared" if len(list_key_heads(bridge)) < bridge.cfg.n_heads else "own", meeting
+    meeting = "a norm over all heads" if graph.parts.heads_interact else "nothing"
+    mlp = "the stream before its layer" if is_parallel(bridge) else "the stream after its layer's heads"
+    return mlp, "shared" if len(list_key_heads(bridge)) < bridge.cfg.n_heads else "one per head", meeting
 
 
 def main() -> None:
-    """Print the table of the page "Any language model"."""
+    """Print the table of docs/how-to/families.md."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in FAMILIES:
             rows.setdefault(describe(name), []).append(name)
-    print("| family | an MLP reads | keys and values | heads of a layer meet in |\n|---|---|---|---|")
+    print("| family | an MLP reads | keys and values | heads interact through |\n|---|---|---|---|")
     for row, names in rows.items():
         print(f"| {', '.join(names)} | {' | '.join(row)} |")
 
