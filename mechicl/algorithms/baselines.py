@@ -196,7 +196,7 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 
 @checked
 def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") -> Trajectory:
-    """Predict the mean target of the earlier points in the query's leaf of a greedily grown regression tree.
+    """Predict the mean target of the earlier points in the same leaf of a greedily grown regression tree.
 
     Every node splits at the sign of the input that gives the least squared error (the first among equals), while it has
     points of both signs and the error falls.

@@ -110,7 +110,8 @@ def parity_bayes(prompts: Prompts, *, degree: Natural | None = None) -> Trajecto
 def elimination(prompts: Prompts) -> Trajectory:
     """Learn a conjunction by elimination: predict the "and" of the literals that are true in all positive examples.
 
-    It starts from all literals, so it predicts -1 before the first positive example, and never errs on a negative one.
+    A literal is a variable or its negation. It starts from all literals, so it predicts -1 before the first positive
+    example, and never errs on a negative one.
 
     Args:
         prompts: inputs and targets are -1 or 1, as in `tasks.Conjunctions`.

@@ -24,9 +24,9 @@ def steepest_descent(
 ) -> Trajectory:
     """Run gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
 
-    S = XᵀX and B = XᵀY sum over the points before the predicted one. With the residual `r = B - S W` a step is `W ← W +
-    a r`, `a = |r|² / rᵀSr`. Each target has separate line searches, so that its prediction does not depend on the other
-    targets. The cost grows with the largest number of steps.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. With the residual `r = B - S W` a step is
+    `W ← W + a r`, `a = |r|² / rᵀSr`. Each target has separate line searches, so that its prediction does not depend on
+    the other targets. The cost grows with the largest number of steps.
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
@@ -48,9 +48,9 @@ def conjugate_gradient(
 ) -> Trajectory:
     """Run conjugate gradients from 0 on `S W = B`: after k steps the least error that k gradients can reach.
 
-    S = XᵀX and B = XᵀY sum over the points before the predicted one. No method whose weights are combinations of `B,
-    SB, ..., S^(k-1) B` has a smaller squared error on these points. It ends at least squares, after one step for each
-    distinct eigenvalue of S. Each target is a separate problem.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. No method whose weights are combinations of
+    `B, SB, ..., S^(k-1) B` has a smaller squared error on these points. It ends at least squares, after one step for
+    each distinct eigenvalue of S. Each target is a separate problem.
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.

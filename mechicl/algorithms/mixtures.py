@@ -138,8 +138,8 @@ def _fit(
 ) -> tuple[Float[Tensor, "prompt point support"], Float[Tensor, "prompt point support s y"]]:
     """Return the log-evidence of each prefix, up to a constant, and posterior mean weights, for each support.
 
-    With A = S + (σ²/τ²) I on the support, targets have log-density `-(n/2) log σ² - log|A τ²/σ²|/2 - (YᵀY - BᵀA⁻¹B) /
-    (2σ²)` for each dimension.
+    With A = S + (σ²/τ²) I on the support, targets have log-density
+    `-(n/2) log σ² - log|A τ²/σ²|/2 - (YᵀY - BᵀA⁻¹B) / (2σ²)` for each dimension.
     """
     y_dim, size = cross.shape[-1], supports.shape[1]
     chosen = second[:, :, supports[:, :, None], supports[:, None, :]]

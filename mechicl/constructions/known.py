@@ -71,9 +71,9 @@ def known_models(
     """Return models whose algorithm is known, plain or obfuscated: ground truth for tests of interpretability methods.
 
     Args:
-        trained: return models that were trained to contain an algorithm (by interchange training: exchanging its
-            variables in the model has the effect that it has in the algorithm). They come with the package. By default,
-            models written by hand.
+        trained: return models that were trained so that exchanging the algorithm's variables between two prompts has
+            the same effect in the model as in the algorithm (interchange training). They come with the package. By
+            default, models written by hand.
         hidden: obfuscate the models with `hide`: a rotated stream, random gauges and distractors that read each other.
         noise: noise added to the weights of hidden models, relative to the root mean square of each matrix.
         seed: seed of the obfuscation.

@@ -122,8 +122,8 @@ class Layer:
 
     Attributes:
         heads: the layer's heads; a layer without any has zero weights there.
-        mlp: `Hidden(read, write, bias)`, which adds `act(e read + bias) write` to a position's stream e; None for no
-            MLP.
+        mlp: `vocabulary.Hidden(read, write, bias)`, which adds `act(e read + bias) write` to a position's stream e;
+            None for no MLP.
     """
 
     heads: Sequence[Head] = ()

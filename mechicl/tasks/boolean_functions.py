@@ -13,10 +13,10 @@ from mechicl.tasks.sampling import PromptDistribution, RandomTensors
 class Conjunctions(PromptDistribution):
     """Conjunctions of literals: y is 1 where every literal of the prompt's function is true, else -1.
 
-    Each variable is in the function with some probability, and is then negated or not with equal chances. Inputs are
-    uniform on {-1, 1}, but some of them, chosen at random, are made to satisfy the function: a conjunction of m
-    literals accepts only one uniform input in 2^m. The exact Bayes learner (`algorithms.conjunction_bayes`) uses both
-    probabilities. `sample(n, seed=...)` draws `Prompts`, one function each.
+    A literal is a variable or its negation. Each variable is in the function with some probability, and is then negated
+    or not with equal chances. Inputs are uniform on {-1, 1}, but some of them, chosen at random, are made to satisfy
+    the function: a conjunction of m literals accepts only one uniform input in 2^m. The exact Bayes learner
+    (`algorithms.conjunction_bayes`) uses both probabilities. `sample(n, seed=...)` draws `Prompts`, one function each.
 
     Source: Bhattamishra et al. 2024, "Understanding in-context learning in transformers and LLMs by learning to learn
     discrete functions". They code inputs as 0 and 1, in 28 dimensions; eight leave a class that can be enumerated.

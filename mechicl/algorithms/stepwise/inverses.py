@@ -13,7 +13,7 @@ from mechicl.prompts import Prompts
 
 
 class NewtonSteps(StepwiseAlgorithm):
-    """Iterative Newton, in which every point carries its input times the current inverse M_k of S = XᵀX.
+    """Iterative Newton, in which every point carries its input times the current inverse M_k of S = XᵀX (B = XᵀY).
 
     The first step writes `m = αSx`; each iteration makes it `2m - M S m`, which reads only the m that other points
     carry: `Σ_i m_i <m_i, x>`. The prediction `x M_k B = Σ_i <m_i, x> y_i` is read
