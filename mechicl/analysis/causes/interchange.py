@@ -47,9 +47,10 @@ exchanged" and the like are made too, and "query's rest exchanged" for all direc
 class Interchange(Result):
     """A model's counterfactual predictions compared with a hypothesis's; see `interchange`.
 
-    A cell is one intervention at one place. Its **interchange R²** is `1 - E|model - hypothesis|² / E|source - base|²`:
-    1 where the model does what the algorithm would, 0 where their distance is that between the model's predictions on
-    source prompts and on prompts; always predicting 0 reaches 0.5 if these two are independent with mean 0.
+    A cell is one intervention at one place. The two ends of a cell are the model's predictions on the prompts (`base`)
+    and on their sources (`sources`). Its **interchange R²** is `1 - E|model - hypothesis|² / E|source - base|²`: 1
+    where the model does what the algorithm would, 0 where their distance is that of the two ends; always predicting 0
+    reaches 0.5 on ends that are independent with mean 0.
 
     Attributes:
         hypothesis: name of the hypothesis.
@@ -57,8 +58,8 @@ class Interchange(Result):
         predictions: the model's predictions under each intervention, `[cell y prompt]`.
         expected: those of the algorithm under the same interventions, `[cell y prompt]`.
         base: the model's prediction without intervention, `[y prompt]`.
-        sources: the model's prediction at the other end, `[cell y prompt]`: on the source prompts, and for an exchanged
-            point on the prompts with that point.
+        sources: the model's prediction on the source prompts, `[cell y prompt]`; for an exchanged point on the prompts
+            with that point.
         expected_base: the hypothesis's prediction without intervention, `[y prompt]`.
         untried: interventions that the model has no hooks for.
     """
@@ -86,10 +87,11 @@ class Interchange(Result):
     def explained(self, kinds: Collection[Kind] = ("exchange", "ablation")) -> Interval:
         """Return the explained share of the effects of interventions of these kinds, with a 95% interval over prompts.
 
-        In each cell, with Δ the change from the prediction without intervention, `1 - E|Δmodel - Δhypothesis|² /
-        (E|Δmodel|² + E|Δhypothesis|²)`: 1 where both change alike, 0 where one of them does not change or the changes
-        are unrelated, -1 where they are opposite. Cells are averaged with weights: their changes relative to that
-        between both ends, at most 1, so that neither tiny nor exploding changes decide.
+        In each cell, with Δ the change from the prediction without intervention,
+        `1 - E|Δmodel - Δhypothesis|² / (E|Δmodel|² + E|Δhypothesis|²)`: 1 where both change alike, 0 where one of them
+        does not change or the changes are unrelated, -1 where they are opposite. Cells are averaged with weights: their
+        changes relative to that between both ends (without intervention, and on the sources), at most 1, so that
+        neither tiny nor exploding changes decide.
         """
         chosen = [i for i, cell in enumerate(self.cells) if cell.kind in kinds]
         if not chosen:
@@ -108,12 +110,15 @@ class Interchange(Result):
 
     @property
     def moved(self) -> list[Interval]:
-        """How far each intervention moves the model's prediction, relative to the squared distance of both ends."""
+        """Mean squared change of the model's prediction by each intervention, relative to the distance of both ends.
+
+        The ends are the predictions on the prompts and on their sources: 1 if an intervention moves it as far as that.
+        """
         return self._parts(self.predictions - self.base)
 
     @property
     def expected_moved(self) -> list[Interval]:
-        """How far each intervention moves the hypothesis's prediction."""
+        """Mean squared change of the hypothesis's prediction by each intervention; see `moved`."""
         return self._parts(self.expected - self.expected_base)
 
     def _parts(self, distances: Tensor) -> list[Interval]:
@@ -136,7 +141,8 @@ class Interchange(Result):
     def to_dataframe(self) -> pd.DataFrame:
         """Return a table with one row per cell: R² with its 95% interval, and how far the prediction moved.
 
-        `moved` (model) and `expected_moved` (hypothesis) are relative to the squared distance of both ends.
+        `moved` (model) and `expected_moved` (hypothesis) are mean squared changes of the prediction, relative to the
+        squared distance between the model's predictions on prompts and on sources.
         """
         rows = []
         for cell, r2, moved, expected in zip(self.cells, self.r2, self.moved, self.expected_moved, strict=True):

@@ -40,11 +40,11 @@ MODEL, RANDOM, UNTRAINED = "model", "random targets", "untrained model"
 class SubspaceSearch(Result):
     """Learned subspaces: their exchange compared with that of an algorithm's variable, on held-out prompts.
 
-    With Δ the change from the prediction without intervention, the R² of a subspace is `1 - E|Δmodel - Δhypothesis|² /
-    E|Δhypothesis|²`: 1 where its exchange does what exchanging the variable would, 0 for a subspace without effect. The
-    R² of its rest, all other directions of the same tokens' streams, compares with the exchange of all other variables;
-    a variable lies in a subspace only if both are near 1. Controls have an advantage: their changes are multiplied by
-    the best-fitting factor.
+    With Δ the change from the prediction without intervention, the R² of a subspace is
+    `1 - E|Δmodel - Δhypothesis|² / E|Δhypothesis|²`: 1 where its exchange does what exchanging the variable would, 0
+    for a subspace without effect. The R² of its rest, all other directions of the same tokens' streams, compares with
+    the exchange of all other variables; a variable lies in a subspace only if both are near 1. Controls have an
+    advantage: their changes are multiplied by the best-fitting factor.
 
     Attributes:
         hypothesis: name of the hypothesis.
@@ -98,7 +98,10 @@ class SubspaceSearch(Result):
 
     @checked
     def curves(self, search: int, layer: int) -> tuple[list[Interval], list[Interval]]:
-        """Held-out R² of subspaces and of their rests, by number of dimensions; both arguments are indices from 0."""
+        """Return the held-out R² of subspaces and of their rests, by number of dimensions.
+
+        `search` and `layer` are indices from 0 into `searches` and `layers`.
+        """
         changes = self.changes[search, layer]
         subspaces, rests = (
             [1 - ratio_interval(errors, changes) for errors in table[search, layer]]

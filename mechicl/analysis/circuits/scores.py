@@ -125,8 +125,8 @@ def score_edges(
     head or an MLP as an input of a later one, or of the output.
 
     Args:
-        model: in eval mode: ours without a clipped residual stream, or a `TransformerBridge` whose residual stream is
-            the sum of its components' outputs.
+        model: in eval mode: a mechicl model without a clipped residual stream, or a `TransformerBridge` whose residual
+            stream is the sum of its components' outputs.
         prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
             have targets; for token ids "outputs", the outputs themselves: then gradients are those of sums of outputs

@@ -45,8 +45,8 @@ def find_circuit(
     together, with all others cut.
 
     Args:
-        model: in eval mode: ours without a clipped residual stream, or a `TransformerBridge` whose residual stream is
-            the sum of its components' outputs.
+        model: in eval mode: a mechicl model without a clipped residual stream, or a `TransformerBridge` whose residual
+            stream is the sum of its components' outputs.
         prompts: the circuit depends on them; `measure_circuit` measures it on others.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
             have targets; for token ids "outputs", the outputs themselves at all positions. The distance between a run

@@ -50,7 +50,8 @@ def ablate(
     that are not swept it is replaced as a whole. Large effects show which parts the predictions depend on.
 
     Args:
-        model: in eval mode; ours, or for token ids any model of TransformerLens' protocol (`TransformerBridge`).
+        model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol
+            (`TransformerBridge`).
         prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
         component: the activation to replace: "z" (each head's output), "attn_out", "mlp_out", "resid_post", "pattern",
             or another name listed in `patch`.
@@ -76,8 +77,8 @@ def ablate(
 
     Returns:
         A sweep: `effect()` is the change of the first metric by each ablation, ablated minus intact, `[*axes prompt]`;
-        `strongest(n)` is a table of the largest mean effects with 95% intervals over prompts; `predictions` are `[*axes
-        prompt y]` (or logits, if they are kept).
+        `strongest(n)` is a table of the largest mean effects with 95% intervals over prompts; `predictions` are
+        `[*axes prompt y]` (or logits, if they are kept).
 
     Raises:
         ValueError: as for `patch`; a reference that the method cannot use, zero ablation of "attn_scores" (a score of 0

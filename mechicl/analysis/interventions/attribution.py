@@ -52,7 +52,8 @@ def attribute(
     how well the estimates agree with patching.
 
     Args:
-        model: in eval mode; ours, or for token ids any model of TransformerLens' protocol (`TransformerBridge`).
+        model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol
+            (`TransformerBridge`).
         clean: the prompts whose activations replace the others ("denoising").
         corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
         component: the activation: "z" (each head's output), "attn_out", "mlp_out", "resid_post", "pattern", or another

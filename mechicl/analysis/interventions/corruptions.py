@@ -28,7 +28,7 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
             - "prompt": each prompt is replaced by another one of the batch;
             - "noise": Gaussian noise is added to the context's targets.
         seed: seed of the random choices.
-        noise_std: standard deviation of the noise, in units of the targets' standard deviation.
+        noise_std: standard deviation of the noise for "noise", in units of the targets' standard deviation.
 
     Example:
         >>> corrupt(prompts, "task").xs.equal(prompts.xs)

@@ -44,7 +44,7 @@ def patch(
     run in batches, from the patched layer on; the results do not depend on the batches.
 
     Args:
-        model: in eval mode; ours, or for token ids any model of TransformerLens' protocol such as a
+        model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol such as a
             `TransformerBridge`, where results agree with `transformer_lens.patching`.
         clean: the prompts whose activations replace the others ("denoising").
         corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.

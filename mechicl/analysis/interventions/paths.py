@@ -47,8 +47,8 @@ def patch_paths(
     corrupted output. It shows which head passes its output to which.
 
     Args:
-        model: in eval mode; ours, or one of TransformerLens' protocol whose layers write `z @ W_O` and read the norm of
-            the stream, as GPT-2's do.
+        model: a mechicl model in eval mode, or one of TransformerLens' protocol whose layers write `z @ W_O` and read
+            the norm of the stream, as GPT-2's do.
         clean: the prompts whose activations replace the others ("denoising").
         corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
         receiver: the input of B that is patched: its queries "q", keys "k" or values "v".

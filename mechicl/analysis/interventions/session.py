@@ -92,7 +92,7 @@ class PatchingSession:
     run is cached until another clean prompt is chosen.
 
     Args:
-        model: in eval mode; one of ours, or any with TransformerLens' hook names (`TransformerBridge`).
+        model: a mechicl model in eval mode, or any with TransformerLens' hook names (`TransformerBridge`).
         clean: prompts, or token ids `[prompt pos]`, whose activations are patched in. One is used at a time: see
             `clean_prompt`.
         corrupted: the prompts to patch them into, with the same number of positions.

@@ -30,10 +30,11 @@ class TextLearner:
     that continue some output. Predictions have no gradients, so `identify` compares them by distance alone.
 
     Args:
-        language: a language model with its tokenizer.
-        x_bound: bound of the inputs.
-        y_bound: bound of the targets, if they are numbers.
-        classes: for classification, the text of each class and its target, such as `{"no": -1.0, "yes": 1.0}`.
+        language: a language model with its tokenizer, from `load_language_model`.
+        x_bound: largest absolute value of the inputs.
+        y_bound: largest absolute value of the targets, if they are numbers.
+        classes: for classification, the text of each class and its target, such as `{"no": -1.0, "yes": 1.0}`; by
+            default targets are numbers.
         memory: bound on memory in bytes.
 
     Example:

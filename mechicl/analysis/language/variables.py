@@ -123,8 +123,8 @@ def align_variables(
         pos: position of the exchange; by default the last.
         read: position at which the model's logits give the answer; by default the last.
         layers: layers to search; all by default.
-        rank: dimension of the subspace. One is enough for a number or for two values; `k` unordered values may need `k
-            - 1`.
+        rank: dimension of the subspace. One is enough for a number or for two values; `k` unordered values may need
+            `k - 1`.
         component: activation to search, with the width of the stream: "resid_post" (the stream after each layer),
             "resid_pre", "attn_out", "mlp_out", ...
         untrained: untrained model of the same kind. By default it is made from the config of a `HookedTransformer`; for
