@@ -120,8 +120,9 @@ def load_garg(folder: str | Path, *, step: int | None = None) -> tuple[HookedTra
         step: training step of the snapshot `model_{step}.pt`; by default the final weights, `state.pt`.
 
     Returns:
-        The model, in float32 and eval mode, on interleaved prompts; and the task, to draw prompts with `sample`, or
-        None if the config does not define it or this package does not have it.
+        The model, in float32 and eval mode, on interleaved prompts; and the task, to draw prompts with `sample` (with
+        the sizes that its curriculum had at `step`), or None if the config does not define it or, with a warning, if
+        this package does not have it.
 
     Raises:
         FileNotFoundError: a file is missing.

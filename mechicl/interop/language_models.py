@@ -65,8 +65,8 @@ def load_language_model(
 
     Returns:
         A `LanguageModel`: `model`, in eval mode, is a TransformerLens `TransformerBridge` (or a `HookedTransformer` for
-        a mechicl checkpoint), `tokenizer` one of `transformers`. Functions of `analysis.language` take it whole, other
-        analyses take `.model`. Within `checkpoints.random_weights` the model is untrained.
+        a mechicl checkpoint), `tokenizer` one of `transformers`. Analyses with an argument `language` take it whole,
+        others take `.model`. Within `checkpoints.random_weights` the model is untrained.
 
     Raises:
         UnknownSeedError: the mechicl checkpoint has no such seed.

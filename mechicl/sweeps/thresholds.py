@@ -36,8 +36,9 @@ def find_threshold(
 
     Returns:
         The threshold as an `Interval`: `mean` is the x, `low` and `high` its 95% interval, `n` the number of seeds.
-        `mean` is 0 if all values are past the level and infinite if the last one is not. If some but not all of the
-        jackknife's thresholds are on the axis, `low` is 0 and `high` infinite. With one seed both are NaN.
+        `mean` is 0 if all values are past the level and infinite if the last one is not. An end beyond the axis is 0 or
+        infinite; both are if `mean` or a threshold of the jackknife (without one seed) is beyond it, unless all are
+        equal. With one seed both ends are NaN.
 
     Raises:
         KeyError: no such column.

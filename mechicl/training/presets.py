@@ -267,4 +267,4 @@ PRESETS: dict[str, TrainingConfig] = {
     # Fu et al. 2024, A.2 and B.6, in small: the same prompts and the same training as the transformer's.
     "lstm-4l": _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
 }  # fmt: skip
-"""Name to run. `mechicl train NAME` trains it; its help is in mechicl/cli/presets.json."""
+"""Ready-made `TrainingConfig`s by name. `mechicl train NAME` trains one; their help is in mechicl/cli/presets.json."""

@@ -171,7 +171,8 @@ def composition_figure(
 ) -> go.Figure:
     """Draw how strongly each head of a later layer reads each earlier head's output, by the weights.
 
-    Rows are the heads that write and columns the heads that read, both as "layer.head".
+    Rows are the heads that write and columns the heads that read, both as "layer.head". Composition scores are at most
+    1, and 0 if nothing of the output is read.
 
     Args:
         scores: result of `composition_scores`, or of `prefix_matching_scores` with kind "K": earlier layer, its head,

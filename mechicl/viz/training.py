@@ -136,7 +136,7 @@ def settings_figure(
     *,
     chance: Sequence[float] | None = None,
 ) -> go.Figure:
-    """Draw bars of scores with their intervals: for each task a group of bars, one per setting.
+    """Draw bars of scores with the given intervals: for each task a group of bars, one per setting.
 
     Args:
         scores: scores by setting (such as "zero-shot" and "fine-tuned"; the labels in the legend) and then by task (the
