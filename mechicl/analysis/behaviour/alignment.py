@@ -224,7 +224,7 @@ def regressed_weights(
 
     Returns:
         Weights `[step prompt point x y]`, float64. Entry t of `point` uses the first t points: t = 0 has no context,
-        t = n_context all of it. A `Lens` of a model that predicts the query alone (paired prompts) has the last alone.
+        t = n_context all of it. A `Lens` of a model that predicts the query alone (paired prompts) has only this entry.
 
     Source: Fu et al. 2024, A.3.1, eq. 13 and 14.
 

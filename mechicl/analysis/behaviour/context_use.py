@@ -47,8 +47,8 @@ def measure_forgetting(
 
     Returns:
         A `Forgetting`: `squared_errors` `[point prompt]` at each context point, averaged over the target's dimensions;
-        `gaps`, how many points back it is: n - 1 for the first, 0 for the last. A learner that forgets has larger
-        errors at larger gaps.
+        `gaps`, how many points back it is: n_context - 1 for the first, 0 for the last. A learner that forgets has
+        larger errors at larger gaps.
 
     Source: Fu et al. 2024, B.5, eq. 16.
 

@@ -149,7 +149,10 @@ class Identification(Result):
 
     @checked
     def distance(self, match: FamilyMatch) -> Interval:
-        """Mean squared distance of predictions over their mean square: 0 for the same, 1 for predicting 0."""
+        """Mean squared distance of a match's predictions from the model's, over the model's mean squared prediction.
+
+        It is 0 for the same predictions, and 1 for a learner that always predicts 0; the interval is a 95% one.
+        """
         return ratio_interval(match.squared_distances, self.squared_predictions)
 
     @checked

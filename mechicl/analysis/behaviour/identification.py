@@ -72,7 +72,7 @@ def identify(
         with_references: rank the task's reference learners too; False saves the time of slow ones, such as training a
             network on each context.
         with_limits: also fit the best learners on the task itself, to the targets of 32,768 prompts: first order (a
-            polynomial of S with as many terms as steps), second order (as many Newton iterations, α tuned), ridge.
+            polynomial of S with as many terms as steps), second order (as many Newton iterations, tuned), ridge.
         steps: number of steps of the families with parameters for each step, and of the limits; by default the model's
             number of layers, or 8 if it has none.
         n_prompts: number of prompts to fit on, and of the held-out prompts to measure on.
@@ -80,10 +80,10 @@ def identify(
 
     Returns:
         An `Identification`: `best` is the nearest family's fitted member (`name`, `hyperparameters`, `learner`).
-        `distance(match)` is its mean squared distance from the model's predictions over their mean square: 0 for the
-        same, 1 for predicting 0. A family that contains the right one is at least as near, so `answer` weighs distance
-        against simplicity; `confidence` is its calibrated probability, from 0 to 1. `matches` has all families, nearest
-        first, `limits` the limits, and `to_dataframe()` the table.
+        `distance(match)` is the mean squared difference between a member's and the model's predictions, divided by the
+        model's mean squared prediction: 0 for the same, 1 for predicting 0. A family that contains the right one is at
+        least as near, so `answer` weighs distance against simplicity; `confidence` is its calibrated probability, from
+        0 to 1. `matches` has all families, nearest first, `limits` the limits, and `to_dataframe()` the table.
 
     Source: von Oswald et al. 2023 and Fu et al. 2024, with every algorithm at once; Golub & Varga 1961 for the limit of
     first-order methods.

@@ -193,8 +193,9 @@ def match(
     Args:
         a: the learner whose steps are matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
             learner without steps counts as one with a single step.
-        b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; the card of an
-            algorithm, whose `path` defines the steps; or an `AlgorithmFamily` over another hyperparameter.
+        b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; an algorithm's
+            card (one of `algorithms.cards()`), whose `path` defines the steps; or an `AlgorithmFamily` over another
+            hyperparameter.
         prompts: prompts to compare them on. A learner that predicts the query alone (a model on paired prompts) is
             compared on the query, others on all points.
         similarity: "errors" for the cosine between the two learners' errors along each prompt; "weights" for the cosine

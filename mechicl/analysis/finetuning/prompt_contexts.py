@@ -27,7 +27,7 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
         prompt: one prompt, with one context point or more.
         zero_shot: the prompt without demonstrations. "query": the query alone. "unlabelled": the context's inputs with
             targets of 0, for models whose query sees only the context (`keys="context"`): alone, it would be predicted
-            as 0 whatever the weights. By default whichever the model's `keys` require.
+            as 0 whatever the weights. By default "unlabelled" for these models, and "query" for others.
 
     Returns:
         A `Shots` of tokens: `zero_shot` (the query without demonstrations), `in_context` (after them), `targets` (the
@@ -78,9 +78,9 @@ def search_on_prompts(
         prompts: other prompts than those to be measured later.
         tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of keys and values.
         learning_rates: learning rates to try.
-        epochs: numbers of epochs to try.
+        epochs: numbers of epochs (passes over the context) to try.
         zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs
-            with targets of 0); by default whichever the model needs (see `prompt_shots`).
+            with targets of 0); by default "unlabelled" for a model with `keys="context"`, else "query".
 
     Returns:
         A `TuningSearch`: `best`, the `FineTuning` settings with the least mean squared error; `loss` `[learning_rate
@@ -118,7 +118,7 @@ def compare_on_prompts(
         prompts: prompts whose contexts are the demonstrations.
         tuning: settings of fine-tuning, such as `search_on_prompts(...).best` on other prompts.
         zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs
-            with targets of 0); by default whichever the model needs (see `prompt_shots`).
+            with targets of 0); by default "unlabelled" for a model with `keys="context"`, else "query".
         seed: seed of the random baselines.
 
     Returns:

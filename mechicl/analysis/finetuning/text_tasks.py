@@ -114,7 +114,7 @@ def draw_texts(
         A `TaskTexts`: `demonstrations`, `held_out` and `queries`, each with `texts` and `labels` (class indices).
 
     Raises:
-        ValueError: as for `load_texts`; a class with too few texts.
+        ValueError: texts that cannot be read (see `load_texts`), or a class with too few of them.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS
@@ -179,7 +179,7 @@ def study_task(
             fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method (`FineTuning`).
         learning_rates: learning rates to try.
-        epochs: numbers of epochs to try.
+        epochs: numbers of epochs (passes over the demonstrations) to try.
         choose_by: choose by the highest mean "score" (accuracy) or the lowest mean "loss" of the held-out queries.
         widen: how often the grid of settings may be extended while the best lies on its border.
         seed: seed of random baselines and labels.

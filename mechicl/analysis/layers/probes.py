@@ -189,7 +189,8 @@ def probe(
     on. The control task fits the same probes to the quantities of another prompt.
 
     Args:
-        model: an interleaved, causal model, or a wrapped one whose `points` see no later points.
+        model: a causal model on interleaved prompts, or one from `mechicl.wrap(..., points=...)` in which no position
+            sees later points.
         quantities: by name, functions of prompts: `cross_moments`, `second_moments`, `ols_weights`,
             `algorithm_weights(newton, steps=[k])`, or your own, which returns `[prompt point quantity]`; its entry t
             may depend on the t points before point t.

@@ -84,11 +84,11 @@ def fit_readouts(
     the prompts, and memory does not grow with their number.
 
     Args:
-        model: a model with layers: ours, or a wrapped one.
+        model: a mechicl model, or a module wrapped by `mechicl.wrap`.
         prompts: prompts to fit on, at least as many as folds; measure on others.
         shared: one readout for all points of a layer instead of one per point.
-        normalize: read all streams (True) or none (False) through a layer norm without weights. By default the last one
-            of a model with a final norm, so that its readout can be the model's head, and no other, as in the paper.
+        normalize: read all streams (True) or none (False) through a layer norm without weights. By default, as in the
+            paper, only the last stream is, if the model has a final norm: its readout can then equal the model's head.
         penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
             for each layer, point and target dimension.
         folds: number of folds of the cross-validation.

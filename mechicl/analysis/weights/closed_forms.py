@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count, NonNegative, checked
+from mechicl.base.arguments import Count, NonNegative, Positive, checked
 from mechicl.statistics import Result
 from mechicl.tasks import LinearRegression
 
@@ -89,7 +89,7 @@ def linear_attention_optimum(
 
 @checked
 def preconditioned_gd_optimum(
-    eigenvalues: list[NonNegative], n_context: Count, noise_variance: NonNegative = 0.0
+    eigenvalues: list[Positive], n_context: Count, noise_variance: NonNegative = 0.0
 ) -> OneStepOptimum:
     """Compute η and the loss of the best step of gradient descent with preconditioner `η Σ⁻¹` on linear regression.
 
@@ -97,7 +97,7 @@ def preconditioned_gd_optimum(
     noise. With d dimensions and `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`.
 
     Args:
-        eigenvalues: eigenvalues λ of Σ, one for each dimension.
+        eigenvalues: eigenvalues λ of Σ, one for each dimension, all positive: Σ must have an inverse.
         n_context: number n of context points.
         noise_variance: variance ν² of the noise on the context's targets.
 

@@ -150,7 +150,7 @@ def fit_construction(
 
     Raises:
         ValueError: models of different configs, a family that the architecture cannot express, initial weights W_0
-            other than 0, or a head without a gauge.
+            other than 0, or a head that cannot be rescaled.
 
     Source: von Oswald et al. 2023, A.3, A.4 and A.10.
 

@@ -201,8 +201,8 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
     Returns:
         A `KernelView`: `kernel` `[point other]` on the grid (row: query), `initial` `[point]`, `eigenvalues`,
         `effective_rank` and `symmetry_error` (0 if symmetric, 2 if antisymmetric) of the kernel; `parts` has, for each
-        prompt, `prediction` and the terms that it is the sum of (`initial`, `constant`, `linear`, `remainder`), in
-        units of y.
+        prompt, the `prediction` and its terms in units of y: `initial`, `constant` (contributions if all targets were
+        0), `linear` (`Σ_i k(x, x_i) y_i`) and `remainder`.
 
     Source: von Oswald et al. 2023, A.8.
 

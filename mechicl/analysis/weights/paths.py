@@ -152,7 +152,7 @@ def interpolate(
     a: HookedTransformer, b: HookedTransformer, prompts: Prompts, *, n_alphas: TwoOrMore = 11,
     kind: Literal["raw", "rescaled", "aligned", "lifted"] = "rescaled",
 ) -> LossPath:  # fmt: skip
-    """Measure losses along the straight line between two models: do they run the same algorithm with the same weights?
+    """Measure losses along the straight line between the weights of two models, to see if they are the same solution.
 
     Weights are interpolated as the products `W_KQ = W_Q W_Kᵀ` and `W_PV = W_V W_O` of each head.
 
@@ -239,9 +239,9 @@ def connect_modes(
         seed: seed of the prompts to bend and fit on; the held-out prompts have `seed + 1`.
 
     Returns:
-        A `ModeConnectivity`: `paths` has a `LossPath` for each kind, `fitted` those to the fitted construction, and
-        `barriers()` the barrier of each by name: the largest loss above the line between the ends' losses, relative to
-        the ends' mean loss, with a 95% interval over prompts.
+        A `ModeConnectivity`: `paths` has a `LossPath` by kind, `fitted` those to the fitted construction (empty without
+        `family`), and `barriers()` the barrier of each by name: the largest loss above the line between the ends'
+        losses, relative to the ends' mean loss, with a 95% interval over prompts.
 
     Raises:
         ValueError: as for `fit_construction`; models of different shape or kind, a kind of path that needs linear

@@ -122,7 +122,9 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
 
 @checked
 def replace_products(model: HookedTransformer, products: WeightProducts) -> HookedTransformer:
-    """Make a float64 model whose heads have these products: `W_Q = W_KQ`, `W_V = W_PV`, and identities as W_K and W_O.
+    """Make a float64 model whose heads have given products `W_KQ = W_Q W_Kᵀ` and `W_PV = W_V W_O`.
+
+    Its weights are `W_Q = W_KQ` and `W_V = W_PV`, with identities as W_K and W_O.
 
     Args:
         model: the model to copy everything else from; it stays unchanged.

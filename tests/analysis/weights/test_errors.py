@@ -14,6 +14,7 @@ from mechicl.analysis.weights import (
     initial_function,
     linear_attention_optimum,
     one_step_optimum,
+    preconditioned_gd_optimum,
     view_kernel,
 )
 from mechicl.analysis.weights.conditioning import EigenvalueRange
@@ -78,6 +79,7 @@ CASES: list[tuple[Any, str]] = [
     *((lambda task=task: one_step_optimum(task), "task must have independent, noiseless") for task in
       (LinearRegression(noise_std=0.1), LinearRegression(inputs="exponential"),
        LinearRegression(inputs="gaussian", condition_number=10.0))),
+    (lambda: preconditioned_gd_optimum([0.0, 1.0], 5), "eigenvalues"),  # Σ has no inverse
     *((lambda bad=bad: linear_attention_optimum(bad, 5), "eigenvalues")
       for bad in ([0.0, 0.0], [-1.0, 2.0], [math.inf])),
     (lambda: measure_conditioning(PROMPTS, []), "gammas must not be empty"),
