@@ -55,8 +55,8 @@ class HypothesisTest(Result):
     def supported(self) -> list[Interchange]:
         """The hypotheses whose every counterfactual has an R² of at least 0.9; most models have none.
 
-        A hypothesis that covers no layer's end is not among them, since nothing of it has been exchanged; in a model of
-        one layer there is nothing between to exchange.
+        A hypothesis whose schedule names no step between the first and the last layer is not among them, since none of
+        its states has been exchanged. Models of one layer have no such place and are exempt.
         """
         pairs = zip(self.tests, self.schedules, strict=True)
         covering = [test for test, schedule in pairs if len(schedule) > 2 or max(schedule)[0] == 1]

@@ -64,7 +64,7 @@ class Circuit(Result):
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """Layer and number of each head."""
+        """The heads of the circuit, as (layer, head)."""
         return [(node.layer, node.head) for node in self.nodes if node.head is not None]
 
     @checked
@@ -93,9 +93,9 @@ class Circuit(Result):
     def incompleteness(self, level: float = 0.95) -> dict[tuple[Node, ...], Interval]:
         """Measure the difference of circuit and model without each subset of nodes, as a share of the whole effect.
 
-        `(F(C \\ K) - F(M \\ K)) / (F(M) - F(nothing))` of means over prompts: near 0 for every subset K if the circuit
-        has everything that does the task (Wang et al. 2023, section 4, who take the absolute value). Empty without
-        `measure_circuit(n_subsets=...)`.
+        `(alone_without - whole_without) / (full - ablated)` of means over prompts: near 0 for every subset if the
+        circuit has everything that does the task (Wang et al. 2023, section 4, who take the absolute value). Empty
+        without `measure_circuit(n_subsets=...)`.
         """
         if self.alone_without is None or self.whole_without is None:
             return {}

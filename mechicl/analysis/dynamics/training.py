@@ -232,8 +232,8 @@ class Transitions(Result):
     Attributes:
         plateau: the loss that each seed falls from, `[seed]`: the argument of that name, or the first loss.
         final: the median of each seed's last losses, `[seed]`.
-        before: the last evaluated step at which the loss is above the threshold, `[seed]`; NaN without a transition.
-        after: the next evaluated step, `[seed]`. Both are the first step if the loss is always below the threshold.
+        before: the last evaluated step at which less than half of the fall is done, `[seed]`; NaN without a transition.
+        after: the next evaluated step, `[seed]`. Both are the first step if more than half is done at all steps.
         start: the first evaluated step after which a tenth of the fall is permanently done, `[seed]`.
         end: that for nine tenths, `[seed]`; NaN also if they are not done at the end.
     """
