@@ -199,10 +199,6 @@ def fit_subspace(
         effect), and `rest_r2(layer, dim)`, the same for all other directions, with 95% intervals over held-out prompts;
         both take the controls as `search=`. `subspace(layer, dim)` has the columns `[d_model dim]`.
 
-    Raises:
-        TypeError: a model that does not read prompts of points.
-        ValueError: unknown variables, layers outside the schedule, or dims that do not rise.
-
     Source: Geiger et al. 2024, distributed alignment search, with targets that are numbers in place of classes.
 
     Example:

@@ -98,9 +98,6 @@ def compare_circuits(circuit: NodesAndEdges, truth: NodesAndEdges) -> CircuitCom
         same for nodes; `precision("edges")` and `recall("edges")` are shares from 0 to 1. The embedding is not counted
         as a node, since every circuit begins there.
 
-    Raises:
-        ValueError: circuits of models of different sizes.
-
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=2, seed=0)
         >>> ids = torch.randint(16, (16, 16)).repeat(1, 2)

@@ -167,9 +167,6 @@ def circuit_curve(
         the metric that the circuit keeps (1: all) with a 95% interval over prompts; `cpr(name)`, the area under this
         curve; `cmd(name)`, the area between it and 1 (0 is best).
 
-    Raises:
-        ValueError: as for `find_circuit`; fractions that do not increase, or scores of another model.
-
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (64, 16)).repeat(1, 2)

@@ -61,9 +61,6 @@ def measure_circuit(
         `incompleteness()` per subset (0: circuit and model lose the same without it), each with an interval over
         prompts.
 
-    Raises:
-        ValueError: as for `find_circuit`; a circuit of another model.
-
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (64, 16)).repeat(1, 2)

@@ -151,9 +151,6 @@ def score_edges(
         `edges`, and `scores` `[edge prompt]`: the estimated metric with the edge cut minus that of the full model; for
         "outputs" a size without sign. `strongest(n)` lists the edges with the largest mean scores in absolute value.
 
-    Raises:
-        ValueError: as for `find_circuit`.
-
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (32, 16)).repeat(1, 2)
