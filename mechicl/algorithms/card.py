@@ -147,11 +147,7 @@ class Algorithm:
 
     @checked
     def members(self, problem: FitProblem) -> list[FittedAlgorithm]:
-        """Fit the family to a problem: return its members nearest to `problem.targets`, one for each variant.
-
-        Raises:
-            ValueError: no candidate predicts finite numbers.
-        """
+        """Fit the family to a problem: return its members nearest to `problem.targets`, one for each variant."""
         if self.fit is not None:
             return list(self.fit(problem))
         if not self.parameters or self.trajectory is None:
@@ -175,9 +171,6 @@ class Algorithm:
         Args:
             prompts: prompts that decide scales, such as a stable step size.
             parameters: values that replace those of `path`, for example `steps`.
-
-        Raises:
-            ValueError: the algorithm has no path.
         """
         if self.path is None or self.trajectory is None:
             raise ValueError(f"{self.name!r} has no path: it has no steps that layers could be compared with")

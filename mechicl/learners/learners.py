@@ -102,9 +102,6 @@ class Trajectory:
 
         Args:
             prompts: the prompts that were predicted; a trajectory with one point is compared with the query's target.
-
-        Raises:
-            ValueError: the predictions are not of these prompts.
         """
         targets = prompts.ys[:, -1:] if self.predictions.shape[2] == 1 else prompts.ys
         if self.predictions.shape[1:] != targets.shape:
@@ -151,9 +148,6 @@ class AlgorithmLearner:
         Args:
             prompts: prompts to predict.
             with_weights: also return the weights W of each prediction `x W`.
-
-        Raises:
-            ValueError: `with_weights=True` and the algorithm has no such parameter.
         """
         if with_weights:
             if not self._takes("with_weights"):
@@ -224,9 +218,6 @@ class AlgorithmFamily:
         values: its values, one or more.
         others: the other hyperparameters, the same for all values.
 
-    Raises:
-        ValueError: no values.
-
     Example:
         >>> penalties = AlgorithmFamily(algorithms.ridge, "penalty", (0.01, 0.1, 1.0))
     """
@@ -257,9 +248,6 @@ class AlgorithmFamily:
         Args:
             prompts: prompts to predict.
             with_weights: also return the weights W of each prediction `x W`.
-
-        Raises:
-            ValueError: `with_weights=True` and the algorithm has no such parameter.
         """
         trajectories = [member.trajectory(prompts, with_weights=with_weights) for member in self.members()]
         weights = [trajectory.weights[-1] for trajectory in trajectories if trajectory.weights is not None]

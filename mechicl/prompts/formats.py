@@ -62,9 +62,6 @@ class Paired(_Layout):
         Args:
             prompts: prompts of `x_dim` and `y_dim` dimensions.
             initial_weights: W_0 `[x y]` of the query's token `(x_q, -x_q W_0)`; 0 by default.
-
-        Raises:
-            ValueError: prompts of other dimensions.
         """
         self._require_dims(prompts)
         query = prompts.query.xs
@@ -116,9 +113,6 @@ class Interleaved(_Layout):
         Args:
             prompts: prompts of `x_dim` and `y_dim` dimensions.
             initial_weights: not available in this format; None.
-
-        Raises:
-            ValueError: prompts of other dimensions, or initial weights.
         """
         self._require_dims(prompts)
         if initial_weights is not None:

@@ -133,11 +133,7 @@ class Prompts:
 
     @checked
     def prefix(self, n_context: int) -> "Prompts":
-        """Cut the prompts after `n_context` context points: the next point becomes the query.
-
-        Raises:
-            ValueError: more points than the prompts have.
-        """
+        """Cut the prompts after `n_context` context points: the next point becomes the query."""
         if not 0 <= n_context <= self.n_context:
             raise ValueError(f"n_context must be 0 to {self.n_context}, got {n_context}")
         return self._with(self.xs[:, : n_context + 1], self.ys[:, : n_context + 1])
@@ -151,9 +147,6 @@ class Prompts:
         Args:
             order: indices of the context points, `[point]` for all prompts or `[prompt point]`.
             seed: instead of `order`, the seed of an independent random order for each prompt.
-
-        Raises:
-            ValueError: neither or both of the two, or an order that is not a permutation of the context points.
         """
         if (order is None) == (seed is None):
             raise ValueError("permuted() needs an order or a seed, and not both")
@@ -183,11 +176,7 @@ class Prompts:
     @classmethod
     @checked
     def concatenate(cls, prompts: "Sequence[Prompts]") -> "Prompts":
-        """Join several batches of equally shaped prompts to one.
-
-        Raises:
-            ValueError: no batches, or ones of different shapes.
-        """
+        """Join several batches of equally shaped prompts to one."""
         if not prompts:
             raise ValueError("prompts must be one or more batches, got none")
         shapes = {(p.n_context, p.x_dim, p.y_dim) for p in prompts}

@@ -16,9 +16,6 @@ class TokenSequences:
     Attributes:
         ids: token ids `[prompt pos]`, int64.
         predictable: mask `[prompt pos]` of the tokens that a loss is taken over; False for the first token.
-
-    Raises:
-        ValueError: different shapes, negative ids or ids that are not int64, or a first token to predict.
     """
 
     ids: Int[Tensor, "prompt pos"]
@@ -69,9 +66,6 @@ class Shots:
         example_spans: for each example the position of its first token in context, and the number of its tokens. Its
             sequence ends with these tokens.
         choices: ids that a prediction is chosen among; None for a regression.
-
-    Raises:
-        ValueError: parts whose numbers or lengths do not fit together, or targets that are not among the choices.
     """
 
     zero_shot: tuple[Tensor, ...]

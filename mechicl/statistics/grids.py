@@ -29,9 +29,6 @@ class GridTable:
             value that could not be measured, for example of a model that diverged, is NaN.
         axes: names of the axes' columns; intervals are over "seed", if it is one.
 
-    Raises:
-        ValueError: an axis that is not a column.
-
     Example:
         >>> frame = pd.DataFrame({"depth": [1, 1, 2, 2], "seed": [0, 1, 0, 1], "loss": [2.0, 4.0, 1.0, 1.0]})
         >>> table = GridTable(frame, axes=("depth", "seed"))
@@ -53,11 +50,7 @@ class GridTable:
         return tuple(str(name) for name in self.frame.columns if name not in self.axes)
 
     def where(self, **values: Any) -> "GridTable":
-        """Return the rows with these values on some axes; write `**{"model.n_layers": 2}` for an axis with a dot.
-
-        Raises:
-            ValueError: an unknown axis, or a value that no row has.
-        """
+        """Return the rows with these values on some axes; write `**{"model.n_layers": 2}` for an axis with a dot."""
         frame = self.frame
         for name, value in values.items():
             self._check_axis(name)
@@ -84,9 +77,6 @@ class GridTable:
         Returns:
             One row a point of the grid: the columns `by`, then `value` (the mean or median), "low", "high", "n" (rows
             with the value) and "missing" (rows without it).
-
-        Raises:
-            ValueError: an unknown value or axis.
         """
         by = [name for name in self.axes if name != SEED] if by is None else list(by)
         for name in by:

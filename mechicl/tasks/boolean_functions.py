@@ -66,9 +66,6 @@ class Parities(PromptDistribution):
         n_context: number of context points, without the query.
         degree: number of variables in the product, all subsets of that size equally likely; None for any subset.
 
-    Raises:
-        ValueError: `degree` exceeds `x_dim`.
-
     Example:
         >>> Parities(x_dim=10, degree=2).sample(3, seed=0).ys.unique()
         tensor([-1.,  1.])

@@ -86,9 +86,6 @@ class SparseLinearRegression(NoisyPoints):
         noise_std: standard deviation of Gaussian noise on all targets, the query's too.
         sparsity: number of weights that are not zero.
 
-    Raises:
-        ValueError: `sparsity` or `active_dims` exceeds `x_dim`.
-
     Example:
         >>> SparseLinearRegression(x_dim=5, n_context=10, sparsity=2).sample(3, seed=0).ys.shape
         torch.Size([3, 11, 1])
@@ -228,9 +225,6 @@ class MixedRegression(GaussianPoints):
         noise_stds: standard deviations of the label noise, one for each setting; all settings are equally likely.
         weight_stds: standard deviations of the weights, one for each setting, or one for all; by default 1/√x_dim.
 
-    Raises:
-        ValueError: `weight_stds` has neither 0, 1 nor the same number of entries as `noise_stds`, or that is empty.
-
     Example:
         >>> MixedRegression(x_dim=5, noise_stds=(0.1, 0.5, 0.1), weight_stds=(1.0, 1.0, 3.0)).settings
         ((0.1, 1.0), (0.5, 1.0), (0.1, 3.0))
@@ -283,9 +277,6 @@ class SineRegression(PromptDistribution):
         phase_range: interval of the phases in radians, uniform.
         amplitude_phase: "independent" draws the two separately; "one_key" puts both at the same fraction of their
             intervals.
-
-    Raises:
-        ValueError: an interval whose ends are not finite and ascending.
     """
 
     n_context: Natural = 10

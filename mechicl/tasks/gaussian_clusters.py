@@ -47,9 +47,6 @@ class GaussianClusters(PromptDistribution):
             of a prompt is replaced by another one, so that context and weights disagree; the target is the context's.
         class_seed: seed of the fixed means.
 
-    Raises:
-        ValueError: `burstiness` does not divide `n_context`, or there are too few classes for labels or contexts.
-
     Example:
         >>> task = GaussianClusters(n_classes=64)
         >>> task.sample(3, seed=0)

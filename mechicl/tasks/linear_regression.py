@@ -63,9 +63,6 @@ class LinearRegression(PromptDistribution):
         active_dims: number of input coordinates that are not zero, the first ones; None for all (the curriculum of Garg
             et al. 2022).
 
-    Raises:
-        ValueError: fields that do not fit together, such as two ways to fix the covariance.
-
     Example:
         >>> task = LinearRegression(x_dim=5, n_context=20, noise_std=0.5)
         >>> task
@@ -189,11 +186,7 @@ class LinearRegression(PromptDistribution):
         return None
 
     def input_covariance(self) -> Float[Tensor, "x x"]:
-        """Return the covariance of Gaussian inputs, float64, without `input_scale` and `active_dims`.
-
-        Raises:
-            ValueError: `eigenbasis="per_task"`, where each prompt has its own.
-        """
+        """Return the covariance of Gaussian inputs, float64, without `input_scale` and `active_dims`."""
         if self.covariance is not None:
             return torch.tensor(self.covariance, dtype=torch.float64)
         spectrum = self._spectrum()

@@ -28,9 +28,6 @@ class FixedTasks(PromptDistribution):
         task: task that the prompts are sampled from.
         n_tasks: number of prompts in the set.
         seed: seed that they are sampled with.
-
-    Raises:
-        ValueError: `task` is not a task of points.
     """
 
     task: LinearRegression | SineRegression | Any  # the command line offers these; any `Task` will do

@@ -254,9 +254,6 @@ class TokenDistribution(Distribution[TokenSequences]):
 
         Returns:
             `TokenSequences`: `ids` `[prompt pos]`, and `predictable`, the mask of the tokens that a loss is taken over.
-
-        Raises:
-            ValueError: neither or both of seed and generator, or a generator on another device.
         """
         return self._sample(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, device)))
 

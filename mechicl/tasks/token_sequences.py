@@ -32,9 +32,6 @@ class RepeatedTokens(TokenDistribution):
         min_period: length of the shortest segment; lengths are uniform.
         max_period: length of the longest segment, below `n_ctx`.
 
-    Raises:
-        ValueError: not min_period <= max_period < n_ctx.
-
     Example:
         >>> RepeatedTokens(d_vocab=5, n_ctx=5, min_period=3, max_period=3).sample(1, seed=0).ids.shape
         torch.Size([1, 6])

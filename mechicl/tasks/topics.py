@@ -78,9 +78,6 @@ class TopicClassification(TokenDistribution):
         n_topical: words of a text that are from its topic.
         share_repeated: probability that a sequence is random words repeated.
 
-    Raises:
-        ValueError: numbers of classes or words that do not fit together.
-
     Example:
         >>> TopicClassification(n_ctx=32).sample(2, seed=0).ids.shape
         torch.Size([2, 33])
@@ -164,9 +161,6 @@ class TopicClassification(TokenDistribution):
 
         Returns:
             The texts, and for each the index of its topic in `topics`.
-
-        Raises:
-            ValueError: an unknown topic, or none.
         """
         unknown = [topic for topic in topics if topic not in TOPICS]
         if unknown or not topics:

@@ -116,9 +116,6 @@ class StepwiseAlgorithm(ABC):
         Returns:
             `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
             last).
-
-        Raises:
-            ValueError: `with_weights=True`.
         """
         if with_weights:
             raise ValueError(f"{self.name} has no weights: its points carry residuals or predictions")

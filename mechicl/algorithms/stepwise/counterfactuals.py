@@ -42,9 +42,6 @@ class Runs:
             place: "query", or "context" for all its points.
             variables: names of the variables that are replaced; all by default.
             point: index of the only context point that is replaced; by default all points of `place`.
-
-        Raises:
-            ValueError: an unknown variable, or more steps than the algorithm has.
         """
         base, source = self._after(after), self._after(after, self.source)
         n_context = next(iter(base.values())).shape[1] - 1

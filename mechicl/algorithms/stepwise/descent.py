@@ -29,9 +29,6 @@ class ResidualDescent(StepwiseAlgorithm):
             clipped.
         causal: True if a context point reads only itself and the points before it.
 
-    Raises:
-        ValueError: a sequence has another number of entries than `steps`.
-
     Source: von Oswald et al. 2023, Proposition 1 and A.10; Nertinger 2025, Theorem 1, for a preconditioner (`a = 1/n`).
 
     Example:

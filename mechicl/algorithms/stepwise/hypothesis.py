@@ -27,10 +27,6 @@ class Hypothesis:
             `[d_model dim]` of the residual stream that carry it, where known; `rest` is their complement.
         name: name in tables; the algorithm's by default.
 
-    Raises:
-        ValueError: a schedule that does not fit the algorithm, an unknown variable, or columns that are not
-            orthonormal.
-
     Example:
         >>> Hypothesis(ResidualDescent(2, step_size=0.05), schedule=((0, 0), (2, 1), (4, 2))).n_layers
         4

@@ -95,9 +95,6 @@ class RidgePath(StepwiseAlgorithm):
     Args:
         penalties: penalty λ of each step, usually falling; 0 gives the least-squares solution of least norm.
         causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
-
-    Raises:
-        ValueError: no penalties.
     """
 
     variables = ("x", "y", "prediction")
