@@ -50,12 +50,7 @@ class Reference(NamedTuple):
 
 
 def download(text: str) -> Path:
-    """Download a repository's checkpoint, all of one commit, and return its folder in the hub's cache.
-
-    Raises:
-        HubError: an unknown or unreadable repository or revision, files that are too large, or no connection and an
-            empty cache.
-    """
+    """Download a repository's checkpoint, all of one commit, and return its folder in the hub's cache."""
     repository, revision = Reference.parse(text)
     _check_sizes(repository, revision)
     try:

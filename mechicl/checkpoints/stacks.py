@@ -55,10 +55,6 @@ def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
 
     Returns:
         The number of models.
-
-    Raises:
-        ValueError: a tensor is missing, superfluous, or of another shape or type than the config requires; there is no
-            model in the stack, or there are more than `MOST_LAYERS` layers in all of them.
     """
     if isinstance(cfg, TransformerConfig):
         stacked = current_names(cfg, {name: tensor.to("meta") for name, tensor in stacked.items()})

@@ -139,9 +139,6 @@ class Descent(Kind):
 
     Step sizes and γ are shared or one per step. If the model clips its tokens, descent is tuned with the same clip
     (von Oswald et al. 2023, A.2). Source: Figs. 3, 7, 8, 12 and 14.
-
-    Raises:
-        CheckpointError: a model of another kind, or without a task of linear regression.
     """
 
     parts = (Part("loss", _losses), ALGORITHM, Part("weights", _weights), Part("shifts", _shifts), CAUSES, HEADS)

@@ -134,11 +134,7 @@ class Kind:
         return self.question.verdict(comparison, self.weights_as_text())
 
     def chosen(self, sections: Sequence[str] | None) -> list[Part]:
-        """Return the parts to measure, in the order of the page.
-
-        Raises:
-            ValueError: a part that this kind of report does not have.
-        """
+        """Return the parts to measure, in the order of the page."""
         parts = {part.name: part for part in self.parts if part.name not in self._missing}
         if sections is None:
             return [part for name, part in parts.items() if name not in self._slow]

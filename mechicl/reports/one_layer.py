@@ -239,9 +239,6 @@ class OneLayer(Kind):
 
     `models` are the layers as their weight products alone, in float64, one per seed; `construction` is gradient
     descent with the tuned `step_size` as a layer (the paper's η is n_context times the step size).
-
-    Raises:
-        CheckpointError: a checkpoint of another kind of model or task.
     """
 
     compared = ("loss", "alignment", "weights", "paths", "shifts", "exact loss", "roll-out", "attention")

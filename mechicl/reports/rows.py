@@ -118,11 +118,7 @@ Value = Row | Interval | float | str
 
 
 def ends(value: Value) -> tuple[float, float, float]:
-    """Return the lower end, mean and upper end of an interval, or three times a number that has none.
-
-    Raises:
-        NoNumberError: it was measured as text.
-    """
+    """Return the lower end, mean and upper end of an interval, or three times a number that has none."""
     measured = value.measured if isinstance(value, Row) else value
     if isinstance(measured, str):
         raise NoNumberError(f"a check needs a number, and {measured!r} was measured")

@@ -50,11 +50,7 @@ class Study(Checkpoint):
 
     @property
     def task(self) -> Any:
-        """The task that prompts are drawn from.
-
-        Raises:
-            CheckpointError: there is no task, neither in the record nor from the user.
-        """
+        """The task that prompts are drawn from."""
         return super().task if self.drawn_from is None else self.drawn_from
 
     @property

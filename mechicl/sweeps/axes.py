@@ -17,11 +17,7 @@ Axis = Mapping[str | int | float | bool | None, Mapping[str, Any]]
 
 
 def read_axes(over: Mapping[str, Any]) -> dict[str, Axis]:
-    """The axes of a grid, each as labels and the fields that they change (see `Sweep` for `over`).
-
-    Raises:
-        ValueError: an axis without values or with one twice, or that has the name of a column of the results.
-    """
+    """The axes of a grid, each as labels and the fields that they change (see `Sweep` for `over`)."""
     axes: dict[str, Axis] = {}
     for name, values in over.items():
         if name in ("loss", "diverged_at"):
@@ -49,9 +45,6 @@ def combinations(axes: Mapping[str, Axis]) -> list[dict[str, Any]]:
 
 def change(config: TrainingConfig, changes: Mapping[str, Any]) -> TrainingConfig:
     """A config with fields changed, by their paths, all at once, so that fields that must agree can change together.
-
-    Raises:
-        ValueError: no such field, or values that do not fit.
 
     Example:
         >>> change(TrainingConfig(), {"model.n_layers": 3, "steps": 10}).model.n_layers
@@ -85,9 +78,6 @@ def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
     """Parse axes of a command line: `model.n_layers=1:8`, `task.n_tasks=8,64`, `model.attention=linear,softmax`.
 
     `a:b` are the integers from a to b - 1, as in Python's `range`, `a:b:c` every c-th of them.
-
-    Raises:
-        ValueError: a word without "=", or one name twice.
 
     Example:
         >>> parse_axes(["model.n_layers=1:4", "learning_rate=1e-3,1e-2"])

@@ -272,11 +272,7 @@ def _curriculum(data: Any) -> Curriculum | None:
 
 
 def resize_task(task: AnyTask, x_dim: int | None = None, n_context: int | None = None) -> AnyTask:
-    """A task with another number of dimensions or context points; None leaves the number unchanged.
-
-    Raises:
-        ValueError: the task has no such size, or fields that fit only its old one.
-    """
+    """A task with another number of dimensions or context points; None leaves the number unchanged."""
     if isinstance(task, FixedTasks):
         return task.replace(task=resize_task(task.task, x_dim, n_context))
     for name, size in (("x_dim", x_dim), ("n_context", n_context)):

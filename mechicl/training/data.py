@@ -191,11 +191,7 @@ def losses(
     outputs: Float[Tensor, "model prompt row d_out"],
     targets: Float[Tensor, "model prompt row d_out"] | Int[Tensor, "model prompt row"],
 ) -> Float[Tensor, "model"]:
-    """Each model's mean squared error, or its cross entropy (nats) over the tokens that are scored.
-
-    Raises:
-        ValueError: none of a model's tokens is scored, so the mean is undefined.
-    """
+    """Each model's mean squared error, or its cross entropy (nats) over the tokens that are scored."""
     if targets.is_floating_point():
         return (outputs - targets).square().mean(dim=(1, 2, 3))
     scored = (targets >= 0).sum(dim=(1, 2))

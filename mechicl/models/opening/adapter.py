@@ -35,10 +35,6 @@ class ModelAdapter:
         at: "query" for the last position's prediction `[row y]` (or logits), "points" for those of all points
             `[row point y]` (mechicl models, and wrapped modules that return them), "positions" for the outputs at all
             positions `[row pos d_out]`.
-
-    Raises:
-        TypeError: a model without the protocol, or a wrapped module without declared layers.
-        ValueError: a model in training mode, or one without these predictions.
     """
 
     def __init__(self, model: Any, at: At = "query"):

@@ -70,10 +70,6 @@ class BridgeParts:
 
     Attributes:
         heads_interact: True if heads of a layer depend on each other in this way; known after the first prompts.
-
-    Raises:
-        ValueError: layers without attention, or hooks attached to the model; later, a model whose stream is not the
-            sum of its nodes' outputs, such as BERT, which norms the stream itself. The message names the layer.
     """
 
     def __init__(self, adapter: ModelAdapter):

@@ -13,7 +13,7 @@ from tests.families import FAMILIES, open_family, token_ids
 
 @torch.no_grad()
 def describe(name: str) -> tuple[str, str, str]:
-    """What an MLP reads, keys of heads, and what makes heads interact; or the reason why a family is refused."""
+    """Return what an MLP reads, keys of heads, and what makes heads interact; or why a family is refused."""
     bridge, _ = open_family(name)
     adapter = ModelAdapter(bridge, "positions")
     tokens, others = token_ids(0, 3), token_ids(1, 3)
