@@ -118,10 +118,10 @@ def regret(
         with_references: measure the task's other references too; False saves the time of slow ones, such as training a
             network on each context.
         untrained: an untrained network to measure as a control, e.g. `HookedTransformer(model.cfg, seed=1)`.
-        loss: for points "squared error" (the default), or where targets are classes, ±1 or one-hot, "log loss" (in
-            nats; predictions are read as the mean of the target, so as probabilities, and clipped to 0.001 .. 0.999) or
-            "errors" (the share of wrong classes; a tie counts half). For tokens "nats", minus the log-probability of
-            the next token.
+        loss: loss of a prediction. For points "squared error" (the default), or where targets are classes, ±1 or
+            one-hot, "log loss" (in nats; predictions are read as the mean of the target, so as probabilities, and
+            clipped to 0.001 .. 0.999) or "errors" (the share of wrong classes; a tie counts half). For tokens "nats",
+            minus the log-probability of the next token.
         at: "points" for the loss at every point, predicted from those before it; "query" for the last point only.
         n_prompts: number of prompts to draw from the task, with `seed`.
 

@@ -61,8 +61,8 @@ class Match(Result):
         rows: the steps of the one, such as layers 0 to n_layers.
         columns: the steps of the other.
         similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points.
-        by_point: similarities of weights for each number of points, averaged over prompts, `[row column point]`; None
-            for errors.
+        by_point: similarities of weights for each number of points from 1, averaged over prompts, `[row column point]`;
+            None for errors.
     """
 
     row_name: str
@@ -198,9 +198,9 @@ def match(
             hyperparameter.
         prompts: prompts to compare them on. A learner that predicts the query alone (a model on paired prompts) is
             compared on the query, others on all points.
-        similarity: "errors" for the cosine between the two learners' errors along each prompt; "weights" for the cosine
-            between their induced weights, the exact derivatives of predictions with respect to the prompts' own
-            queries (the paper regresses them on sampled queries: `regressed_weights`).
+        similarity: "errors" for the cosine between the two learners' errors along each prompt (of all points after the
+            first); "weights" for the cosine between their induced weights, the exact derivatives of predictions with
+            respect to the prompts' own queries (the paper regresses them on sampled ones: `regressed_weights`).
 
     Returns:
         A `Match`: `similarities` are cosines `[row column prompt]` between each step of a (row) and of b (column),

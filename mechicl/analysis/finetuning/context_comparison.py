@@ -40,14 +40,14 @@ class FineTuningComparison(Scored, Result):
     direction of a change of 0, the ranks of equal weights.
 
     Attributes:
-        zero_shot_score: without demonstrations: right (1) or wrong (0) among the choices; minus the squared error in a
-            regression.
+        zero_shot_score: score without demonstrations: right (1) or wrong (0) among the choices; minus the squared error
+            in a regression.
         in_context_score: score after demonstrations.
         finetuned_score: score without demonstrations, after fine-tuning on them.
         zero_shot_loss: cross entropy over the choices in nats, or squared error; also `in_context_loss` and
             `finetuned_loss`.
-        prediction_distance: between predictions in context and after fine-tuning: total variation of the distributions
-            over the choices, or Euclidean distance.
+        prediction_distance: distance between predictions in context and after fine-tuning: total variation of the
+            distributions over the choices, or Euclidean distance in a regression.
         update_similarity: SimAOU, the cosine between the changes that demonstrations and fine-tuning make to the output
             of each attention layer at the last token.
         random_update_similarity: baseline of SimAOU, with a random vector in place of fine-tuning's change.

@@ -191,7 +191,7 @@ def probe(
     Args:
         model: a causal model on interleaved prompts, or one from `mechicl.wrap(..., points=...)` in which no position
             sees later points.
-        quantities: by name, functions of prompts: `cross_moments`, `second_moments`, `ols_weights`,
+        quantities: functions of prompts by name: `cross_moments`, `second_moments`, `ols_weights`,
             `algorithm_weights(newton, steps=[k])`, or your own, which returns `[prompt point quantity]`; its entry t
             may depend on the t points before point t.
         fitting: prompts to fit on (required).

@@ -81,7 +81,8 @@ class Conditioning(Result):
     Attributes:
         gammas: γ of the transformations.
         floor: smaller eigenvalues, before or after, are raised to this.
-        eigenvalues: of S, at least `floor`, `[x prompt]`, ascending.
+        eigenvalues: eigenvalues of S, at least `floor`, `[x prompt]`, ascending.
+        before: condition number of each prompt's S.
         after: condition number of each prompt's mapped eigenvalues, `[gamma prompt]`.
     """
 

@@ -62,7 +62,7 @@ class ConstructionFit(Result):
         layerwise: the members whose layer outputs are nearest to the model's, in closed form; None for Newton's
             method, whose layers have MLPs.
         matched: the members nearest to the predictions, by optimisation from the projected ones; None if not requested.
-        squared_errors: of the trained models on the held-out prompts.
+        squared_errors: squared errors of the trained models on the held-out prompts.
     """
 
     family: str

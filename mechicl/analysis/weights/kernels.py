@@ -40,8 +40,8 @@ class PredictionParts(Result):
     """The terms of a one-layer model's predictions for the query, in units of y.
 
     Attributes:
-        prediction: by the model's own forward pass.
-        initial: before attention (`initial_function`).
+        prediction: prediction by the model's own forward pass.
+        initial: prediction before attention (`initial_function`).
         constant: the sum of the context tokens' contributions if their targets were 0.
         linear: `Σ_i k(x_q, x_i) y_i`, kernel smoothing without a normaliser.
         remainder: the part of the contributions that is not linear in the targets.

@@ -244,8 +244,8 @@ def connect_modes(
         losses, relative to the ends' mean loss, with a 95% interval over prompts.
 
     Raises:
-        ValueError: as for `fit_construction`; models of different shape or kind, a kind of path that needs linear
-            attention, or a head that cannot be rescaled.
+        ValueError: models of different shape or kind, a kind of path that needs linear attention, a head that cannot be
+            rescaled, or a family that the architecture cannot express.
 
     Source: von Oswald et al. 2023, section 3 and A.3; Garipov et al. 2018 for the curve; Entezari et al. 2021 for the
     matching of units.
