@@ -55,7 +55,7 @@ class Budget:
         return max(min(self.memory, SET_ASIDE), self.memory - SET_ASIDE)
 
     def rows(self, per_row: float, *, at_most: float = 2**31) -> int:
-        """Return how many rows of `per_row` bytes fit at a time; not even one is a `TooLittleMemory`."""
+        """Return how many rows of `per_row` bytes fit at a time; raise `TooLittleMemory` if none does."""
         needed = self.kept + per_row
         if not needed <= self.for_tensors:
             needed += SET_ASIDE if needed > SET_ASIDE else 0
