@@ -64,7 +64,7 @@ PatchingExplorer._repr_mimebundle_ = show_both
 """
 
 
-def run(path: Path, timeout: int = 300) -> NotebookNode:
+def run(path: Path, timeout: int = 1200) -> NotebookNode:
     """A notebook with fresh outputs.
 
     Raises:

@@ -19,6 +19,11 @@ from tests.scripts import ANALYSES, import_script
 
 PATHS = sorted(ANALYSES.glob("*.ipynb"))
 
+SMOLLM2 = Path.home() / ".cache" / "mechicl" / "smollm2"
+NEEDS = {
+    "function_vectors": pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not there: make lm fetches it")
+}
+
 notebooks = import_script("notebooks")
 RICH = (notebooks.PLOTLY, notebooks.WIDGET)
 
@@ -50,15 +55,15 @@ def shades(png: bytes) -> int:
 
 
 def test_the_notebooks_are_those_of_the_tutorials():
-    names = ["attention_circuits", "does_it_run_newton", "first_tour", "icl_against_finetuning", "induction_heads",
-             "interactive_patching"]  # fmt: skip
+    names = ["attention_circuits", "does_it_run_newton", "first_tour", "function_vectors", "icl_against_finetuning",
+             "induction_heads", "interactive_patching"]  # fmt: skip
     assert [path.stem for path in PATHS] == names
     page = (ANALYSES.parent / "docs" / "tutorials" / "index.md").read_text()
     assert [name for name in names if name not in page] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem, marks=NEEDS.get(path.stem, ())) for path in PATHS])
 def test_a_notebook_runs_and_is_saved_with_the_outputs_that_it_makes(path):
     saved = nbformat.read(path, as_version=4)
     nbformat.validate(saved)

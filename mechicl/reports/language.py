@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 import torch
 
 from mechicl import viz
@@ -27,9 +26,9 @@ from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
 from mechicl.reports.comparison import Comparison, Section
 from mechicl.reports.rows import Row
-from mechicl.statistics import Interval, interval
+from mechicl.statistics import interval
 from mechicl.text import WORD_TASKS, word_prompts
-from mechicl.viz.elements import add_heatmap, figure, interval_lines, signed_scale
+from mechicl.viz.language import ablation_bars, curves_by_layer, few_shot_curves
 
 QUICK = ("antonyms", "capitals", "past_tense", "plural", "english_french")
 N_HEADS = 10
@@ -239,18 +238,13 @@ def _sections(
     heads: HeadScores,
     ablations: dict[str, MatchedAblation],
 ) -> list[Section]:
-    layers = list(range(len(vector.added)))
-    added = {"function vector": vector.added, "random vector": vector.random_added}
-    curves = {name: [interval(values.double()) for values in lines] for name, lines in added.items()}
-    title = "Probability of the right answer without demonstrations"
-    over_layers = interval_lines(title, "layer", "probability", layers, curves)
     return [
         Section(
             "Few-shot accuracy",
             "Accuracy by number of demonstrations. With shuffled labels the same words are shown, but paired "
             "wrongly; random "
             "labels are words of other tasks.",
-            [_accuracy_figure(scores, task) for task in scores.tasks],
+            [few_shot_curves(scores, task) for task in scores.tasks],
         ),
         Section(
             "Function vector",
@@ -259,47 +253,8 @@ def _sections(
             "the last token. The table shows how much that raises the probability of the right answer. The ten "
             "strongest heads' "
             "outputs are summed and added to prompts without demonstrations (Todd et al. 2024).",
-            [_effects_figure(vector), over_layers],
+            [viz.plot(vector), curves_by_layer(vector)],
         ),
-        Section("Ablation", "Heads are replaced by their mean outputs, together.", _ablation_figure(ablations)),
+        Section("Ablation", "Heads are replaced by their mean outputs, together.", ablation_bars(ablations)),
         Section("Head scores", "Scores of every head on repeated random tokens.", viz.plot(heads)),
     ]
-
-
-def _accuracy_figure(scores: FewShotScores, task: str) -> go.Figure:
-    t = scores.tasks.index(task)
-    curves = {
-        f"{label} labels": [interval(scores.accuracy[t, k, s].double()) for s in range(len(scores.shots))]
-        for k, label in enumerate(scores.labels)
-    }
-    bounded = {name: [each.within(0, 1) for each in values] for name, values in curves.items()}
-    fig = interval_lines(task.replace("_", " "), "demonstrations", "accuracy", list(scores.shots), bounded)
-    return fig.update_yaxes(range=[-0.02, 1.02])
-
-
-def _effects_figure(vector: FunctionVector) -> go.Figure:
-    values = vector.indirect_effects.mean(-1)
-    bound = float(values.abs().max()) or 1.0
-    fig = figure("Indirect effect of each head on the probability", "head", "layer")
-    heads, layers = range(values.shape[1]), range(values.shape[0])
-    hover = "head %{y}.%{x}: %{z:.4f}"
-    add_heatmap(fig, values, heads, layers, hover, colorbar={"title": "effect"}, **signed_scale(bound))
-    return fig
-
-
-def _ablation_figure(ablations: dict[str, MatchedAblation]) -> go.Figure:
-    fig = figure("Probability of the right answer", "", "probability")
-    fig.update_xaxes(type="category")
-    bars: dict[str, list[Interval]] = {
-        "intact": [],
-        "without these heads": [],
-        "without random heads of the same layers": [],
-    }
-    for result in ablations.values():
-        for name, values in zip(bars, (result.intact, result.ablated, result.matched.mean(0)), strict=True):
-            bars[name].append(interval(values.double()).within(0, 1))
-    for name, values in bars.items():
-        errors = {"type": "data", "symmetric": False, "array": [v.high - v.mean for v in values],
-                  "arrayminus": [v.mean - v.low for v in values]}  # fmt: skip
-        fig.add_bar(x=list(ablations), y=[v.mean for v in values], name=name, error_y=errors)
-    return fig

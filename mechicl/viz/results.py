@@ -17,13 +17,14 @@ from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverT
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
 from mechicl.analysis.interventions import InterventionSweep
+from mechicl.analysis.language import FewShotScores, FunctionVector, MatchedAblation
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
 from mechicl.base.arguments import checked
 from mechicl.constructions.supports import WeightsCircuit
 from mechicl.statistics import Result, interval
-from mechicl.viz import behaviour, causes, circuits, interventions, training, weights
+from mechicl.viz import behaviour, causes, circuits, interventions, language, training, weights
 from mechicl.viz import elements as draw
 
 COLUMNS = 3  # panels in a row
@@ -73,6 +74,9 @@ plot.register(ShiftedLosses, lambda result: behaviour.shifted_losses({"": result
 plot.register(TokenIdentification, behaviour.token_divergences)
 plot.register(AlignmentOverTraining, lambda result: training.alignments_over_training({"": result}))
 plot.register(HeadsOverTraining, lambda r, curve=None, **more: training.heads_during_training(curve or {}, r, **more))
+plot.register(FewShotScores, language.few_shot_curves)
+plot.register(FunctionVector, language.head_effects)
+plot.register(MatchedAblation, lambda result: language.ablation_bars({"": result}))
 plot.register(FineTuningComparison, lambda r, **more: training.update_similarity_figure({"change": r}, **more))
 plot.register(KernelView, lambda r, **more: weights.kernel_heatmaps({"kernel": r}, **more))
 plot.register(LossPath, lambda r, **more: weights.connectivity_paths({r.kind: r}, **more))
