@@ -81,7 +81,9 @@ def measure_model_parts(
     labels = model.cfg.format.labels(prompts.n_context)
     patched = prompts[: max(N_FEWEST, RUNS // (model.cfg.n_layers * model.cfg.n_heads * len(labels)))]
     axes = ("layer", "pos", "head")
-    without, ablation = ablate_heads(model, prompts, reference=prompts + others, progress=progress)
+    without, ablation = ablate_heads(
+        model, prompts, reference=Prompts.concatenate([prompts, others]), progress=progress
+    )
     stream, streams = restore_stream(model, patched, seed=seed, progress=progress)
     heads = patch(model, patched, corrupt(patched, "labels", seed=seed), "z", axes, progress=progress)
     drawn = viz.patching_grid(heads, labels=labels, title="Each head's output restored")
@@ -89,7 +91,7 @@ def measure_model_parts(
 
     strongest = without.strongest(1).iloc[0]
     ablated = {name: int(strongest[name]) for name in ("layer", "head")}
-    again = ablate(model, others, "z", only=ablated, reference=prompts + others, progress=False)
+    again = ablate(model, others, "z", only=ablated, reference=Prompts.concatenate([prompts, others]), progress=False)
     before = interval(again.unpatched_values["loss"]).mean
     rows = [Row(ABLATED, None, again.interval(0, 0), "prompts",
                 f"{_head(ablated)}, chosen on other prompts; the loss is {before:.3g} with all heads")]  # fmt: skip

@@ -1,5 +1,7 @@
 """Figures of language models show means over prompts."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -12,7 +14,7 @@ SCORES = FewShotScores(("capitals",), ("true", "shuffled"), (0, 2, 8), RIGHT, -R
 DRAWS = torch.linspace(0, 1, 24).reshape(4, 6)
 
 
-def line(fig, name):
+def line(fig: Any, name: str) -> Any:
     return next(trace for trace in fig.data if trace.name == name and trace.y is not None and trace.fill is None)
 
 
@@ -26,12 +28,15 @@ def test_accuracy_by_demonstrations():
 def test_heads_and_layers_of_a_function_vector():
     effects = torch.randn(3, 2, 6, generator=torch.Generator().manual_seed(0))
     added = torch.stack([DRAWS[0], DRAWS[1], DRAWS[2]])
-    vector = FunctionVector("capitals", ((2, 1),), torch.ones(4), effects, *DRAWS[:3], added, added / 2)
-    np.testing.assert_allclose(viz.plot(vector).data[0].z, effects.mean(-1))
+    vector = FunctionVector(
+        "capitals", ((2, 1),), torch.ones(4), effects, DRAWS[0], DRAWS[1], DRAWS[2], added, added / 2
+    )
+    heatmap: Any = viz.plot(vector).data[0]
+    np.testing.assert_allclose(heatmap.z, effects.mean(-1))
     np.testing.assert_allclose(line(curves_by_layer(vector), "random vector").y, added.mean(-1) / 2)
 
 
 def test_bars_of_an_ablation():
     result = MatchedAblation(((0, 1),), DRAWS[3], DRAWS[0], DRAWS)
-    bars = ablation_bars({"induction heads": result}).data
+    bars: Any = ablation_bars({"induction heads": result}).data
     np.testing.assert_allclose([bar.y[0] for bar in bars], [DRAWS[3].mean(), DRAWS[0].mean(), DRAWS.mean()], rtol=1e-6)
