@@ -1,5 +1,6 @@
 """Sequences of token ids; and demonstrations with queries, alone and in context."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,14 @@ class TokenSequences:
 
     def __getitem__(self, index: slice | Tensor) -> "TokenSequences":
         return TokenSequences(self.ids[index], self.predictable[index])
+
+    @classmethod
+    def concatenate(cls, sequences: "Sequence[TokenSequences]") -> "TokenSequences":
+        """Join several batches of sequences of one length."""
+        lengths = {s.ids.shape[1] for s in sequences}
+        if len(lengths) != 1:
+            raise ValueError(f"sequences must be one or more batches of one length, got lengths {sorted(lengths)}")
+        return cls(torch.cat([s.ids for s in sequences]), torch.cat([s.predictable for s in sequences]))
 
     @property
     def read(self) -> Int[Tensor, "prompt read"]:

@@ -104,11 +104,14 @@ def report_language(
         heads = score_heads(language.model, seed=SEED, **options)
         induction = strongest_heads(heads.mean("induction"), n_heads)
         bar.update()
-        prompts = word_prompts(language.tokenizer, task, n_prompts=sizes.n_effects, n_shots=8, seed=SEED + 5)
+        prompts, reference = (
+            word_prompts(language.tokenizer, task, n_prompts=n, n_shots=8, labels=labels, seed=SEED + i)
+            for n, labels, i in ((sizes.n_effects, "true", 5), (2 * sizes.n_effects, "shuffled", 6))
+        )
         kinds = {"function-vector heads": (vector.heads, induction), "induction heads": (induction, vector.heads)}
         ablations = {
             name: ablate_matched(
-                language.model, prompts, mine, exclude=[head for head in others if head in mine],
+                language.model, prompts, mine, reference=reference, exclude=[head for head in others if head in mine],
                 n_random=sizes.n_resamples, seed=SEED, **options,
             )
             for name, (mine, others) in kinds.items()
@@ -255,6 +258,10 @@ def _sections(
             "outputs are summed and added to prompts without demonstrations (Todd et al. 2024).",
             [viz.plot(vector), curves_by_layer(vector)],
         ),
-        Section("Ablation", "Heads are replaced by their mean outputs, together.", ablation_bars(ablations)),
+        Section(
+            "Ablation",
+            "Heads are replaced, together, by their mean outputs over prompts with shuffled labels.",
+            ablation_bars(ablations),
+        ),
         Section("Head scores", "Scores of every head on repeated random tokens.", viz.plot(heads)),
     ]

@@ -57,6 +57,7 @@ def ablate_matched(
     prompts: WordPrompts,
     heads: Heads,
     *,
+    reference: WordPrompts,
     exclude: Heads = (),
     n_random: Count = 20,
     seed: int = 0,
@@ -65,13 +66,15 @@ def ablate_matched(
 ) -> MatchedAblation:
     """Ablate some heads together, and compare with the same number of random heads in the same layers.
 
-    Outputs of heads are replaced by their means over the prompts, at every position. To compare two kinds of heads,
+    Outputs of heads are replaced by their means over the reference, at every position. To compare two kinds of heads,
     exclude those that are of both kinds, which decide the comparison otherwise (Yin and Steinhardt 2025).
 
     Args:
         model: a model with hooks, such as `language.model`.
         prompts: few-shot prompts, from `word_prompts`.
         heads: the heads to ablate, as pairs (layer, head).
+        reference: prompts with as many tokens, from which the task cannot be learned, such as those with shuffled
+            labels. Means over prompts of the task itself would contain the task, so that nothing is lost.
         exclude: heads that are neither ablated nor drawn at random, for example those of another kind.
         n_random: number of random sets.
         seed: seed of the random sets.
@@ -84,10 +87,12 @@ def ablate_matched(
         interval over prompts.
 
     Raises:
-        ValueError: no heads, heads that the model does not have, or too few other heads to draw from.
+        ValueError: no heads, heads that the model does not have, too few other heads to draw from, or a reference with
+            another number of tokens.
 
     Example:
-        >>> result = ablate_matched(language.model, prompts, found.heads)
+        >>> shuffled = word_prompts(language.tokenizer, "antonyms", labels="shuffled")
+        >>> result = ablate_matched(language.model, prompts, found.heads, reference=shuffled)
         >>> print(result.effect())
     """
     adapter = ModelAdapter(model, "query")
@@ -100,14 +105,19 @@ def ablate_matched(
             raise ValueError(
                 f"head {layer}.{head} is not in the model: layers 0 to {n_layers - 1}, heads 0 to {n_heads - 1}"
             )
+    if reference.ids.shape[1] != prompts.ids.shape[1]:
+        lengths = f"{reference.ids.shape[1]} and {prompts.ids.shape[1]}"
+        raise ValueError(f"reference and prompts must have as many tokens, got {lengths}")
     generator = torch.Generator().manual_seed(seed)
     sets = [kept] + [_random_set(kept, {*kept, *exclude}, n_layers, n_heads, generator) for _ in range(n_random)]
     tokens = adapter.encode(prompts.ids)
     experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets), False, memory)
     cells = [tuple(Site("z", layer, head=head) for layer, head in each) for each in sets]
     names = sorted({site.hook_name for cell in cells for site in cell})
-    outputs = record_within(adapter, tokens, names, experiment.budget)
-    values = {name: output.mean(0, keepdim=True).expand_as(output) for name, output in outputs.items()}
+    outputs = record_within(adapter, adapter.encode(reference.ids), names, experiment.budget)
+    values = {
+        name: output.mean(0, keepdim=True).expand(len(tokens), *output.shape[1:]) for name, output in outputs.items()
+    }
     baseline = experiment.run_baseline(len(cells), values)
     with progress_bar(total=len(cells), unit="run", progress=progress) as bar:
         measured = experiment.run_cells(baseline, cells, values, bar.update).values["metric"].cpu()

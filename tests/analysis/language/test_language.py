@@ -149,11 +149,11 @@ def test_task_vectors(language, hf_model):
 
 def test_matched_ablation(language, hf_model):
     prompts = word_prompts(language.tokenizer, "antonyms", **DRAW)
-    found = ablate_matched(
-        language.model, prompts, [(0, 1), (2, 3), (2, 0)], exclude=[(2, 0)], n_random=4, progress=False
-    )
+    reference = word_prompts(language.tokenizer, "antonyms", labels="shuffled", **(DRAW | {"n_prompts": 9}))
+    options = {"reference": reference, "progress": False}
+    found = ablate_matched(language.model, prompts, [(0, 1), (2, 3), (2, 0)], exclude=[(2, 0)], n_random=4, **options)
     assert found.heads == ((0, 1), (2, 3))
-    outputs = heads_outputs(hf_model, prompts.ids).mean(1, keepdim=True)
+    outputs = heads_outputs(hf_model, reference.ids).mean(1, keepdim=True)
 
     def put(layer, head):
         part = slice(head * D_HEAD, (head + 1) * D_HEAD)
@@ -169,7 +169,10 @@ def test_matched_ablation(language, hf_model):
     torch.testing.assert_close(found.intact, probability(logits_of(hf_model, prompts.ids), prompts.targets))
     assert found.matched.shape == (4, 6)
     with pytest.raises(ValueError, match="5 other heads to draw 7"):
-        ablate_matched(language.model, prompts, [(layer, h) for layer in (0, 1) for h in range(4)][:7], progress=False)
+        ablate_matched(language.model, prompts, [(layer, h) for layer in (0, 1) for h in range(4)][:7], **options)
+    other = word_prompts(language.tokenizer, "antonyms", n_shots=3, n_prompts=2)
+    with pytest.raises(ValueError, match="must have as many tokens"):
+        ablate_matched(language.model, prompts, [(0, 1)], reference=other)
 
 
 def test_stability_of_known_sets():
