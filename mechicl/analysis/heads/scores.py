@@ -131,8 +131,8 @@ def score_heads(
 
     - `previous_token`: attention to the token before, mean over all tokens but the first;
     - `target_to_input`: attention from the token of y_i to that of its x_i, mean over the context's points;
-    - `input_to_target`: attention from the token of x_i to that of its y_i, as in `constructions.copy_targets` (von
-      Oswald et al. 2023, section 4), mean over the context's points; missing with causal keys, which hide y_i from x_i.
+    - `input_to_target`: attention from the token of x_i to that of its y_i, as in `constructions.copy_targets`
+      (von Oswald et al. 2023, section 4), mean over the context's points; missing with causal keys, which hide y_i.
 
     From weights, `Σ Re λ / Σ |λ|` over the eigenvalues λ of a circuit from tokens to tokens, between -1 and 1, and 0
     where all are 0; norms, MLPs, positions and biases are left out:

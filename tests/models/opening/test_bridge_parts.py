@@ -269,7 +269,7 @@ def plain_writes(plain, tokens: Tensor) -> dict[Node, Tensor]:
 
 def test_the_table_of_families():
     """Each row of the page, by the first of its families."""
-    page = (ROOT / "docs/how-to/any-model.md").read_text().partition("| family | an MLP reads")[2]
+    page = (ROOT / "docs/how-to/families.md").read_text().partition("| family | an MLP reads")[2]
     lines = [line for line in page.splitlines() if line[:1] == "|"][1:]
     rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in lines]
     assert sorted(name for names, *_ in rows for name in names.split(", ")) == sorted(FAMILIES)
