@@ -44,9 +44,9 @@ def compress(
 
     The stream is projected on its principal directions on the prompts, uncentred. If the model uses at most `d_model`
     dimensions, as many compiled programs do, this is exact and needs no training. Otherwise unrelated directions share
-    dimensions, and all weights are trained (Adam, a cosine from `learning_rate` to 0) to reproduce the outputs and the
-    projected streams of the original. Nodes keep their roles, but weights no longer show the circuit. If training
-    makes the model worse, the projected one is returned.
+    dimensions, and all weights are trained (Adam, whose learning rate falls to 0 along a cosine) to reproduce the
+    outputs and the projected streams of the original. Each head and MLP keeps its role, but weights no longer show the
+    circuit. If training makes the model worse, the projected one is returned.
 
     Args:
         model: a mechicl model that `hide` accepts (no norms, gates, clipping, biases or rotary positions).
@@ -58,7 +58,9 @@ def compress(
         progress: show a progress bar.
 
     Returns:
-        `CompressedModel`: `model`, `stream` (the map into the new stream), and the errors `projected` and `trained`.
+        `CompressedModel`: `model`; `stream` `[d_model new_d_model]` with orthonormal columns, the map into the new
+        stream; `projected` and `trained`, the mean squared difference of the model's outputs from the original's after
+        projection and after training (absolute, over all positions and entries, on the given prompts).
 
     Raises:
         ValueError: `d_model` exceeds the model's, no prompts, or a model whose function depends on the stream's basis.

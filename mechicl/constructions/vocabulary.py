@@ -143,18 +143,24 @@ def assemble(
     input_mlp: Hidden | None = None,
     **config: Any,
 ) -> HookedTransformer:
-    """Build a model of these heads and MLPs; its prediction is minus the y-subspace at the query.
+    """Build a model of hand-written heads and MLPs on a residual stream that is a sum of named subspaces.
 
-    Attention is linear by default. Layers that are the same object become one looped block; heads and MLPs that a layer
-    lacks get zero weights.
+    The prediction is minus the y-subspace at the query: there, layers accumulate y minus the prediction, with y taken
+    as 0. Attention is linear by default. Layers that are the same object become one looped block; heads and MLPs that a
+    layer lacks get zero weights.
 
     Args:
-        stream: on paired prompts its first two subspaces, "x" and "y", are the token's. On interleaved prompts the
-            first is "token", the last "y", and concatenated positions are the second. Others start at zero.
-        layers: for each layer its heads, or a `Layer` of heads and an MLP.
+        stream: `Stream(x=10, y=1, ...)`, the dimensions of the subspaces. On paired prompts (one token (x, y) per
+            point) the first two are "x" and "y". On interleaved prompts (x_1, y_1, x_2, ...) the first is "token" and
+            the last "y"; concatenated positions, if any, are the second. All other subspaces start at zero.
+        layers: for each layer a list of heads, or `Layer(heads, mlp)`. A `Head(query, key, value, output)` has four
+            matrices: the score of a query with stream e_q for a key with stream e_k is `<e_q query, e_k key>`, and the
+            key adds `e_k value output` times its attention. `stream.read` and `stream.write` make such matrices.
         n_context: number of context points in the config; models without positions also run on other numbers.
-        initial_weights: W_0 `[x y]` of the query token `(x, -x W_0)` of paired prompts; 0 by default.
-        input_mlp: an MLP on the tokens before the first layer, instead of MLPs in layers.
+        initial_weights: W_0 `[x y]`: on paired prompts the query token is `(x, -x W_0)`, so that the prediction starts
+            at `x W_0`; 0 by default.
+        input_mlp: an MLP on the tokens before the first layer, instead of MLPs in layers: `vocabulary.Hidden(read,
+            write, bias)` adds `act(e read + bias) write` to each position's stream e.
         config: any other field of `TransformerConfig`; for interleaved prompts `x_dim` and `y_dim` too. Weights that it
             adds to the model are zero, except a norm's (one) and a learned sink's (`sink_score`).
 
@@ -163,6 +169,11 @@ def assemble(
 
     Raises:
         ValueError: no heads, parts of another width than the stream, or subspaces that do not begin with the token's.
+
+    Example:
+        >>> stream = Stream(x=10, y=1)  # one step of gradient descent: scores <x_q, x_k>, values -0.1 y_k
+        >>> x, y = stream.read("x"), stream.read("y")
+        >>> model = assemble(stream, [[Head(query=x, key=x, value=y, output=-0.1 * stream.write("y"))]], n_context=10)
     """
     parts = [layer if isinstance(layer, Layer) else Layer(layer) for layer in layers]
     heads = [head for part in parts for head in part.heads]

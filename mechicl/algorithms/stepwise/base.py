@@ -138,7 +138,19 @@ def gather(
 
 @checked(undefined=True)
 def query_of(state: State) -> State:
-    """Return the query's part of a state: each variable's values `[prompt 1 dim]` at the last point."""
+    """Return the query's part of a stepwise algorithm's state: the values at the last point.
+
+    Args:
+        state: the algorithm's variables before or after a step, `[prompt point dim]` by name, the query last;
+            `algorithm.states(prompts)` returns one for each step.
+
+    Returns:
+        Values `[prompt 1 dim]` by variable. `algorithm.read` turns them into a prediction `[prompt y]`.
+
+    Example:
+        >>> algorithm = algorithms.stepwise.ResidualDescent(2, step_size=0.05)
+        >>> algorithm.read(query_of(algorithm.states(prompts)[1]))  # predictions after one step
+    """
     return {name: value[:, -1:] for name, value in state.items()}
 
 

@@ -49,14 +49,16 @@ def identify(
 ) -> Identification:
     """Rank algorithm families by how well they predict the model's outputs.
 
-    Hyperparameters are fitted to the model's predictions of the query on some prompts; distances, sensitivities and
-    losses are measured on others. With `S = XᵀX` of the context's inputs X, the families are gradient descent (one step
-    size, up to 1024 steps, or a step size for each step), GD++ (parameters shared or for each step, up to 12 steps),
-    preconditioned gradient descent, Newton (up to 15 iterations), ridge, least squares, Chebyshev, online gradient
-    descent, averaging, nearest neighbours; gradient descent with momentum, preconditioned in several steps with one
-    matrix, and with an intercept (one step with a kernel of 1 and x); as upper bounds, any polynomial of S with as many
-    terms as steps and any function of S; and the task's reference learners (`algorithms.references`) outside these
-    families, such as dMMSE of a pool.
+    Hyperparameters are fitted to the model's predictions of the query on some prompts. On other prompts, distances,
+    losses and the cosine of sensitivities (derivatives of the prediction in the query) are measured. With `S = XᵀX` of
+    the context's inputs X, the families are:
+
+    - gradient descent (one step size, up to 1024 steps, or a step size for each step), with momentum, with an intercept
+      (one step with a kernel of 1 and x), online, or preconditioned (one step, or several with one matrix);
+    - GD++ (parameters shared or for each step, up to 12 steps), Newton (up to 15 iterations), Chebyshev;
+    - ridge, least squares, averaging, nearest neighbours;
+    - as upper bounds, any polynomial of S with as many terms as steps, and any function of S;
+    - the task's other reference learners (`algorithms.references`), such as dMMSE of a pool.
 
     The families are algorithms for linear functions: `note` has a caveat where targets are classes, or a reference
     learner has less than half the loss of every family. A warning is given if the model hardly predicts better than 0,
@@ -64,7 +66,7 @@ def identify(
 
     Args:
         model: a model, or anything else with `predict(prompts)`. If its predictions are not differentiable with respect
-            to the query, sensitivities are NaN.
+            to the query, the cosines of sensitivities are NaN.
         task: distribution of the prompts; the query follows all `n_context` points.
         also: your learners to rank among the families: a mapping from names, or a sequence of learners with names.
             Each is compared unchanged (`AlgorithmLearner` wraps any function of prompts); of an `AlgorithmFamily`, the
@@ -79,11 +81,13 @@ def identify(
         seed: seed of the prompts to fit on; the held-out prompts have `seed + 1`.
 
     Returns:
-        An `Identification`: `best` is the nearest family's fitted member (`name`, `hyperparameters`, `learner`).
-        `distance(match)` is the mean squared difference between a member's and the model's predictions, divided by the
-        model's mean squared prediction: 0 for the same, 1 for predicting 0. A family that contains the right one is at
-        least as near, so `answer` weighs distance against simplicity; `confidence` is its calibrated probability, from
-        0 to 1. `matches` has all families, nearest first, `limits` the limits, and `to_dataframe()` the table.
+        An `Identification`: `matches` has the fitted members of all families (`name`, `hyperparameters`, `learner`,
+        `sensitivity_cosine` `[prompt]`), nearest first, `best` is the first of them, and `limits` has the best learners
+        on the task in the same form. `distance(match)` is the mean squared difference between a member's and the
+        model's predictions, divided by the model's mean squared prediction: 0 for the same, 1 for predicting 0. A
+        larger family is at least as near (GD++ contains gradient descent), so report `answer`: the member that is
+        likeliest if fitted numbers are penalised. `confidence` is the probability, from 0 to 1, that its family is the
+        right one, calibrated on models whose algorithm is known. `to_dataframe()` is the table.
 
     Source: von Oswald et al. 2023 and Fu et al. 2024, with every algorithm at once; Golub & Varga 1961 for the limit of
     first-order methods.

@@ -207,24 +207,31 @@ def interchange(
 ) -> Interchange:
     """Test whether a model's states act like an algorithm's: intervene on both, and compare the predictions.
 
-    For instance, the query's state after one step is replaced by that on another prompt. The consequences are exact on
-    the algorithm; in the model the streams of the same tokens are replaced. Models that predict the same but compute it
-    in different ways differ here.
+    For instance, the query's state after one step is replaced by that on another prompt: exactly in the algorithm, and
+    in the model by replacing the residual stream at the query's tokens, after the layer where the hypothesis places
+    that step. Models that predict the same but compute it in different ways differ here.
 
     Args:
         model: any model with hooks that reads prompts of points.
-        hypothesis: the algorithm, and which layers are which steps.
+        hypothesis: the algorithm, and which layers are which steps: `Hypothesis(algorithm)` for one step a layer, with
+            an algorithm of `algorithms.stepwise` such as `ResidualDescent(2, step_size=0.05)`; or with a schedule of
+            (layers, steps taken by then), such as `((0, 0), (2, 1), (4, 2))`.
         prompts: the prompts to intervene on, two or more.
         sources: the prompts that exchanged states come from: the same number, with the same queries and other contexts
             (`sample_sources`).
-        interventions: names from `INTERVENTIONS`, which explains them; by default all for which the model has hooks.
+        interventions: names from the dictionary `INTERVENTIONS`, which explains each: "prediction" (no intervention),
+            "query exchanged", "context exchanged" or "point exchanged" (the state comes from the source), "query skips"
+            (a step is undone at the query), "query does not read" (the context, in a step), "context frozen" (from a
+            step on), ...; by default all that the model's hooks allow.
         point: index of the context point to exchange alone; the middle one by default.
         memory: bound on memory in bytes.
 
     Returns:
-        `r2`, the agreement of model and algorithm for each intervention (1: the same predictions), with 95% intervals
-        over prompts; `score`, that of the weakest; `effects`, the share of the effects of all interventions that the
-        hypothesis explains; `to_dataframe()` has one row per intervention and place.
+        An `Interchange`. `cells` lists each intervention with its place, and `r2` has its agreement: one minus the mean
+        squared difference between the model's and the algorithm's predictions under it, relative to that between the
+        model's predictions on sources and on prompts (1: the same). `score` is the smallest of these. `effects` is the
+        agreement of the *changes* that interventions make to the predictions, averaged over cells (1: equal, 0:
+        unrelated, -1: opposite). All have 95% intervals over prompts. `to_dataframe()` has one row per cell.
 
     Source: Geiger et al. 2021 for interchange interventions, with targets that are numbers in place of classes.
 

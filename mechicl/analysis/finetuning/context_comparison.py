@@ -121,16 +121,19 @@ def compare_with_finetuning(
     Args:
         model: a mechicl model or a `TransformerBridge`, in eval mode.
         shots: demonstrations and queries as tokens, made by `prompt_shots` (points) or `mechicl.text.text_shots`.
-        tuning: the settings of fine-tuning; or the result of `fine_tune`, on these demonstrations or others (with other
-            labels, say).
+        tuning: `FineTuning(learning_rate, epochs, parameters, method)`, by default SGD on W_K and W_V of all layers in
+            one pass; or the result of `fine_tune`, on these demonstrations or others (for example with other labels).
         seed: seed of the random baselines.
 
     Returns:
-        A `FineTuningComparison` with one value per query: scores and losses in the three settings (zero-shot, in
-        context, fine-tuned), `update_similarity` `[layer query]` (SimAOU, the cosine from -1 to 1 between the changes
-        that demonstrations and fine-tuning make to attention outputs), `rank_correlation` `[layer query]` of attention
-        weights, their random baselines, and more. `recall()`: of the queries that fine-tuning improves, the share that
-        demonstrations improve too. `intervals()` has means with 95% intervals over queries.
+        A `FineTuningComparison` with one value per query. `zero_shot_score`, `in_context_score` and `finetuned_score`
+        are 1 for the right choice, else 0 (for points minus the squared error); `..._loss` in nats or squared error.
+        `update_similarity` `[layer query]` (SimAOU) is the cosine between the changes that demonstrations and
+        fine-tuning make to an attention layer's output; its baseline `random_update_similarity` has a random change in
+        place of fine-tuning's. `rank_correlation` `[layer query]` is Kendall's, from -1 to 1, over the demonstrations'
+        tokens: between the attention to them in context, and the products of the fine-tuned model's query vector with
+        the tokens' (baseline: `random_rank_correlation`). `recall()`: of the queries whose score fine-tuning raises
+        over zero-shot, the share whose score demonstrations raise too. `intervals()` has means with 95% intervals.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.3.
 

@@ -174,7 +174,8 @@ def study_task(
         tokenizer: the model's tokenizer, with the interface of `transformers`.
         texts: demonstrations and queries, the result of `draw_texts`.
         methods: kinds of fine-tuning: "plain", "linearized" (the model's first-order expansion in its weights),
-            "per_layer" (each layer separately); by default all three.
+            "per_layer" (the loss of predictions read off each attention layer's output, summed over layers, without a
+            gradient from one layer to earlier ones); by default all three.
         other_labels: also compare after "flipped" (next class) or "random" labels of the demonstrations, for plain
             fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method (`FineTuning`).
@@ -187,8 +188,9 @@ def study_task(
     Returns:
         A `TaskStudy`: `tunings`, the best settings of each method; `comparisons`, by method a `FineTuningComparison`
         with one value per query (scores, losses, similarities of attention); `intervals()`, the accuracy zero-shot, in
-        context and after each fine-tuning, with 95% intervals over queries; `with_other_labels` and
-        `tuned_on_other_labels`, comparisons with demonstrations whose labels are other than the true ones.
+        context and after each fine-tuning, with 95% intervals over queries. By kind of other label ("flipped",
+        "random"), `with_other_labels` compares when both context and fine-tuning have these labels, and
+        `tuned_on_other_labels` when fine-tuning has them and the context has the true ones.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.
 

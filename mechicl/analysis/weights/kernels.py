@@ -194,15 +194,18 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
     contribution with respect to y_i, at y_i = 0: if contributions are linear in y, the model is a kernel smoother.
 
     Args:
-        model: one head, one layer and an optional input MLP, on paired prompts with one target.
+        model: one head, one layer without softmax and an optional input MLP, on paired prompts (one token (x, y) per
+            point) with one target.
         grid: inputs, each taken as a query and as a context point.
-        prompts: prompts whose predictions are split into terms; their number of context points is that of the kernel.
+        prompts: prompts whose predictions are split into terms. The kernel is that of prompts with the same number of
+            context points, on which the scale of attention may depend.
 
     Returns:
-        A `KernelView`: `kernel` `[point other]` on the grid (row: query), `initial` `[point]`, `eigenvalues`,
-        `effective_rank` and `symmetry_error` (0 if symmetric, 2 if antisymmetric) of the kernel; `parts` has, for each
-        prompt, the `prediction` and its terms in units of y: `initial`, `constant` (contributions if all targets were
-        0), `linear` (`Σ_i k(x, x_i) y_i`) and `remainder`.
+        A `KernelView`: `kernel` K `[point other]` on the grid (row: query) and `initial` `[point]`, the prediction
+        without context. `eigenvalues` λ are those of `(K + Kᵀ) / 2`, the largest absolute value first; `effective_rank`
+        is `(Σ|λ|)² / Σ λ²`; `symmetry_error` is `|K - Kᵀ| / |K|` (0 if symmetric, 2 if antisymmetric). `parts` has, for
+        each prompt, the `prediction` and its terms in units of y: `initial`, `constant` (contributions if all targets
+        were 0), `linear` (`Σ_i k(x, x_i) y_i`) and `remainder`.
 
     Source: von Oswald et al. 2023, A.8.
 

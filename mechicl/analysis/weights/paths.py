@@ -217,22 +217,25 @@ def connect_modes(
     may have a higher rank.
 
     - "raw": the straight line between the products W_KQ, W_PV;
-    - "rescaled": each head scaled so that the mean diagonal of W_KQ on x is 1 (A.3; linear attention);
+    - "rescaled": each head scaled so that the mean diagonal of W_KQ on x is 1 (linear attention only);
     - "aligned": the second model's heads in the order, sign and scale nearest to the first's, hidden units likewise;
     - "lifted": both models with the heads of both, so that each layer's function moves linearly (except for layer
       norms, whose weights move too): no symmetry matters, but the models on the way have twice the heads;
     - "curved": from the aligned ends, a Bézier curve of three control points bent to the least mean loss on other
       prompts.
 
-    With a family, the first model is also connected to the construction fitted to it (the layerwise member of
-    `fit_construction`, for Newton's method the projected one), by the same kinds of path.
+    With a family of constructions, the first model is also connected, by the same kinds of path, to the member whose
+    layer outputs are nearest to the model's (`layerwise` of `fit_construction`), or for "newton" to the member nearest
+    in weights (`projected`).
 
     Args:
-        a: a model on paired prompts without biases in attention.
+        a: a model on paired prompts (one token (x, y) per point) without biases in attention.
         b: another model of the same shape (it may have fewer heads): another seed, or a construction.
         task: task of the held-out prompts, and of those that a curve is bent on.
-        kinds: kinds of paths; by default all, without "rescaled" if attention is not linear or sums values (momentum).
-        family: family of the construction to fit to the first model, such as "gd" or "gd++"; see `fit_construction`.
+        kinds: kinds of paths; by default all, without "rescaled" if attention is not linear or has momentum over
+            values.
+        family: family of hand-written models to fit to the first model: "gd", "gd++", "pgd" (preconditioned gradient
+            descent), each also with " per layer" for parameters of each layer, or "newton".
         n_alphas: number of models on each path, the ends included.
         n_prompts: number of held-out prompts, and of prompts to fit the construction on.
         bending_steps: steps of the optimizer SOAP for "curved", each on 512 fresh prompts.
@@ -240,8 +243,10 @@ def connect_modes(
 
     Returns:
         A `ModeConnectivity`: `paths` has a `LossPath` by kind, `fitted` those to the fitted construction (empty without
-        `family`), and `barriers()` the barrier of each by name: the largest loss above the line between the ends'
-        losses, relative to the ends' mean loss, with a 95% interval over prompts.
+        `family`). A `LossPath` has `alphas` (0 is a, 1 the other model), `squared_errors` `[alpha prompt]` of the query
+        on held-out prompts, and `model(alpha)`. `barriers()` has the barrier of each path by name: the largest mean
+        squared error above the line between the ends' errors, relative to the ends' mean, with a 95% interval over
+        prompts.
 
     Raises:
         ValueError: models of different shape or kind, a kind of path that needs linear attention, a head that cannot be
