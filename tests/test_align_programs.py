@@ -20,20 +20,23 @@ def stated(name):
 
 
 def by_labels(model, known, causal, ids):
-    """Dimensions of the stream whose compiler's label is of one group, and which determine the variable and it them."""
-    hook, groups, found = f"blocks.{known.layer}.hook_{known.component}", {}, []
+    """Find dimensions that determine the variable and it them: the first such group of the compiler's labels.
+
+    Groups whose labels continue the first one's contain the same variable, such as the number of a one-hot code.
+    """
+    hook, groups, found = f"blocks.{known.layer}.hook_{known.component}", {}, {}
     stream = model.run_with_cache(ids)[1][hook][:, known.pos]
     values = [causal.variables[known.variable](row) for row in ids]
     for i, label in enumerate(model.stream_labels):
         groups.setdefault(label.rpartition(":")[0] or label, []).append(i)
-    for dims in groups.values():
+    for group, dims in groups.items():
         coded = {
             (value, tuple(row)) for value, row in zip(values, stream[:, dims].round(decimals=3).tolist(), strict=True)
         }
         if len(coded) == len(set(values)) == len({code for _, code in coded}):
-            found.append(dims)
-    assert len(found) == 1
-    return hook, stream, found[0]
+            found[group] = dims
+    first = next(iter(found))
+    return hook, stream, [dim for group, dims in found.items() if group.startswith(first) for dim in dims]
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(each for each in SLOW if each.values[0] not in QUICK)])
