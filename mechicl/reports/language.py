@@ -104,10 +104,9 @@ def report_language(
         heads = score_heads(language.model, seed=SEED, **options)
         induction = strongest_heads(heads.mean("induction"), n_heads)
         bar.update()
-        prompts, reference = (
-            word_prompts(language.tokenizer, task, n_prompts=n, n_shots=8, labels=labels, seed=SEED + i)
-            for n, labels, i in ((sizes.n_effects, "true", 5), (2 * sizes.n_effects, "shuffled", 6))
-        )
+        draw = {"tokenizer": language.tokenizer, "task": task, "n_shots": 8}
+        prompts = word_prompts(**draw, n_prompts=sizes.n_effects, seed=SEED + 5)
+        reference = word_prompts(**draw, n_prompts=2 * sizes.n_effects, labels="shuffled", seed=SEED + 6)
         kinds = {"function-vector heads": (vector.heads, induction), "induction heads": (induction, vector.heads)}
         ablations = {
             name: ablate_matched(

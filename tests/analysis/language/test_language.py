@@ -149,7 +149,7 @@ def test_task_vectors(language, hf_model):
 
 def test_matched_ablation(language, hf_model):
     prompts = word_prompts(language.tokenizer, "antonyms", **DRAW)
-    reference = word_prompts(language.tokenizer, "antonyms", labels="shuffled", **(DRAW | {"n_prompts": 9}))
+    reference = word_prompts(language.tokenizer, "antonyms", labels="shuffled", n_shots=4, n_prompts=9)
     options = {"reference": reference, "progress": False}
     found = ablate_matched(language.model, prompts, [(0, 1), (2, 3), (2, 0)], exclude=[(2, 0)], n_random=4, **options)
     assert found.heads == ((0, 1), (2, 3))
