@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
+SMOLLM2 = Path.home() / ".cache" / "mechicl" / "smollm2"
+NEEDS_SMOLLM2 = pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not there: make lm fetches it (93 MB)")
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```$", flags=re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
 

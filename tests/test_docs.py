@@ -22,7 +22,7 @@ from mechicl.checkpoints import available
 from mechicl.tasks import registry
 from mechicl.training import PRESETS
 from support.results import Results
-from tests.pages import ROOT, blocks, compare, compare_roughly, fences, run
+from tests.pages import NEEDS_SMOLLM2, ROOT, blocks, compare, compare_roughly, fences, run
 from tests.scripts import import_script
 
 DOCS = ROOT / "docs"
@@ -38,8 +38,6 @@ def name(path: Path) -> str:
 # ---- the code ----
 
 
-SMOLLM2 = Path.home() / ".cache" / "mechicl" / "smollm2"
-NEEDS_SMOLLM2 = pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not there: make lm fetches it (93 MB)")
 MARKS = {"index.md": (), "how-to/language-models.md": (pytest.mark.slow, NEEDS_SMOLLM2)}
 CODE = [
     pytest.param(path, id=name(path), marks=MARKS.get(name(path), pytest.mark.slow)) for path in PAGES if blocks(path)

@@ -15,14 +15,12 @@ from playwright.sync_api import expect
 from traitlets.config import Config
 
 from tests.browser import JupyterLab
+from tests.pages import NEEDS_SMOLLM2
 from tests.scripts import ANALYSES, import_script
 
 PATHS = sorted(ANALYSES.glob("*.ipynb"))
 
-SMOLLM2 = Path.home() / ".cache" / "mechicl" / "smollm2"
-NEEDS = {
-    "function_vectors": pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not there: make lm fetches it")
-}
+NEEDS = {"function_vectors": NEEDS_SMOLLM2}
 
 notebooks = import_script("notebooks")
 RICH = (notebooks.PLOTLY, notebooks.WIDGET)

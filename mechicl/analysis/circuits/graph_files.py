@@ -58,7 +58,7 @@ def write_graph(path: str | Path, model: Any, scores: Scores, circuit: NodesAndE
         name: {"score": values[edge] / len(names), "in_graph": edge in kept}
         for edge in edges for names in [list(_names(model, edge))] for name in names
     }  # fmt: skip
-    used = {node for edge in kept for node in (edge.sender, *list_reached(model, edge))}
+    used = _nodes_of(model, kept)
     nodes = {_node_name(node): {"in_graph": node in used} for node in list_nodes(model)}
     cfg = {name: int(getattr(model.cfg, name)) for name in ("n_layers", "n_heads", "d_model")}
     cfg["parallel_attn_mlp"] = is_parallel(model)
@@ -106,8 +106,13 @@ def read_graph(path: str | Path, model: Any) -> GraphFile:
         scores[edge_of[name]] += score
         if values.get("in_graph"):
             kept[edge_of[name]] = None
-    used = {node for edge in kept for node in (edge.sender, *list_reached(model, edge))}
-    return GraphFile(scores, tuple(node for node in list_nodes(model) if node in used), tuple(kept))
+    return GraphFile(scores, _nodes_of(model, kept), tuple(kept))
+
+
+def _nodes_of(model: Any, edges: Collection[Edge]) -> tuple[Node, ...]:
+    """Return the nodes at the ends of some edges, in order of computation."""
+    ends = {node for edge in edges for node in (edge.sender, *list_reached(model, edge))}
+    return tuple(node for node in list_nodes(model) if node in ends)
 
 
 def _names(model: Any, edge: Edge) -> Iterator[str]:

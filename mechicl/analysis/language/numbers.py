@@ -56,9 +56,7 @@ class TextLearner:
     ):
         self.language, self.x_bound, self.y_bound, self.memory = language, x_bound, y_bound, memory
         self.classes = classes
-        self.outputs = dict(
-            classes or {_written(v, y_bound): v for v in (y_bound * (i / 49.5 - 1) for i in range(100))}
-        )
+        self.outputs = dict(classes or {f"{i:02d}": y_bound * (i / 49.5 - 1) for i in range(100)})
         if len(self.outputs) < 2:
             raise ValueError(f"classes must have at least two texts, got {list(self.outputs)}")
 
