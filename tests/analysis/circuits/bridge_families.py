@@ -21,7 +21,7 @@ def describe(name: str) -> tuple[str, str, str]:
         graph = EdgeGraph(adapter, tokens, record_writes(adapter, others))
     except ValueError as error:
         reasons = {
-            "not the sum": "norms its stream",
+            "not the sum": "normalises its stream",
             "no attention": "layers without attention",
             "single stack": "two stacks",
         }
