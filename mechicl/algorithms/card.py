@@ -213,7 +213,6 @@ def cards() -> list[Algorithm]:
 
 
 def _parts(name: str) -> tuple[Algorithm, str, str] | None:
-    """Split a name made by `Algorithm.member` into card, steps and variant; None for names without a card."""
     family, *rest = name.split(", ")
     if family not in CARDS:
         return None

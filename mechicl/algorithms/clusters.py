@@ -103,8 +103,6 @@ def in_context_classifier(
 
 @dataclass(frozen=True)
 class _Splits:
-    """All splits of the first t points into classes."""
-
     parents: Tensor  # [split], which split of the first t - 1 points
     joined: Tensor  # [split], the class that point t went into
     counts: Tensor  # [split class], points of each class

@@ -47,7 +47,6 @@ def fewest_steps(fits: Sequence[tuple[float, int, Any]], problem: FitProblem) ->
 
 
 def _fit_descent(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """Fit one step size and the number of steps; then a step size each for the model's number of layers."""
     spectral, steps = problem.spectral, problem.steps
     typical, largest = spectral.eigenvalues.amax(-1).mean().item(), MARGIN * spectral.eigenvalues.max().item()
     numbers = sorted({steps, *range(1, 9), *(2**i for i in range(4, 11))})
@@ -126,7 +125,6 @@ def fit_steps(spectral: SpectralProblem, steps: int, *, gamma: bool, per_step: b
 
 
 def _fit_momentum(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """Fit step size and momentum from the best of a grid."""
     if problem.steps == 1:
         return
     spectral = problem.spectral
@@ -166,7 +164,6 @@ def _shared_step_size(spectral: SpectralProblem, steps: int) -> tuple[float, flo
 
 
 def _descent_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """Yield as many steps as layers, and as many as fit best, up to two a layer; by the query, or as residuals."""
     spectral, steps = problem.spectral, problem.steps
     fits = {k: _shared_step_size(spectral, k) for k in range(1, 2 * steps + 1)}
     least = min(fits, key=lambda k: fits[k][1])

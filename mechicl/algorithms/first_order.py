@@ -34,11 +34,10 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
     Args:
         steps: number k of steps, or several in any order; 0 predicts 0.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Source: Golub & Varga 1961; the comparison is that of Fu et al. 2024, section 4, with the best method in place of
     gradient descent.
@@ -92,11 +91,10 @@ def online_gradient_descent(
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
             step (points at 0 are left out).
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
-        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Source: Fu et al. 2024, section 3.2 and Table 1.
     """
@@ -139,7 +137,6 @@ def fit_polynomial(spectral: SpectralProblem, steps: int, name: str) -> FittedAl
 
 
 def _fit_any_filter(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """Fit the best piecewise linear function of the eigenvalues, with knots at their quantiles."""
     eigenvalues = problem.spectral.eigenvalues.flatten()
     knots = torch.quantile(eigenvalues[:100_000], torch.linspace(0, 1, N_KNOTS).double()).unique()
     basis = hats(knots)

@@ -35,11 +35,10 @@ def gradient_descent(
         step_size: a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
         initial_weights: W_0 `[x y]` of every run; 0 by default.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Raises:
         ValueError: `initial_weights` has another shape than `[x_dim y_dim]`.
@@ -110,11 +109,10 @@ def gd_plus_plus(
         step_size: a, the factor on the summed gradient: one number, or one for each step up to the largest of `steps`.
         gamma: γ, the factor on the summed S: one number, or one for each step up to the largest of `steps`.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Raises:
         ValueError: `step_size` or `gamma` has another number of entries than steps.

@@ -26,7 +26,6 @@ POWERS = {"gaussian": 2, "exponential": 1}
 def _log_kernel(
     kernel: Kernel, points: Float[Tensor, "prompt point x"], others: Float[Tensor, "prompt other x"]
 ) -> Float[Tensor, "prompt point other"]:
-    """Return the kernel's logarithm at bandwidth 1."""
     if kernel == "exponential":
         return points @ others.mT
     return -(points[:, :, None] - others[:, None]).square().sum(-1) / 2  # small distances stay exact
@@ -48,8 +47,7 @@ def kernel_smoothing(
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
-        (`query()` is the last).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Source: Nadaraya 1964; Watson 1964. Von Oswald et al. 2023, A.8, liken attention to it.
 
@@ -118,7 +116,6 @@ def _weights(
 
 
 def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """Yield one step of softmax smoothing, with the bandwidth nearest to the targets."""
     few = problem.first(FEW)
     size = problem.prompts.xs.square().sum(-1).mean().item()
 

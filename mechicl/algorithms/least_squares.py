@@ -34,11 +34,10 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 
     Args:
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
-        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -57,11 +56,10 @@ def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
     Args:
         penalty: λ > 0; for no penalty use `ols`, which is also the limit of penalties as small as rounding noise.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
-        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -88,11 +86,10 @@ def ridge_path(
     Args:
         steps: number k of halvings, or several in any order; 0 uses `p_0`.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, for each penalty.
     """
@@ -125,11 +122,10 @@ def bayes(
         weight_std: standard deviation of the weights.
         weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C). By default I.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
-        (`query()` is the last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Raises:
         ValueError: `weight_covariance` has another size than x_dim, or is not a covariance.
@@ -149,7 +145,6 @@ def bayes(
 
 
 def _covariance_root(covariance: Tensor, prompts: Prompts) -> Float[Tensor, "x x"]:
-    """Return the symmetric root of a covariance, float64 on the prompts' device."""
     matrix = covariance.to(prompts.device).double()
     size = (prompts.x_dim, prompts.x_dim)
     if matrix.shape != size or not torch.allclose(matrix, matrix.T):
@@ -241,7 +236,6 @@ def fit_ridge(problem: FitProblem) -> FittedAlgorithm:
 
 
 def _ridge_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """Yield ridge in one step, along a path of penalties, and direction by direction."""
     penalty = fit_ridge(problem).hyperparameters["penalty"]
     floor = 1e-3 * problem.spectral.eigenvalues.mean().item()
     yield named(RidgePath([penalty]), "ridge regression in one step")

@@ -31,11 +31,10 @@ def steepest_descent(
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Source: Cauchy 1847.
     """
@@ -55,11 +54,10 @@ def conjugate_gradient(
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Source: Hestenes & Stiefel 1952.
     """

@@ -39,11 +39,10 @@ def newton(
         steps: number of iterations, or several in any order; 0 predicts `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix, with which it always converges.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Raises:
         ValueError: `alpha` is too large to converge on these prompts.
@@ -116,7 +115,6 @@ def fit_newton(spectral: SpectralProblem, numbers: Sequence[int]) -> FittedAlgor
 
 
 def _newton_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    """Yield the three ways to read the prediction, with the number of iterations and the α that fit best."""
     iterations, parameters = _causal_parameters(problem) if problem.causal else _parameters(problem)
     for answer in ("at the end", "anew", "running"):
         algorithm = NewtonSteps(iterations, answer=answer, causal=problem.causal, **parameters)
@@ -139,7 +137,6 @@ def _parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
 
 
 def _causal_parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
-    """Fit Newton whose points each iterate on their own past."""
     few = problem.first(FEWER)
 
     def error(iterations: int, parameter: str, value: float) -> float:

@@ -88,8 +88,7 @@ def logistic(
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
-        (`query()` is the last).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Raises:
         ValueError: a label of the context is neither -1 nor 1.
@@ -110,7 +109,6 @@ def logistic(
 
 
 def _predict(prompts: Prompts, k: int, penalty: float, posterior: str, at: PointsAt) -> Float[Tensor, "prompt point"]:
-    """Return the expected label number k of each point."""
     xs, labels = prompts.xs.double(), prompts.ys[..., k].double()
     earlier = earlier_points(prompts, at).double()
     inputs, context, signs = selected(xs, at), xs.detach(), labels.detach()
@@ -155,7 +153,6 @@ def _mode(
 
 
 def _curvature(xs: Tensor, weights: Tensor, earlier: Tensor, penalty: float) -> Float[Tensor, "prompt point x x"]:
-    """Return the second derivative of the cost by the weights."""
     scores = weights @ xs.mT
     spread = scores.sigmoid() * (-scores).sigmoid() * earlier
     second = einsum(spread, xs, xs, "prompt point other, prompt other x, prompt other z -> prompt point x z")
@@ -189,8 +186,7 @@ def network_descent(
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]` with one step, point t predicted from points 0..t-1
-        (`query()` is the last).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Source: Garg et al. 2022, section 5, and the authors' code (100 units, 100 steps, learning rate 0.005).
     """

@@ -48,11 +48,10 @@ def preconditioned_gd(
         steps: number of steps, or several in any order; 0 predicts 0.
         preconditioner: matrix A `[x x]`, or one for each step (at least the largest of `steps`).
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (`query()` is the
-        last); `with_weights=True` adds `weights` `[step prompt point x y]`.
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
     Raises:
         ValueError: too few matrices, or matrices of another size than x_dim.
@@ -121,7 +120,6 @@ def descend_on_features(
 
 
 def _fit_preconditioned(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """Fit one step, whose matrix is a least-squares problem; and several steps with one matrix."""
     prompts = problem.prompts
     matrix = _first_matrix(problem, constant=False)
     learner = AlgorithmLearner(preconditioned_gd, {"preconditioner": matrix})
@@ -141,7 +139,6 @@ def _fit_preconditioned(problem: FitProblem) -> Iterator[FittedAlgorithm]:
 
 
 def _fit_with_constant(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    """Fit one step with the kernel `[1 x] M [1 x']ᵀ`, and with `c + a <x, x'>`."""
     d = problem.prompts.x_dim
     matrix = _first_matrix(problem, constant=True)
     learner = AlgorithmLearner(descend_on_features, {"matrix": matrix, "steps": 1, "constant": True})
@@ -161,7 +158,6 @@ def _described(matrix: Tensor) -> dict[str, float]:
 
 
 def _first_matrix(problem: FitProblem, *, constant: bool) -> Tensor:
-    """Fit the matrix of one step, whose prediction is linear in it."""
     size = problem.prompts.x_dim + constant
     design, _ = _slopes(problem.prompts, torch.zeros(size, size, dtype=torch.float64), 1, constant=constant)
     solution = torch.linalg.lstsq(design, problem.targets.flatten()[:, None], driver="gelsd").solution
@@ -192,7 +188,6 @@ def _nearest_matrix(prompts: Prompts, targets: Tensor, matrix: Tensor, steps: in
 
 
 def _slopes(prompts: Prompts, matrix: Tensor, steps: int, *, constant: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the slope of each prediction with respect to the matrix's entries, and the predictions."""
     # every prompt gets a copy of the matrix: one backward pass from the sum then gives the slopes of all of them
     each = matrix.expand(len(prompts), *matrix.shape).clone().requires_grad_()
     with torch.enable_grad():

@@ -118,7 +118,6 @@ def _linear_regression(task: tasks.LinearRegression) -> dict[str, Learner]:
 
 @register_references
 def _task_pool(task: tasks.TaskPool) -> dict[str, Learner]:
-    """Exact Bayes over the pool; then the best learner for new tasks."""
     noise = {"noise_std": task.noise_std}
     exact = AlgorithmLearner(dmmse, {"pool": task.weights, **noise})
     return {"dmmse": exact, "ridge": AlgorithmLearner(bayes, noise), "ols": OLS}
@@ -131,14 +130,12 @@ def _fixed_tasks(task: tasks.FixedTasks) -> dict[str, Learner]:
 
 @register_references
 def _sine_regression(task: tasks.SineRegression) -> dict[str, Learner]:
-    """Least squares on sine and cosine, exact from two points on; and nearest neighbours."""
     exact = AlgorithmLearner(on_features, {"features": sine_and_cosine})
     return {"least squares on sine and cosine": exact, **NEAREST}
 
 
 @register_references
 def _mixed_regression(task: tasks.MixedRegression) -> dict[str, Learner]:
-    """Exact Bayes over the settings; then ridge with each one's penalty."""
     noise_stds, weight_stds = zip(*task.settings, strict=True)
     exact = AlgorithmLearner(mixture_bayes, {"noise_stds": noise_stds, "weight_stds": weight_stds})
     penalties = sorted({(noise / weight) ** 2 for noise, weight in task.settings})
@@ -148,7 +145,6 @@ def _mixed_regression(task: tasks.MixedRegression) -> dict[str, Learner]:
 
 @register_references
 def _sparse(task: tasks.SparseLinearRegression) -> dict[str, Learner]:
-    """Exact Bayes over supports, where these are few; then the lasso and least squares."""
     noise = {"noise_std": task.noise_std}
     few = task.active_dims is None and math.comb(task.x_dim, task.sparsity) <= MOST_SUPPORTS
     return {
@@ -161,7 +157,6 @@ def _sparse(task: tasks.SparseLinearRegression) -> dict[str, Learner]:
 
 @register_references
 def _quadratic(task: tasks.QuadraticRegression) -> dict[str, Learner]:
-    """Exact Bayes, linear in the squares of the inputs; then least squares on them, and on the inputs."""
     prior = {"noise_std": task.noise_std, "weight_std": 3**-0.5}
     exact = {"features": torch.square, "algorithm": bayes, "hyperparameters": prior}
     return {
@@ -173,14 +168,12 @@ def _quadratic(task: tasks.QuadraticRegression) -> dict[str, Learner]:
 
 @register_references
 def _networks(task: tasks.ReluNetworks) -> dict[str, Learner]:
-    """A network of the same size trained on the context, neighbours, and least squares."""
     network = AlgorithmLearner(network_descent, {"n_hidden": task.n_hidden})
     return {"network descent": network, **NEIGHBOURS, "ols": OLS}
 
 
 @register_references
 def _trees(task: tasks.DecisionTrees) -> dict[str, Learner]:
-    """A tree of the same depth grown greedily on signs, neighbours, and least squares."""
     return {"greedy tree": AlgorithmLearner(greedy_tree, {"depth": task.depth}), **NEIGHBOURS, "ols": OLS}
 
 
@@ -210,7 +203,6 @@ def _markov_chains(task: tasks.MarkovChains) -> dict[str, Any]:
 
 @register_references
 def _conjunctions(task: tasks.Conjunctions) -> dict[str, Any]:
-    """Exact Bayes where the class can be enumerated."""
     settings = {"literal_probability": task.literal_probability, "positive_share": task.positive_share}
     exact = {"bayes": AlgorithmLearner(conjunction_bayes, settings)} if 3**task.x_dim <= MOST_FUNCTIONS else {}
     return {**exact, "elimination": AlgorithmLearner(elimination), **NEAREST, "ols": OLS}
@@ -218,7 +210,6 @@ def _conjunctions(task: tasks.Conjunctions) -> dict[str, Any]:
 
 @register_references
 def _parities(task: tasks.Parities) -> dict[str, Any]:
-    """Exact Bayes: by enumeration for a known degree, by elimination for any subset."""
     sparse = task.degree is not None and math.comb(task.x_dim, task.degree) <= MOST_FUNCTIONS
     exact = {"bayes": AlgorithmLearner(parity_bayes, {"degree": task.degree})} if sparse else {}
     return {**exact, "elimination over GF(2)": AlgorithmLearner(gf2_elimination), **NEAREST, "ols": OLS}
@@ -226,7 +217,6 @@ def _parities(task: tasks.Parities) -> dict[str, Any]:
 
 @register_references
 def _gaussian_clusters(task: tasks.GaussianClusters) -> dict[str, Any]:
-    """A table of the classes where they are known, and the context where they are new."""
     noise = {"within_class_noise": max(task.within_class_noise, 1e-6)}
     table = {"means": task.means, "labels": F.one_hot(task.labels, task.n_labels).double()}
     both = {

@@ -143,8 +143,6 @@ def check_fields(settings: Any, *, undefined: bool = False) -> None:
 
 
 class _Parameters(NamedTuple):
-    """A function's name and parameters."""
-
     title: str
     positional: tuple[str, ...]
     hints: dict[str, Any]
@@ -178,7 +176,6 @@ def _field_hints(cls: type) -> dict[str, Any]:
 
 
 def _n_arrays(hint: Any) -> int:
-    """The number of arrays in an annotation; those in a collection count twice."""
     return sum(1 if is_array(part) else 2 * sum(map(_n_arrays, get_args(part))) for part in parts_of(hint))
 
 
@@ -308,7 +305,6 @@ def _as_python(value: Any, hint: Any = None) -> Any:
 
 
 def _tensors_in(name: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Tensor | torch.nn.Module]]:
-    """The tensors and models in lists and dictionaries, with their names."""
     if isinstance(value, Tensor | torch.nn.Module):
         yield name, value
     elif depth and isinstance(value, list | tuple) and not (value and isinstance(value[0], int | float | str)):
@@ -387,7 +383,6 @@ def _refusal(name: str, hint: Any, value: Any, tensors: Mapping[str, Tensor], un
 
 
 def _find_nan(name: str, value: Any) -> str | None:
-    """The label of the first NaN in a number, or in nested lists of numbers."""
     if isinstance(value, list | tuple):
         return next(filter(None, (_find_nan(f"{name}[{i}]", each) for i, each in enumerate(value))), None)
     return name if isinstance(value, float) and math.isnan(value) else None

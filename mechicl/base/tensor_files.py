@@ -77,7 +77,6 @@ def read_outline(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a file with the safetensors library, which checks that the tensors fill the file."""
     check_file(path)
     with open(path, "rb") as file:
         start = file.read(8)

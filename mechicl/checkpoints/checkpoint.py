@@ -142,7 +142,6 @@ class Checkpoint:
 
     @property
     def _n_seeds(self) -> int:
-        """Models of one task."""
         return len(self.models) // (1 + len(self.record.get("training", {}).get("more_tasks", ()))) or 1
 
     @property

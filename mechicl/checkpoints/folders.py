@@ -254,7 +254,6 @@ def _check_digest(path: Path, digests: Mapping[str, Any]) -> None:
 
 
 def _check_plain(name: str, value: Any, depth: int = 0) -> None:
-    """Refuse data that JSON cannot represent."""
     if isinstance(value, list | tuple | Mapping) and depth < 200:
         for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             if not isinstance(key, str | int | float | bool | None):
@@ -305,7 +304,6 @@ def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int
 
 
 def _check_snapshots(outline: dict[str, Tensor], metadata: dict[str, str], weights: dict[str, Tensor]) -> None:
-    """Refuse snapshots of other weights than the models' before they are read."""
     _snapshots(outline, metadata)
     shapes = {RENAMED.get(name, name): weight.shape for name, weight in weights.items()}
     for name, tensor in outline.items():

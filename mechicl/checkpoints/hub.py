@@ -68,7 +68,6 @@ def download(text: str) -> Path:
 
 
 def _check_sizes(repository: str, revision: str | None) -> None:
-    """Refuse files that are too large according to the hub, if it can be reached."""
     try:
         entries = HfApi().list_repo_tree(repository, revision=revision)
         sizes = {entry.path: getattr(entry, "size", 0) for entry in entries}

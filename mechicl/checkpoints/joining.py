@@ -70,7 +70,6 @@ def join(folders: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def _check_alike(parts: Sequence[Checkpoint], names: Sequence[str]) -> None:
-    """Refuse checkpoints that are not of the same training."""
     for part, name in zip(parts, names, strict=True):
         if missing := {"seeds", "training"} - part.record.keys():
             raise CheckpointError(f"{name}: its record has no {missing.pop()!r}, so it cannot be joined")
@@ -98,7 +97,6 @@ def _check_alike(parts: Sequence[Checkpoint], names: Sequence[str]) -> None:
 
 
 def _training(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The training config without the fields that may differ."""
     config = {k: v for k, v in checkpoint.record["training"].items() if k not in MAY_DIFFER}
     return config | {"task": task_to_dict(checkpoint.task), "model": None}  # the models' own configs were compared
 

@@ -73,7 +73,6 @@ class Report:
         print(f"{path} ({time.perf_counter() - started:.0f} s)")
 
     def _report_language(self) -> None:
-        """Write the report on a language model of `transformers`."""
         from mechicl.interop import load_language_model
         from mechicl.reports.language import report_language
 

@@ -81,7 +81,6 @@ def _preset_name(command: str) -> str:
 
 
 def _word_after(words: Sequence[str], option: str) -> str | None:
-    """The value that a command line gives an option, as `--option value` or `--option=value`."""
     pairs = [word.partition("=")[::2] for word in words if word.startswith(f"{option}=")]
     pairs += [pair for pair in itertools.pairwise(words) if pair[0] == option]
     return pairs[-1][1] if pairs else None

@@ -55,7 +55,6 @@ def compress(
         steps: number of training steps, each on up to 64 prompts; 0 returns the projected model.
         learning_rate: learning rate of Adam at the first step.
         seed: seed of the order of prompts.
-        progress: show a progress bar.
 
     Returns:
         `CompressedModel`: `model`; `stream` `[d_model new_d_model]` with orthonormal columns, the map into the new
@@ -98,7 +97,6 @@ def compress(
 
 
 def _projected(model: HookedTransformer, stream: Tensor) -> HookedTransformer:
-    """Return the model with everything that it reads and writes projected."""
     narrow, weights = in_another_stream(model, stream), dict(model.named_parameters())
     for name, weight in narrow.named_parameters():
         kind = name.rpartition(".")[2]
@@ -112,7 +110,6 @@ def _projected(model: HookedTransformer, stream: Tensor) -> HookedTransformer:
 
 
 def _run(model: HookedTransformer, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return outputs at all positions, and the streams before the first layer and after every half of one."""
     streams: list[Tensor] = []
     after = {f"blocks.{layer}.hook_resid_{half}" for layer in range(model.cfg.n_layers) for half in ("mid", "post")}
     hooks: list[Any] = [

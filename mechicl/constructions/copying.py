@@ -88,7 +88,6 @@ def copy_then_gradient_descent(
 
 
 def _copy_then(step_sizes: list[float], x_dim: int, y_dim: int, n_context: int, **options: Any) -> HookedTransformer:
-    """Build two heads on one-hot positions (x tokens read the next token, y tokens erase themselves) and steps."""
     stream = Stream(token=max(x_dim, y_dim), position=2 * n_context + 1, y=y_dim)
     positions, token = stream.read("position"), stream.read("token")
     # tokens are x_1 y_1 x_2 y_2 ... x_q: column i of at_x is 1 at x_i and of at_y at y_i, so that only they match

@@ -191,6 +191,5 @@ def _scale_down(model: HookedTransformer, stream: Tensor, rest: Tensor, prompts:
 
 
 def _well_conditioned(normal: Any, size: int) -> Tensor:
-    """Draw an invertible matrix whose singular values lie between 1/2 and 2."""
     left, right = (torch.linalg.qr(normal(size, size)).Q for _ in range(2))
     return left @ torch.diag(2 ** normal(size).clamp(-1, 1)) @ right

@@ -186,7 +186,6 @@ def joined(*parts: Hidden) -> Hidden:
 
 
 def _products(stream: Stream, left: str, right: str, target: str, shape: tuple[int, int, int] | None) -> Hidden:
-    """Return an MLP that adds the product of two subspaces to the target."""
     a, b, write = stream.read(left), stream.read(right), stream.write(target)
     sizes = (a.shape[1], b.shape[1], write.shape[0])
     if shape is None:

@@ -141,7 +141,6 @@ class _Supports:
         return torch.cat([stream @ key, key_bias]), torch.cat([stream @ query, query_bias]), scale
 
     def _working_units(self, mlp: MLP) -> Bool[Tensor, "unit"]:
-        """Return True for hidden units that can differ from zero."""
         return self._hits(self._written() @ _unit(_inputs(mlp)).mT) | (mlp.act_fn(mlp.b_in) != 0)
 
     def _add_mlp(self, node: Node, mlp: MLP, working: Tensor) -> None:
@@ -169,11 +168,9 @@ class _Supports:
     # ---- subspaces ----
 
     def _written(self, before: int | None = None) -> Float[Tensor, "dim d_model"]:
-        """Return the subspace of the stream so far, or before a layer."""
         return torch.cat([rows for node, rows in self.writes.items() if before is None or node.layer < before])
 
     def _read(self) -> Float[Tensor, "dim d_model"]:
-        """Return the subspaces that later parts read."""
         return torch.cat(list(self.reads.values()))
 
     def _span(self, rows: Tensor, scale: Tensor | float | None = None) -> Float[Tensor, "dim d_model"]:
@@ -188,7 +185,6 @@ class _Supports:
 
 
 def _embedded(model: HookedTransformer) -> Float[Tensor, "row d_model"]:
-    """Return the embeddings of tokens and positions, as unit rows."""
     rows = [model.W_E.double()]
     if hasattr(model, "pos_embed"):
         rows.append(model.pos_embed.rows(range(model.cfg.n_ctx)).double())
@@ -198,19 +194,16 @@ def _embedded(model: HookedTransformer) -> Float[Tensor, "row d_model"]:
 
 
 def _inputs(mlp: MLP) -> Float[Tensor, "unit d_model"]:
-    """Return the direction that each hidden unit reads: its column of `W_in`."""
     return mlp.W_in.double().mT
 
 
 def _bias(attn: Attention, letter: str, head: int) -> Float[Tensor, "1 d_head"]:
-    """Return a bias of a head as a row; 0 if it has none."""
     if attn.cfg.attn_bias:
         return getattr(attn, f"b_{letter}")[head, None].double()
     return torch.zeros(1, getattr(attn, f"W_{letter}").shape[2], dtype=torch.float64)
 
 
 def _unit(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
-    """Scale rows to length 1, or 0."""
     sizes = rows.norm(dim=-1, keepdim=True)
     return rows / sizes.masked_fill(sizes == 0, 1)
 

@@ -70,7 +70,6 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
     model = HookedTransformer(cfg)
 
     def split_heads(weights: Tensor) -> Tensor:
-        """Reshape `[..., head * d_head]` to `[head, ..., d_head]`."""
         return weights.unflatten(-1, (heads, -1)).movedim(-2, 0)
 
     # the last of its 2 n_positions positions is the query's y, which our prompts never contain
@@ -92,7 +91,6 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
 
 
 def _shapes(fields: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and shape of each weight."""
     width, n_positions = fields["n_embd"], fields["n_positions"]
     yield "_read_in.weight", (width, fields["n_dims"])
     yield "_read_in.bias", (width,)

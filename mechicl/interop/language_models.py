@@ -145,7 +145,6 @@ def load_gguf(
 def _bridge_of_gguf(
     name: str, gguf_file: str, revision: str | None, device: str | torch.device, dtype: torch.dtype
 ) -> Any:
-    """Open a model of `transformers` with dequantized weights."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
     from transformers import AutoModelForCausalLM
 

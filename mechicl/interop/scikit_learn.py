@@ -186,7 +186,6 @@ def _fit_several(estimator: Any, fits: list[Any]) -> Answers:
 
 
 def _fit_and_predict(estimator: Any, xs: np.ndarray, ys: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Fit to points `[point x]`, `[point y]` and predict a query `[1 x]`."""
     sklearn = _import_sklearn()
     if sklearn.base.is_classifier(estimator) and (ys == ys[0]).all():
         return ys[0]

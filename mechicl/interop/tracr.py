@@ -171,8 +171,6 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
 
 
 class _Weights:
-    """tracr's parameters by name, checked when taken."""
-
     def __init__(self, params: Mapping[str, Mapping[str, Any]]):
         self.tensors = {
             (module, name): torch.from_numpy(np.array(weight, dtype=np.float64))
@@ -190,7 +188,6 @@ class _Weights:
         return tensor
 
     def biased_attention(self, n_layers: int) -> bool:
-        """Tell whether attention has a non-zero bias; compiled programs have none."""
         parts = [f"transformer/layer_{layer}/attn/{part}" for layer in range(n_layers) for part in PARTS]
         return any(bool(self.tensors[part, "b"].any()) for part in parts if (part, "b") in self.tensors)
 
@@ -209,7 +206,6 @@ def _copy_attention(attn: Any, weights: _Weights, module: str) -> None:
 
 
 def _check_kind(compiled: Any) -> None:
-    """Refuse (ValueError) models that tracr's compiler does not make."""
     activation = compiled.model_config.activation_function
     tried = [float(number) for number in activation(np.array([-1.0, 0.0, 0.5, 2.0]))]
     if compiled.model_config.layer_norm or tried != [0.0, 0.0, 0.5, 2.0]:

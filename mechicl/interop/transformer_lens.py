@@ -72,7 +72,6 @@ def to_transformer_lens(model: HookedTransformer) -> tuple[State, dict[str, Any]
 
 
 def _check_representable(cfg: TransformerConfig) -> None:
-    """Refuse (ValueError) features that TransformerLens 3 lacks."""
     for name, is_supported in {
         "prompt_format": cfg.prompt_format == "token_ids",
         "attention": set(cfg.attention.split(",")) == {"softmax"},
@@ -93,7 +92,6 @@ def _check_representable(cfg: TransformerConfig) -> None:
 
 
 def _zeros(cfg: TransformerConfig, state: State) -> State:
-    """Return zeros for the weights that TransformerLens requires and the model lacks."""
     shapes: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,)}
     if cfg.positional_embedding_type == "none":
         shapes["pos_embed.W_pos"] = (cfg.n_ctx, cfg.d_model)
@@ -106,7 +104,6 @@ def _zeros(cfg: TransformerConfig, state: State) -> State:
 
 
 def _buffers(cfg: TransformerConfig) -> State:
-    """Return the buffers of TransformerLens 3's attention layers."""
     device = torch.device(cfg.device)
     buffers = {"mask": torch.empty(0, 0, dtype=torch.bool, device=device)}
     buffers["IGNORE"] = torch.tensor(-torch.inf, device=device)
@@ -122,7 +119,6 @@ def _buffers(cfg: TransformerConfig) -> State:
 
 
 def _fields(cfg: TransformerConfig) -> dict[str, Any]:
-    """Return the config's fields under TransformerLens' names."""
     same = (
         "n_layers", "d_model", "n_ctx", "d_head", "n_heads", "d_mlp", "d_vocab", "d_vocab_out", "act_fn", "eps",
         "normalization_type", "attn_only", "gated_mlp", "attention_dir", "attn_scale", "initializer_range", "device",

@@ -52,7 +52,7 @@ class IterativeLearner(PrefixLearner, Protocol):
 
         Args:
             prompts: prompts to predict.
-            with_weights: also return the weights W of each prediction `x W`.
+            with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
         """
         ...
 
@@ -147,7 +147,7 @@ class AlgorithmLearner:
 
         Args:
             prompts: prompts to predict.
-            with_weights: also return the weights W of each prediction `x W`.
+            with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
         """
         if with_weights:
             if not self._takes("with_weights"):
@@ -181,7 +181,6 @@ class AlgorithmLearner:
         return any(each.name == parameter or each.kind is each.VAR_KEYWORD for each in parameters)
 
     def _checked(self, result: Any, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Return the algorithm's predictions of every point, or of the query alone, as a tensor with points."""
         if isinstance(result, np.ndarray):
             result = torch.from_numpy(result).to(prompts.xs)
         allowed = "[prompt y] or [prompt point y]"
@@ -247,7 +246,7 @@ class AlgorithmFamily:
 
         Args:
             prompts: prompts to predict.
-            with_weights: also return the weights W of each prediction `x W`.
+            with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
         """
         trajectories = [member.trajectory(prompts, with_weights=with_weights) for member in self.members()]
         weights = [trajectory.weights[-1] for trajectory in trajectories if trajectory.weights is not None]

@@ -101,7 +101,6 @@ class LayeredModel(HookedRootModule):
         return torch.searchsorted(positions[self._positions("points", n_pos)].contiguous(), positions)
 
     def _points(self, n_pos: int) -> slice:
-        """The positions at which points are predicted."""
         return self.cfg.format.prediction_positions(n_pos)
 
     def _positions(self, at: At | slice, n_pos: int) -> slice:
@@ -230,7 +229,6 @@ class LayeredModel(HookedRootModule):
         return outputs, cache
 
     def _checked_dtype(self, tokens: Tensor) -> Tensor:
-        """The tokens; raises ValueError if no part of the network takes their dtype."""
         return tokens
 
     # ---- queries ----

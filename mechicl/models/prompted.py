@@ -266,7 +266,6 @@ class PromptedModel(LayeredModel):
         return self._query_streams_by_sharing(prompts, queries, points)
 
     def _query_tokens(self, queries: Tensor) -> Float[Tensor, "prompt point query d_token"]:
-        """Each query as the only token of a prompt."""
         xs = queries.flatten(0, 2)[:, None]
         tokens = self.encode(Prompts(xs, xs.new_zeros(len(xs), 1, self.cfg.y_dim)))
         return tokens.view(*queries.shape[:3], self.cfg.d_token)

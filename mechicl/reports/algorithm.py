@@ -170,7 +170,6 @@ class AlgorithmQuestion:
 
 
 def _predictions(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-    """Predictions of the queries, computed in the learner's precision and returned in float64 on the CPU."""
     parts = []
     with torch.no_grad():
         for part in prompts.split(512):

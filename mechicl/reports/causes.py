@@ -134,7 +134,6 @@ def _capped(score: Interval) -> Interval:
 
 
 def _moved(test: HypothesisTest, intervention: str) -> dict[int, Interval]:
-    """By layer, how far the prediction moves."""
     moved = zip(test.best.cells, test.best.moved, strict=True)
     return {cell.layer: value for cell, value in moved if cell.intervention == intervention}
 
@@ -174,7 +173,6 @@ def shuffled(model: Model, seed: int) -> Model:
 
 
 def _numbers(test: HypothesisTest) -> dict[str, Any]:
-    """The saved numbers of a test, one line per hypothesis."""
     table = test.to_dataframe()[list(KEPT)]
     numbers = table.select_dtypes("number").columns
     table[numbers] = table[numbers].clip(lower=-1e6).map(lambda value: float(f"{value:.4g}"))
@@ -182,7 +180,6 @@ def _numbers(test: HypothesisTest) -> dict[str, Any]:
 
 
 def _sections(test: HypothesisTest, n_prompts: int) -> list[Section]:
-    """Pictures of one model's test."""
     words = (
         f"Interventions on {n_prompts} prompts, made in the model and in each algorithm. By its predictions alone, the "
         f"nearest algorithm is {test.likeness}."

@@ -112,7 +112,6 @@ class Comparison:
 
 
 def _measured(rows: Sequence[Row]) -> str:
-    """A table of rows without published values."""
     return folded_table((HEADER[0], *HEADER[2:]), [(cells[0], *cells[2:]) for cells in (row.cells() for row in rows)])
 
 

@@ -25,7 +25,6 @@ WITHOUT = "loss without what the first layer writes at inputs' tokens, over the 
 
 
 def _losses(kind: "Copying") -> Measured:
-    """Losses of the seeds, and of the opened one over that of a tuned step of gradient descent."""
     study, errors = kind.study, kind.squared_errors
     rows = [
         Row(f"half-MSE, seed {seed}", None, interval(each / 2), "prompts", "" if i else "the opened seed")

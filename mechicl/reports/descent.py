@@ -48,7 +48,6 @@ Tuned = SpectralLearner | ClippedDescent
 
 
 def _losses(kind: "Descent") -> Measured:
-    """Losses of the seeds and of tuned descent, and the alignment with its sensitivities."""
     errors, references, held_out, one = kind.squared_errors, kind.reference_errors, kind.held_out, len(kind.models) == 1
     over = "prompts" if one else "seeds"
     left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(kind.models)} left the plateau of predicting 0"
@@ -88,7 +87,6 @@ def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, tuple[
 
 
 def _weights(kind: "Descent") -> Measured:
-    """The construction in the weights, and the paths to it."""
     fit, models = kind.fit, kind.models
     if isinstance(fit, str):
         return [], [], {"no_fit": fit}
@@ -118,7 +116,6 @@ def _weights(kind: "Descent") -> Measured:
 
 
 def _shifts(kind: "Descent") -> Measured:
-    """Losses on scaled inputs and weights, and on other inputs: the model, gradient descent, and the best of GD++."""
     names = list(kind.references)
     learners: dict[str, Learner] = {"trained": kind.models[0], "gradient descent": kind.references[names[0]]}
     learners |= {"GD++": kind.references[names[-1]]} if len(names) > 1 else {}

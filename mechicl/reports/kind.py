@@ -188,7 +188,6 @@ class Kind:
 
 
 def _model_as_text(model: Any) -> str:
-    """The architecture of a model; empty for learners without one."""
     if isinstance(model, HookedTransformer):
         heads = count(model.cfg.n_heads, f"{model.cfg.attention} head")
         repeated = " (one layer, repeated)" if model.cfg.recurrent else ""

@@ -131,7 +131,6 @@ def report_language(
 
 
 def _most_learned(scores: FewShotScores) -> str:
-    """Return the task with the largest gain of true over shuffled labels."""
     return max(scores.tasks, key=lambda task: scores.gain(task).mean)
 
 
@@ -202,7 +201,6 @@ def _verdict(
     ablations: dict[str, MatchedAblation],
     induction: Sequence[tuple[int, int]],
 ) -> Section:
-    """Return the box at the top of the page."""
     gains = {task: scores.gain(task) for task in scores.tasks}
     learned = [task.replace("_", " ") for task, gain in gains.items() if gain.low > 0]
     title = "It learns in context" if learned else "No learning in context beyond what shuffled labels give"

@@ -153,7 +153,6 @@ def layers_as_text(comparison: Comparison) -> str:
 def _match_figures(
     similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]
 ) -> list[Section]:
-    """Heatmaps, best-matching steps, and best similarities by layer."""
     compared = "errors" if similarity == "errors" else "induced weights"
     several = {name: matched for name, matched in matches.items() if len(matched.columns) > 1}
     heatmaps = [

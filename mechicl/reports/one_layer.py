@@ -57,7 +57,6 @@ WORDS = {
 
 
 def _losses(kind: "OneLayer") -> Measured:
-    """Losses of the seeds and of the tuned step."""
     half = published("oswald2023_fig2")["half_mse_gd_and_trained"] if kind.standard else None
     rows = [
         Row("half-MSE, tuned gradient descent", half, interval(kind.descent_errors / 2), "prompts", source=SOURCE),
@@ -76,7 +75,6 @@ def _losses(kind: "OneLayer") -> Measured:
 
 
 def _alignment(kind: "OneLayer") -> Measured:
-    """Cosines and distances of sensitivities and predictions, at the end and over training."""
     alignments = [align(model, kind.construction, kind.held_out[:N_ALIGNED]) for model in kind.models]
     names = ("sensitivity_cosine", "prediction_distance", "sensitivity_distance")
     rows = []
@@ -95,7 +93,6 @@ def _alignment(kind: "OneLayer") -> Measured:
 
 
 def _weights(kind: "OneLayer") -> Measured:
-    """The step size in the weights, and the weights next to the construction's."""
     task, fit, n = kind.task, kind.fit, kind.task.n_context
     step_sizes = fit.projected.parameters["step_size"]
     note = f"{n} times the step size; tuned: {kind.step_size * n:.4f}"
@@ -117,7 +114,6 @@ def _weights(kind: "OneLayer") -> Measured:
 
 
 def _paths(kind: "OneLayer") -> Measured:
-    """The loss on straight lines between the trained weights and gradient descent's."""
     between = {
         "rescaled": [interpolate(m, kind.construction, kind.held_out, kind="rescaled") for m in kind.models],
         "not rescaled": [interpolate(m, kind.construction, kind.held_out, kind="raw") for m in kind.models],
@@ -139,7 +135,6 @@ def _paths(kind: "OneLayer") -> Measured:
 
 
 def _shifts(kind: "OneLayer") -> Measured:
-    """Losses where inputs or weights are scaled, or inputs come from other distributions."""
     foreign = kind.task.replace(
         inputs=FOREIGN_INPUTS, input_scale=1.0, covariance=None, condition_number=None, eigenvalues=None,
         eigenbasis="axes", weight_covariance="identity",
@@ -219,7 +214,6 @@ def _attention(kind: "OneLayer") -> Measured:
 
 
 def _provenance(kind: "OneLayer") -> Measured:
-    """How the checkpoint and the page were made."""
     record = kind.study.record
     made = [
         ("training", record.get("command", "")),

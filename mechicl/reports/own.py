@@ -30,7 +30,6 @@ WORDS = {
 
 
 def _loss(kind: "Own") -> Measured:
-    """Losses by number of context points of the model, of algorithms and of the user's own learners."""
     study, prompts = kind.study, kind.held_out
     learners: dict[str, Learner] = {
         study.name: study.model, "least squares": AlgorithmLearner(algorithms.ols),

@@ -134,7 +134,6 @@ def task_as_text(task: Any) -> str:
 
 
 def _choose(checkpoint: Study, seed: int | None) -> tuple[int, str]:
-    """The index of the model to open, and a sentence on how it was chosen."""
     seeds = checkpoint.seeds
     if seed is not None:
         if seed not in seeds:

@@ -56,7 +56,6 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
 
 
 def _parts(grid: GridTable, further: list[str]) -> list[tuple[GridTable, str]]:
-    """The grid at each combination of its further axes, and a label for the combination."""
     values = [grid.frame[name].unique().tolist() for name in further]
     places = [dict(zip(further, each, strict=True)) for each in itertools.product(*values)]
     return [
@@ -80,6 +79,5 @@ def _numbers(grid: GridTable, value: str) -> str:
 
 
 def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as plain data, with null for missing values."""
     items = [[(str(name), value) for name, value in row.items()] for row in frame.to_dict("records")]
     return [{n: None if pd.isna(v) else v.item() if hasattr(v, "item") else v for n, v in row} for row in items]

@@ -49,7 +49,6 @@ WORDS = {
 
 
 def _demonstrations(kind: "Texts") -> Measured:
-    """Accuracy by demonstrations, the three settings and their similarity."""
     checkpoint, tokenizer, n = kind.study, topic_tokenizer(), kind.n_prompts
     model, tasks = checkpoint.model, [task for task in TEXT_TASKS.values() if task.topics]
     texts = {task.name: draw_texts(task, n_queries=n, n_held_out=N_HELD_OUT, seed=SEED) for task in tasks}

@@ -63,7 +63,6 @@ WORDS = {
 
 
 def _learning(kind: "Tokens") -> Measured:
-    """Losses, and the highest scores of heads at the snapshots."""
     losses, right = zip(*(_losses(model, kind.held_out) for model in kind.study.models), strict=True)
     over = "seeds" if len(losses) > 1 else ""
     rows = [
@@ -78,7 +77,6 @@ def _learning(kind: "Tokens") -> Measured:
 
 
 def _heads(kind: "Tokens") -> Measured:
-    """Scores of every head."""
     scores = [score_heads(model, n_prompts=N_SCORED, seed=kind.seed) for model in kind.study.models]
     first, rows = scores[0], []
     for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in first.scores]:
@@ -91,7 +89,6 @@ def _heads(kind: "Tokens") -> Measured:
 
 
 def _best_heads(scores: HeadScores) -> dict[str, list[float]]:
-    """For each score the layer and index of the best head, its score, and that of uniform attention."""
     return {
         name: [*scores.best(name), scores.interval(name, *scores.best(name)).mean, scores.chance[name]]
         for name in SCORES
@@ -104,7 +101,6 @@ def _composition(kind: "Tokens") -> Measured:
 
 
 def _patching(kind: "Tokens") -> Measured:
-    """Restore head outputs where the earlier occurrences of the last token were replaced."""
     task = kind.study.task
     sequences = task.replace(min_period=task.max_period).sample(N_PATCHED, seed=kind.seed)
     corrupted = corrupt_tokens(sequences.read, d_vocab=task.d_vocab)
@@ -114,7 +110,6 @@ def _patching(kind: "Tokens") -> Measured:
 
 
 def _circuit(kind: "Tokens") -> Measured:
-    """Find a circuit on some sequences and measure it on others."""
     model, searched, others = kind.study.model, kind.held_out[:N_PATCHED], kind.held_out[N_PATCHED : 4 * N_PATCHED]
     options: dict[str, Any] = {"at": "positions", "progress": kind.progress}
     circuit = find_circuit(model, searched, method="mean", tolerance=0.05, **options)
@@ -125,7 +120,6 @@ def _circuit(kind: "Tokens") -> Measured:
 
 
 def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
-    """The circuit, the kinds of its heads, and its faithfulness."""
     everything = ", all heads of the model" if len(circuit.nodes) == circuit.n_nodes else ""
     kinds = [name.replace("_", "-") for name in SCORES
              if any(scores.mean(name)[layer, head] > KIND for layer, head in circuit.heads)]  # fmt: skip
@@ -147,7 +141,6 @@ def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
 
 
 def _learner(kind: "Tokens") -> Measured:
-    """The nearest reference learner, and the regret."""
     options: dict[str, Any] = {"n_prompts": kind.n_prompts, "seed": kind.seed, "progress": False}
     identified = identify_on_tokens(kind.study.model, kind.study.task, **options)
     measured = regret(kind.study.model, kind.study.task, **options)
@@ -184,7 +177,6 @@ def _over_seeds(values: Tensor) -> Interval | float:
 
 
 def _losses(model: HookedTransformer, sequences: TokenSequences) -> tuple[Tensor, Tensor]:
-    """Cross entropy and share of right predictions, over the tokens that can be predicted."""
     targets = sequences.targets()
     with torch.no_grad():
         logits = torch.cat([model(part) for part in sequences.read.split(256)])

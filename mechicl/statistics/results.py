@@ -148,7 +148,6 @@ class Result:
         return "\n".join([type(self).__name__, *(f"  {name:<{width}}  {value}" for name, value in lines)])
 
     def _repr_html_(self) -> str:
-        """Return the same as a table, for notebooks."""
         cells = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>" for n, v in self._lines())
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
@@ -175,7 +174,6 @@ class Result:
         return found.within(*field.metadata["range"]) if field and "range" in field.metadata else found
 
     def _ready(self) -> dict[str, Interval]:
-        """Return the fields that are already intervals."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {name: value for name, value in values.items() if isinstance(value, Interval)}
 

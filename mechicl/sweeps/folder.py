@@ -159,7 +159,6 @@ class SweepFolder:
 
 
 def _description(grid: Grid) -> dict[str, Any]:
-    """A grid as JSON data of a manifest."""
     row = {tuple(place.values()): i for i, place in enumerate(grid.places)}
     return {
         "config": grid.base.replace(seeds=grid.seeds).to_dict(),

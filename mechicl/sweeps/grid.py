@@ -115,7 +115,6 @@ class Grid:
         return groups
 
     def _trainings(self) -> list[tuple[Place, TrainingConfig]]:
-        """The config of each combination of all axes but the seeds."""
         trainings = []
         others = {name: axis for name, axis in self.axes.items() if name != SEED}
         for place in combinations(others):

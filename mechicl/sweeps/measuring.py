@@ -83,7 +83,6 @@ def identity(measure: Any) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A value as text that is the same in every process."""
     if value is None or isinstance(value, str | int | float | bool | complex | Path):
         return repr(value)
     if isinstance(value, Mapping):

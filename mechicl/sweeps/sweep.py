@@ -165,7 +165,6 @@ class _Driver:
             self.state.write_manifest(grid, list(orders.identities), orders.launch, extend)
 
     def pending(self, retry: bool) -> list[SweepCell]:
-        """The cells to run, the most expensive first."""
         pending = []
         for cell in self.grid.cells:
             if self.state.rows(cell.name, self.orders.identities) is not None:
@@ -178,7 +177,6 @@ class _Driver:
         return sorted(pending, key=lambda cell: -cell.cost)
 
     def finish(self, pending: list[SweepCell], run_cells: RunCells) -> None:
-        """Run cells until each is done or has failed."""
         deaths: Counter[str] = Counter()
         while pending:
             again: list[SweepCell] = []
@@ -207,7 +205,6 @@ class _Driver:
             pending = again
 
     def write_table(self) -> None:
-        """Write the rows of all cells that are done, also by other processes."""
         started = time.monotonic()
         with locked(self.orders.folder, wait=True):
             self.state.table().save(self.state.path / RESULTS)
@@ -215,7 +212,6 @@ class _Driver:
         self.seconds = self.last_written - started
 
     def table(self) -> GridTable:
-        """The whole table, if all cells are done."""
         if self.failed:
             places = {cell.name: place_text(cell.places[0]) for cell in self.grid.cells}
             failures = "\n".join(f"  {places[name]}: {error}" for name, error in list(self.failed.items())[:20])

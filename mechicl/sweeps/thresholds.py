@@ -75,7 +75,6 @@ def find_threshold(
 
 
 def _jackknife(places: np.ndarray, values: np.ndarray, middle: float) -> tuple[float, float]:
-    """Ends of the threshold's interval, of values `[seed place]`."""
     n = len(values)
     if n < 2:
         return math.nan, math.nan

@@ -168,7 +168,6 @@ def end_with(process: int, parent: int | None = None) -> None:
 def _row(
     measures: Sequence[tuple[str, Measure]], checkpoint: Checkpoint, cell: SweepCell, model: int
 ) -> dict[str, Any]:
-    """The measured values of one model."""
     task, seed = divmod(model, len(cell.config.seeds))
     alone = checkpoint.by_task()[task].select([seed])
     diverged = alone.record.get("diverged_at", [-1])[0]

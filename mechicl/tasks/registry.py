@@ -142,7 +142,6 @@ def task_from_dict(data: dict[str, Any]) -> AnyTask:
 
 
 def _value(value: Any) -> Any:
-    """A field's value from its data: tuples for lists, tasks for the data of tasks."""
     if isinstance(value, dict) and "type" in value:
         return task_from_dict(value)
     if not isinstance(value, list):
@@ -178,7 +177,6 @@ def _resolve(kind: Any) -> type:
 
 
 def _name(task_type: type) -> str:
-    """Registered name of a kind of task, or its import path."""
     names = [name for name, known in TASK_TYPES.items() if known is task_type]
     if names:
         return names[0]

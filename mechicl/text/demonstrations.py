@@ -62,7 +62,6 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
 
 
 def _label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
-    """The token of each label, as it follows the template."""
     labels = []
     for label in task.labels:
         ids = _encode(tokenizer, label)

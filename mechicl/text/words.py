@@ -228,13 +228,11 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _lengths(tokenizer: Any, task: WordTask, pair: tuple[str, str]) -> tuple[int, int]:
-    """Count the tokens of a query, and of its answer."""
     query = len(_encode(tokenizer, task.write(pair[0])))
     return query, len(_encode(tokenizer, task.write(*pair))) - query
 
 
 def _pairs_of_one_length(tokenizer: Any, task: WordTask) -> list[tuple[str, str]]:
-    """Return the pairs with the most common numbers of tokens."""
     lengths = [_lengths(tokenizer, task, pair) for pair in task.pairs]
     ((common, _),) = Counter(lengths).most_common(1)
     return [pair for pair, length in zip(task.pairs, lengths, strict=True) if length == common]

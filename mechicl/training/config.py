@@ -286,5 +286,4 @@ def resize_task(task: AnyTask, x_dim: int | None = None, n_context: int | None =
 
 
 def _length(task: AnyTask) -> int:
-    """Context points, or tokens, of a task's prompts."""
     return getattr(task, "n_ctx" if isinstance(task, TokenDistribution) else "n_context")

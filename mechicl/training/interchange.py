@@ -39,7 +39,6 @@ def train_interchange(
         hypothesis: which algorithm, which of its steps after each layer, and where its variables are in the residual
             stream; without subspaces the model may place them anywhere.
         n_interventions: number of interventions, drawn at random, in each training step.
-        progress: show a progress bar.
 
     Returns:
         A `TrainingResult` with a model for each seed and a `record` like that of `train`. In its "curve", "loss" is the
@@ -100,7 +99,6 @@ def interchange_r2(
 
 
 def _ends(config: TrainingConfig, n: int, seed: int | torch.Generator) -> tuple[Prompts, Prompts]:
-    """Prompts, and sources with their queries."""
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     prompts, others = (config.task.sample(n, generator=generator, dtype=config.model.torch_dtype) for _ in range(2))
     return prompts, others.with_query(prompts.query.xs)
@@ -114,7 +112,6 @@ def _train(
     n_interventions: int,
     on_step: Callable[[], object],
 ) -> list[tuple[int, float, float]]:
-    """Train one model; return step, interchange loss and squared error of every evaluation."""
     generator = torch.Generator().manual_seed(seed)
     weights = list(model.parameters())
     row = torch.nn.utils.parameters_to_vector(weights).detach()[None]  # the layout that `make_optimizer` expects
@@ -151,7 +148,6 @@ def _train(
 
 
 def _title(cell: Cell) -> str:
-    """Name of an intervention with its layer."""
     if cell.kind == "prediction":
         return cell.intervention
     word = "after" if cell.kind == "exchange" else "in" if cell.intervention == "query does not read" else "from"

@@ -65,7 +65,6 @@ def train(
         restart: delete an earlier run from the folder, instead of resuming it.
         stop_diverged: a seed whose loss is NaN or infinite stops there with its last weights, while the others
             continue; the record has the step (`diverged_at`, -1 for the others). By default that is an error.
-        progress: show a progress bar.
         on_save: function that is called with the step number after each save, in every process.
 
     Returns:
@@ -153,8 +152,6 @@ def _clean_folder(folder: Path, restart: bool) -> None:
 
 
 class _Training:
-    """A run in progress."""
-
     def __init__(self, config: TrainingConfig, folder: Path, accelerator: Accelerator, stop_diverged: bool):
         self.config, self.folder, self.accelerator, self.stop_diverged = config, folder, accelerator, stop_diverged
         device = accelerator.device
@@ -188,7 +185,6 @@ class _Training:
         return make_optimizer(self.config.optimizer, weights, self.ensemble.shapes, self.config.learning_rate)
 
     def _resume(self) -> None:
-        """Continue from the folder's last save."""
         state, fresh, device = RunState.load(self.folder, self.config), self.state, self.accelerator.device.type
         self._check_shapes(state)
         if state.generators.shape != fresh.generators.shape:
@@ -225,7 +221,6 @@ class _Training:
                 raise DamagedSaveError(f"{path} has other {group} than this run: {wrong}; use another folder")
 
     def run(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
-        """Do the remaining steps."""
         config, state, accelerator = self.config, self.state, self.accelerator
         # a run without a save starts over and logs its lines again
         n_bytes = state.files.get(METRICS_FILE, (0,))[0]

@@ -68,7 +68,6 @@ class Metrics:
 
 
 def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The lines that are JSON objects."""
     for line in lines:
         try:
             read = json.loads(line)

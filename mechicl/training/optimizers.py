@@ -136,7 +136,6 @@ def eigenvectors(factors: Float[Tensor, "*matrix size size"]) -> Float[Tensor, "
 
 
 def _turn(matrices: Tensor, turns: list[tuple[str, Tensor]], *, back: bool = False) -> Tensor:
-    """Rotate matrices into the axes of their sides, or back."""
     for side, axes in turns:
         turn = axes.mT if (side == "left") != back else axes
         matrices = turn @ matrices if side == "left" else matrices @ turn

@@ -163,7 +163,6 @@ _FUNCTION_CLASSES = {
 
 
 def _replaced(base: TrainingConfig, model: dict[str, Any], **changes: Any) -> TrainingConfig:
-    """A run with some fields of its model and of its config changed."""
     return base.replace(model=base.model.replace(**model), **changes)
 
 

@@ -95,7 +95,6 @@ def make_record(
 
 
 def _finite(losses: list[float]) -> list[float | None]:
-    """Losses as JSON values: None for NaN and infinity, of seeds that have diverged."""
     return [loss if math.isfinite(loss) else None for loss in losses]
 
 

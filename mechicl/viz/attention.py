@@ -189,7 +189,6 @@ def attention_figure(
 
 
 def _range(pattern: Tensor) -> tuple[float, float, float]:
-    """Return the lowest and highest attention, and the largest absolute value (1 if all are 0)."""
     low, high = (float(pattern.min()), float(pattern.max())) if pattern.numel() else (0.0, 0.0)
     return low, high, max(-low, high) or 1.0
 

@@ -190,7 +190,6 @@ def _draw_line(fig: go.Figure, line: Sequence[Place], hover: str, opacity: float
 
 
 def _draw_node(fig: go.Figure, node: Any, layout: Layout, size: float, hover: str, outline: str = OUTLINE) -> None:
-    """Draw a node of the layout: a head, an MLP, the embedding or the output (None)."""
     is_end = node in (EMBEDDING, None)
     size = 16.0 if is_end else size * min(1.0, MANY_WIDE / _width(layout))  # smaller if there are many side by side
     marker = {
@@ -235,7 +234,6 @@ def _width(layout: Layout) -> float:
 
 
 def _row_height(layout: Layout) -> float:
-    """Return the height of a row in pixels."""
     n_rows = max(layout.row.values())
     return 125 if n_rows < 5 else 100 if n_rows < 9 else 78
 

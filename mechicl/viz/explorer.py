@@ -177,7 +177,6 @@ class PatchingExplorer(anywidget.AnyWidget):
 
 
 def _runs(result: SessionResult) -> dict[str, tuple[Tensor, float]]:
-    """Return the prediction and the metric of each run."""
     return {
         "clean": (result.clean_prediction, result.clean_metric),
         "corrupted": (result.corrupted_prediction, result.corrupted_metric),
@@ -193,5 +192,4 @@ def _described(site: Site) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """Return a number that JSON can store: None if it is not finite."""
     return value if abs(value) < float("inf") else None

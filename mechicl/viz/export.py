@@ -120,7 +120,6 @@ def still_svgs(figures: Sequence[go.Figure]) -> list[str]:
 
 
 def _draw_all(jobs: Sequence[tuple[go.Figure, dict[str, Any]]]) -> list[bytes]:
-    """Draw figures, with kaleido's options for each."""
     try:
         import kaleido  # an optional extra
         from choreographer.errors import ChromeNotFoundError
@@ -197,7 +196,6 @@ def _in_lines(text: str, width: float, size: float) -> tuple[str, int]:
 
 
 def _plain(text: str) -> str:
-    """Remove tags."""
     return re.sub("<[^>]*>", "", text)
 
 

@@ -178,7 +178,6 @@ def _add_seeds(fig: go.Figure, xs: list[Any], seeds: Mapping[str, list[torch.Ten
 
 
 def _columns(table: GridTable | pd.DataFrame, *names: str) -> pd.DataFrame:
-    """Return the table's frame, which has all these columns."""
     frame = table if isinstance(table, pd.DataFrame) else table.frame
     for name in names:
         if name not in frame.columns:
@@ -197,26 +196,22 @@ def _check_one_value(table: GridTable | pd.DataFrame, frame: pd.DataFrame, *show
 
 
 def _ordered(column: pd.Series) -> list[Any]:
-    """Return the distinct values: numbers by size, others in their order."""
     values = column.dropna().unique().tolist()
     return sorted(values) if pd.api.types.is_numeric_dtype(column) else values
 
 
 def _diverged(frame: pd.DataFrame) -> pd.Series:
-    """Return True for the rows of trainings that diverged."""
     if DIVERGED not in frame.columns:
         return pd.Series(False, index=frame.index)
     return pd.to_numeric(frame[DIVERGED], errors="coerce").notna()
 
 
 def _finite(frame: pd.DataFrame, value: str) -> torch.Tensor:
-    """Return the values of the seeds that have not diverged."""
     kept = pd.to_numeric(frame[value][~_diverged(frame)], errors="coerce").to_numpy(dtype=float)
     return torch.from_numpy(kept[np.isfinite(kept)].copy())
 
 
 def _summary(cell: pd.DataFrame | None, value: str) -> str:
-    """Return the text that hovering over a cell shows."""
     if cell is None:
         return "not run"
     samples, lost = _finite(cell, value), int(_diverged(cell).sum())

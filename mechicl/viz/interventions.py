@@ -68,7 +68,6 @@ def patching_grid(
     style: dict[str, Any] = {**draw.signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": bar}
 
     def add_cells(fig: go.Figure, cells: Any, x: Sequence[str], y: Sequence[str], where: str, **options: Any) -> None:
-        """Add a heatmap of some cells `[y x]` of the array of all."""
         z, text = values.permute(order)[cells], intervals.transpose(order)[cells]
         z, text = z.reshape(len(y), len(x)), text.reshape(len(y), len(x))
         draw.add_heatmap(
@@ -243,7 +242,6 @@ def _name_cells(fig: go.Figure, x: Sequence[str]) -> go.Figure:
 
 
 def _cell(n: int) -> int:
-    """Return the pixels of a cell in a row of n."""
     return 44 if n <= 6 else 34
 
 

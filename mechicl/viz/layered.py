@@ -78,7 +78,6 @@ def _order(orders: list[list[Item]], below: Links, above: Links, widths: Mapping
 
 
 def _pack(order: Sequence[Item], widths: Mapping[Item, float]) -> dict[Item, float]:
-    """Place items side by side, around 0."""
     ends = np.cumsum([widths[item] for item in order])
     return {item: end - widths[item] / 2 - ends[-1] / 2 for item, end in zip(order, ends.tolist(), strict=True)}
 

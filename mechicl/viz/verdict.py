@@ -96,7 +96,6 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
 def _during_training(
     fig: go.Figure, steps: Sequence[int], distances: Float[Tensor, "step seed"], near: float | None
 ) -> None:
-    """Add a line per seed to the second panel, the opened one last and strongest."""
     place, x = draw.panel(1, 2), draw.on_log_axis(steps)
     others = {"name": "other seeds", "color": draw.COLORS["other seeds"], "width": 1, "legendgroup": "other seeds"}
     opened = {"name": "opened seed", "color": draw.COLORS["trained"], "width": 2.5, "mode": "lines+markers"}
@@ -114,6 +113,5 @@ def _during_training(
 
 
 def _share_axis(ends: tuple[float, float]) -> dict[str, Any]:
-    """Return a logarithmic axis of shares in percent, with a tick at each power of ten."""
     ticks = [10.0**power for power in range(math.ceil(ends[0]), math.floor(ends[1]) + 1)]
     return {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{100 * value:g}%" for value in ticks]}

@@ -79,7 +79,6 @@ class NewtonSteps(StepwiseAlgorithm):
         return new
 
     def _alpha(self, xs: Tensor, sees: Tensor | None) -> float | Tensor:
-        """Return α, or the default for the points that each reader sees."""
         if self.alpha is not None:
             return self.alpha
         seen = xs.new_ones(1, xs.shape[1]) if sees is None else sees

@@ -168,7 +168,6 @@ def _errors(trajectory: Trajectory, prompts: Prompts) -> Float[Tensor, "step pro
 
 
 def _after_first(values: Float[Tensor, "step prompt point *rest"]) -> Tensor:
-    """Leave out the first point, which has no context; a query alone stays."""
     return values[:, :, 1:] if values.shape[2] > 1 else values
 
 

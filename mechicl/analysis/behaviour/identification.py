@@ -193,7 +193,6 @@ def limits(problem: FitProblem) -> list[FittedAlgorithm]:
 
 
 def _fit_given(name: str, learner: Learner, problem: FitProblem, *, memory: float) -> list[FittedAlgorithm]:
-    """The user's learner, unchanged; for an `AlgorithmFamily`, its member nearest to the targets."""
     fit = FittedAlgorithm(name, learner)
     if isinstance(learner, AlgorithmFamily):
         best = nearest_learner(name, learner.members(), problem)
@@ -210,7 +209,6 @@ def _fit_given(name: str, learner: Learner, problem: FitProblem, *, memory: floa
 
 @torch.no_grad()
 def _predict(learner: Learner, prompts: Prompts, memory: float) -> Tensor:
-    """Predictions of the query, float64 on the CPU."""
     return torch.cat([learner.predict(part).cpu().double() for part in prompt_batches(learner, prompts, memory)])
 
 

@@ -254,7 +254,6 @@ def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, w
 
 
 def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Trajectory]:
-    """Both on the query alone, if one of them has nothing else."""
     if (a.predictions.shape[2] == 1) == (b.predictions.shape[2] == 1):
         return a, b
     everything, last = slice(None), slice(-1, None)

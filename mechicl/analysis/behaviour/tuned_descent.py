@@ -124,8 +124,6 @@ def tuned_clipped_descent(
 def _descend(
     prompts: Prompts, steps: int, clip: float, start: Sequence[float], *, gamma: bool, per_step: bool
 ) -> tuple[list[float], float]:
-    """Parameters after a descent from a start, in their logarithms, and their error."""
-
     def error(logs: np.ndarray) -> tuple[float, np.ndarray]:
         values = torch.from_numpy(logs).requires_grad_()
         sizes, gammas = split_parameters(values.exp(), steps, gamma=gamma, per_step=per_step)

@@ -128,7 +128,6 @@ def test_hypotheses(
         n_prompts: number of prompts to test on.
         seed: seed from which those of all prompts and sources are made.
         with_likeness: also find the family that is nearest by predictions alone (`identify`).
-        memory: bound on memory in bytes.
 
     Returns:
         `tests`, one `Interchange` per hypothesis, the best first; `best`; `supported`, those whose every counterfactual
@@ -190,7 +189,6 @@ def fit_hypotheses(
             parameters fitted to the model's predictions. If context points read only earlier ones, so do those of the
             algorithms.
         seed: seed of the prompts; with the seed of `test_hypotheses` the hypotheses are the same.
-        memory: bound on memory in bytes.
 
     Returns:
         One `Hypothesis` per algorithm, with its `name`, `algorithm` and `schedule`, pairs (layers, steps).
@@ -290,8 +288,6 @@ def _split(adapter: ModelAdapter, several: Sequence[Prompts], memory: float) -> 
 def _intervene(
     runs: Any, interventions: Sequence[str], afters: range, last: int
 ) -> Float[Tensor, "after intervention prompt y"]:
-    """Predictions in float64 after each intervention, for each number of layers or steps before it."""
-
     def one(name: str, after: int) -> Tensor:
         if name == "query stops reading":
             return runs.stop_reading(range(after, last))

@@ -122,7 +122,6 @@ class Interchange(Result):
         return self._parts(self.expected - self.expected_base)
 
     def _parts(self, distances: Tensor) -> list[Interval]:
-        """Squared distances, relative to that between both ends."""
         squared = distances.square().mean(1).nan_to_num(MOST, MOST)
         ends = (self.sources - self.base).square().mean(1).clamp(min=1 / MOST)
         return [ratio_interval(*pair) for pair in zip(squared, ends, strict=True)]
@@ -224,7 +223,6 @@ def interchange(
             (a step is undone at the query), "query does not read" (the context, in a step), "context frozen" (from a
             step on), ...; by default all that the model's hooks allow.
         point: index of the context point to exchange alone; the middle one by default.
-        memory: bound on memory in bytes.
 
     Returns:
         An `Interchange`. `cells` lists each intervention with its place, and `r2` has its agreement: one minus the mean

@@ -113,7 +113,6 @@ def find_readers(parts: Sequence[Part], exchange: VariableExchange, step: int) -
 
 
 def _read_off(streams: Tensor, carried: Tensor, d_model: int) -> Float[Tensor, "d_model direction"]:
-    """The directions of all tokens together, by decreasing singular value."""
     gram = streams.mT @ streams
     ridge = (PENALTY * gram.diagonal().mean() + 1e-30) * torch.eye(len(gram)).to(gram)
     slopes = torch.linalg.solve(gram + ridge, streams.mT @ carried)  # [token * d_model, variable]

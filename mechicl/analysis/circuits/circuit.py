@@ -189,6 +189,5 @@ class Circuit(Result):
 
 
 def _listed(parts: Sequence[tuple[Node | Edge, Interval | None]]) -> str:
-    """Parts of a circuit with their effects as text, a line each."""
     width = max((len(str(part)) for part, _ in parts), default=0)
     return "\n".join(str(part) if effect is None else f"{part!s:<{width}}  {effect}" for part, effect in parts)

@@ -90,7 +90,6 @@ class CircuitCurve(Result):
         n = full.shape[0]
 
         def area(weights: np.ndarray) -> np.ndarray:
-            """The area for each resample, from the weight of each prompt `[resample prompt]`."""
             nothing = weights @ ablated
             shares = ((alone @ weights.T) - nothing) / (weights @ full - nothing)  # [fraction resample]
             return widths @ (np.abs(1 - shares) if distance else shares)
@@ -160,7 +159,6 @@ def circuit_curve(
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions; by
             default as for `find_circuit`.
         seed: seed of random scores, and of "resample".
-        memory: bound on memory in bytes.
 
     Returns:
         By name of the scores (argument `name`; default the first): `faithfulness(name)`, for each fraction the share of

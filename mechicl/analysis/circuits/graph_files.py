@@ -110,13 +110,11 @@ def read_graph(path: str | Path, model: Any) -> GraphFile:
 
 
 def _nodes_of(model: Any, edges: Collection[Edge]) -> tuple[Node, ...]:
-    """Return the nodes at the ends of some edges, in order of computation."""
     ends = {node for edge in edges for node in (edge.sender, *list_reached(model, edge))}
     return tuple(node for node in list_nodes(model) if node in ends)
 
 
 def _names(model: Any, edge: Edge) -> Iterator[str]:
-    """Yield the names of an edge in the file, one for each head that reads it."""
     by = f"<{edge.by}>" if edge.by else ""
     for receiver in list_reached(model, edge) or [None]:
         yield f"{_node_name(edge.sender)}->{_node_name(receiver)}{by}"

@@ -53,7 +53,6 @@ def measure_circuit(
             `Circuit.incompleteness`. These are all subsets if there are at most that many, else random ones that
             contain each node with probability 1/2.
         seed: seed of the subsets, and of "resample".
-        memory: bound on memory in bytes.
 
     Returns:
         The same nodes and edges with new measurements, as shares of the effect of cutting everything: `faithfulness()`

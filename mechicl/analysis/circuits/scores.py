@@ -145,7 +145,6 @@ def score_edges(
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions; by
             default as for `find_circuit`.
         seed: seed of random replacements and signs.
-        memory: bound on memory in bytes.
 
     Returns:
         `edges`, and `scores` `[edge prompt]`: the estimated metric with the edge cut minus that of the full model; for

@@ -77,7 +77,6 @@ def find_circuit(
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions. By
             default "query" for points, and for tokens if a metric is given, else "positions".
         seed: seed of random replacements.
-        memory: bound on memory in bytes.
 
     Returns:
         The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()` is the share of the

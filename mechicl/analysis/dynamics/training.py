@@ -121,7 +121,6 @@ def align_over_training(
             models by step.
         learner: the learner to compare with, such as an `AlgorithmLearner`.
         prompts: prompts to compare them on, at the query.
-        memory: bound on memory in bytes.
 
     Returns:
         `prediction_distance`, `sensitivity_cosine` (of the derivatives d prediction / d query) and
@@ -179,7 +178,6 @@ def score_heads_over_training(
         prompts: for models on prompts of points; token models draw sequences.
         n_prompts: number of sequences to draw.
         seed: seed of the sequences drawn.
-        memory: bound on memory in bytes.
 
     Returns:
         `steps`, and `scores` by name, `[step seed]`: the mean score over prompts of the best head at that step.
@@ -202,7 +200,6 @@ def score_heads_over_training(
 
 
 def _per_sample(value: Any) -> Float[Tensor, "sample"]:
-    """Average over all axes but the last."""
     tensor = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     return tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1).mean(0)
 
@@ -210,7 +207,6 @@ def _per_sample(value: Any) -> Float[Tensor, "sample"]:
 def _measure_snapshots(
     checkpoint: Training, measure: Callable[[Any], Any], progress: bool
 ) -> tuple[tuple[int, ...], list[Any]]:
-    """The snapshots' steps, and a measure of the models of all seeds at each."""
     bar = partial(progress_bar, unit="snapshot", progress=progress, desc="snapshots")
     if not isinstance(checkpoint, Checkpoint):
         if not checkpoint:
@@ -307,7 +303,6 @@ def find_transitions(
 
 
 def _transition(steps: list[int], losses: Float[Tensor, "step"], plateau: float, fall: float) -> tuple[float, ...]:
-    """The fields of `Transitions` for one seed, in their order."""
     final = losses[-max(1, len(losses) // 20) :].median().item()
     no_transition = plateau, final, *[math.nan] * 4
     if final >= plateau or plateau - final < fall * plateau:

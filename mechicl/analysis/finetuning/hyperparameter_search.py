@@ -125,7 +125,6 @@ def _measure_grid(
     model: Any, held_out: Shots, settings: FineTuning, rates: tuple[float, ...], numbers: tuple[int, ...],
     memory: float, progress: bool,
 ) -> Float[Tensor, "measure learning_rate epoch query"]:  # fmt: skip
-    """Scores and losses; NaN from where a learning rate has diverged on."""
     adapter, linearized = ModelAdapter(model), settings.method == "linearized"
     measures = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
     sgd = ParallelSGD(model, [held_out] * len(rates), replace(settings, epochs=numbers[-1]), rates)

@@ -122,7 +122,6 @@ class LastTokenReader:
                 bar.update(len(index))
 
     def _run(self, tokens: Tensor, parts: Mapping[str, Any], tuned: FineTuned | None) -> tuple[Tensor, Weights]:
-        """Predictions, and parts of activations by name `[query layer ...]`, float64 on the CPU."""
         by_layer = {f"blocks.{layer}.{name}": part for layer in self.layers for name, part in parts.items()}
         changes, linearized = (None, False) if tuned is None else (tuned.changes, tuned.linearized)
         outputs, activations = run_with_changes(
@@ -135,6 +134,5 @@ class LastTokenReader:
 
 
 def _products(q: Tensor, keys: Tensor) -> Float[Tensor, "layer head token"]:
-    """Products of the last token's query vectors with the keys, which groups of heads may share."""
     keys = keys.repeat_interleave(q.shape[1] // keys.shape[2], dim=2)
     return einsum(q, keys, "layer head d, layer token head d -> layer head token")

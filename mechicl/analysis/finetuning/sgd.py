@@ -242,7 +242,6 @@ class ParallelSGD:
         return torch.cat([losses for losses, _ in turns]), gradients
 
     def _of_copies(self, copies: slice, example: int) -> tuple[Float[Tensor, "copy"], Weights]:
-        """Some copies' losses on one of their examples, and the gradients with respect to their weights."""
         tokens, changes = self.tokens[example][copies], {name: rows[copies] for name, rows in self.changes.items()}
         forward, start = self.forward_pass.with_weights, self.start
 
@@ -275,7 +274,6 @@ class ParallelSGD:
         }
 
     def _losses(self, outputs: Float[Tensor, "copy output d_out"], targets: Tensor) -> Float[Tensor, "copy"]:
-        """Each copy's loss, summed over its outputs: one, or one per layer."""
         targets = targets[:, None].expand(*outputs.shape[:2], *targets.shape[1:])
         if self.is_regression:
             return (outputs - targets).square().sum((1, 2))

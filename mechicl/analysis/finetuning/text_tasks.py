@@ -144,7 +144,6 @@ def _columns(text: Mapping[str, str]) -> Columns:
 
 
 def _unseen(texts: LabelledTexts, known: set[Columns]) -> LabelledTexts:
-    """The texts that are not known, each once."""
     first = {_columns(text): i for i, text in reversed(list(enumerate(texts.texts)))}
     return texts.take(sorted(i for text, i in first.items() if text not in known))
 

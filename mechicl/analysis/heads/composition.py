@@ -105,7 +105,6 @@ def _head_weights(model: Any) -> _HeadWeights:
 
 
 def _over_vocabulary(left: Float[Tensor, "token a"], right: Float[Tensor, "token b"]) -> Float[Tensor, "a b"]:
-    """`leftᵀ right` in float64, some tokens at a time."""
     product = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64)
     for a, b in zip(left.detach().split(TOKENS_AT_A_TIME), right.detach().split(TOKENS_AT_A_TIME), strict=True):
         product += einsum(a.cpu().double(), b.cpu().double(), "token a, token b -> a b")

@@ -152,7 +152,6 @@ def score_heads(
         seed: seed of the sequences drawn.
         prepend: id of a token that precedes each sequence drawn and occurs nowhere else in it, such as
             beginning-of-sequence; none by default.
-        memory: bound on memory in bytes.
 
     Returns:
         `scores` by name, `[layer head prompt]` for attention and `[layer head]` for weights, and `chance`, those of
@@ -219,7 +218,6 @@ def _pattern_hooks(model: Any) -> list[str]:
 
 
 def _repeated_segments(cfg: Any, n_prompts: int, seed: int, prepend: int | None) -> Int[Tensor, "prompt pos"]:
-    """A segment of different tokens twice, after the prepended one."""
     extra = int(prepend is not None)
     if prepend is not None and not 0 <= prepend < cfg.d_vocab:
         raise ValueError(f"prepend must be a token id below {cfg.d_vocab}, got {prepend}")

@@ -54,7 +54,6 @@ def measure_token_sensitivity(
         model: a `HookedTransformer` on interleaved prompts (tokens x_1, y_1, x_2, ..., query).
         prompts: prompts to differentiate at.
         layer: the stream before this layer is differentiated; n_layers for the final stream.
-        memory: bound on memory in bytes.
 
     Returns:
         `norms`, of d stream / d token, `[position token prompt]`, and their means over the context's x tokens,
@@ -194,7 +193,6 @@ def measure_target_copying(
 
 
 def _copying_pattern(prompts: Prompts) -> Float[Tensor, "point key_pos"]:
-    """How the context's x tokens attend in the construction."""
     made = copy_targets(x_dim=prompts.x_dim, n_context=prompts.n_context, y_dim=prompts.y_dim)
     name = "blocks.0.attn.hook_pattern"
     _, cache = made.run_with_cache(made.encode(prompts[:1].to(torch.float64)), names_filter=name)

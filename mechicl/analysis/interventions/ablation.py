@@ -73,7 +73,6 @@ def ablate(
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
             metrics.
         seed: seed of the shuffling of "resample".
-        memory: bound on memory in bytes.
 
     Returns:
         A sweep: `effect()` is the change of the first metric by each ablation, ablated minus intact, `[*axes prompt]`;
@@ -111,7 +110,6 @@ def ablate(
 def _record_replacements(
     experiment: Experiment, names: Sequence[str], method: Method, reference: Inputs | None, seed: int
 ) -> dict[str, Tensor]:
-    """The replacement of each activation, by hook name `[prompt ...]`."""
     adapter, tokens, budget = experiment.adapter, experiment.tokens, experiment.budget
     others = None if reference is None else adapter.encode(reference)
     check_reference(tokens, method, others)

@@ -65,7 +65,6 @@ def attribute(
             positions of points, it has to be given.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
-        memory: bound on memory in bytes.
 
     Returns:
         A sweep without predictions: `effect()` is the estimated change of the first metric, `[*axes prompt]`;
@@ -151,7 +150,6 @@ def _linearize(
 
 
 def _sum_cells(changes: Sequence[Tensor], grid: CellGrid) -> Tensor:
-    """Sums of changes, given layer by layer, over what each cell of a grid replaces: `[*axes prompt]`."""
     known = axes_of(grid.component)
     summed = [i for i in range(1, changes[0].ndim) if i > len(known) or known[i - 1] not in grid.axes]
     by_layer = torch.stack([change.sum(summed) if summed else change for change in changes])

@@ -63,7 +63,6 @@ def patch(
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
             metrics.
-        memory: bound on memory in bytes.
 
     Returns:
         A sweep: `recovered()` is the share of the difference between both runs' mean metric that each cell recovers (0:

@@ -59,7 +59,6 @@ def patch_paths(
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
             metrics.
-        memory: bound on memory in bytes.
 
     Returns:
         A sweep over `("layer", "head", "to_layer", "to_head")`: A's, then B's. `effect()` is the change of the metric
@@ -153,7 +152,6 @@ def _check_additive(adapter: ModelAdapter, receiver: Receiver, tokens: Tensor) -
 def _written(
     adapter: ModelAdapter, layer: int, head: int, z: Float[Tensor, "prompt pos head d_head"]
 ) -> Float[Tensor, "prompt pos d_model"]:
-    """The write of a head to the stream for some z."""
     W_O = adapter.model.blocks[layer].attn.W_O[head]
     return getattr(adapter.model.cfg, "damping", 1.0) * (z[:, :, head] @ W_O)
 
@@ -161,7 +159,6 @@ def _written(
 def _received(
     adapter: ModelAdapter, layer: int, receiver: Receiver, stream: Float[Tensor, "prompt pos d_model"]
 ) -> Float[Tensor, "prompt pos head d_head"]:
-    """The queries, keys or values that a layer makes of a stream."""
     block = adapter.model.blocks[layer]
     normalized = block.ln1(adapter.apply_user_hooks(get_act_name("resid_pre", layer), stream))
     weights = getattr(block.attn, f"W_{receiver.upper()}")

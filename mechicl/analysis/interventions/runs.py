@@ -165,7 +165,6 @@ class Experiment:
 
 
 def _hooks_of_rows(cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, rows: slice) -> list[Hook]:
-    """Return the hooks for some rows of cells that follow each other, `n_prompts` rows each."""
     n_rows = min(rows.stop, len(cells) * n_prompts) - rows.start
     return _replacing_hooks(cells, values, n_prompts, rows.start, n_rows, copy=True)
 

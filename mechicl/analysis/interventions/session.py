@@ -278,7 +278,6 @@ class PatchingSession:
     @cached_property
     @torch.no_grad()
     def _clean_run(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clean prediction `[1 out]`, and the activations of all components by the names of their hooks."""
         check_eval_mode(self.model)
         prediction, cache = self._adapter.run_with_cache(self._adapter.encode(self._clean_part))
         names = [Site(component, layer).hook_name for component in AXES for layer in range(self.n_layers)]
@@ -306,7 +305,6 @@ class PatchingSession:
         self._future.clear()
 
     def _check(self, site: Site) -> None:
-        """Raise ValueError for a site that the model does not have, or whose edits it ignores."""
         if site not in self._tried:
             axes = ["layer", *(axis for axis in axes_of(site.component) if getattr(site, axis) is not None)]
             only = {axis: getattr(site, axis) for axis in axes}

@@ -141,7 +141,6 @@ class InterventionSweep(Result):
         return table.loc[order, [*self.axes, *columns]]
 
     def _whole(self, name: str) -> Float[Tensor, "prompt"]:
-        """The source's metric minus the unpatched run's; NaN where their means agree."""
         if name not in self.source_values:
             raise ValueError(f"the activations of {self.what} do not come from a run: use effect()")
         source, unpatched = self.source_values[name], self.unpatched_values[name]

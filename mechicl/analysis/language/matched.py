@@ -78,8 +78,6 @@ def ablate_matched(
         exclude: heads that are neither ablated nor drawn at random, for example those of another kind.
         n_random: number of random sets.
         seed: seed of the random sets.
-        memory: bound on memory in bytes.
-        progress: whether to show a progress bar.
 
     Returns:
         Probabilities of the right answer's token, without ablation (`intact`), without the heads (`ablated`) and
@@ -128,7 +126,6 @@ def ablate_matched(
 def _random_set(
     heads: Heads, taken: set[tuple[int, int]], n_layers: int, n_heads: int, generator: torch.Generator
 ) -> Heads:
-    """Draw as many free heads in every layer; where a layer has too few, in the nearest ones."""
     free = {(layer, head) for layer in range(n_layers) for head in range(n_heads)} - taken
     if len(free) < len(heads):
         raise ValueError(f"the model has {len(free)} other heads to draw {len(heads)} from: ablate fewer heads")

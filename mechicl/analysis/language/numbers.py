@@ -35,7 +35,6 @@ class TextLearner:
         y_bound: largest absolute value of the targets, if they are numbers.
         classes: for classification, the text of each class and its target, such as `{"no": -1.0, "yes": 1.0}`; by
             default targets are numbers.
-        memory: bound on memory in bytes.
 
     Example:
         >>> learner = TextLearner(load_language_model("HuggingFaceTB/SmolLM2-135M"), x_bound=0.5, y_bound=1.5)
@@ -102,7 +101,6 @@ class TextLearner:
         return texts[0]
 
     def _endings(self, text: str) -> dict[tuple[int, ...], int]:
-        """Return the tokens of every output after a prompt, with the number of the output."""
         tokenizer = self.language.tokenizer
         start = tokenizer(text).input_ids
         endings = {}
@@ -117,7 +115,6 @@ class TextLearner:
         return endings
 
     def _shares(self, ids: Int[Tensor, "prompt pos"], endings: "Tree") -> Float[Tensor, "prompt output"]:
-        """Return the probability of each output after some prompts."""
         adapter = ModelAdapter(self.language.model, "query")
         ids = adapter.encode(ids)
         parts = []
@@ -180,5 +177,4 @@ class _Continued:
 
 
 def _written(value: float, bound: float) -> str:
-    """Write a number as an integer from 00 to 99."""
     return f"{min(max(round((value / bound + 1) * 49.5), 0), 99):02d}"

@@ -90,8 +90,6 @@ def icl_score(
             tasks. The queries are the same for all of them, and at 0 shots so is the result.
         n_prompts: number of prompts for each task, kind of labels and number of demonstrations.
         seed: seed of the prompts.
-        memory: bound on memory in bytes.
-        progress: whether to show a progress bar.
 
     Returns:
         `accuracy` (1 where the most probable next token is the first token of the right answer that differs between
@@ -135,7 +133,6 @@ def loss_by_position(
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
         ids: token ids of texts of one length.
-        memory: bound on memory in bytes.
 
     Returns:
         `[pos text]`: entry t is the loss of the prediction of token t + 1 from tokens 0 to t.

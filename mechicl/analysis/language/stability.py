@@ -56,7 +56,6 @@ def stability(
             selected), a `Circuit` (its edges are), or a collection of hashable items.
         draws: arguments of `find`, one for each repetition: prompts, seeds, thresholds.
         top: number of scores that are selected; not used for circuits and collections, and None is for these only.
-        progress: whether to show a progress bar.
 
     Returns:
         The `selections`; `mean()`, the mean Jaccard index (items in both draws divided by items in either: 1 if all

@@ -133,7 +133,6 @@ def align_variables(
         epochs: passes over the pairs.
         learning_rate: learning rate of Adam.
         seed: seed of the pairs and the fit.
-        progress: whether to show a progress bar.
 
     Returns:
         `accuracy` `[layer pair]`: 1 where the model's answer after the exchange is the causal model's, on held-out
@@ -202,16 +201,13 @@ class _Pairs:
     outputs: tuple[int, ...]
 
     def targets(self, classes: Int[Tensor, " class"]) -> Int[Tensor, " pair"]:
-        """Return the class of each pair's output."""
         return torch.searchsorted(classes, torch.tensor(self.outputs))
 
     def keys(self) -> list[tuple[int, ...]]:
-        """Return what identifies each pair."""
         return [tuple(row) for row in torch.cat([self.base, self.source], dim=1).tolist()]
 
 
 def _pairs(causal: CausalModel, variable: str, ids: Int[Tensor, "prompt pos"], n: int, seed: int) -> _Pairs:
-    """Draw pairs in which exchanging the variable changes the output."""
     generator = torch.Generator().manual_seed(seed)
     base, source = (torch.randint(len(ids), (8 * n,), generator=generator) for _ in range(2))
     outputs, rows = [], []

@@ -89,8 +89,6 @@ def function_vectors(
         n_prompts: number of prompts with shuffled labels, and of zero-shot prompts.
         n_clean: number of prompts with true labels that the means are taken over.
         seed: seed of the prompts.
-        memory: bound on memory in bytes.
-        progress: whether to show a progress bar.
 
     Returns:
         `heads`, the `vector` `[d_model]`, the `indirect_effects` of all heads `[layer head prompt]` (gain in
@@ -190,7 +188,6 @@ def task_vectors(
         n_shots: demonstrations per few-shot prompt.
         n_prompts: number of prompts of each kind.
         seed: seed of the prompts.
-        memory: bound on memory in bytes.
 
     Returns:
         Probabilities of the right answer: `patched` after each layer, and `control` with streams from prompts with
@@ -267,7 +264,6 @@ def sum_of_outputs(
 
 
 def _streams_at_end(adapter: ModelAdapter, ids: Tensor, memory: float) -> dict[str, Tensor]:
-    """Record the stream after each layer at the last position, `[prompt d_model]` by hook name."""
     ids = adapter.encode(ids)
     names = [get_act_name("resid_post", layer) for layer in range(adapter.n_layers)]
     recorded = record_within(adapter, ids, names, Budget(memory))
@@ -277,7 +273,6 @@ def _streams_at_end(adapter: ModelAdapter, ids: Tensor, memory: float) -> dict[s
 def _replace_at_end(
     adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], memory: float, progress: bool
 ) -> InterventionSweep:
-    """Replace the stream after each layer, at the last position."""
     ids = adapter.encode(prompts.ids)
     last = ids.shape[1] - 1
     grid = make_grid(adapter, ids, "resid_post", ("layer", "pos"), {"pos": [last]})
@@ -292,6 +287,5 @@ def _replace_at_end(
 def _added(
     adapter: ModelAdapter, prompts: WordPrompts, vector: Tensor, memory: float, progress: bool
 ) -> Float[Tensor, "layer prompt"]:
-    """Return the probability of the answers with a vector added after each layer, at the last position."""
     streams = {name: stream + vector for name, stream in _streams_at_end(adapter, prompts.ids, memory).items()}
     return _replace_at_end(adapter, prompts, streams, memory, progress).values["metric"][:, 0].cpu()

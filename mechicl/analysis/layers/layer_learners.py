@@ -196,7 +196,6 @@ def check_layer(layer: int, n_layers: int) -> None:
 
 @contextmanager
 def _frozen(model: torch.nn.Module) -> Generator[None]:
-    """A context in which the model's weights get no gradients, so that autograd keeps nothing for them."""
     thawed = [weight for weight in model.parameters() if weight.requires_grad]
     try:
         for weight in thawed:

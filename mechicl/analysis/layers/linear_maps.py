@@ -127,7 +127,6 @@ class _Solver:
         self.rotated = self.vectors.mT @ self.covariance_with_target
 
     def at(self, penalties: Float[Tensor, "*site y"]) -> Float[Tensor, "*site size y"]:
-        """The maps, bias last, at one penalty per site and target."""
         eigenvalues = self.eigenvalues[..., None]
         # directions without variance, or with so little that it is rounding noise, get no weight
         floor = 1e-14 * eigenvalues.shape[-2] * eigenvalues.amax(-2, keepdim=True)

@@ -134,7 +134,6 @@ def _read_streams(model: LayeredModel, prompts: Prompts, normalized: tuple[bool,
 
 
 def _normalized_layers(model: LayeredModel, normalize: bool | None) -> tuple[bool, ...]:
-    """True for each stream, from the first to the last, that is read through a norm."""
     n_layers = model.cfg.n_layers
     if normalize and not hasattr(model.cfg, "eps"):
         raise ValueError(f"{type(model).__name__} has no layer norm to read its streams through: normalize=False")

@@ -117,7 +117,6 @@ def _construct(kind: str, sizes: dict[str, Any], parameters: Mapping[str, Tensor
 
 
 def _check_expressible(name: str, cfg: TransformerConfig, needed: TransformerConfig) -> None:
-    """Refuse a model whose architecture has no place for the construction."""
     fields = ["attention", "attn_bias", "normalization_type", "prompt_format", "read_in", "read_out", "keys", "sink"]
     fields += ["positional_embedding_type", "damping", "d_model", "d_mlp"]
     fields += ["act_fn", "mlp_location", "n_heads"] if needed.d_mlp is not None else []

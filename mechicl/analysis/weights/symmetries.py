@@ -110,7 +110,6 @@ def lift_heads(a: HookedTransformer, b: HookedTransformer) -> Pair:
 
 
 def _read_padded(a: HookedTransformer, b: HookedTransformer) -> tuple[WeightProducts, WeightProducts]:
-    """Read the products of both, the one with fewer heads padded with heads that do nothing."""
     for name, model in (("a", a), ("b", b)):
         if bad := [weight for weight, values in model.named_parameters() if count_undefined(values)]:
             raise ValueError(f"model {name} has weights that are not finite, in {bad[0]}")
@@ -140,7 +139,6 @@ def _set_sinks(model: HookedTransformer, sinks: list[Tensor]) -> None:
 
 
 def _assignment(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], attention: str) -> list[int]:
-    """For each head of the first layer, the matching head of the second."""
     pairs = list(zip(a, b, strict=True))
     inner = torch.stack([torch.einsum("aij,bij->ab", x, y) for x, y in pairs])
     if attention in _ANY_SCALE + _POSITIVE_SCALE:
@@ -171,7 +169,6 @@ def _factor(KQ_a: Tensor, PV_a: Tensor, KQ_b: Tensor, PV_b: Tensor, attention: s
 
 @torch.no_grad()
 def _align_hidden_units(a: HookedTransformer, b: HookedTransformer) -> None:
-    """Order the second model's hidden units like the first one's, in place."""
     for one, other in zip(_mlps(a), _mlps(b), strict=True):
         gain = one.W_out @ other.W_out.T + torch.outer(one.b_in, other.b_in)
         for weight, others in zip(_reading(one), _reading(other), strict=True):
@@ -203,7 +200,6 @@ def _with_both_units(model: HookedTransformer, other: HookedTransformer, place: 
 
 
 def _reading(mlp: Any) -> list[Tensor]:
-    """The matrices `[d_model hidden]` by which hidden units read the stream."""
     return [mlp.W_in, mlp.W_gate] if mlp.gated else [mlp.W_in]
 
 

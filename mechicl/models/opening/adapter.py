@@ -267,12 +267,10 @@ class ModelAdapter:
             return self._select_read(self._run_other(streams, hooks, start_at_layer=layer))
 
     def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **options: Any) -> Tensor:
-        """Run another package's model, with its lock."""
         with holding(self.model):
             return self.model.run_with_hooks(inputs, fwd_hooks=[*hooks, *self._unembed_hooks()], **options)
 
     def _unembed_hooks(self) -> list[Hook]:
-        """A hook that unembeds only the last position, if no other is read."""
         name = "unembed.hook_in"
         only_last = self.at == "query" and name in self.model.hook_dict
         return [(name, lambda stream, hook: stream[:, -1:])] if only_last else []

@@ -202,7 +202,6 @@ class BridgeParts:
             yield
 
     def _scale(self, layer: int) -> float:
-        """The factor on a layer's attention and MLP outputs (Granite)."""
         return getattr(self.model.blocks[layer], "residual_contribution_scale", 1.0)
 
     # ---- checks ----
@@ -222,7 +221,6 @@ class BridgeParts:
             raise ValueError(f"{self.name} reads more than the stream after its last layer")
 
     def _do_heads_interact(self, run: Recording) -> bool:
-        """True if the output of a head changes with the input of another."""
         n_heads, stream = self.model.cfg.n_heads, run.streams[0]
         if n_heads == 1:
             return False
@@ -233,7 +231,6 @@ class BridgeParts:
         return not _add_up(self.attend(0, q, k, v)[1:], before, stream)
 
     def _write_intact(self, layer: int, stream: Tensor) -> Tensor:
-        """A layer's update of the stream, as the sum of its nodes' outputs."""
         n_key_heads = len(list_key_heads(self.model))
         q, k, v = (stream.expand(n, *stream.shape) for n in (self.model.cfg.n_heads, n_key_heads, n_key_heads))
         attended = self.attend(layer, q, k, v).sum(0) + self.attention_bias(layer)
@@ -257,8 +254,6 @@ def _record(adapter: ModelAdapter, tokens: Tensor) -> Recording:
 
 @contextmanager
 def _calling(module: nn.Module, listen: Callable[[Call], object]) -> Iterator[None]:
-    """A context in which a function receives the calls of a module."""
-
     def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         listen(Call(args, kwargs))
 
@@ -271,7 +266,6 @@ def _calling(module: nn.Module, listen: Callable[[Call], object]) -> Iterator[No
 
 @contextmanager
 def _inputs_joined(model: Any) -> Iterator[None]:
-    """A context in which a bridge's inputs are not split by head."""
     on = [flag for flag in SPLITTING if getattr(model.cfg, flag, False)]
     try:
         for flag in on:

@@ -247,7 +247,6 @@ class EdgeGraph:
         return self._remembered[1]
 
     def _rows(self, backward: bool = False) -> int:
-        """The number of runs of one prompt that fit into memory at a time."""
         one = self.references[0, :1].numel() * self.references.element_size()
         readers = [sum(map(len, stage.edges.values())) for stage in self.stages]
         reads = 3 * sum(readers) if backward else 6 * max(readers)

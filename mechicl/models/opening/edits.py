@@ -88,7 +88,6 @@ def _decides_what_follows(adapter: ModelAdapter, tokens: Tensor, name: str) -> b
 
 
 def _add_noise(activation: Tensor, hook: HookPoint) -> Tensor:
-    """Add noise as large as the activation, with a fixed seed."""
     noise = torch.randn(activation.shape, generator=torch.Generator().manual_seed(0)).to(activation)
     scale = activation[activation.isfinite()].square().mean().sqrt().nan_to_num() + 1e-3
     return activation + scale * noise

@@ -73,7 +73,6 @@ def fast_blocks(
 
 
 def _merges(block: Block, residual: Tensor) -> bool:
-    """True if the block is merged linear attention and nothing else."""
     costs = _costs(block.attn, residual, ALL) if residual.shape[1] else {}
     cheapest = min(costs, key=costs.__getitem__, default="")
     return cheapest == "merged" and isinstance(block.ln1, nn.Identity) and not block.cfg.block_mlp

@@ -138,7 +138,6 @@ class Block(Part):
         return self.hook_resid_post(residual)
 
     def _attention_inputs(self, residual: Tensor) -> tuple[Tensor, ...]:
-        """The attention's normalized inputs: one stream, or one for each head's queries, keys and values."""
         cfg = self.cfg
 
         def copies_for_heads() -> Float[Tensor, "batch pos head d_model"]:

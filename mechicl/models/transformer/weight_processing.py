@@ -217,7 +217,6 @@ def process_weights(
 
 
 def _config_after(cfg: TransformerConfig, folded: bool, biased: bool) -> TransformerConfig:
-    """The config of the processed model: norms without weights, and new biases."""
     changes: dict[str, Any] = {}
     if folded:
         makes_biases = cfg.normalization_type == "LN"

@@ -76,7 +76,6 @@ def _scaled_dot_product(
     see: See, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`F.scaled_dot_product_attention`."""
     _refuse(dropout=dropout_p > 0, other_axes_than_prompt_head_pos=query.ndim != 4)
     if is_causal:
         attn_mask = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
@@ -130,7 +129,6 @@ def _multi_head(
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask that is True for hidden keys, as numbers to add to the scores."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -torch.inf)

@@ -278,5 +278,4 @@ def _is_hooked(place: tuple[nn.Module, str]) -> bool:
 
 
 def _first_parameter(part: nn.Module, kwargs: Mapping[str, Any]) -> str:
-    """The name of a part's first input among those given by name."""
     return next((name for name in inspect.signature(part.forward).parameters if name in kwargs), next(iter(kwargs)))

@@ -179,8 +179,6 @@ def _takes_one_tensor(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Heads:
-    """The declared parts of attention by key, and the heads in them."""
-
     parts: dict[str, Any]
     n_heads: Count | None = None
     n_key_value_heads: Count | None = None
@@ -269,7 +267,6 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _hint(known: Mapping[str, nn.Module]) -> str:
-    """The module's own numbered sub-modules, as patterns; without any, its parts."""
     numbered = {re.sub(r"\b0$", "{}", name): name for name in known if re.search(r"(^|\.)0$", name)}
     if numbered:
         return f"; it has {sorted(numbered, key=lambda name: (name.count('.'), name))[:6]}"

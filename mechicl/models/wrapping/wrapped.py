@@ -316,7 +316,6 @@ class WrappedModel(LayeredModel):
 
     @contextmanager
     def _naming_errors(self, tokens: Tensor) -> Iterator[None]:
-        """Turn torch's errors into one that names the module and its input."""
         try:
             yield
         except RuntimeError as error:
@@ -326,7 +325,6 @@ class WrappedModel(LayeredModel):
             raise ModuleError(f"{self.name} cannot read these prompts, as tokens of {shape}: {error}") from error
 
     def _run(self, tokens: Tensor) -> Any:
-        """Run the module; prompts come first in its input and output."""
         tokens = tokens if self._batch_first else tokens.transpose(0, 1)
         outputs = self.module(tokens) if self._call is None else self._call(self.module, tokens)
         if self._batch_first:

@@ -85,14 +85,12 @@ def target_copying(checkpoint: Checkpoint, *, n_prompts: int = 2000) -> Measured
 
 @lru_cache(maxsize=64)
 def _tuned(task: LinearRegression, steps: int, *, gamma: bool, per_step: bool) -> Learner:
-    """Descent tuned on the task; models of one task share it."""
     prompts = task.sample(N_TUNING, seed=HELD_OUT + 1, dtype=torch.float64)
     return tuned_descent(prompts, steps, gamma=gamma, per_step=per_step)
 
 
 @lru_cache(maxsize=64)
 def _limit_losses(task: LinearRegression, steps: int, n_prompts: int) -> tuple[tuple[str, float], ...]:
-    """Held-out losses of the best learners with this number of steps."""
     tuning = task.sample(N_TUNING, seed=HELD_OUT + 1, dtype=torch.float64)
     prompts = task.sample(n_prompts, seed=HELD_OUT, dtype=torch.float64)
     best = limits(FitProblem(tuning, tuning.query.ys[None], steps))
