@@ -32,7 +32,7 @@ def in_weights_classifier(
 ) -> Trajectory:
     """Classify each input among the known training classes, without reading the context (in-weights learning).
 
-    It is the exact posterior over classes, for inputs `(mean + ε η) / √(1 + ε²)` as in `tasks.GaussianClusters`.
+    It is the exact posterior over classes, for inputs `(mean + ε η) / √(1 + ε²)` with η from N(0, I / x_dim).
 
     Args:
         means: class means, `GaussianClusters.means`.

@@ -29,8 +29,8 @@ def conjunction_bayes(
 ) -> Trajectory:
     """Predict by exact Bayes over all 3^d conjunctions, for inputs of `tasks.Conjunctions`.
 
-    A function's weight is its prior times the probability of the inputs up to the predicted point's (inputs that
-    satisfy the function are drawn more often), and 0 if it disagrees with an earlier target.
+    A function's weight is its prior times the probability of the inputs up to and including the predicted point's
+    (inputs that satisfy the function are drawn more often), and 0 if it disagrees with an earlier target.
 
     Args:
         prompts: inputs and targets are -1 or 1.

@@ -28,8 +28,8 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
 
     S = XᵀX and B = XᵀY sum over the points before the predicted one. After k steps the residual in the eigendirection λ
     of S is `T_k(z(λ)) / T_k(z(0))`. T_k is the Chebyshev polynomial, and z maps `[λ_min, λ_max]`, the range of S's
-    nonzero eigenvalues, linearly onto [-1, 1]. Among methods whose weights after k steps are a polynomial of degree
-    k - 1 in S, times B, it has the smallest worst-case residual on that interval.
+    nonzero eigenvalues, linearly onto [-1, 1]. Among methods with weights `p(S) B` after k steps, for a polynomial p of
+    degree k - 1, it has the smallest worst-case residual on that interval.
 
     Args:
         steps: number k of steps, or several in any order; 0 predicts 0.
@@ -39,8 +39,7 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
-    Source: Golub & Varga 1961; the comparison is that of Fu et al. 2024, section 4, with the best method in place of
-    gradient descent.
+    Source: Golub & Varga 1961; Fu et al. 2024, section 4, compare models with gradient descent instead.
     """
     numbers = step_numbers(steps)
     return spectral_trajectory(

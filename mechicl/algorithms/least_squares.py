@@ -30,7 +30,7 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
     """Predict by ordinary least squares, `S⁺ B`: the solution of minimum norm where the context allows several.
 
     S = XᵀX and B = XᵀY sum over the points before the predicted one. Directions whose singular value in X is below
-    `ε max(n, d)` of the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`.
+    `ε max(n, d)` times the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`.
 
     Args:
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
@@ -54,7 +54,7 @@ def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
     S = XᵀX and B = XᵀY sum over the points before the predicted one.
 
     Args:
-        penalty: λ > 0; for no penalty use `ols`, which is also the limit of penalties as small as rounding noise.
+        penalty: λ > 0; for no penalty, or one near rounding noise, use `ols`.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
@@ -64,7 +64,7 @@ def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
 
-    Source: Garg et al. 2022; the lecture note on ICL as meta-optimisation, Theorem 3.1.
+    Source: Garg et al. 2022; the lecture notes "Transformers as meta-optimizers", Theorem 3.1.
     """
     return _penalised(prompts, penalty, f"ridge({penalty:g})", at, with_weights)
 
@@ -91,7 +91,7 @@ def ridge_path(
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
-    Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, for each penalty.
+    Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1, for each penalty.
     """
     numbers = step_numbers(steps)
 
@@ -130,7 +130,7 @@ def bayes(
     Raises:
         ValueError: `weight_covariance` has another size than x_dim, or is not a covariance.
 
-    Source: the lecture note on ICL as meta-optimisation, Theorem 3.1.
+    Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1.
     """
     if weight_covariance is not None:
         root = _covariance_root(weight_covariance, prompts)

@@ -174,9 +174,8 @@ def network_descent(
 ) -> Trajectory:
     """Train a two-layer ReLU network on the earlier points' mean squared error by Adam, and predict with it.
 
-    Every prefix trains a separate network, all from the same initial weights: uniform within one over the root of the
-    number of inputs of a layer, as in PyTorch, with biases. It predicts 0 before the first point. Gradients do not flow
-    to the context.
+    Every prefix trains a separate network, all from the same initial weights: uniform in ±1/√n for a layer of n inputs,
+    biases included, as in PyTorch. It predicts 0 before the first point. Gradients do not flow to the context.
 
     Args:
         n_hidden: number of hidden units.

@@ -80,11 +80,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @checked
 def register_references(function: Function) -> Function:
-    """Decorate a function that returns reference learners of your own class of tasks, for `references` to find.
+    """Decorate a function that returns the best known learners of your own class of tasks, for `identify` and `regret`.
 
     Args:
-        function: takes a task and returns learners by name, the best first. The annotation of its parameter must be the
-            class of tasks: `def learners(task: MyTask) -> dict: ...`.
+        function: takes a task and returns a dictionary from names to learners (anything with `predict(prompts)`, such
+            as an `AlgorithmLearner`), the best first; `algorithms.references(task)` calls it. The annotation of its
+            parameter must be the class of tasks: `def learners(task: MyTask) -> dict: ...`.
 
     Returns:
         The function, unchanged.

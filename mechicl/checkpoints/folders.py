@@ -54,8 +54,7 @@ def load(name: str | Path, seed: int | None = None) -> Model:
 
     Raises:
         CheckpointError: unknown name or seed; a file is missing, damaged, changed since it was saved, or too large; or
-            the weights do not fit the config. Code in the files is never executed, and no memory is taken for sizes
-            that only the config claims.
+            the weights do not fit the config. Code in the files is never executed.
 
     Example:
         >>> load("lsa-1l").cfg.n_layers

@@ -27,13 +27,14 @@ def copy_targets(
 ) -> HookedTransformer:
     """Build a layer that copies each target from its own token to the y-subspace of its input's token.
 
-    Prompts are interleaved: tokens `x_1, y_1, ..., x_q` with one-hot positions, and the position of an input scores the
-    next one. A second head erases the token part of the y tokens, so that later layers see points `(x_i, y_i)` at the x
-    tokens and, apart from the positions, 0 at the y tokens. The query's y-subspace stays 0.
+    Prompts are interleaved: tokens `x_1, y_1, ..., x_q` with one-hot positions, and the query vector at an input's
+    position matches the key of the next position. A second head erases the token part of the y tokens, so that later
+    layers see points `(x_i, y_i)` at the x tokens and, apart from the positions, 0 at the y tokens. The query's
+    y-subspace stays 0.
 
     Linear: exact. Softmax: relative error of order `(n + 1) e^(-score_scale / 2)`, below rounding with the default
-    scale. The sink, half as high as a match, takes `e^(-score_scale / 2)` of the attention of a position that copies or
-    erases; at other positions it leaves `2 n e^(-score_scale / 2)` to the keys.
+    scale. The sink's score is half that of a match. A position that copies or erases loses `e^(-score_scale / 2)` of
+    its attention to the sink; other positions leave `2 n e^(-score_scale / 2)` to the keys.
 
     Args:
         x_dim: dimension of the inputs.

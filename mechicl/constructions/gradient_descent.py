@@ -290,9 +290,8 @@ def relu_optimum(*, x_dim: Count, n_context: Count) -> HookedTransformer:
         x_dim: dimension d of the inputs; there is one target.
         n_context: number n of context points that it is optimal for.
 
-    Source: Nertinger 2025, Theorem 4, whose Q_0 must be negative if the prediction is minus the query's y: with the
-    printed sign the loss is 14.1. Here the output has the minus instead, so that a point counts if its score is
-    positive. A negative Q_0 has the same loss: it predicts minus this model's prediction for the mirrored query.
+    Source: Nertinger 2025, Theorem 4. Its query-key weight Q_0 has another sign, since its prediction is minus the
+    output.
     """
     stream = Stream(x=x_dim, y=1)
     scale = 1 / (0.5 * (n_context - 1) / n_context + (x_dim + 2) / n_context)

@@ -87,7 +87,8 @@ def with_pseudo_examples(prompts: Prompts, penalty: NonNegative) -> Prompts:
     Returns:
         Prompts with n + d context points, the new ones first.
 
-    Source: the lecture note on ICL as meta-optimisation, Theorem 3.1, whose Neumann series needs many more terms.
+    Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1, whose Neumann series needs many more
+    terms.
 
     Example:
         >>> model = newton(x_dim=5, n_context=20 + 5, steps=12, alpha=1e-3)

@@ -66,7 +66,7 @@ def load_language_model(
     Returns:
         A `LanguageModel`: `model`, in eval mode, is a TransformerLens `TransformerBridge` (or a `HookedTransformer` for
         a mechicl checkpoint), `tokenizer` one of `transformers`. Analyses with an argument `language` take it whole,
-        others take `.model`. Within `checkpoints.random_weights` the model is untrained.
+        others take `.model`. Inside `with checkpoints.random_weights():` it has random weights instead, as a control.
 
     Raises:
         UnknownSeedError: the mechicl checkpoint has no such seed.

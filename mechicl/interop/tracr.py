@@ -102,9 +102,8 @@ class CompiledTransformer(HookedTransformer):
 def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> CompiledTransformer:
     """Convert a program that tracr compiled to a `HookedTransformer` with the same residual stream.
 
-    Its algorithm is known, so it is ground truth for analyses. tracr itself is not needed: the model is read off the
-    attributes of `compiled`. Every layer has attention and an MLP; parts that the program does not need have zero
-    weights, as in tracr.
+    Its algorithm is known, so it is ground truth for analyses. tracr itself is not needed for the conversion. Every
+    layer has attention and an MLP; parts that the program does not need have zero weights.
 
     Args:
         compiled: the result of `tracr.compiler.compiling.compile_rasp_to_model`.
@@ -113,8 +112,9 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
 
     Returns:
         A `CompiledTransformer` in eval mode: `encode_words` turns words into token ids, `decode_outputs` outputs into
-        the program's values, `true_circuit` has the program's nodes and edges, and `stream_labels` are tracr's names
-        of the residual stream's dimensions. Its output has a column for each value of a categorical program, or one.
+        the program's values, `true_circuit` has the program's nodes and edges, and `stream_labels` are tracr's names of
+        the residual stream's dimensions. Outputs have one column per value of a categorical program, a single column
+        for a numerical one.
 
     Raises:
         TypeError: compiled is not a compiled model.

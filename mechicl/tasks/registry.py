@@ -121,7 +121,7 @@ def task_to_dict(task: AnyTask) -> dict[str, Any]:
 
 @checked
 def task_from_dict(data: dict[str, Any]) -> AnyTask:
-    """Create the task that `task_to_dict` converted to data. Nothing is imported: register your own classes first.
+    """Create the task that `task_to_dict` converted to data. Nothing is imported: `register` your own classes first.
 
     Raises:
         ValueError: an unknown type or field, a missing field, or a value that the task refuses.

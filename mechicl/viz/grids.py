@@ -102,10 +102,10 @@ def lines(
 ) -> go.Figure:
     """Draw measured values of a sweep along one of its axes: means over seeds with bands of 95% intervals.
 
-    Seeds that diverged are left out. Along an axis of names (kinds of attention, labels) there are points with bars.
-    Up to ten seeds are also drawn as small points, since intervals of few seeds are rough: those of means suppose a
-    normal distribution, and those of medians are the seeds' range, which contains the true median with probability 75%
-    for three seeds (`statistics.median_interval`).
+    Seeds that diverged are left out. Along an axis of names (kinds of attention, labels) there are points with bars. Up
+    to ten seeds are also drawn as small points. Intervals of means are Student's (they suppose a normal distribution);
+    those of medians are bootstrap intervals, for few seeds the seeds' range, which contains the true median with
+    probability 75% for three seeds.
 
     Args:
         table: result of a sweep (`Sweep.run` or `load_table`), or a pandas frame with these columns; axes that are not

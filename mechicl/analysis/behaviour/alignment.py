@@ -188,10 +188,10 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
 
     Returns:
         Weights `[step prompt point x y]`. Entry t of `point` is the derivative of the prediction of point t from the t
-        points before it: t = 0 has no context, t = n_context is the query. A model read layer by layer that predicts
-        the query alone (paired prompts) has that entry alone.
+        points before it: t = 0 has no context, t = n_context is the query. A `Lens` of a model that predicts the query
+        alone (paired prompts: one token (x, y) per point) has only the query's entry: a point axis of length 1.
 
-    Source: Fu et al. 2024, A.3.1, whose weights are regressed on sampled queries: see `regressed_weights`.
+    Source: Fu et al. 2024, A.3.1, who regress the weights on sampled queries: see `regressed_weights`.
 
     Example:
         >>> induced_weights(AlgorithmLearner(algorithms.ols), prompts).shape

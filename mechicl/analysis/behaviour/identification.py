@@ -53,8 +53,8 @@ def identify(
     losses and the cosine of sensitivities (derivatives of the prediction in the query) are measured. With `S = XᵀX` of
     the context's inputs X, the families are:
 
-    - gradient descent (one step size, up to 1024 steps, or a step size for each step), with momentum, with an intercept
-      (one step with a kernel of 1 and x), online, or preconditioned (one step, or several with one matrix);
+    - gradient descent: plain (one step size and up to 1024 steps, or a step size for each step); with momentum; with an
+      intercept (one step with a kernel of 1 and x); online; preconditioned (one step, or several with one matrix);
     - GD++ (parameters shared or for each step, up to 12 steps), Newton (up to 15 iterations), Chebyshev;
     - ridge, least squares, averaging, nearest neighbours;
     - as upper bounds, any polynomial of S with as many terms as steps, and any function of S;

@@ -194,18 +194,20 @@ def match(
         a: the learner whose steps are matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
             learner without steps counts as one with a single step.
         b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; an algorithm's
-            card (one of `algorithms.cards()`), whose `path` defines the steps; or an `AlgorithmFamily` over another
-            hyperparameter.
-        prompts: prompts to compare them on. A learner that predicts the query alone (a model on paired prompts) is
-            compared on the query, others on all points.
+            card (one of `algorithms.cards()`), whose `path` defines the steps; or an `AlgorithmFamily`, whose steps are
+            the values of a hyperparameter.
+        prompts: prompts to compare them on. A learner that predicts the query alone (a model on paired prompts, one
+            token (x, y) per point) is compared on the query, others on all points. On the query of one target the
+            cosine of two errors is only ±1: use "weights".
         similarity: "errors" for the cosine between the two learners' errors along each prompt (of all points after the
             first); "weights" for the cosine between their induced weights, the exact derivatives of predictions with
             respect to the prompts' own queries (the paper regresses them on sampled ones: `regressed_weights`).
 
     Returns:
         A `Match`: `similarities` are cosines `[row column prompt]` between each step of a (row) and of b (column),
-        `mean()` their means `[row column]`. `best()` lists for each row the `column` with the largest mean, its 95%
-        interval from `low` to `high`, and the `similarity` there. `growth()` fits how the best step grows by layer.
+        `mean()` their means `[row column]`. `best()` lists for each row the step of b (`column`) with the largest mean,
+        its 95% interval from `low` to `high`, and the `similarity` there. `growth()` fits the best step as a linear and
+        as an exponential function of the layer.
 
     Source: Fu et al. 2024, A.3.
 
@@ -294,8 +296,8 @@ class FamilyRanking(Result):
 def rank_families(matches: Mapping[str, Match]) -> FamilyRanking:
     """Measure which family of algorithms is nearest to each layer of a model.
 
-    For each family and layer, every other prompt chooses the best-matching step, and the rest of the prompts measure
-    the similarity to it. A family with more steps to choose from therefore has no advantage.
+    For each family and layer, half of the prompts (every second one) choose the best-matching step, and the other half
+    measure the similarity to it, so a family with more steps to choose from has no advantage.
 
     Args:
         matches: the result of `match` for each family, by the family's name: of the same model's layers, on the same

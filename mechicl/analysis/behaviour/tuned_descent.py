@@ -83,8 +83,7 @@ def tuned_clipped_descent(
     """Tune gradient descent or GD++ with clipped tokens to the least squared error on prompts.
 
     Use it as the baseline for a model with `token_clip`. The result of `tuned_descent` can be worthless with a clip:
-    ten steps of GD++ do best with a step size that first makes targets 25 times as large, in directions with large
-    eigenvalues, and later small.
+    without one, the best ten steps of GD++ first let residuals grow 25-fold and shrink them later.
 
     Args:
         prompts: prompts whose query targets are predicted.
@@ -96,7 +95,7 @@ def tuned_clipped_descent(
     Returns:
         A learner with `predict(prompts)`; `hyperparameters` has the tuned values by name.
 
-    Source: von Oswald et al. 2023, A.2 and A.12: "for the trained TF and GD".
+    Source: von Oswald et al. 2023, A.2 and A.12.
     """
     few = prompts[:SCREENING]
     _check_tuning(few, steps, gamma)

@@ -173,7 +173,7 @@ def _explained(distances: Tensor, moved: Tensor, expected: Tensor, ends: Tensor)
 
 @checked
 def sample_sources(task: Task, prompts: Prompts, *, seed: int) -> Prompts:
-    """Sample source prompts for `interchange`: new contexts, with the queries of given prompts.
+    """Sample source prompts for `interchange`: new contexts, with the query inputs of given prompts.
 
     Args:
         task: distribution of the contexts.
@@ -181,7 +181,7 @@ def sample_sources(task: Task, prompts: Prompts, *, seed: int) -> Prompts:
         seed: a different seed from the prompts'.
 
     Returns:
-        Prompts of the same shape.
+        Prompts of the same shape. Their query targets belong to other inputs: do not use them.
 
     Example:
         >>> base = task.sample(64, seed=1)

@@ -133,8 +133,8 @@ def score_edges(
             with random signs.
         scoring: where gradients are taken; each is multiplied by the change of the edge's value when it is cut:
 
-            - "eap-ig": on the path of the embedding from the reference's to the prompts', averaged over steps (Hanna et
-              al. 2024). With `steps=1` this is edge attribution patching (Syed et al. 2023);
+            - "eap-ig": on the path of the embedding from its value when cut (see `method`) to the prompts', averaged
+              over steps (Hanna et al. 2024). With `steps=1` this is edge attribution patching (Syed et al. 2023);
             - "mask-ig": on the path of all edges together from cut to whole, averaged over steps. In the limit of many
               steps the scores add up to the whole effect (Sundararajan et al. 2017).
         steps: number of points on the path; by default 4, or 5 for "eap-ig".
@@ -148,7 +148,8 @@ def score_edges(
 
     Returns:
         `edges`, and `scores` `[edge prompt]`: the estimated metric with the edge cut minus that of the full model; for
-        "outputs" a size without sign. `strongest(n)` lists the edges with the largest mean scores in absolute value.
+        "outputs" its root mean square over the random signs. `strongest(n)` lists the edges with the largest mean
+        scores in absolute value.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

@@ -38,7 +38,7 @@ def find_circuit(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Circuit:
-    """Find the heads, MLPs and edges that suffice: with all other edges cut, the metric changes by at most `tolerance`.
+    """Find the fewest heads, MLPs and edges that keep a metric while all other edges are cut.
 
     An edge connects two nodes (the embedding, a head, an MLP, the output): the receiver reads the sender's write from
     the residual stream. Each head has three inputs: query, key and value. The edges of the result were verified
@@ -66,12 +66,13 @@ def find_circuit(
             - "zero", the write's "mean" over prompts at the same position, or the write on another prompt ("resample");
             - "any": an edge is cut only if that is harmless under every replacement tested: zeros, and random mixtures
               of the sender's writes on several prompts. Both are also tested in runs whose embeddings are such
-              mixtures, so that no activation is saturated or the same for all prompts.
+              mixtures, since a saturated or constant activation would hide an edge.
 
             By default "any" for "outputs", and "zero" for a metric; docs/how-to/circuits.md compares them.
         reference: for "mean" the prompts to average over, by default those given; for "resample" the prompt that
             replaces each prompt, by default another of those given.
-        tolerance: largest distance from the full model, as a share of the distance when everything is cut.
+        tolerance: largest distance of the circuit from the full model, as a share of the distance when everything is
+            cut.
         effects: measure the effect of removing each node and edge from the circuit, with a run for each; NaN otherwise.
         steps: number of gradients for the scores; by default 4, or 5 for "eap-ig".
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions. By
@@ -80,8 +81,9 @@ def find_circuit(
 
     Returns:
         The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()` is the share of the
-        metric that the edges keep when all others are cut (1: all of it) with a 95% interval over prompts; `effects()`
-        the change of the metric without each node or edge.
+        metric that the edges keep when all others are cut (1: all of it; for "outputs" one minus their mean largest
+        change, relative to that when everything is cut), with a 95% interval over prompts; `effects()` is the change of
+        the metric without each node or edge.
 
     Raises:
         ValueError: as for `ablate`; several metrics, a metric that is not finite or does not change when everything is

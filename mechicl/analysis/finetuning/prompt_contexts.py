@@ -26,13 +26,13 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
         model: the model whose tokens are made.
         prompt: one prompt, with one context point or more.
         zero_shot: the prompt without demonstrations. "query": the query alone. "unlabelled": the context's inputs with
-            targets of 0, for models whose query sees only the context (`keys="context"`): alone, it would be predicted
-            as 0 whatever the weights. By default "unlabelled" for these models, and "query" for others.
+            targets of 0, for models whose query sees only the context (`keys="context"`), which predict 0 for a query
+            alone. By default "unlabelled" for these models, and "query" for others.
 
     Returns:
-        A `Shots` of tokens: `zero_shot` (the query without demonstrations), `in_context` (after them), `targets` (the
-        query's y), and `examples` with `example_targets`: each context point as a query without demonstrations, and its
-        y, to fine-tune on.
+        A `Shots` of token sequences `[pos d_token]`: `zero_shot` (the query without demonstrations), `in_context`
+        (after them), `targets` (the query's y), and `examples` with `example_targets`: each context point as a query
+        without demonstrations, and its y, to fine-tune on.
 
     Example:
         >>> len(prompt_shots(model, prompts[:1]).examples)
@@ -76,7 +76,7 @@ def search_on_prompts(
     Args:
         model: a trained model; it stays unchanged.
         prompts: other prompts than those to be measured later.
-        tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of keys and values.
+        tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of all W_K and W_V.
         learning_rates: learning rates to try.
         epochs: numbers of epochs (passes over the context) to try.
         zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs

@@ -21,10 +21,9 @@ TOKENS_AT_A_TIME = 8192  # of a vocabulary, in float64
 def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]:
     """Score each pair of heads by weights: does the later one attend to the token that the earlier one moved?
 
-    The score is `Σ Re λ / Σ |λ|` over the eigenvalues λ of `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ`, with the queries and keys of
-    the later head and the values and output of the earlier one: 1 where a token attends to positions to which the
-    earlier head moved the same token, as an induction head does through a previous-token head; see `score_heads`. Norms
-    are left out.
+    The score is `Σ Re λ / Σ |λ|` over the eigenvalues λ of `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` (W_Q, W_K of the later head;
+    norms are left out): 1 where a token attends to positions to which the earlier head moved the same token, as an
+    induction head does through a previous-token head.
 
     Args:
         model: a model of token ids with W_E, W_Q, W_K, W_V and W_O.
@@ -68,7 +67,8 @@ def composition_scores(
 
     Returns:
         `[earlier layer, its head, later layer, its head]`, from 0 (no composition) to 1 without the baseline; 0 unless
-        the first layer is earlier, and minus the baseline for a head whose matrix is 0. Float64 on the CPU.
+        the first layer is earlier. With a baseline, a pair in which a matrix is 0 scores minus the baseline. Float64 on
+        the CPU.
 
     Source: Elhage et al. 2021, section "Two-layer attention-only transformers".
 

@@ -46,8 +46,8 @@ def ablate(
 ) -> InterventionSweep:
     """Ablate each cell of a grid (for example each head) separately, or every two cells together.
 
-    Each cell is a run in which the component is replaced at one layer and at the cell's position, head, ...; along axes
-    that are not swept it is replaced as a whole. Large effects show which parts the predictions depend on.
+    Each cell is a run in which the component is replaced at one layer and at the cell's position, head, ... (as a whole
+    along axes that are not swept). Large effects show which parts the predictions depend on.
 
     Args:
         model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol
@@ -59,15 +59,16 @@ def ablate(
             them). By default layer and head, or layer and pos for components without heads.
         method: the replacement: the activation's "mean" over prompts at the same position, "zero", or the activation of
             another prompt ("resample").
-        reference: for "mean" the prompts to average over, by default those ablated. The intervals do not account for
-            the noise of the mean itself: with fewer than about 200 prompts, give a reference. For "resample" the
-            prompts to take activations from, by default the same ones shuffled.
+        reference: for "mean" the prompts to average over, by default those ablated. The 95% intervals treat this mean
+            as exact: with fewer than about 200 prompts, give a reference. For "resample" the prompts to take
+            activations from, by default the same ones shuffled.
         directions: vectors to ablate, one at a time: only the activation's component along the vector is replaced. They
             need not be normalised. The sweep gets a last axis "direction". Only for components as wide as the stream.
         pairs: ablate every two cells together: the sweep has its axes twice, the second time with the suffix "_2"; its
             diagonal contains the single cells.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
-            "loss" against the prompts' targets, where there are any: squared error, or cross entropy in nats.
+            "loss" against the prompts' targets, squared error, or cross entropy in nats; without targets only
+            predictions are kept.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
         keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are

@@ -46,10 +46,10 @@ def attribute(
 ) -> InterventionSweep:
     """Estimate `patch` to first order: the metric's gradient times the change of the activation.
 
-    `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation`, the sum over the entries that a cell replaces. Exact where
-    the metric is an affine function of the activation. It takes three forward passes and one backward pass per metric,
-    whatever the number of cells, so use it where patching every cell would take too long; `correlate_effects` measures
-    how well the estimates agree with patching.
+    The estimate of the patched run's metric m is `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation`: the gradient is
+    the corrupted run's, and the sum runs over the entries that a cell replaces. It is exact where m is affine in the
+    activation. Use it where patching every cell would take too long: the cost does not grow with the number of cells.
+    `correlate_effects` measures how well the estimates agree with patching.
 
     Args:
         model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol
@@ -67,9 +67,9 @@ def attribute(
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
 
     Returns:
-        A sweep without predictions: `effect()` is the estimated change of the first metric, `[*axes prompt]`;
-        `recovered()` the estimated share of the difference between both runs; `strongest(n)` a table of the largest
-        effects.
+        A sweep without predictions: `effect()` is the estimated change of the first metric (the sum above),
+        `[*axes prompt]`; `recovered()` the estimated share of the difference between both runs; `strongest(n)` a table
+        of the largest effects.
 
     Raises:
         ValueError: as for `patch`; no metric, or one without a gradient.

@@ -92,7 +92,7 @@ def next_token_loss(targets: Int[Tensor, "prompt"] | Int[Tensor, "prompt pos"]) 
 
     Args:
         targets: the tokens to predict: one per prompt, for the last position (`at="query"`), or one per position
-            (`at="positions"`), where -100 marks positions without a target.
+            (`at="positions"`): entry p is the token that follows position p, or -100 for none.
 
     Returns:
         A function of logits, `[prompt d_vocab]` or `[prompt pos d_vocab]`, that returns a loss per prompt, `[prompt]`:

@@ -52,10 +52,10 @@ def stability(
     Shows whether a circuit, or the best heads, depend on the prompts, seeds or thresholds.
 
     Args:
-        find: function of a draw that returns scores `[layer head]` or of any other shape (the `top` largest are
-            selected), a `Circuit` (its edges are), or a collection of hashable items.
+        find: function of a draw that returns scores `[layer head]` or of any other shape (the `top` largest are the
+            selection), a `Circuit` (its edges are), or a collection of hashable items.
         draws: arguments of `find`, one for each repetition: prompts, seeds, thresholds.
-        top: number of scores that are selected; not used for circuits and collections, and None is for these only.
+        top: number of scores that are selected; not used for circuits and collections, for which it may be None.
 
     Returns:
         The `selections`; `mean()`, the mean Jaccard index (items in both draws divided by items in either: 1 if all

@@ -75,7 +75,7 @@ def function_vectors(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> FunctionVector:
-    """Find the heads that carry a task from demonstrations to the answer, and sum up their outputs.
+    """Find the heads that carry a task from demonstrations to the answer, and add up their mean outputs.
 
     Each head's output at the last position is averaged over prompts with true labels and patched into prompts with
     shuffled labels. The heads that raise the probability of the right answer most are summed to a vector, which is then
@@ -93,8 +93,9 @@ def function_vectors(
     Returns:
         `heads`, the `vector` `[d_model]`, the `indirect_effects` of all heads `[layer head prompt]` (gain in
         probability), and probabilities of the right answer in zero-shot prompts: `added` with the vector after each
-        layer and `random_added` with a random one, `[layer prompt]`, `zero_shot` without. Compare with `few_shot` and
-        `shuffled`.
+        layer and `random_added` with a random one, `[layer prompt]`, `zero_shot` without. `few_shot` and `shuffled`
+        `[prompt]` are the same probability after true and after shuffled demonstrations. `intervals()` has means with
+        95% intervals over prompts.
 
     Raises:
         ValueError: an unknown task, or too few pairs for the shots.

@@ -102,8 +102,8 @@ def preconditioned_gd_optimum(
         noise_variance: variance ν² of the noise on the context's targets.
 
     Returns:
-        A `OneStepOptimum`: `step_size` is η, the factor on the gradient of the mean over the context, and `mse` the
-        expected squared error of the query.
+        A `OneStepOptimum`: `step_size` is η, the factor on the gradient of the context's mean of `(x w - y)² / 2`, and
+        `mse` the expected squared error of the query.
 
     Source: Nertinger 2025, section 4.1, who finds η by a search.
     """

@@ -108,9 +108,10 @@ def adapted_functions(
     """Predict a grid of queries from each prompt's context: the function that the learner has inferred from it.
 
     Args:
-        learner: a model, or anything else with `predict(prompts)`; a model computes each context once.
+        learner: a model, or anything else with `predict(prompts)` (a model computes each context only once, which is
+            fast).
         prompts: prompts that give the contexts; their queries are ignored.
-        grid: query inputs, the same for all prompts.
+        grid: query inputsin the prompts' unit of x, the same for all prompts; predictions are in units of y.
 
     Source: von Oswald et al. 2023, Fig. 4, the adjusted functions.
 

@@ -67,10 +67,10 @@ def wrap(
             dtype; `probe` and `test_hypotheses` then need `points` too.
         decode: a function of the module's output that returns predictions: `[prompt y]` of the query, or
             `[prompt point y]` of every point. By default the output itself, at `points` if it has positions.
-        points: the positions at which points are predicted, in order, the query's last: in the output, if `decode` is
-            not given, and in the stream. By default every x token of interleaved prompts, and the last position
-            otherwise. `slice(0, None, 2)` declares that a function as `encode` makes two tokens per point, x first.
-            Whether a position sees later points is tried out when the module first reads prompts.
+        points: the positions at which points are predicted, in order, the query's last: in the stream, and without
+            `decode` in the output. By default every x token of interleaved prompts, and the last position otherwise.
+            `slice(0, None, 2)` declares that a function as `encode` makes two tokens per point, x first. Whether a
+            position sees later points is tried out when the module first reads prompts.
         layers: sub-modules whose first input is the residual stream `[prompt pos d_model]` and whose output is the
             stream, or a tuple that begins with it. They get `blocks.{l}.hook_resid_pre` and `hook_resid_post`.
         attention: sub-modules that return the attention's update of the stream (`blocks.{l}.hook_attn_out`), or a
@@ -90,7 +90,7 @@ def wrap(
               provide all of the above that is not named. Runs with hooks there compute the attention step by step; the
               first is compared with torch's own result. Its "q" and "k" are after any rotation.
             - "n_heads": number of heads, for q, k, v, z and fused; "n_key_value_heads" if keys and values have fewer.
-        mlp: sub-modules that return the MLP's update of the stream, or another part's: `hook_mlp_out`.
+        mlp: sub-modules that return the update of the stream by the MLP, or by the part in its place: `hook_mlp_out`.
         resid_mid: sub-modules that take the stream between attention and MLP, such as a norm: `hook_resid_mid`.
         unembed: sub-modules that compute the output from the stream after the last layer, in order (such as a norm and
             a linear map), for the logit lens.
