@@ -174,15 +174,11 @@ def spectral_trajectory(
 ) -> Trajectory:
     """Compute the predictions of a spectral algorithm in float64; they are returned in the prompts' dtype.
 
-    Gradients flow to the query. Those to the context are NaN where eigenvalues of S coincide, as in a prefix with
-    fewer points than dimensions.
+    Gradients flow to the query. Those to the context are NaN where eigenvalues of S coincide, as in a prefix with fewer
+    points than dimensions.
 
     Args:
-        prompts: prompts to predict.
-        filters: eigenvalues to filter values, one slice a step.
-        name: name of the algorithm.
-        steps: step numbers of the slices.
-        at: all "points", each predicted from those before it, or the "query" alone (a trajectory with one point).
+        filters: eigenvalues to filter values, one slice for each of `steps`.
         initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits the residual.
         parameters: names and values of an iteration's parameters, for a `DivergenceWarning` where the residual grows on
             most of the full contexts in more than one step. Values between 0 and `2 / λ_max(S)` always converge.
@@ -246,10 +242,9 @@ def residuals_grow(
 ) -> Bool[Tensor, "*context"]:
     """Return whether the residual `|1 - λ f(λ)|` exceeds its first value, 1, along some eigendirection of S.
 
-    For k steps of gradient descent it is `|1 - aλ|^k`, which exceeds 1 if and only if a is not between 0 and 2/λ_max.
-    The residual of GD++ is the product of `|1 - a_i λ_i|` with `λ_{i+1} = λ_i (1 - γ_i λ_i)²`. If every a_i and γ_i is
-    in that range, no λ_i exceeds the first λ_max and the residual does not grow; outside the range it may or may not (a
-    γ that shrinks S allows a larger a), so that the residual itself decides.
+    For k steps of gradient descent it is `|1 - aλ|^k`, which grows unless a is between 0 and 2/λ_max. For GD++ (a
+    product of `|1 - a_i λ_i|`) that range of every a_i and γ_i suffices but is not necessary, so the residual itself
+    decides.
     """
     residuals = (1 - eigenvalues * filters).abs()
     return ~(residuals <= 1 + TOLERANCE).all(-1)

@@ -65,9 +65,8 @@ class SpectralLearner:
 class SpectralProblem:
     """Prompts in their contexts' eigenbases, and the predictions of their queries that a learner is fitted to.
 
-    With `S = XᵀX = U diag(λ) Uᵀ` and `B = XᵀY`, every algorithm that applies a function f to S predicts `x f(S) B`,
-    which is `Σ_i f(λ_i) (xU)_i (UᵀB)_i`. The products `(xU)_i (UᵀB)_i` depend on the prompts alone: computed once, they
-    make the prediction linear in the numbers f(λ_i), and a fit of f needs no matrix any more.
+    Every algorithm that applies a function f to `S = XᵀX = U diag(λ) Uᵀ` predicts `Σ_i f(λ_i) (xU)_i (UᵀB)_i`. The
+    products `(xU)_i (UᵀB)_i` depend on the prompts alone: with them the prediction is linear in the numbers f(λ_i).
 
     Attributes:
         eigenvalues: λ `[prompt x]`.
@@ -175,8 +174,8 @@ class SpectralProblem:
     ) -> tuple[Float[Tensor, "parameter"], float]:
         """Return the hyperparameters with the least error downhill from a start (Levenberg-Marquardt), and that error.
 
-        The family maps hyperparameters `[parameter prompt x]`, the same for every eigenvalue, to filter values
-        `[prompt x]`, each by the hyperparameters of its eigenvalue alone; it is differentiable.
+        The differentiable family maps hyperparameters `[parameter prompt x]` to filter values `[prompt x]`,
+        elementwise.
         """
         # Levenberg-Marquardt needs the slope of every residual with respect to every parameter. Each eigenvalue gets
         # its own copy of the parameters: one backward pass from the sum of all filter values then gives

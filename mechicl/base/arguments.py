@@ -98,18 +98,14 @@ def checked(function: Function) -> Function: ...
 @overload
 def checked(*, undefined: bool) -> Callable[[Function], Function]: ...
 def checked(function: Callable[..., Any] | None = None, *, undefined: bool = False) -> Any:
-    """Compare the arguments of every call with the function's annotations.
+    """Compare the arguments of every call with the function's annotations; raise `ArgumentError` where they do not fit.
 
     Tensors must have finite values; numbers must not be NaN. NumPy numbers are converted to Python's, arrays and
     tensors of one axis to lists of numbers, lists to tuples. An axis name in a shape means the same size in all
     arguments. Code under `torch.compile` is not checked.
 
     Args:
-        function: the decorated function; left out in `@checked(undefined=True)`.
         undefined: allow NaN and infinite values, which the function must document.
-
-    Raises:
-        ArgumentError: when called; names the argument, what is allowed, and what was given.
 
     Example:
         >>> @checked
@@ -129,11 +125,7 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
 
 
 def check_fields(settings: Any, *, undefined: bool = False) -> None:
-    """Compare the fields of a dataclass with their annotations; call it first in `__post_init__`.
-
-    Raises:
-        ArgumentError: names the field, what is allowed, and what was given.
-    """
+    """Compare the fields of a dataclass with their annotations; call it first in `__post_init__` (ArgumentError)."""
     title = type(settings).__name__
     for name, hint in _field_hints(type(settings)).items():
         value = getattr(settings, name)

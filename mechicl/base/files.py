@@ -76,11 +76,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that files can be written in a folder, which need not exist yet; leaves nothing there.
-
-    Raises:
-        OSError: files cannot be written; names the folder.
-    """
+    """Check (OSError) that files can be written in a folder, which need not exist yet; leaves nothing there."""
     existing = folder.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -128,13 +124,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_together(folder: Path, files: Mapping[str, bytes], last: str) -> None:
     """Replace several files of a folder, all or none, even if the process is killed.
 
-    They are written to the subfolder `.new`, `last` at the end. From then on the new files are the current ones
-    (`current_path`); they are moved into place by this call, or by the next one if this one is killed.
-
-    Args:
-        folder: an existing folder.
-        files: contents by file name.
-        last: name of the file that readers open first.
+    They are written to the subfolder `.new`, the one that readers open first (`last`) at the end. From then on the new
+    files are the current ones (`current_path`); this call moves them into place, or the next one if this one is killed.
     """
     settle(folder, last)
     new = folder / NEW
@@ -168,22 +159,12 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def json_bytes(data: Any) -> bytes:
-    """Encode data as JSON.
-
-    Raises:
-        TypeError: a value that JSON cannot represent.
-        ValueError: a number that is not finite.
-    """
+    """Encode data as JSON; TypeError for other values than JSON's, ValueError for a number that is not finite."""
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Read a JSON object of at most `most` bytes; refuses files that would take unreasonable memory.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not JSON, not an object, not a regular file, or too large.
-    """
+    """Read a JSON object of at most `most` bytes; a missing file is FileNotFoundError, any other fault ValueError."""
     data = read_bytes(path, most)
     check_values(path, data)
     if len(data) > MOST_BYTES_OF_WORDS and not data.isascii():

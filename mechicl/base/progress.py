@@ -48,16 +48,10 @@ def progress_bar(
     """Show a bar over `items`, or over `total` steps that are counted by `update()`; it disappears at the end.
 
     Args:
-        items: the items to iterate over.
         unit: singular noun for one item: "prompt", "run", "epoch".
-        progress: False shows no bar.
         total: number of items, where `len(items)` does not give it.
         initial: number of items done in an earlier process.
         desc: a word or two in front of the bar.
-
-    Example:
-        >>> for batch in progress_bar(prompts.split(512), unit="batch"):
-        ...     model.predict(batch)
     """
     if not progress:
         return Silent(items)

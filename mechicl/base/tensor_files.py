@@ -48,23 +48,17 @@ def signed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and metadata of a safetensors file.
+    """Read tensors and metadata of a safetensors file, without executing anything.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is truncated, damaged, not a regular file or of another format (pickles are never opened),
-            or its header is too large.
+    Raises FileNotFoundError, or ValueError for a file that is damaged, not regular, of another format, or has a large
+    header.
     """
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
 
 
 def read_outline(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read only the header of a safetensors file: tensors on torch's "meta" device, without values, and metadata.
-
-    Raises:
-        FileNotFoundError, ValueError: as for `read_tensors`; ValueError also for an unknown data type.
-    """
+    """Read only the header of a safetensors file: tensors on torch's "meta" device, without values, and metadata."""
     with _opened(path) as file:
         outline = {}
         for name in file.keys():  # noqa: SIM118

@@ -47,15 +47,7 @@ def models_from_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> list[M
 
 
 def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:
-    """Check names, shapes and types of a stack against a config, without memory of their size.
-
-    Args:
-        cfg: config of the models; it is not trusted.
-        stacked: stacked weights, as for `models_from_stack`; tensors may be on the "meta" device.
-
-    Returns:
-        The number of models.
-    """
+    """Check a stack against an untrusted config, without memory of their size; return the number of models."""
     if isinstance(cfg, TransformerConfig):
         stacked = current_names(cfg, {name: tensor.to("meta") for name, tensor in stacked.items()})
     layers = {name.split(".")[1] for name in stacked if name.startswith("blocks.")}

@@ -92,12 +92,10 @@ def div(
 ) -> list[Layer]:
     """Divide a subspace by a positive number c in [low, high], by `steps + 1` MLPs with the "square" activation.
 
-    Not exact in any number of layers: no activation here is a reciprocal, and a layer norm, by which Akyürek et al.
-    divide approximately in one layer, would act on every other layer too. Goldschmidt's iteration instead: the first
-    layer computes `v s` and `e = 1 - c s`, `s = 2 / (low + high)`, and each later one `v ← v (1 + e)` and `e ← e²`. The
-    relative error is the first `e^(2^steps)`, at most `((high - low) / (high + low))^(2^steps)`: for high = 10 low it
-    is 4e-2 after 4 steps, 3e-6 after 6 and below rounding after 8. Rounding is relative to `(|v / c| + 1)²`. The
-    printed operation divides by |c|; here c must be positive.
+    No activation here is a reciprocal, so this is Goldschmidt's iteration: the first layer computes `v s` and
+    `e = 1 - c s`, `s = 2 / (low + high)`, and each later one `v ← v (1 + e)` and `e ← e²`. The relative error is the
+    first `e^(2^steps)`: for high = 10 low it is 4e-2 after 4 steps, 3e-6 after 6 and below rounding after 8. Rounding
+    is relative to `(|v / c| + 1)²`. (Akyürek et al. divide by |c|, approximately, by a layer norm.)
 
     Args:
         numerator: v, of any dimension.
@@ -135,8 +133,7 @@ def total(stream: Stream, source: str, target: str, *, n_positions: Count) -> He
     """Sum a subspace over all positions, and add the sum to the target at each of them, by one head of attention.
 
     Exact up to rounding in attention that is normalised: linear or ReLU with `normalize_by_context`, or softmax without
-    a sink. All keys have equal scores, so each gets `1 / n_positions`. One head is enough: the second head of the
-    printed proof is `relu(-1) = 0` everywhere.
+    a sink. All keys have equal scores, so each gets `1 / n_positions`.
 
     Args:
         stream: a stream with one-hot positions in the subspace "position".

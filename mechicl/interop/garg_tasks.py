@@ -25,15 +25,8 @@ def garg_task(config: Mapping[str, Any], *, step: int | None = None) -> PromptDi
         step: training step of a snapshot; by default the end of training.
 
     Returns:
-        None if the config has no training section; also None, with a warning that gives the reason, if the library has
-        no such task: another one, other inputs, or a pool of `num_tasks` tasks, which those runs do not save.
-
-    Example:
-        >>> model = {"n_dims": 5, "n_positions": 11}
-        >>> curriculum = {"points": {"start": 11, "end": 11}, "dims": {"start": 5, "end": 5}}
-        >>> training = {"task": "linear_regression", "data": "gaussian", "curriculum": curriculum}
-        >>> garg_task({"model": model, "training": training}).n_context
-        10
+        None if the config has no training section or, with a warning that gives the reason, if the library has no such
+        task: another one, other inputs, or a pool of `num_tasks` tasks, which those runs do not save.
     """
     training, model = config.get("training"), config.get("model")
     if not isinstance(training, Mapping) or not isinstance(model, Mapping) or "task" not in training:

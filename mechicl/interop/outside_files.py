@@ -38,12 +38,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """Read plain data from a YAML file: no objects, no references, at most 32 KiB.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: anything else.
-    """
+    """Read plain data from a YAML file: no objects, no references, at most 32 KiB; ValueError for anything else."""
     data = read_bytes(path, MOST_YAML)
     try:
         if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:

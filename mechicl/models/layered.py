@@ -31,10 +31,6 @@ class LayeredModel(HookedRootModule):
     Threads may predict with one model at the same time. A thread that adds hooks (`hooks`, `run_with_hooks`,
     `run_with_cache`, and all analyses that intervene) locks the model: runs in other threads wait.
 
-    `PromptedModel` (mechicl's models, which can also be resumed at any layer) and `WrappedModel` (any PyTorch module)
-    are subclasses. They define `encode`, `decode`, `predict`, `predict_prefixes`, `bytes_per_prompt`, `layer_streams`,
-    `query_streams` and `read_out`; analyses need no more unless they say so.
-
     Attributes:
         cfg: with at least `n_layers`, `n_heads`, `d_model`, `one_pass` (True if one pass predicts every point from the
             points before it), `prompt_format`, `format`, `device` and `torch_dtype`.

@@ -46,11 +46,9 @@ def family_weights(
 
     Args:
         distances: squared distances of predictions from the model's; a family with one not finite has weight 0.
-        n_fitted: fitted numbers of each family.
         scale: the model's mean squared prediction; 1e-10 of it, for rounding, is added to each distance.
         evidence: N.
         price: c; Bayes' rule with a flat prior has 1.
-        elsewhere: the distance of everything else, relative to the scale.
 
     Source: Schwarz 1978, whose criterion has a constant price; Efron 1979.
     """
@@ -164,8 +162,7 @@ class Identification(Result):
     def tied(self, match: FamilyMatch) -> bool:
         """True if these prompts do not distinguish it from the best family.
 
-        The gap's interval contains 0, and the match is not farther on the typical prompt either, which a few prompts
-        with large errors do not affect; or the gap is rounding.
+        The gap is rounding, or its interval contains 0 and the match is not farther on the typical prompt either.
         """
         gap, distances, best = self.gap(match), match.squared_distances, self.best.squared_distances
         farther = interval((distances - best) / (distances + best).clamp(min=1e-300))  # each prompt between -1 and 1

@@ -15,16 +15,14 @@ from mechicl.statistics import Interval, Result
 class Growth(Result):
     """How the best-matching step grows with the layer: linearly or exponentially.
 
-    Both curves have two parameters and errors that are normal in log k, so that Akaike's criterion compares their
-    residuals alone. Intervals are over resampled prompts: in each resample the best steps are chosen anew.
+    Errors of both curves are normal in log k. Intervals are over resampled prompts, with the best steps chosen anew.
 
     Attributes:
         rows: the layers that the curves were fitted to.
         columns: the best-matching steps there.
         slope: steps per layer of the linear fit `k = a + slope * layer`.
         doubling: doublings per layer of the exponential fit `k = 2^(a + doubling * layer)`.
-        linear_aic: corrected Akaike criterion of the linear fit; lower is better.
-        exponential_aic: that of the exponential fit.
+        linear_aic: corrected Akaike criterion of the linear fit; lower is better. `exponential_aic` is the other's.
         linear_share: share of the resamples in which the linear fit has the lower criterion.
     """
 

@@ -228,13 +228,12 @@ def candidate_algorithms(
 ) -> dict[str, StepwiseAlgorithm]:  # fmt: skip
     """Fit the step forms of all algorithms (`algorithms.cards`) to a model's predictions; algorithms by name.
 
-    Parameters of single steps are fitted to the model's predictions after each of its layers, because its last
-    prediction alone does not determine them. Where targets have separate tokens, one layer is reserved for copying.
+    Parameters of single steps are fitted to the predictions after each layer, since the last alone does not determine
+    them.
 
     Args:
-        after_layers: the model's predictions for them where the query stops reading after 1, 2, ... layers; at least
-            the last one, its prediction.
-        tokens_per_point: 2 where a target is a separate token: each algorithm then begins with copying.
+        after_layers: the predictions where the query stops reading after 1, 2, ... layers; at least the last one.
+        tokens_per_point: 2 where a target is a separate token: each algorithm then begins with copying, in one layer.
         causal: True if the context's points read only those before them: each then learns from its own past.
         clip: bound on tokens after each layer, which gradient descent and GD++ with residuals then have too.
     """

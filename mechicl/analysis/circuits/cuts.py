@@ -14,17 +14,12 @@ from mechicl.models.opening.edges import EMBEDDING, Node
 def cut_exactly(
     problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float, *, candidates: Bool[Tensor, "edge"] | None = None
 ) -> Bool[Tensor, "edge"]:
-    """Cut as many edges as possible within a tolerance; return those that remain.
+    """Cut as many edges as possible within a tolerance (the change of the metric by all cuts); return the others.
 
     Stages are taken from the output back. An edge into a node that nothing reads is cut without a run. The other edges
-    are cut in groups: a group whose joint removal keeps the metric within the tolerance is cut, another is halved, and
-    an edge that cannot be cut alone stays. Runs start at the stage, since everything before it is still whole. So at
-    most about (edges kept) × log2(edges) runs are needed, and few more than edges kept where the sizes separate them.
-
-    Args:
-        sizes: estimated importance of each edge; it only determines how edges are grouped.
-        tolerance: largest change of the metric by all cuts together.
-        candidates: the edges to begin with; by default all.
+    are cut in groups, ordered by `sizes`: a group whose joint removal keeps the metric within the tolerance is cut,
+    another is halved, and an edge that cannot be cut alone stays. Runs start at the stage, since everything before it
+    is still whole. At most about (edges kept) × log2(edges) runs are needed.
     """
     edges, stages = problem.graph.edges, problem.graph.stages
     candidates = torch.ones(len(edges), dtype=torch.bool) if candidates is None else candidates
@@ -78,10 +73,8 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
     """Cut edges by ACDC's greedy rule: if that moves the metric by less than the tolerance beyond where it already is.
 
     Receivers are taken from the output back, and edges into each from the last sender to the first; an edge into a node
-    that nothing reads is cut without a run. Most edges are cut, so several runs are made ahead, each with one more edge
-    cut than the previous one, and those after the first edge that stays are discarded.
-
-    Source: Conmy et al. 2023, algorithm 1.
+    that nothing reads is cut without a run. Several runs are made ahead, each with one more edge cut than the previous
+    one; those after the first edge that stays are discarded. Source: Conmy et al. 2023, algorithm 1.
     """
     edges, stages = problem.graph.edges, problem.graph.stages
     kept, moved = torch.ones(len(edges), dtype=torch.bool), 0.0

@@ -152,12 +152,7 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
 @checked
 @holds_models
 def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
-    """Predict the last position with a model's first-order expansion around its weights.
-
-    Args:
-        model: of TransformerLens' protocol.
-        tokens: as the model reads them, `[prompt pos ...]`.
-        changes: added to its parameters, by name.
+    """Predict the last position with a model's first-order expansion in the `changes` of its parameters, by name.
 
     Source: Ortiz-Jimenez et al. 2023; Bar Natan, Deutch & Magar, equation 5.
     """
@@ -177,7 +172,6 @@ def run_with_changes(
     """Compute predictions at the last position, and parts of activations by hook name.
 
     Args:
-        tokens: sequences of one length.
         parts: the part of the activation at each hook to keep, as an index (`numpy.s_[:, -1]`).
         changes: added to parameters; None for the unchanged model.
         linearized: expand predictions and activations to first order in the changes, instead of changing the weights.

@@ -189,12 +189,7 @@ class ParallelSGD:
     """SGD of several copies of a model, each on its own examples or at its own learning rate, an epoch at a time.
 
     The model stays unchanged: only the `changes` of its parameters are updated. All copies share one vectorised pass
-    where the model allows it, else they take turns.
-
-    Args:
-        model: all copies start from it.
-        shots: a set of examples for each copy, of the same shapes.
-        learning_rates: one for each copy; by default that of the settings.
+    where the model allows it, else they take turns. The sets of examples, one for each copy, have the same shapes.
     """
 
     def __init__(

@@ -45,12 +45,8 @@ def recall_of_gains(
 ) -> Interval:
     """Measure Rec2FTP, the share of the queries that fine-tuning improves which demonstrations improve too.
 
-    Args:
-        zero_shot: score of each query, the higher the better: right (1) or wrong (0), or minus the squared error.
-        finetuned: score without demonstrations, after fine-tuning on them.
-
-    Returns:
-        The recall with Wilson's interval, and as `n` the number of queries that fine-tuning improves; NaN if none.
+    Arguments are scores of each query (the higher the better), `finetuned` those without demonstrations. The interval
+    is Wilson's, its `n` the number of queries that fine-tuning improves; NaN if none.
 
     Source: Dai et al. 2023, section 4.3; Bar Natan, Deutch & Magar, section 3.3.
     """

@@ -69,13 +69,10 @@ class LayerLearner(ABC):
     def trajectory(self, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
         """Predict after each layer, on the model's device.
 
-        Args:
-            with_weights: also differentiate each prediction with respect to its query, with the context fixed.
-
         Returns:
-            A `Trajectory`: `steps` 0 .. n_layers, `predictions` `[step prompt point y]`, where point t is predicted
-            from the points before it (the query alone where the model gives only that), and if requested `weights`
-            `[step prompt point x y]`, the derivatives.
+            A `Trajectory`: `steps` 0 .. n_layers, `predictions` `[step prompt point y]`, point t from those before it
+            (the query alone where the model gives only that), and `with_weights` the derivatives of each prediction
+            with respect to its query, the context fixed: `weights` `[step prompt point x y]`.
         """
         # with gradients every layer's activations are kept, where `bytes_per_prompt` counts two layers'
         copies = self.model.cfg.n_layers + 1 if with_weights else 1
@@ -116,8 +113,8 @@ class LayerLearner(ABC):
             at: "query" for the last point only, "points" for every point, predicted from those before it.
 
         Returns:
-            A `LayerErrors`: `squared_errors` `[layer point prompt]`, and `by_layer()`, the mean of each layer with a
-            95% interval over prompts.
+            A `LayerErrors`: `squared_errors` `[layer point prompt]`; `by_layer()`, means with 95% intervals over
+            prompts.
         """
         if at == "query" or prediction_rows(self.model, prompts) == "points":
             return LayerErrors.of(self.trajectory(prompts), prompts, at=at)

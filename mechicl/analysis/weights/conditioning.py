@@ -66,10 +66,8 @@ class EigenvalueRange:
     def heuristic_gamma(self) -> float:
         """The γ up to 1/λ_max with the least condition number, `1 / (λ_max + √(λ_max λ_min) + λ_min)`.
 
-        There both ends have the same value: a larger γ maps the largest eigenvalue below the smallest, a smaller one
-        raises the local maximum.
-
-        Source: von Oswald et al. 2023, A.10, who minimise numerically; the closed form is ours.
+        There both ends have the same value. Von Oswald et al. 2023, A.10, minimise numerically; the closed form is
+        ours.
         """
         return 1 / (self.largest + math.sqrt(self.largest * self.smallest) + self.smallest)
 
@@ -133,9 +131,7 @@ class Conditioning(Result):
         """Find the γ with the least mean logarithm of the condition number; it is the interval's `mean`.
 
         Found on a grid and refined between the best value's neighbours; the interval is from resampled prompts, on the
-        grid.
-
-        Source: ours; the paper takes the extreme eigenvalues of all tasks instead (`extremes.heuristic_gamma`).
+        grid. (The paper takes the extreme eigenvalues of all tasks instead: `extremes.heuristic_gamma`.)
         """
 
         def error(gamma: float) -> float:

@@ -45,7 +45,7 @@ class PredictionParts(Result):
         constant: the sum of the context tokens' contributions if their targets were 0.
         linear: `Σ_i k(x_q, x_i) y_i`, kernel smoothing without a normaliser.
         remainder: the part of the contributions that is not linear in the targets.
-        error: `prediction - initial - constant - linear - remainder`: rounding.
+        error: `prediction` minus the other terms: rounding.
     """
 
     prediction: Float[Tensor, "prompt"]

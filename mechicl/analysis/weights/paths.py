@@ -287,8 +287,8 @@ def connect_modes(
 def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool = True) -> WeightCurve:
     """Bend a line to the Bézier curve with three control points that has the least mean loss over α.
 
-    Every step draws fresh prompts: rare ones decide the loss of deep models, and a curve can overfit a few thousand.
-    Returns the line itself where bending does not help.
+    Every step draws fresh prompts: a curve can overfit a few thousand. Returns the line itself where bending does not
+    help.
 
     Source: Garipov et al. 2018, with three control points in place of one.
     """

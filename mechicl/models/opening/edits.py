@@ -25,14 +25,12 @@ def to_write(activation: Tensor, name: str) -> Tensor:
 def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> None:
     """Refuse (ValueError) hooks whose edits a model ignores: effects measured there would be 0, or wrong.
 
-    A `TransformerBridge` has hooks on copies of activations (attention patterns of OPT, GPT-J, GPT-Neo, XGLM), and a
-    wrapped module may have parts whose results are unused. Checked on the first prompt and without the user's hooks:
+    Some hooks of a `TransformerBridge` are on copies of activations (attention patterns of OPT, GPT-J, GPT-Neo, XGLM),
+    and a wrapped module may have parts whose results are unused. Checked on the first prompt, without the user's hooks:
 
     - Each hook fires once in a run.
-    - Noise there changes the predictions, or NaN reaches them, which it does after an edit without effect too (a head
-      that writes zeros).
-    - A stream between attention and MLP ("resid_mid") determines everything after it: patched in from a run with an
-      earlier edit, it leads to that run's predictions.
+    - Noise there changes the predictions, or NaN reaches them (for a head that writes zeros).
+    - A stream between attention and MLP ("resid_mid") determines everything after it.
 
     Of our models only "attn_in" is checked; the rest is tested with the model.
     """

@@ -19,17 +19,11 @@ Place = Literal["query", "context"]
 
 
 class StreamRuns:
-    """A model's streams on base prompts, in which it intervenes, and on sources.
+    """A model's streams on base prompts, in which it intervenes, and on sources, one per layer from `compute_streams`.
 
     Each method returns the query's prediction `[prompt y]` of the run after an intervention; methods and arguments are
     those of `algorithms.stepwise.Runs`. Predictions have gradients with respect to the streams and, if these were
     recorded with gradients, to the model's weights.
-
-    Args:
-        adapter: the model's `ModelAdapter`.
-        tokens: tokens of the base prompts.
-        base: streams of the base prompts, one per layer, from `compute_streams`.
-        source: streams of the source prompts.
     """
 
     def __init__(self, adapter: ModelAdapter, tokens: Tensor, base: Sequence[Tensor], source: Sequence[Tensor]):
@@ -53,11 +47,8 @@ class StreamRuns:
         """Replace the streams of the query, or of the context, by the source's after some layers.
 
         Args:
-            after: number of layers.
-            place: "query" or "context".
-            basis: replace only the part in the span of these orthonormal columns.
+            basis: replace only the part in the span of these orthonormal columns (`rest`: the part orthogonal to them).
             point: replace only the tokens of this context point.
-            rest: replace the part that is orthogonal to the basis instead.
         """
         where = self._positions(place)
         if point is not None:
@@ -86,12 +77,7 @@ class StreamRuns:
         return self._run(after, layers.stop)
 
     def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
-        """Keep the streams of the query, or of the context, constant from a layer on.
-
-        Args:
-            stops: the number of layers after which they are recorded, then those after which they are restored.
-            place: "query" or "context".
-        """
+        """Keep the streams of the query, or of the context, constant from the first stop (in layers) to the last."""
         where, frozen = self._positions(place), self.base[stops[0]]
         put = partial(_put, where=where, values=frozen[:, where])
         hooks = [(get_act_name("resid_post", stop - 1), put) for stop in stops[1:]]

@@ -15,14 +15,8 @@ class SuffixRuns:
     """Runs that compute only the positions from `first` on, for several copies of the prompts at once.
 
     In a causal model, an edit at a position changes no earlier one. So the keys and values before the first edited
-    position are computed once, by the cache of `transformers`, and every run reads them.
-
-    Args:
-        adapter: a `TransformerBridge`, opened.
-        tokens: token ids `[prompt pos]`.
-        first: first position that runs compute.
-        batch_size: number of prompts per run.
-        copies: number of copies of the prompts in a run; more than one only if all prompts fit into a run.
+    position are computed once, by the cache of `transformers`, and every run reads them. There is more than one copy of
+    the prompts only if all prompts fit into a run.
     """
 
     @torch.no_grad()

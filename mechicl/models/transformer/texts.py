@@ -48,11 +48,7 @@ class TextModel(PromptedModel):
         """Give the model a copy of a tokenizer of `transformers`, with which it reads and writes text.
 
         Missing special tokens get TransformerLens' names: `<|endoftext|>` for the end of text, and the end of text for
-        padding and beginning.
-
-        Args:
-            tokenizer: the tokenizer.
-            default_padding_side: side on which shorter texts are padded; only "right" (also the default) is supported.
+        padding and beginning. Only "right" is supported as `default_padding_side`.
 
         Raises:
             TypeError: not a tokenizer of transformers.

@@ -138,16 +138,10 @@ class Place:
 
 
 class HookedParts:
-    """Sub-modules of a module, and the hook points that read their inputs or outputs.
+    """Sub-modules of a module, and the hook points in `blocks` that read their inputs or outputs.
 
-    Torch's hooks are attached during a run only, and only where a hook point has hooks: in between, the module runs as
-    ever. A sub-module that runs several times in a pass (a looped block) is named that often; its calls are the layers,
-    in order.
-
-    Args:
-        module: the module.
-        parts: names of sub-modules, and what is read there.
-        blocks: gets the hook points, by TransformerLens' names.
+    Torch's hooks are attached during a run only, and only where a hook point has hooks. A sub-module that runs several
+    times in a pass (a looped block) is named that often; its calls are the layers, in order.
     """
 
     def __init__(self, module: nn.Module, parts: Sequence[tuple[str, Place]], blocks: nn.ModuleList):

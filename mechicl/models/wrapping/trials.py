@@ -17,9 +17,7 @@ MOST_CUTS = 16
 def change_futures(prompts: Prompts) -> tuple[Prompts, list[int]]:
     """Repeat the first prompt n times, then n times more with a changed future.
 
-    Returns:
-        The prompts, and for each changed one the point at which its future begins: the targets from that point on and
-        the inputs after it are changed.
+    The second result has the point at which each future begins: targets from there on and inputs after it are changed.
     """
     n = prompts.n_context
     cuts = sorted({round(i * n / (MOST_CUTS - 1)) for i in range(MOST_CUTS)})
