@@ -44,9 +44,6 @@ def in_weights_classifier(
     Returns:
         `Trajectory` with one step: `predictions` `[step prompt point y]` are the probabilities of the labels.
 
-    Raises:
-        ValueError: means or labels have other dimensions than the prompts.
-
     Source: Reddy 2024 for the task.
     """
     if means.shape[1] != prompts.x_dim or labels.shape[1] != prompts.y_dim:

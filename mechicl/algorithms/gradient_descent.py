@@ -40,9 +40,6 @@ def gradient_descent(
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
-    Raises:
-        ValueError: `initial_weights` has another shape than `[x_dim y_dim]`.
-
     Warns:
         DivergenceWarning: it diverges on more than half of the full contexts, in more than one step.
 
@@ -113,9 +110,6 @@ def gd_plus_plus(
 
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
-
-    Raises:
-        ValueError: `step_size` or `gamma` has another number of entries than steps.
 
     Warns:
         DivergenceWarning: the residual grows on more than half of the full contexts, in more than one step. It does not

@@ -78,9 +78,6 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Kernel = "gaussian") -> float:
         prompts: prompts to tune on; their query targets are used, so evaluate on others.
         kernel: "gaussian" or "exponential", as for `kernel_smoothing`.
 
-    Raises:
-        ValueError: prompts without context, or ones on which all bandwidths predict the same.
-
     Source: von Oswald et al. 2023, section 3, tune gradient descent this way.
     """
     if len(prompts) == 0 or prompts.n_context == 0:

@@ -127,9 +127,6 @@ def bayes(
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
-    Raises:
-        ValueError: `weight_covariance` has another size than x_dim, or is not a covariance.
-
     Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1.
     """
     if weight_covariance is not None:

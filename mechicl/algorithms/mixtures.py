@@ -47,9 +47,6 @@ def mixture_bayes(
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
-    Raises:
-        ValueError: `weight_stds` has neither one entry nor the same number as `noise_stds`.
-
     Source: Bai et al. 2023, on mixed noise levels.
     """
     stds = tuple(weight_stds) * (len(noise_stds) if len(weight_stds) == 1 else 1)
@@ -83,9 +80,6 @@ def sparse_bayes(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
-
-    Raises:
-        ValueError: `sparsity` exceeds x_dim.
 
     Source: Garg et al. 2022, section 5, for the task.
     """
@@ -177,9 +171,6 @@ def dmmse(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
-
-    Raises:
-        ValueError: `pool` is empty or has other dimensions than the prompts.
 
     Source: Raventós et al. 2023, section 2.
     """

@@ -43,9 +43,6 @@ def on_features(
         `Trajectory` of `algorithm`, without weights: `predictions` `[step prompt point y]`, point t predicted from
         points 0..t-1 (`query()` is the last).
 
-    Raises:
-        ValueError: `features` returns another number of prompts, points or axes.
-
     Source: Guo et al. 2024 call such prompts linear regression on representations.
     """
     mapped = features(prompts.xs.double())
@@ -89,9 +86,6 @@ def logistic(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
-
-    Raises:
-        ValueError: a label of the context is neither -1 nor 1.
 
     Source: Bai et al. 2023; MacKay 1992 for the average.
     """

@@ -53,9 +53,6 @@ def preconditioned_gd(
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
 
-    Raises:
-        ValueError: too few matrices, or matrices of another size than x_dim.
-
     Warns:
         DivergenceWarning: repeating the steps makes errors grow (the product of all `I - A_k S / n` has a spectral
             radius above 1) on more than half of the full contexts of the first 256 prompts, in more than one step.

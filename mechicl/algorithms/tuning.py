@@ -63,9 +63,6 @@ def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
     Returns:
         a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
 
-    Raises:
-        ValueError: prompts without context, or ones on which every step size predicts 0.
-
     Source: von Oswald et al. 2023, section 3.
     """
     if len(prompts) == 0 or prompts.n_context == 0:
@@ -96,9 +93,6 @@ def stable_step_size(prompts: Prompts) -> float:
 
     λ_max is the largest eigenvalue of S = XᵀX over all contexts; prefixes have smaller ones. The step size is the
     factor on the summed gradient.
-
-    Raises:
-        ValueError: all context inputs are 0.
     """
     context = prompts.context.xs.double()
     largest = torch.linalg.matrix_norm(context, ord=2).square().max().item() if context.numel() else 0.0

@@ -17,6 +17,10 @@ def threads_worth(multiplications: float) -> int:
 
     It is the square root of the work in units of `WORTH_A_THREAD`: the gain of each thread falls with their number, the
     cost of awaiting them grows with it. It depends on nothing else, so the same work gives the same bits again.
+
+    Example:
+        >>> threads_worth(10_000)
+        1
     """
     return max(1, min(isqrt(int(multiplications / WORTH_A_THREAD)), torch.get_num_threads(), n_cores()))
 

@@ -17,11 +17,7 @@ MOST_LAYERS = 10_000
 
 @checked
 def stack_models(models: Sequence[Model]) -> dict[str, Tensor]:
-    """Stack the parameters and buffers of models with one config on a leading seed axis.
-
-    Raises:
-        ValueError: no models, or models of other shapes.
-    """
+    """Stack the parameters and buffers of models with one config on a leading seed axis."""
     with holding(*models):
         states = [_named_tensors(model) for model in models]
         shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]

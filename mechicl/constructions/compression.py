@@ -61,9 +61,6 @@ def compress(
         stream; `projected` and `trained`, the mean squared difference of the model's outputs from the original's after
         projection and after training (absolute, over all positions and entries, on the given prompts).
 
-    Raises:
-        ValueError: `d_model` exceeds the model's, no prompts, or a model whose function depends on the stream's basis.
-
     Source: Lindner et al. 2023, section 5, who train the projection alone.
 
     Example:

@@ -141,9 +141,6 @@ def induction(
     Returns:
         A float64 model: `model(ids)` are the logits `[prompt pos d_vocab]`.
 
-    Raises:
-        ValueError: `previous_token_head` or `induction_head` is not below `n_heads`.
-
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Induction heads".
 
     Example:

@@ -44,9 +44,6 @@ def gradient_descent(
         largest_eigenvalue: λ_max of S = XᵀX on the intended prompts, to check that the steps converge; None for no
             check.
 
-    Raises:
-        ValueError: `initial_weights` has another shape than `[x_dim y_dim]`.
-
     Warns:
         DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
 
@@ -96,9 +93,6 @@ def gd_plus_plus(
         largest_eigenvalue: λ_max of the first S on the intended prompts, to check that the steps converge; None for no
             check.
 
-    Raises:
-        ValueError: `step_size` or `gamma` has another number of entries than `steps`.
-
     Warns:
         DivergenceWarning: more than one step, after which the residual along the top eigenvector is larger than at the
             start. This cannot happen if every a and γ is between 0 and 2 / largest_eigenvalue.
@@ -141,9 +135,6 @@ def preconditioned_gd(
         preconditioner: A `[x x]`, one for all steps or one per step.
         y_dim: dimension of the targets.
         steps: number of steps, that is layers.
-
-    Raises:
-        ValueError: another number of matrices than `steps`, or of another size than `x_dim`.
 
     Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
     """
@@ -254,9 +245,6 @@ def linear_optimum(
         covariance: Σ `[x x]`, symmetric and positive semidefinite.
         n_context: number n of context points that it is optimal for.
         noise_variance: variance ν² of the label noise in the context; the query's target has none.
-
-    Raises:
-        ValueError: Σ is 0, or not a covariance.
 
     Source: Nertinger 2025, Theorem 2 (Ahn et al. 2023).
 

@@ -56,9 +56,6 @@ def hide(
         @ `stream` = the same content in the new one). Concatenated positions become learned ones, so such a model
         refuses prompts of more than n_context points.
 
-    Raises:
-        ValueError: the model's function depends on the stream's basis, or `junk_prompts` without distractors.
-
     Example:
         >>> hidden = hide(constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), seed=1)
         >>> hidden.model.cfg.n_heads, hidden.stream.shape

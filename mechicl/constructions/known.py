@@ -81,9 +81,6 @@ def known_models(
     Returns:
         `KnownModel` objects: `name`, `model`, `hypothesis` (with the algorithm), `task` and `exact`.
 
-    Raises:
-        ValueError: `noise` without `hidden=True`.
-
     Example:
         >>> [known.name for known in known_models()][:3]
         ['gradient descent, 1 step', 'gradient descent, 2 steps', 'gradient descent, 4 steps']

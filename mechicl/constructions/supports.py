@@ -62,9 +62,6 @@ def weights_circuit(
     Returns:
         `WeightsCircuit`: `nodes` (heads and MLPs) and `edges` (sender, receiver and the head's "q", "k" or "v").
 
-    Raises:
-        ValueError: the model has norms, clipping, gates or rotary positions.
-
     Example:
         >>> circuit = weights_circuit(constructions.induction(d_vocab=5, n_ctx=6))
         >>> print(circuit.nodes[0], "|", circuit.edges[-1])

@@ -167,9 +167,6 @@ def assemble(
     Returns:
         A float64 model in eval mode; its `stream_labels` name the dimensions.
 
-    Raises:
-        ValueError: no heads, parts of another width than the stream, or subspaces that do not begin with the token's.
-
     Example:
         >>> stream = Stream(x=10, y=1)  # one step of gradient descent: scores <x_q, x_k>, values -0.1 y_k
         >>> x, y = stream.read("x"), stream.read("y")

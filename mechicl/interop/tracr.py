@@ -60,9 +60,6 @@ class CompiledTransformer(HookedTransformer):
 
         Args:
             words: the words of an input, or a list of inputs.
-
-        Raises:
-            ValueError: inputs of different lengths or longer than `max_length`, or a word outside `vocabulary`.
         """
         ids = self._ids()
         texts = [list(text) for text in words] if all(_is_text(text) for text in words) else [list(words)]

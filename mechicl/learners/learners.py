@@ -120,10 +120,6 @@ class AlgorithmLearner:
             If it has a parameter `at`, it is called with `at="query"` where only the query's prediction is needed.
         hyperparameters: keyword arguments of every call.
 
-    Raises:
-        TypeError: when called, the algorithm returned something else.
-        ValueError: when called, the predictions have another shape.
-
     Example:
         >>> from mechicl import algorithms
         >>> five_steps = AlgorithmLearner(algorithms.gradient_descent, dict(steps=[5], step_size=0.05))
@@ -352,10 +348,6 @@ def squared_errors(
 
     Returns:
         Squared errors `[prompt point]`; with "points", point t is predicted from points 0..t-1.
-
-    Raises:
-        TypeError: `at="points"`, and a learner without `predict_prefixes`.
-        ValueError: the learner's predictions have another shape than the targets.
     """
     parts = []
     for part in prompt_batches(learner, prompts, memory):

@@ -143,9 +143,6 @@ def token_losses(learner: TokenLearner, sequences: TokenSequences) -> Float[Tens
 
     Returns:
         Losses, float64 on the CPU: entry `read` i is the loss of token i + 1; NaN where it is not scored.
-
-    Raises:
-        ValueError: the learner returns another shape, or probabilities that do not sum to 1.
     """
     targets = sequences.targets().cpu()
     logs = token_log_probabilities(learner, sequences)

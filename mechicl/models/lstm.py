@@ -35,9 +35,6 @@ class LSTMConfig:
         dtype: "float32", "float64", "bfloat16" or "float16".
         device: device of a new model; the model keeps it up to date.
 
-    Raises:
-        ValueError: a value is out of range or unknown; the message names it.
-
     Example:
         >>> LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96).n_ctx
         41

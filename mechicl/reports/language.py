@@ -68,9 +68,6 @@ def report_language(
     Returns:
         The path of the page.
 
-    Raises:
-        ValueError: an unknown task.
-
     Example:
         >>> report_language(load_language_model("HuggingFaceTB/SmolLM2-135M"), "report", quick=True)
     """

@@ -96,11 +96,7 @@ class Row:
     @classmethod
     @checked
     def from_json(cls, saved: Mapping[str, Any]) -> "Row":
-        """Read a row of a results file, in which numbers that are not finite are null; ignore unknown fields.
-
-        Raises:
-            ValueError: a field is missing, or has a value of another type.
-        """
+        """Read a row of a results file, in which numbers that are not finite are null; ignore unknown fields."""
         try:
             measured = saved["measured"]
             if isinstance(measured, dict):

@@ -31,9 +31,6 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
     Returns:
         The path of the page.
 
-    Raises:
-        ValueError: the table is empty.
-
     Example:
         >>> write_sweep_page(load_table("runs/rates"), "runs/rates/report")
     """

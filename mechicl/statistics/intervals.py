@@ -115,9 +115,6 @@ def ratio_interval(
     Returns:
         `Interval` with `mean` (the ratio), `low`, `high` and `n`. It is NaN if a sample is not finite, or the
         denominator's mean is 0.
-
-    Raises:
-        ValueError: different numbers of samples.
     """
     if numerator.shape != denominator.shape:
         raise ValueError(f"numerator and denominator must be paired, got {len(numerator)} and {len(denominator)}")
@@ -143,9 +140,6 @@ def difference_interval(
     Returns:
         `Interval` with `mean` (the difference), `low`, `high` and `n` (the smaller number of samples). The ends are NaN
         if either group has fewer than two samples, or one that is not finite.
-
-    Raises:
-        ValueError: no samples.
 
     Example:
         >>> print(difference_interval(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 6.0, 7.0])))

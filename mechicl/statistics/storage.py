@@ -19,9 +19,6 @@ def storable(cls: type[T]) -> type[T]:
 
     Loading creates only objects of classes marked like this. Subclasses of `Result` are marked already; use it for
     dataclasses in their fields.
-
-    Raises:
-        ValueError: another marked class has the same name.
     """
     known = _STORABLE.setdefault(cls.__name__, cls)  # a module that is loaded again replaces its own class
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):

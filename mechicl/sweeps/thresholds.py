@@ -40,11 +40,6 @@ def find_threshold(
         infinite; both are if `mean` or a threshold of the jackknife (without one seed) is beyond it, unless all are
         equal. With one seed both ends are NaN.
 
-    Raises:
-        KeyError: no such column.
-        ValueError: an x that is not a positive number, several rows of one seed at one point, or no seed with all
-            points.
-
     Source: Raventós et al. 2023, section 3, where the threshold is read off curves.
 
     Example:

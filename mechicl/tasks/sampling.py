@@ -287,10 +287,6 @@ class PromptDistribution(Distribution[Prompts]):
 
         Returns:
             `Prompts`: inputs `xs` `[prompt point x]` and targets `ys` `[prompt point y]`; the last point is the query.
-
-        Raises:
-            TypeError: dtype is not floating point.
-            ValueError: neither or both of seed and generator, or a generator on another device.
         """
         generator = sampling_generator(n_prompts, seed, generator, device)
         if not dtype.is_floating_point:

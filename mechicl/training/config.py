@@ -56,9 +56,6 @@ class TrainingConfig:
             rounding, not bit for bit.
         tracker: name of a tracker that accelerate knows ("tensorboard", "wandb", ...), if any.
         cpu: use the CPU even if there is an accelerator.
-
-    Raises:
-        ValueError: a value out of range, or a task that does not fit the model.
     """
 
     task: AnyTask = field(default_factory=LinearRegression)
@@ -243,11 +240,7 @@ class TrainingConfig:
     @classmethod
     @checked
     def from_dict(cls, data: dict[str, Any]) -> "TrainingConfig":
-        """Make the config that `to_dict` wrote.
-
-        Raises:
-            ValueError: unknown or missing fields, or bad values.
-        """
+        """Make the config that `to_dict` wrote."""
         fields = dict(data)
         if missing := sorted({"task", "model", "seeds"} - set(fields)):
             raise ValueError(f"a training config needs {missing}")

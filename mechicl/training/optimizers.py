@@ -43,9 +43,6 @@ class SOAP(torch.optim.Optimizer):
             gradient stays small in the update.
         max_size: longest side of a matrix whose eigenvectors are computed.
 
-    Raises:
-        ValueError: the shapes do not make up a row.
-
     Source: Vyas et al. 2024, algorithm 3, with eigenvectors in full in place of one power iteration; eps is relative.
 
     Example:

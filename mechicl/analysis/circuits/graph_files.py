@@ -41,9 +41,6 @@ def write_graph(path: str | Path, model: Any, scores: Scores, circuit: NodesAndE
         scores: scores of all edges, from `score_edges`.
         circuit: a circuit, or its edges; with none, the file has scores only.
 
-    Raises:
-        ValueError: scores of another model's edges, or edges that the model does not have.
-
     Source: Hanna et al. 2024, "Have faith in faithfulness"; Mueller et al. 2025, "MIB".
 
     Example:

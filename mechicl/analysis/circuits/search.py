@@ -85,11 +85,6 @@ def find_circuit(
         change, relative to that when everything is cut), with a 95% interval over prompts; `effects()` is the change of
         the metric without each node or edge.
 
-    Raises:
-        ValueError: as for `ablate`; several metrics, a metric that is not finite or does not change when everything is
-            cut, one without a gradient for a search by scores, or a model whose stream is not the sum of its parts'
-            writes.
-
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (32, 16)).repeat(1, 2)

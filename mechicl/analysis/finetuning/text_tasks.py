@@ -113,9 +113,6 @@ def draw_texts(
     Returns:
         A `TaskTexts`: `demonstrations`, `held_out` and `queries`, each with `texts` and `labels` (class indices).
 
-    Raises:
-        ValueError: texts that cannot be read (see `load_texts`), or a class with too few of them.
-
     Example:
         >>> from mechicl.text import TEXT_TASKS
         >>> draw_texts(TEXT_TASKS["farm"], seed=0).demonstrations.texts[0]

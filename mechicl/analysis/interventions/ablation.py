@@ -80,10 +80,6 @@ def ablate(
         `strongest(n)` is a table of the largest mean effects with 95% intervals over prompts; `predictions` are
         `[*axes prompt y]` (or logits, if they are kept).
 
-    Raises:
-        ValueError: as for `patch`; a reference that the method cannot use, zero ablation of "attn_scores" (a score of 0
-            would unmask keys), directions of another width or of norm 0, or directions in pairs.
-
     Example:
         >>> swept = ablate(model, prompts, "z", ("layer", "head"))
         >>> swept.effect().shape, swept.strongest(3)["head"].tolist()

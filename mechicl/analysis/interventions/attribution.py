@@ -71,9 +71,6 @@ def attribute(
         `[*axes prompt]`; `recovered()` the estimated share of the difference between both runs; `strongest(n)` a table
         of the largest effects.
 
-    Raises:
-        ValueError: as for `patch`; no metric, or one without a gradient.
-
     Example:
         >>> corrupted = corrupt(prompts, "labels")
         >>> estimate = attribute(model, prompts, corrupted, "z", ("layer", "head"))

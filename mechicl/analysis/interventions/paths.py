@@ -65,10 +65,6 @@ def patch_paths(
         by each path, patched minus unpatched, `[*axes prompt]`, and 0 where B's layer is not after A's; `recovered()`
         is the share of the difference between both runs, `[*axes]`.
 
-    Raises:
-        ValueError: as for `patch`; a model in which the outputs of heads do not add up (clipped streams, norms or
-            scales after the heads), or fewer key than query heads for "k" and "v".
-
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (8, 16)).repeat(1, 2)

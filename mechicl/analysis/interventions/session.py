@@ -100,10 +100,6 @@ class PatchingSession:
             default the squared error to the clean prompt's target, or for tokens the logit of the clean run's top token
             minus that of the corrupted run's (always 0 where both are the same token).
 
-    Raises:
-        TypeError: a model without hooks, or prompts of a kind that it does not read.
-        ValueError: a model in training mode, no prompts, or prompts of different numbers of positions.
-
     Example:
         >>> session = PatchingSession(model, prompts, corrupt(prompts, "labels"))
         >>> session.toggle(Site("z", layer=3, pos=40, head=1))

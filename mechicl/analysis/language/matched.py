@@ -84,10 +84,6 @@ def ablate_matched(
         without each random set (`matched`); `effect()` is how much more the heads matter than random ones, with a 95%
         interval over prompts.
 
-    Raises:
-        ValueError: no heads, heads that the model does not have, too few other heads to draw from, or a reference with
-            another number of tokens.
-
     Example:
         >>> shuffled = word_prompts(language.tokenizer, "antonyms", labels="shuffled")
         >>> result = ablate_matched(language.model, prompts, found.heads, reference=shuffled)

@@ -61,11 +61,7 @@ class TextLearner:
 
     @checked
     def write(self, prompts: Prompts) -> list[str]:
-        """Return the text of each prompt as the model gets it; it ends before the query's target.
-
-        Raises:
-            ValueError: more than one target dimension, or a target that is not among the classes.
-        """
+        """Return the text of each prompt as the model gets it; it ends before the query's target."""
         if prompts.y_dim != 1:
             raise ValueError(f"targets must have one dimension to be written as text, got {prompts.y_dim}")
         texts = []

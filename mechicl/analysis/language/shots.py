@@ -52,9 +52,6 @@ class FewShotScores(Result):
             task: name of the task.
             label: kind of the other labels.
             shots: number of demonstrations; by default the last of those measured.
-
-        Raises:
-            ValueError: a task, kind of labels or number of demonstrations that was not measured.
         """
         shots = self.shots[-1] if shots is None else shots
         for value, known in ((task, self.tasks), (label, self.labels), ("true", self.labels), (shots, self.shots)):
@@ -95,9 +92,6 @@ def icl_score(
         `accuracy` (1 where the most probable next token is the first token of the right answer that differs between
         answers, else 0) and `log_probability` of that token in nats, `[task label shot prompt]`; `gain(task)` is the
         accuracy with true labels minus that with shuffled ones, with a 95% interval over prompts.
-
-    Raises:
-        ValueError: one demonstration, which cannot be shuffled, or a task with too few pairs.
 
     Example:
         >>> scores = icl_score(load_language_model("HuggingFaceTB/SmolLM2-135M"), ["antonyms", "capitals"])
@@ -162,9 +156,6 @@ def late_minus_early(losses: Float[Tensor, "pos text"], early: int = 50, late: i
         losses: losses from `loss_by_position`.
         early: the early position, from 0.
         late: the late position.
-
-    Raises:
-        ValueError: texts that are too short.
     """
     if not 0 <= early < late < len(losses):
         raise ValueError(f"positions must be 0 <= early < late < {len(losses)}, got early={early} and late={late}")

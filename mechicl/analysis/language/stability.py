@@ -62,9 +62,6 @@ def stability(
         draws agree, 0 if none share an item) with a 95% interval over draws; `frequencies()`, the share of draws that
         selected each item.
 
-    Raises:
-        ValueError: fewer than two draws, or scores without `top`.
-
     Example:
         >>> found = function_vectors(language, "antonyms")
         >>> resamples = [torch.randint(32, (32,)) for _ in range(10)]

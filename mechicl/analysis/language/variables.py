@@ -140,10 +140,6 @@ def align_variables(
         the subspaces `[layer d_model rank]`. `to_dataframe()` has the mean accuracies of each layer with 95% intervals
         over pairs.
 
-    Raises:
-        ValueError: an unknown variable, fewer than four different prompts, or no two prompts for which exchanging the
-            variable changes the causal model's output.
-
     Source: Geiger et al. 2024, "Finding alignments between interpretable causal variables and distributed neural
     representations"; controls after Arora et al. 2024.
 

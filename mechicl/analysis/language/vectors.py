@@ -97,9 +97,6 @@ def function_vectors(
         `[prompt]` are the same probability after true and after shuffled demonstrations. `intervals()` has means with
         95% intervals over prompts.
 
-    Raises:
-        ValueError: an unknown task, or too few pairs for the shots.
-
     Source: Todd et al. 2024, "Function vectors in large language models", sections 2 and 3.
 
     Example:
@@ -226,9 +223,6 @@ def steering(
         layer: number of the layer; the stream after it is `resid_post`.
         strength: factor of the vector.
         pos: position at which it is added; by default at all.
-
-    Raises:
-        ValueError: a layer that the model does not have.
 
     Example:
         >>> with steering(language.model, found.vector, layer=12, pos=-1):

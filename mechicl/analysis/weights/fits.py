@@ -148,10 +148,6 @@ def fit_construction(
         distance of predictions over the trained model's mean squared prediction, `loss_ratios()` the member's loss over
         the trained one's; both of `best`, one 95% interval over held-out prompts per seed.
 
-    Raises:
-        ValueError: models of different configs, a family that the architecture cannot express, initial weights W_0
-            other than 0, or a head that cannot be rescaled.
-
     Source: von Oswald et al. 2023, A.3, A.4 and A.10.
 
     Example:

@@ -248,10 +248,6 @@ def connect_modes(
         squared error above the line between the ends' errors, relative to the ends' mean, with a 95% interval over
         prompts.
 
-    Raises:
-        ValueError: models of different shape or kind, a kind of path that needs linear attention, a head that cannot be
-            rescaled, or a family that the architecture cannot express.
-
     Source: von Oswald et al. 2023, section 3 and A.3; Garipov et al. 2018 for the curve; Entezari et al. 2021 for the
     matching of units.
 

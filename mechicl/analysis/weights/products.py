@@ -100,10 +100,6 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
         `[layer head d_model d_model]`. `gauge_fixed()` rescales each head of linear attention so that the mean diagonal
         of W_KQ on x is 1, which makes heads of different models comparable.
 
-    Raises:
-        ValueError: attention that depends on more than these products (biases, rotary positions), or tokens that are
-            not (x, y).
-
     Example:
         >>> read_weight_products(load("lsa-1l")).gauge_fixed().W_PV[0, 0, -1, -1]  # minus the step size
     """

@@ -49,9 +49,6 @@ class Site:
         key: key position, for scores and patterns.
         neuron: neuron, for "pre" and "post".
 
-    Raises:
-        ValueError: an unknown component, or an axis that it does not have.
-
     Example:
         >>> Site("z", layer=3, pos=40, head=1).hook_name
         'blocks.3.attn.hook_z'

@@ -334,11 +334,7 @@ class TransformerConfig:
     @classmethod
     @checked
     def from_dict(cls, data: dict[str, Any]) -> "TransformerConfig":
-        """Make the config that `to_dict` wrote.
-
-        Raises:
-            ValueError: an unknown field, a value of another type than the field's, or a value that the config refuses.
-        """
+        """Make the config that `to_dict` wrote."""
         # files from when a model of token ids had no MLP by default
         if isinstance(data, Mapping) and "d_mlp" in data and "attn_only" not in data:
             data = {**data, "attn_only": data["d_mlp"] is None or data.get("mlp_location") == "input"}

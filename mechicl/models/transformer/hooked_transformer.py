@@ -47,9 +47,6 @@ class HookedTransformer(LensNames):
         seed: seed of the initial weights; by default the config's, else 0.
         initial_weights: W_0 `[x y]` of paired prompts, whose query token is `(x, -x W_0)`; 0 by default.
 
-    Raises:
-        ValueError: initial_weights of another shape, or for another format.
-
     Example:
         >>> model = HookedTransformer(TransformerConfig(x_dim=10, n_context=10))
         >>> prompts = LinearRegression().sample(4, seed=0)
@@ -156,10 +153,6 @@ class HookedTransformer(LensNames):
         Args:
             tokens: continuous tokens `[batch pos d_token]`, or token ids `[batch pos]`.
             positions: position of each token in the prompt; by default 0, 1, ...
-
-        Raises:
-            ValueError: tokens of another shape or kind, or more positions than the model has.
-            IndexError: a token id outside the vocabulary.
         """
         cfg = self.cfg
         self._check_tokens(tokens)
