@@ -75,7 +75,7 @@ class LogitsLearner:
 
 @checked
 def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
-    """Return a learner of tokens unchanged, and a network on token ids as one.
+    """Make a learner of tokens from a network on token ids; return learners of tokens unchanged.
 
     Example:
         >>> as_token_learner(load("induction-2l"), "induction-2l").name

@@ -28,7 +28,8 @@ def find_threshold(
     bootstrap of three to five seeds would be too narrow.
 
     Args:
-        table: table of a sweep, with the columns x, value and "seed"; seeds without a value at some x are left out.
+        table: table of a sweep (`Sweep.run`, `load_table`) with the columns x, value and "seed"; seeds without a value
+            at some x are left out.
         x: name of the column of the axis, for instance "task.n_tasks": positive numbers, or their text.
         value: name of the column of the measured value.
         level: number that the value must pass.

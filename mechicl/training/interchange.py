@@ -36,8 +36,8 @@ def train_interchange(
     Args:
         config: task, model and training, without `curriculum` and `more_tasks`; `loss`, `target_loss` and fields about
             speed, saves and snapshots are ignored. Held out are `eval_prompts` prompts and the same number of sources.
-        hypothesis: which algorithm, which of its steps after each layer, and where its variables are in the residual
-            stream; without subspaces the model may place them anywhere.
+        hypothesis: `Hypothesis(algorithm, schedule, subspaces)`: which algorithm, which of its steps after each layer,
+            and where its variables are in the residual stream; without subspaces the model may place them anywhere.
         n_interventions: number of interventions, drawn at random, in each training step.
 
     Returns:

@@ -19,7 +19,7 @@ from mechicl.viz import elements as draw
 
 
 def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
-    """Draw the residual of the target along an eigendirection of S, `1 - λ f(λ)`, for the nearest families.
+    """Draw the target's residual along an eigendirection of S, `1 - λ f(λ)`, for the nearest families of `identify`.
 
     Learners that are not one function of each eigenvalue are left out; the middle 98% of the positive eigenvalues are
     shaded.
@@ -41,7 +41,7 @@ def identified_filters(result: Identification, n_families: int = 4) -> go.Figure
 
 
 def identified_families(result: Identification, title: str = "Which algorithm is it?") -> go.Figure:
-    """Draw the distance of each family's nearest member from the model, with 95% intervals, the nearest at the top."""
+    """Draw the distance of each family of `identify` from the model, with 95% intervals, the nearest at the top."""
     names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
     return draw.interval_dots(title, "squared distance / squared predictions", names, distances, log_x=True)
 
@@ -76,7 +76,7 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
 
 
 def regret_curves(result: Regret, title: str | None = None) -> go.Figure:
-    """Draw each learner's regret by the number of points before, with 95% intervals; 0 is the reference."""
+    """Draw each learner's `regret` by the number of points before, with 95% intervals; 0 is the reference."""
     names = [result.learner, *(name for name in result.losses if name not in (result.learner, result.reference))]
     fig = draw.interval_lines(
         title or f"Regret against {result.reference}", "points before" if result.loss != "nats" else "tokens before",
@@ -87,7 +87,7 @@ def regret_curves(result: Regret, title: str | None = None) -> go.Figure:
 
 
 def token_divergences(result: TokenIdentification, title: str = "Which learner is it?") -> go.Figure:
-    """Draw the divergence of each learner from the network by the number of tokens before, with 95% intervals."""
+    """Draw each learner's divergence (`identify_on_tokens`) by the number of tokens before, with 95% intervals."""
     curves = {name: result.curve(name) for name in result.divergences}
     fig = draw.interval_lines(title, "tokens before", "KL(network ‖ learner), nats", result.points, curves)
     return fig.update_layout(legend=draw.BELOW)
@@ -97,7 +97,7 @@ def token_divergences(result: TokenIdentification, title: str = "Which learner i
 
 
 def match_heatmap(match: Match, title: str | None = None) -> go.Figure:
-    """Draw the similarity of every pair of steps, the best match of each row outlined (Fu et al. 2024, Fig. 2)."""
+    """Draw the similarities of `match` for all pairs of steps, each row's best outlined (Fu et al. 2024, Fig. 2)."""
     x, y = [str(row) for row in match.rows], [str(column) for column in match.columns]
     compared = "errors" if match.similarity == "errors" else "induced weights"
     steps = match.column_name if match.column_name == "layer" else f"steps of {match.column_name}"
@@ -157,7 +157,7 @@ def match_curve(
 
 
 def probe_heatmap(result: ProbeResult, quantity: str | None = None, title: str | None = None) -> go.Figure:
-    """Draw the selectivity (R² minus the control task's) of the probes for one quantity, by layer and position."""
+    """Draw the selectivity (R² minus the control's) of the probes of `probe` for a quantity, by layer and position."""
     quantity = quantity or result.quantities[0]
     if quantity not in result.quantities:
         raise ValueError(f"quantity must be one of {list(result.quantities)}, got {quantity!r}")

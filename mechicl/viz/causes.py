@@ -19,7 +19,7 @@ ARROWS = {
 
 
 def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Figure:
-    """Draw the interchange R² of each intervention (rows) at each layer (columns); below 0 cells have one colour."""
+    """Draw the R² of each intervention of `interchange` (rows) at each layer (columns), in one colour below 0."""
     rows = list(dict.fromkeys(cell.intervention for cell in result.cells))
     layers = sorted({cell.layer for cell in result.cells})
     values = [[math.nan] * len(layers) for _ in rows]
@@ -36,7 +36,7 @@ def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Fig
 
 
 def hypotheses_ranked(result: HypothesisTest, title: str = "Which algorithm does it run?") -> go.Figure:
-    """Draw the share of the interventions' effects that each hypothesis explains, with 95% intervals, best first."""
+    """Draw the share of effects that each hypothesis explains (`test_hypotheses`), with 95% intervals, best first."""
     names, effects = [test.hypothesis for test in result.tests], [test.effects for test in result.tests]
     weakest = [f"weakest R² {test.score.mean:.3g}, {test.cells[test.weakest]}" for test in result.tests]
     fig = draw.interval_dots(title, "effects explained", names, effects, notes=weakest)
@@ -135,7 +135,8 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
 def subspace_curves(result: SubspaceSearch, title: str | None = None) -> go.Figure:
     """Draw held-out R² of learned subspaces (solid) and of their complements (dotted) by dimension, a panel per layer.
 
-    The model and the controls are drawn, with 95% intervals; values below -0.5 are cut off.
+    The result is that of `fit_subspace`. The model and the controls are drawn, with 95% intervals; values below -0.5
+    are cut off.
     """
     names = [f"after {layer} layer{'' if layer == 1 else 's'}" for layer in result.layers]
     title = title or f"{result.place}'s {', '.join(result.variables)}: {result.hypothesis}"

@@ -85,7 +85,7 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
 
 
 def circuit_differences(comparison: CircuitComparison, title: str | None = None) -> go.Figure:
-    """Draw a circuit compared with the truth: shared (grey), missing (blue, dotted) and false (red) nodes and edges."""
+    """Draw the result of `compare_circuits`: shared (grey), missing (blue, dotted) and false (red) nodes and edges."""
     nodes = {node: kind for kind in KINDS for node in getattr(comparison, f"{kind}_nodes")}
     edges = {edge: kind for kind in KINDS for edge in getattr(comparison, f"{kind}_edges")}
     layout = lay_out_circuit(list(nodes), list(edges))
@@ -104,7 +104,7 @@ def circuit_differences(comparison: CircuitComparison, title: str | None = None)
 
 
 def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Figure:
-    """Draw faithfulness against the share of edges kept, a line for each of the scores, with 95% bands over prompts.
+    """Draw the faithfulness of a `circuit_curve` against the share of edges kept, with 95% bands over prompts.
 
     The legend has the areas: CPR below the curve, CMD between it and 1. Random scores are grey. The axis is logarithmic
     if shares span more than a factor of 50.
@@ -124,7 +124,7 @@ def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Fig
 
 
 def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None, title: str | None = None) -> go.Figure:
-    """Draw the absolute scores of all edges, the largest first; given a truth, its edges have another colour.
+    """Draw the absolute scores of all edges (`score_edges`), the largest first; edges of a `truth` have another colour.
 
     Scores of 0 are at the bottom. Hovering names the edge.
     """

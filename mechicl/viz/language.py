@@ -10,7 +10,7 @@ from mechicl.viz import elements as draw
 
 
 def few_shot_curves(scores: FewShotScores, task: str | None = None) -> go.Figure:
-    """Draw the accuracy on one task by number of demonstrations, a line for each kind of labels, with 95% intervals."""
+    """Draw the accuracy of `icl_score` on a task by demonstrations, with 95% intervals, a line per kind of labels."""
     t = 0 if task is None else scores.tasks.index(task)
     curves = {
         f"{label} labels": [interval(accuracy.double()).within(0, 1) for accuracy in scores.accuracy[t, k]]
@@ -22,7 +22,7 @@ def few_shot_curves(scores: FewShotScores, task: str | None = None) -> go.Figure
 
 
 def head_effects(vector: FunctionVector) -> go.Figure:
-    """Draw the indirect effect of each head, a mean over prompts."""
+    """Draw the indirect effect of each head from `function_vectors`, a mean over prompts."""
     values = vector.indirect_effects.mean(-1)
     bound = float(values.abs().max()) or 1.0
     fig = draw.figure("Indirect effect of each head on the probability", "head", "layer")
@@ -33,7 +33,7 @@ def head_effects(vector: FunctionVector) -> go.Figure:
 
 
 def curves_by_layer(vector: FunctionVector) -> go.Figure:
-    """Draw the probability of the right answer with the vector, or a random one, added after each layer."""
+    """Draw the right answer's probability with the vector of `function_vectors` (or a random one) added to a layer."""
     added = {"function vector": vector.added, "random vector": vector.random_added}
     curves = {name: [interval(values.double()) for values in lines] for name, lines in added.items()}
     title = "Probability of the right answer without demonstrations"
@@ -41,7 +41,7 @@ def curves_by_layer(vector: FunctionVector) -> go.Figure:
 
 
 def ablation_bars(ablations: Mapping[str, MatchedAblation]) -> go.Figure:
-    """Draw the probability of the right answer without some heads, by name, and without random heads instead."""
+    """Draw the right answer's probability without some heads (`ablate_matched`, by name), and without random ones."""
     fig = draw.figure("Probability of the right answer", "", "probability")
     fig.update_xaxes(type="category")
     for name in ("intact", "ablated", "matched"):

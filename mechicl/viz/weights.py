@@ -134,7 +134,7 @@ def kernel_heatmaps(
     """Draw kernels of models side by side, in one scale, each with its symmetry error and effective rank.
 
     Args:
-        views: kernels on the same grid of one-dimensional inputs; the keys are the panels' titles.
+        views: results of `view_kernel` on the same grid of one-dimensional inputs; the keys are the panels' titles.
         part: the whole kernel, or the part of it through values; symmetry and rank are always the whole kernel's.
         title: title of the figure.
     """

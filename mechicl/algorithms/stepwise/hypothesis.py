@@ -19,7 +19,8 @@ class Hypothesis:
     """The hypothesis that a model runs an algorithm: after certain layers its tokens carry the algorithm's variables.
 
     Attributes:
-        algorithm: the algorithm, step by step.
+        algorithm: the algorithm, step by step: an object of `algorithms.stepwise`, such as
+            `ResidualDescent(2, step_size=0.05)`.
         schedule: pairs (number of layers, number of steps taken by then), from (0, 0) to all layers and all steps.
             Layers rise, and steps rise or stay: a layer may take no step, or several; or several layers take one step
             together. By default one step a layer.

@@ -30,7 +30,7 @@ class Forgetting(Result):
 
     @property
     def gaps(self) -> list[int]:
-        """How many points back each one is: n - 1 for the first, 0 for the last ("time stamp gap")."""
+        """Number of points that each one lies back: n - 1 for the first, 0 for the last ("time stamp gap")."""
         return list(reversed(range(self.squared_errors.shape[0])))
 
 
@@ -84,7 +84,7 @@ class OrderSensitivity(Result):
     signal: Float[Tensor, "prompt"]
 
     def relative(self, level: float = 0.95) -> Interval:
-        """Variance over orders as a share of the predictions' mean square, with an interval over prompts."""
+        """Return the variance over orders as a share of the predictions' mean square, with an interval over prompts."""
         return ratio_interval(self.variance, self.signal, level)
 
 
@@ -138,7 +138,7 @@ class OutsideSpan(Result):
     share: Float[Tensor, "step point prompt"] = field(metadata=SHARE)
 
     def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
-        """Mean share with an interval over prompts, for 0 to n_context points, after a step (the last by default)."""
+        """Return mean shares after 0 to n_context points with intervals over prompts; by default at the last step."""
         i = -1 if step is None else index_of("step", step, self.steps)
         return [interval(share, level).within(0, 1) for share in self.share[i]]
 

@@ -147,7 +147,7 @@ class Identification(Result):
 
     @checked
     def distance(self, match: FamilyMatch) -> Interval:
-        """Mean squared distance of a match's predictions from the model's, over the model's mean squared prediction.
+        """Return the mean squared distance of predictions from the model's, over the model's mean squared prediction.
 
         It is 0 for the same predictions, and 1 for a learner that always predicts 0; the interval is a 95% one.
         """
@@ -155,12 +155,12 @@ class Identification(Result):
 
     @checked
     def gap(self, match: FamilyMatch) -> Interval:
-        """The `distance` of a match minus that of `best`, with a 95% interval over the same prompts."""
+        """Return the `distance` of a match minus that of `best`, with a 95% interval over the same prompts."""
         return ratio_interval(match.squared_distances - self.best.squared_distances, self.squared_predictions)
 
     @checked
     def tied(self, match: FamilyMatch) -> bool:
-        """True if these prompts do not distinguish it from the best family.
+        """Return True if these prompts do not distinguish it from the best family.
 
         The gap is rounding, or its interval contains 0 and the match is not farther on the typical prompt either.
         """
@@ -169,7 +169,7 @@ class Identification(Result):
         return match is self.best or gap.mean < ROUNDING or (0 in gap and farther.low <= 0)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per family, ranked, then the limits; distances with 95% intervals over prompts.
+        """Return one row per family, ranked, then the limits; distances with 95% intervals over prompts.
 
         `sensitivity_rank` is the place by mean sensitivity cosine, last where predictions have no derivative.
         """

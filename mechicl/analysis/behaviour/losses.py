@@ -49,24 +49,24 @@ class Regret(Result):
 
     @checked
     def regret(self, name: str | None = None) -> Float[Tensor, "point prompt"]:
-        """Loss of a learner (a key of `losses`; by default the one that was measured) minus the reference's."""
+        """Return a learner's loss (a key of `losses`; by default the measured learner's) minus the reference's."""
         name = name or self.learner
         index_of("learner", name, self.losses)
         return self.losses[name] - self.losses[self.reference]
 
     @checked
     def curve(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
-        """The mean regret after each number of `points`, with intervals over prompts; `name` as for `regret`."""
+        """Return the mean regret after each number of `points`, with intervals over prompts; `name` as for `regret`."""
         return [interval(at_point, level) for at_point in self.regret(name)]
 
     @checked
     def mean(self, name: str | None = None, level: float = 0.95) -> Interval:
-        """The mean regret over all points, with an interval over prompts; `name` as for `regret`."""
+        """Return the mean regret over all points, with an interval over prompts; `name` as for `regret`."""
         return interval(self.regret(name).mean(0), level)
 
     @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row per learner and number of points: the mean loss and the regret with its interval over prompts."""
+        """Return one row per learner and number of points: mean loss, and the regret with its interval over prompts."""
         rows = []
         for name, losses in self.losses.items():
             for points, loss, regret in zip(self.points, losses, self.curve(name, level), strict=True):
@@ -252,11 +252,11 @@ class ShiftedLosses(Result):
     squared_errors: Float[Tensor, "learner scale prompt"]
 
     def mean(self) -> Float[Tensor, "learner scale"]:
-        """Mean squared error over prompts."""
+        """Return the mean squared error over prompts."""
         return self.squared_errors.mean(-1)
 
     def ratio(self, learner: str, reference: str) -> list[Interval]:
-        """Mean loss of one learner divided by another's, at each scale, with a 95% interval over the paired prompts."""
+        """Return one learner's mean loss over another's at each scale, with 95% intervals over the paired prompts."""
         errors, others = (
             self.squared_errors[index_of("learner", name, self.learners)] for name in (learner, reference)
         )

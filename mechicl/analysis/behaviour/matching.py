@@ -74,11 +74,11 @@ class Match(Result):
     by_point: Float[Tensor, "row column point"] | None = None
 
     def samples(self) -> dict[str, Tensor]:
-        """The similarities without `by_point`, which is a mean already."""
+        """Return the similarities without `by_point`, which is a mean already."""
         return {"similarities": self.similarities}
 
     def mean(self) -> Float[Tensor, "row column"]:
-        """Mean over the prompts for which a row's similarities are defined; NaN where a pair's never is.
+        """Return means over the prompts for which a row's similarities are defined; NaN where a pair's never is.
 
         Similarities with a zero vector are not defined. All pairs of a row are compared on the same prompts, apart from
         pairs that are defined nowhere.
@@ -86,18 +86,18 @@ class Match(Result):
         return _weighted_mean(self.similarities, torch.ones(1, self.similarities.shape[-1]))[0]
 
     def best_columns(self) -> list[int]:
-        """Index of each row's best column: the largest mean similarity (the paper prints arg min)."""
+        """Return the index of each row's best column: the largest mean similarity."""
         return self.mean().nan_to_num(-math.inf).argmax(1).tolist()
 
     def halves(self) -> tuple["Match", "Match"]:
-        """The match on every other prompt and on the rest: choose on the one, measure on the other."""
+        """Return the match on every other prompt and on the rest: choose on the one, measure on the other."""
         first, second = (self.similarities[..., i::2] for i in (0, 1))
         one = dataclasses.replace(self, similarities=first, by_point=None)
         return one, dataclasses.replace(one, similarities=second)
 
     @checked
     def best(self, *, resamples: Count = 1000, seed: int = 0) -> list[BestMatch]:
-        """The best match of each row: a `BestMatch` with `row`, `column`, `similarity`, and the ends `low` and `high`.
+        """Return each row's best match: a `BestMatch` with `row`, `column`, `similarity`, and the ends `low`, `high`.
 
         Args:
             resamples: number of resamples of the prompts, for the 95% interval of the best column (bootstrap).
@@ -117,7 +117,7 @@ class Match(Result):
         return matches
 
     def growth_rows(self) -> list[float]:
-        """The rows where a trend can be seen.
+        """Return the rows where a trend can be seen.
 
         Their best match is not at an edge, at least 1, and known to a factor of 4 (a row that resembles no step matches
         any). Of the first rows with overlapping intervals only the last counts; of the last rows only the first.
@@ -277,12 +277,12 @@ class FamilyRanking(Result):
     similarities: Float[Tensor, "family row prompt"] = field(metadata=COSINE)
 
     def minus(self, family: str, other: str) -> list[Interval]:
-        """For each layer, the mean cosine of one family minus that of another, with a 95% interval over prompts."""
+        """Return each layer's mean cosine of one family minus that of another, with a 95% interval over prompts."""
         a, b = (self.similarities[index_of("family", name, self.families)] for name in (family, other))
         return [interval(difference[difference.isfinite()]) for difference in a - b]
 
     def nearest(self, row: float) -> list[str]:
-        """The name of the family nearest to a layer, then those of the families tied with it.
+        """Return the name of the family nearest to a layer, then those of the families tied with it.
 
         A family is tied if the difference from the first, prompt by prompt, has a 95% interval that covers 0.
         """

@@ -37,19 +37,19 @@ class TokenIdentification(Result):
         return next(iter(self.divergences))
 
     def divergence(self, name: str, level: float = 0.95) -> Interval:
-        """Mean divergence of a learner over all points, in nats, with an interval over prompts."""
+        """Return the mean divergence of a learner over all points, in nats, with an interval over prompts."""
         return interval(self._named(name).mean(0), level)
 
     def gap(self, name: str, level: float = 0.95) -> Interval:
-        """Mean divergence of a learner minus that of `best`, with an interval over the same prompts."""
+        """Return the mean divergence of a learner minus that of `best`, with an interval over the same prompts."""
         return interval((self._named(name) - self._named(self.best)).mean(0), level)
 
     def curve(self, name: str, level: float = 0.95) -> list[Interval]:
-        """The mean divergence of a learner after each number of tokens (`points`), with intervals over prompts."""
+        """Return a learner's mean divergence after each number of tokens (`points`), with intervals over prompts."""
         return [interval(at_point, level) for at_point in self._named(name)]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
-        """One row per learner, ranked: its divergence, and how much farther than the nearest, with intervals (nats)."""
+        """Return one row per learner, ranked: its divergence, and that minus the nearest's, with intervals (nats)."""
         rows = []
         for rank, name in enumerate(self.divergences, start=1):
             divergence, gap = self.divergence(name, level), self.gap(name, level)

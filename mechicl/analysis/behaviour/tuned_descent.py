@@ -67,12 +67,12 @@ class ClippedDescent:
     hyperparameters: dict[str, float]
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction; differentiable with respect to the query."""
+        """Return the query's prediction; differentiable with respect to the query."""
         sizes, gammas = (torch.tensor([*each], dtype=torch.float64) for each in (self.step_sizes, self.gammas))
         return _predicted(prompts, sizes, gammas, self.clip)
 
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Every point's prediction from the points before it."""
+        """Return every point's prediction from the points before it."""
         return torch.stack([self.predict(prompts.prefix(n)) for n in range(prompts.xs.shape[1])], dim=1)
 
 

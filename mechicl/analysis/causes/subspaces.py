@@ -177,8 +177,10 @@ def fit_subspace(
 
     Args:
         model: any model with hooks that reads prompts of points.
-        hypothesis: the algorithm, and which layers are which steps.
-        variables: one of the algorithm's variables, or several to exchange together, as a list or as "y, prediction".
+        hypothesis: the algorithm and which layers are which steps, as for `interchange`:
+            `Hypothesis(algorithm, schedule)`.
+        variables: one of `hypothesis.algorithm.variables`, or several to exchange together, as a list or "y,
+            prediction".
         task: distribution of the prompts to fit to and to measure on.
         place: the tokens that carry the variable, "query" or "context".
         layers: numbers of layers after which to search, each from the hypothesis's schedule; by default all between the

@@ -154,10 +154,9 @@ def circuit_curve(
             a part whose inputs are all cut still writes its output.
         method: value of a cut edge, such as "zero" or "mean" (see `find_circuit`): by default the same as for the
             scores, else zero. "any" is measured with zero.
-        reference: for "mean" the prompts to average over, for "resample" the prompt that replaces each; by default from
-            the prompts themselves.
-        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions; by
-            default as for `find_circuit`.
+        reference: prompts that "mean" averages over or "resample" takes replacements from; by default the prompts
+            themselves.
+        at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
         seed: seed of random scores, and of "resample".
 
     Returns:

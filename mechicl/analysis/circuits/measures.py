@@ -46,8 +46,7 @@ def measure_circuit(
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`; by default as for `find_circuit`.
         reference: prompts that replacements of cut edges come from; by default the new prompts. Cut edges are replaced
             by the method of the search (where that was "any", by zeros).
-        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions; by
-            default as for `find_circuit`.
+        at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
         effects: measure the effect of each node and edge too, with a run for each; NaN otherwise.
         n_subsets: number of subsets of the circuit's nodes to remove from the circuit, and from the model, for
             `Circuit.incompleteness`. These are all subsets if there are at most that many, else random ones that

@@ -140,10 +140,9 @@ def score_edges(
         steps: number of points on the path; by default 4, or 5 for "eap-ig".
         method: value of a cut edge: "zero", the sender's "mean" write over prompts, its write on another prompt
             ("resample"), or "any" (zeros and random mixtures); by default "zero" for a metric, "any" for "outputs".
-        reference: for "mean" the prompts to average over, for "resample" the prompt that replaces each; by default from
-            the prompts themselves.
-        at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions; by
-            default as for `find_circuit`.
+        reference: prompts that "mean" averages over or "resample" takes replacements from; by default the prompts
+            themselves.
+        at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
         seed: seed of random replacements and signs.
 
     Returns:

@@ -50,8 +50,7 @@ def ablate(
     along axes that are not swept). Large effects show which parts the predictions depend on.
 
     Args:
-        model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol
-            (`TransformerBridge`).
+        model: in eval mode: a mechicl model, or for token ids any of TransformerLens' protocol (`TransformerBridge`).
         prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
         component: the activation to replace: "z" (each head's output), "attn_out", "mlp_out", "resid_post", "pattern",
             or another name listed in `patch`.
@@ -71,8 +70,7 @@ def ablate(
             predictions are kept.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
-        keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
-            metrics.
+        keep_predictions: keep each cell's predictions; by default unless these are logits and there are metrics.
         seed: seed of the shuffling of "resample".
 
     Returns:

@@ -52,8 +52,7 @@ def attribute(
     `correlate_effects` measures how well the estimates agree with patching.
 
     Args:
-        model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol
-            (`TransformerBridge`).
+        model: in eval mode: a mechicl model, or for token ids any of TransformerLens' protocol (`TransformerBridge`).
         clean: the prompts whose activations replace the others ("denoising").
         corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
         component: the activation: "z" (each head's output), "attn_out", "mlp_out", "resid_post", "pattern", or another

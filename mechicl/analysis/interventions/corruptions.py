@@ -93,7 +93,7 @@ def corrupt_tokens(
 
 
 def derangement(n: int, generator: torch.Generator) -> Tensor:
-    """A random cyclic permutation of n items: none keeps its place."""
+    """Draw a random cyclic permutation of n items: none keeps its place."""
     order = torch.randperm(n, generator=generator)
     result = torch.empty_like(order)
     result[order] = order.roll(1)

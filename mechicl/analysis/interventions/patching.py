@@ -61,8 +61,7 @@ def patch(
             `TokenSequences`.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
-        keep_predictions: keep the predictions of each cell; by default True, unless they are logits and there are
-            metrics.
+        keep_predictions: keep each cell's predictions; by default unless these are logits and there are metrics.
 
     Returns:
         A sweep: `recovered()` is the share of the difference between both runs' mean metric that each cell recovers (0:

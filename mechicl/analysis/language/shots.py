@@ -82,7 +82,7 @@ def icl_score(
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
         tasks: tasks of `mechicl.text`, or their names; by default all.
-        shots: numbers of demonstrations; 0 is zero-shot.
+        shots: numbers of demonstrations; 0 is zero-shot, and 1 cannot be shuffled.
         labels: outputs of the demonstrations: "true" ones, "shuffled" within a prompt, or "random" words of other
             tasks. The queries are the same for all of them, and at 0 shots so is the result.
         n_prompts: number of prompts for each task, kind of labels and number of demonstrations.
@@ -126,7 +126,7 @@ def loss_by_position(
 
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
-        ids: token ids of texts of one length.
+        ids: token ids of texts of one length, from `language.tokenizer`.
 
     Returns:
         `[pos text]`: entry t is the loss of the prediction of token t + 1 from tokens 0 to t.

@@ -117,9 +117,10 @@ def align_variables(
 
     Args:
         model: a model of token ids with hooks, in eval mode.
-        causal: `CausalModel` of the task; it should give the model's own answers on `ids`.
+        causal: `CausalModel(variables, output)` of the task: for each variable a function of a prompt's ids, and a
+            function of their values that returns the answer's token id, which should be the model's own on `ids`.
         variable: name of the variable to exchange.
-        ids: prompts of one length; repeated ones are used once.
+        ids: prompts of one length, at least four different ones; repeated ones are used once.
         pos: position of the exchange; by default the last.
         read: position at which the model's logits give the answer; by default the last.
         layers: layers to search; all by default.

@@ -40,7 +40,7 @@ class LayerErrors(Result):
 
     @checked
     def by_layer(self, level: float = 0.95) -> list[Interval]:
-        """Mean error over `points`, with an interval over prompts, for each layer from 0 to n_layers."""
+        """Return the mean error over `points`, with an interval over prompts, for each layer from 0 to n_layers."""
         return [interval(errors.mean(0), level) for errors in self.squared_errors]
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -123,12 +123,12 @@ class LayerLearner(ABC):
 
     @checked(undefined=True)
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-        """The query's prediction after the last layer."""
+        """Return the query's prediction after the last layer."""
         return self.trajectory(prompts).query()[-1]
 
     @checked(undefined=True)
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:
-        """Every point's prediction after the last layer."""
+        """Return every point's prediction after the last layer."""
         if prediction_rows(self.model, prompts) == "points":
             return self.trajectory(prompts).predictions[-1]
         return torch.stack([self.predict(each) for each in _prefixes(prompts)], dim=1)

@@ -108,19 +108,19 @@ class ProbeResult(Result):
     control_squared_errors: Float[Tensor, "quantity layer pos prompt"]
 
     def explained(self) -> Float[Tensor, "quantity layer pos"]:
-        """Explained share of the variance, R²; NaN where a quantity is constant (as before the first point)."""
+        """Return the explained share of the variance, R²; NaN where a quantity is constant (before the first point)."""
         return self._explained(self.squared_errors)
 
     def control(self) -> Float[Tensor, "quantity layer pos"]:
-        """R² of the control task, the result of fitting alone; at least 0, the R² of predicting the mean."""
+        """Return R² of the control task, the result of fitting alone; at least 0, the R² of predicting the mean."""
         return self._explained(self.control_squared_errors).clamp(min=0)
 
     def selectivity(self) -> Float[Tensor, "quantity layer pos"]:
-        """R² minus the control's (Hewitt & Liang 2019)."""
+        """Return R² minus the control's (Hewitt & Liang 2019)."""
         return self.explained() - self.control()
 
     def best(self, quantity: str, positions: Sequence[int] | None = None) -> tuple[int, int, Interval]:
-        """Layer and position with the largest R², chosen on every other prompt, and the R² there on the rest.
+        """Return layer and position with the largest R², chosen on every other prompt, and the R² there on the rest.
 
         Args:
             positions: positions to choose from; all by default.
@@ -134,7 +134,7 @@ class ProbeResult(Result):
         return layer, position, measured.interval(quantity, layer, position)
 
     def interval(self, quantity: str, layer: int, position: int, level: float = 0.95) -> Interval:
-        """R² of one probe with an interval over held-out prompts."""
+        """Return R² of one probe with an interval over held-out prompts."""
         i = index_of("quantity", quantity, self.quantities)
         n_layers, n_pos = self.squared_errors.shape[1:3]
         if not (0 <= layer < n_layers and 0 <= position < n_pos):
@@ -142,7 +142,7 @@ class ProbeResult(Result):
         return 1 - ratio_interval(self.squared_errors[i, layer, position], self.deviations[i, 0, position], level)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per quantity, layer and position: R², the control's R² and selectivity."""
+        """Return one row per quantity, layer and position: R², the control's R² and selectivity."""
         explained, control = self.explained(), self.control()
         rows = []
         for q, layer, pos in np.ndindex(*explained.shape):

@@ -92,7 +92,7 @@ class ConstructionFit(Result):
         return entries
 
     def relative_distances(self, members: Members | None = None, level: float = 0.95) -> list[Interval]:
-        """Measure the squared distance of predictions over the trained model's squared predictions, for each seed."""
+        """Measure each seed's squared distance of predictions over the trained model's mean squared prediction."""
         distances = (self.best if members is None else members).squared_distances
         return [ratio_interval(d, p, level) for d, p in zip(distances, self.squared_predictions, strict=True)]
 
@@ -134,7 +134,8 @@ def fit_construction(
     optimisation, has the least squared distance between predictions.
 
     Args:
-        models: a trained model, or one per seed, all with the same config.
+        models: a trained model, or one per seed, all with the same config; on paired prompts (one token (x, y) per
+            point), W_0 = 0.
         family: "gd" (one step size), "gd++" (and one γ), either "... per layer", "pgd" (a preconditioner `[x x]`),
             "pgd per layer", or "newton" (α of a model in the construction's own shape).
         task: task whose prompts predictions are matched on, and measured on.

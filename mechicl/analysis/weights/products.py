@@ -93,7 +93,9 @@ def concatenate(parts: Sequence[WeightProducts], axis: int) -> WeightProducts:
 
 @checked
 def read_weight_products(model: HookedTransformer) -> WeightProducts:
-    """Read the products of weights that attention depends on from a model on paired prompts.
+    """Read the products of weights that attention depends on.
+
+    The model is on paired prompts (one token (x, y) per point), without attention biases and rotary positions.
 
     Returns:
         A `WeightProducts`, float64 on the CPU: `W_KQ = W_Q W_Kᵀ` (with the score scale) and `W_PV = W_V W_O`, both

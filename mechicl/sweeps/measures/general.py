@@ -38,13 +38,13 @@ def task_of(checkpoint: Checkpoint, kind: type[T], measure: str) -> T:
 
 
 def loss(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
-    """Held-out loss on new prompts, and that of the task's best known learner on the same ones (see `mean_regret`)."""
+    """Measure the loss on new prompts, and that of the task's best known learner on them (see `mean_regret`)."""
     measured = mean_regret(checkpoint, n_prompts=n_prompts)
     return {name: measured[name] for name in ("held_out_loss", "best_known_loss")}
 
 
 def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
-    """Held-out loss minus that of the task's best known learner, on the same prompts: `analysis.regret`.
+    """Measure the held-out loss minus that of the task's best known learner, on the same prompts: `analysis.regret`.
 
     Returns:
         `regret`, `held_out_loss` and `best_known_loss`: squared errors on the query or on all points, as trained, or
@@ -61,7 +61,7 @@ def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
 
 
 def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: int = 2000) -> Measured:
-    """Agreement of the model with a reference learner of its task: `analysis.align`, means over prompts.
+    """Measure the agreement of the model with a reference learner of its task: `analysis.align`, means over prompts.
 
     `learner` is a name in `algorithms.references(task)`, by default the best known one.
 
@@ -82,7 +82,7 @@ def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: 
 
 
 def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
-    """Distance of each family of algorithms, fitted on prompts, to the model's predictions: `analysis.identify`.
+    """Measure the distance of each family of algorithms from the model's predictions: `analysis.identify`.
 
     Returns:
         `relative_distance: FAMILY`, the root of the mean squared distance over that of the model's predictions, for
@@ -100,7 +100,7 @@ def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
 
 
 def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measured:
-    """The step at which the held-out loss falls from its plateau, by the record's curve: `analysis.find_transitions`.
+    """Find the step at which the held-out loss falls from its plateau, by the record's curve: `find_transitions`.
 
     `plateau` is by default the first loss.
 
@@ -123,7 +123,7 @@ def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measu
 
 
 def markov_phases(checkpoint: Checkpoint, *, n_prompts: int = 500) -> Measured:
-    """When a model of Markov chains counts tokens, and when it counts pairs of tokens: divergences at its snapshots.
+    """Find when a model of Markov chains counts tokens, and when pairs of tokens: divergences at its snapshots.
 
     At each snapshot the Kullback-Leibler divergence is measured from each simple learner to the model: "uniform" (all
     tokens alike), "unigram" (counts of tokens) and "bigram" (counts of the tokens that followed the present one), mean

@@ -19,7 +19,7 @@ from mechicl.tasks import TaskPool
 
 
 def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
-    """Is the model of a pool of tasks nearer to the Bayes learner of the pool, or to that of all tasks, or to neither?
+    """Measure if a model of a pool of tasks is near the Bayes learner of the pool, that of all tasks, or neither.
 
     Returns:
         The numbers of `compare_on_pool` and, for a checkpoint with snapshots, `position_at_STEP`, `scale_at_STEP` and

@@ -19,7 +19,7 @@ N_TUNING = 16_384
 
 
 def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured:
-    """Loss of a model of linear regression over the losses of the best learners of its depth, each tuned on the task.
+    """Measure a model's loss on linear regression over those of the best learners of its depth, tuned on the task.
 
     Returns:
         `model_loss` and the losses of: `gd` (gradient descent, one step size), `gd_plus_plus` (a step size and a γ for
@@ -39,7 +39,7 @@ def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
 
 
 def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured:
-    """Excess loss of a one-layer model over one tuned step of gradient descent, and their cosine of sensitivities.
+    """Measure a one-layer model's loss over that of a tuned step of gradient descent, and the cosine of sensitivities.
 
     Returns:
         `gap`, the model's loss divided by gradient descent's, minus 1; `model_loss`, `gd_loss`, `zero_loss` (that of
@@ -62,7 +62,7 @@ def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
 
 
 def target_copying(checkpoint: Checkpoint, *, n_prompts: int = 2000) -> Measured:
-    """When the loss falls below that of predicting 0, and if the first layer copies targets to their inputs' tokens.
+    """Measure when the loss falls below that of predicting 0, and if the first layer copies targets to their inputs.
 
     Takes a model on interleaved prompts of linear regression, and a record with a curve.
 
