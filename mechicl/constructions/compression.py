@@ -20,14 +20,7 @@ BATCH = 64
 
 @dataclass(frozen=True, eq=False)
 class CompressedModel:
-    """A model in a narrower stream, and how well it imitates the original (result of `compress`).
-
-    Attributes:
-        model: the narrow model, float64.
-        stream: orthonormal columns `[d_model new_d_model]`: a vector `s` of the old stream is about `s @ stream` here.
-        projected: mean squared difference of its outputs from the original's on the prompts, before training.
-        trained: the same after training; equal to `projected` if training did not help.
-    """
+    """A model in a narrower stream, and how well it imitates the original; see `compress`."""
 
     model: HookedTransformer
     stream: Float[Tensor, "d_model new_d_model"]

@@ -18,12 +18,7 @@ MOST_HALVINGS = 60
 
 @dataclass(frozen=True, eq=False)
 class HiddenModel:
-    """An obfuscated model, and where the original's stream is in it (result of `hide`).
-
-    Attributes:
-        model: the obfuscated model, float64.
-        stream: orthonormal rows `[d_model new_d_model]`: a vector `s` of the old stream is `s @ stream` in the new one.
-    """
+    """An obfuscated model, and where the original's stream is in it; see `hide`."""
 
     model: HookedTransformer
     stream: Float[Tensor, "d_model new_d_model"]

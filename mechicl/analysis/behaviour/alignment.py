@@ -23,13 +23,7 @@ GRAPH_COPIES = 8  # a graph keeps the activations of every layer, where `bytes_p
 
 @dataclass(frozen=True, eq=False)
 class Alignment(Result):
-    """Distances and cosines between two learners on each prompt (von Oswald et al. 2023, section 3).
-
-    Attributes:
-        prediction_distance: L2 norm of the difference of their predictions of the query, in the targets' unit.
-        sensitivity_cosine: cosine between their derivatives d prediction / d query; NaN where one is zero.
-        sensitivity_distance: L2 norm of the difference of those derivatives.
-    """
+    """Distances and cosines between two learners on each prompt; `align` defines the fields."""
 
     prediction_distance: Float[Tensor, "prompt"]
     sensitivity_cosine: Float[Tensor, "prompt"] = field(metadata=COSINE)
@@ -48,8 +42,9 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY, p
 
     Returns:
         An `Alignment` with one value per prompt `[prompt]`: `prediction_distance` (L2 norm of the difference of the
-        predictions; 0 for the same), `sensitivity_cosine` (from -1 to 1, between their derivatives d prediction /
-        d query) and `sensitivity_distance` (L2). `intervals()` has the means with 95% intervals over prompts.
+        predictions, in the targets' unit), `sensitivity_cosine` (from -1 to 1, between their derivatives d prediction /
+        d query; NaN where one is zero) and `sensitivity_distance` (L2 norm of the difference of the derivatives).
+        `intervals()` has the means with 95% intervals over prompts.
 
     Source: von Oswald et al. 2023, section 3.
 

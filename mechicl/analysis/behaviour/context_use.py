@@ -20,11 +20,7 @@ from mechicl.statistics.results import SHARE, index_of
 
 @dataclass(frozen=True, eq=False)
 class Forgetting(Result):
-    """Squared errors when each context point is the query after the whole context.
-
-    Attributes:
-        squared_errors: `[point prompt]`, averaged over the target's dimensions; the last point is the most recent one.
-    """
+    """Squared errors when each context point is the query after the whole context; see `measure_forgetting`."""
 
     squared_errors: Float[Tensor, "point prompt"]
 
@@ -73,12 +69,7 @@ def measure_forgetting(
 
 @dataclass(frozen=True, eq=False)
 class OrderSensitivity(Result):
-    """How much a prediction depends on the order of the context.
-
-    Attributes:
-        variance: variance of the query's prediction over orders, averaged over the target's dimensions, `[prompt]`.
-        signal: mean square of the prediction over orders, averaged likewise.
-    """
+    """Variance and mean square of predictions over orders of the context; see `measure_order_sensitivity`."""
 
     variance: Float[Tensor, "prompt"]
     signal: Float[Tensor, "prompt"]
@@ -105,9 +96,9 @@ def measure_order_sensitivity(
         n_orders: number of random orders of each context, drawn with `seed`.
 
     Returns:
-        An `OrderSensitivity`: `variance` of each prompt's prediction over orders and its mean square `signal`,
-        `[prompt]`; `relative()`, the mean variance over the mean signal with a 95% interval over prompts: 0 for a
-        learner that ignores the order.
+        An `OrderSensitivity`: the `variance` of each prompt's prediction over orders and its mean square `signal`, both
+        averaged over the target's dimensions, `[prompt]`; `relative()`, the mean variance over the mean signal with a
+        95% interval over prompts: 0 for a learner that ignores the order.
 
     Source: Nertinger 2025, Theorem 3: equivalence to gradient descent needs predictions that do not change under
     permutations of the context.
@@ -127,11 +118,9 @@ def measure_order_sensitivity(
 
 @dataclass(frozen=True, eq=False)
 class OutsideSpan(Result):
-    """Share of the induced weights that lies outside the span of the points seen.
+    """Share of the induced weights' squared norm outside the span of the points seen; see `measure_outside_span`.
 
-    Attributes:
-        share: squared norm of that part over that of the whole, `[step point prompt]`, after t context points: 1 at
-            t = 0 (NaN for zero weights), and 0 up to rounding once t points span everything.
+    It is 1 after no point (NaN for zero weights), and 0 up to rounding once the points span everything.
     """
 
     steps: tuple[float, ...]

@@ -18,8 +18,7 @@ class Growth(Result):
     Errors of both curves are normal in log k. Intervals are over resampled prompts, with the best steps chosen anew.
 
     Attributes:
-        rows: the layers that the curves were fitted to.
-        columns: the best-matching steps there.
+        columns: the best-matching steps at the layers `rows` that the curves were fitted to.
         slope: steps per layer of the linear fit `k = a + slope * layer`.
         doubling: doublings per layer of the exponential fit `k = 2^(a + doubling * layer)`.
         linear_aic: corrected Akaike criterion of the linear fit; lower is better. `exponential_aic` is the other's.

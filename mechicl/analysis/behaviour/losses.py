@@ -30,11 +30,10 @@ LEAST_PROBABILITY = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Regret(Result):
-    """Losses of a learner and of its task's reference learners on the same prompts, point by point.
+    """Losses of a learner and of its task's reference learners on the same prompts, point by point; see `regret`.
 
     Attributes:
-        learner: name of the learner that was measured.
-        reference: name of the reference that is subtracted.
+        learner: name of the learner that was measured; `reference` is that of the reference that is subtracted.
         loss: the "squared error" (mean over the target's dimensions), the "log loss" (nats), the share of "errors", or
             "nats" per token.
         points: number of points (or tokens) before each prediction.
@@ -238,13 +237,7 @@ FOREIGN_INPUTS = ("gaussian", "exponential", "laplace")
 
 @dataclass(frozen=True, eq=False)
 class ShiftedLosses(Result):
-    """Squared errors of several learners at several scales of the inputs or the weights.
-
-    Attributes:
-        scaled: which field of the task was scaled.
-        squared_errors: `[learner scale prompt]`, averaged over the target's dimensions; the same underlying random
-            numbers at every scale.
-    """
+    """Squared errors of learners at several scales of the inputs or the weights; see `measure_shifted_losses`."""
 
     learners: tuple[str, ...]
     scaled: str

@@ -20,13 +20,7 @@ from mechicl.tasks.sampling import TokenDistribution
 
 @dataclass(frozen=True, eq=False)
 class TokenIdentification(Result):
-    """How far a network's probabilities of the next token are from those of learners, the nearest learner first.
-
-    Attributes:
-        points: number of tokens before each prediction.
-        divergences: Kullback-Leibler divergence of each learner's distribution from the network's, by name:
-            KL(network ‖ learner) in nats, `[point prompt]`.
-    """
+    """Divergences of learners from a network's next-token probabilities, nearest first; see `identify_on_tokens`."""
 
     points: tuple[int, ...]
     divergences: dict[str, Float[torch.Tensor, "point prompt"]]

@@ -15,13 +15,7 @@ from mechicl.models.opening.edges import EMBEDDING, Edge, Node, is_parallel, lis
 
 @dataclass(frozen=True)
 class GraphFile:
-    """Contents of a graph file of EAP-IG or MIB; see `read_graph`.
-
-    Attributes:
-        scores: importance of every edge of the model; edges that the file does not mention have 0.
-        nodes: nodes of the circuit: heads and MLPs, and the embedding if it has an edge.
-        edges: edges of the circuit; none if the file contains scores only.
-    """
+    """Scores, nodes and edges in a graph file of EAP-IG or MIB; see `read_graph`."""
 
     scores: dict[Edge, float]
     nodes: tuple[Node, ...]
@@ -73,8 +67,9 @@ def read_graph(path: str | Path, model: Any) -> GraphFile:
         model: the model that the file is about.
 
     Returns:
-        `scores` by edge, and the circuit's `nodes` and `edges` (none if the file has only scores). Where heads share
-        keys and values, the scores of their edges by k or v are added up.
+        `scores` by edge (0 for edges that the file lacks), and the circuit's `nodes` (heads, MLPs, and the embedding if
+        it has an edge) and `edges` (none if the file has only scores). Where heads share keys and values, the scores of
+        their edges by k or v are added up.
 
     Raises:
         FileNotFoundError: no such file.

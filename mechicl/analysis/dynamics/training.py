@@ -27,12 +27,7 @@ from mechicl.statistics.results import COSINE
 
 @dataclass(frozen=True, eq=False)
 class OverTraining(Result):
-    """Any quantities at the snapshots of a training; see `measure_over_training`.
-
-    Attributes:
-        steps: training steps of the snapshots.
-        quantities: by name, the samples (prompts; for a checkpoint, the means of its seeds) at each snapshot.
-    """
+    """Quantities, by name, at the snapshots (`steps`) of a training; see `measure_over_training`."""
 
     steps: tuple[int, ...]
     quantities: dict[str, Float[Tensor, "step sample"]]
@@ -40,16 +35,7 @@ class OverTraining(Result):
 
 @dataclass(frozen=True, eq=False)
 class AlignmentOverTraining(Result):
-    """Alignment with a learner at the snapshots of a training, means over prompts; see `align_over_training`.
-
-    Attributes:
-        steps: training steps of the snapshots.
-        prediction_distance: L2 norm of the difference of the two learners' predictions at the query.
-        sensitivity_cosine: cosine between the derivatives d prediction / d query of both, over the prompts where it is
-            defined.
-        sensitivity_distance: L2 norm of the difference of those derivatives.
-        mse: squared error of the model's predictions at the query, against the targets.
-    """
+    """Alignment with a learner at the snapshots of a training, means over prompts; see `align_over_training`."""
 
     steps: tuple[int, ...]
     prediction_distance: Float[Tensor, "step seed"]
@@ -123,9 +109,9 @@ def align_over_training(
         prompts: prompts to compare them on, at the query.
 
     Returns:
-        `prediction_distance`, `sensitivity_cosine` (of the derivatives d prediction / d query) and
-        `sensitivity_distance` to the learner, and the model's `mse`: means over prompts, `[step seed]`; a list of
-        models is one seed.
+        `prediction_distance` to the learner (L2), `sensitivity_cosine` and `sensitivity_distance` (L2) of the
+        derivatives d prediction / d query, and `mse`, the model's squared error at the query: means over prompts,
+        `[step seed]`; a list of models is one seed. `steps` are the training steps of the snapshots.
 
     Source: von Oswald et al. 2023, Fig. 2; Nertinger, Fig. 1.
 
@@ -147,12 +133,7 @@ def align_over_training(
 
 @dataclass(frozen=True, eq=False)
 class HeadsOverTraining(Result):
-    """The highest score of any head at the snapshots of a training; see `score_heads_over_training`.
-
-    Attributes:
-        steps: training steps of the snapshots.
-        scores: by name, the mean over prompts of the best head, `[step seed]`, at most 1.
-    """
+    """The highest score of any head at the snapshots of a training; see `score_heads_over_training`."""
 
     steps: tuple[int, ...]
     scores: dict[str, Float[Tensor, "step seed"]]

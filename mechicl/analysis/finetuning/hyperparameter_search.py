@@ -29,10 +29,9 @@ class TuningSearch(Scored, Result):
     """Fine-tuning at several learning rates and numbers of epochs, measured on held-out queries; NaN where it diverged.
 
     Attributes:
-        score: right (1) or wrong (0), or minus the squared error; `[learning_rate epoch query]`.
-        loss: cross entropy over the choices in nats, or squared error; the same axes.
+        score: right (1) or wrong (0), or minus the squared error.
+        loss: cross entropy over the choices in nats, or squared error.
         tuning: the settings other than learning rate and epochs.
-        choose_by: the criterion of `best`. Scores of a few dozen queries are often equal; losses rarely are.
     """
 
     learning_rates: tuple[float, ...]

@@ -73,13 +73,7 @@ class FineTuning:
 
 @dataclass(frozen=True, eq=False)
 class FineTuned(Result):
-    """The changes that fine-tuning makes to a model; the model itself stays unchanged.
-
-    Attributes:
-        changes: tuned minus original weights, by the parameter's name.
-        tuning: the settings.
-        losses: loss of each example, before its step; for "per_layer" summed over the layers.
-    """
+    """The changes that fine-tuning makes to a model; the model itself stays unchanged. See `fine_tune`."""
 
     changes: dict[str, Tensor]
     tuning: FineTuning
@@ -123,7 +117,8 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
 
     Returns:
         A `FineTuned`: `changes` of the weights by the parameter's name, and `losses` `[epoch example]`, the loss of
-        each demonstration before its step. `with tuned.applied(model): ...` runs the model with the tuned weights.
+        each demonstration before its step (for "per_layer" summed over layers). `with tuned.applied(model): ...` runs
+        the model with the tuned weights.
 
     Raises:
         FineTuningDivergedError: a learning rate at which the loss is no longer finite.

@@ -46,15 +46,7 @@ class TaskTexts(Result):
 
 @dataclass(frozen=True, eq=False)
 class TaskStudy(Scored, Result):
-    """Reading demonstrations and fine-tuning on them, compared on one text task.
-
-    Attributes:
-        seed: seed of the random baselines and labels.
-        searches: fine-tuning measured on held-out queries, by method.
-        comparisons: the best fine-tuning of each method, compared on the queries.
-        with_other_labels: reading demonstrations with other labels against plain fine-tuning on them, by kind of label.
-        tuned_on_other_labels: reading the true labels against plain fine-tuning on other ones.
-    """
+    """Reading demonstrations and fine-tuning on them, compared on one text task; see `study_task`."""
 
     task: str
     seed: int
@@ -182,11 +174,12 @@ def study_task(
         seed: seed of random baselines and labels.
 
     Returns:
-        A `TaskStudy`: `tunings`, the best settings of each method; `comparisons`, by method a `FineTuningComparison`
-        with one value per query (scores, losses, similarities of attention); `intervals()`, the accuracy zero-shot, in
-        context and after each fine-tuning, with 95% intervals over queries. By kind of other label ("flipped",
-        "random"), `with_other_labels` compares when both context and fine-tuning have these labels, and
-        `tuned_on_other_labels` when fine-tuning has them and the context has the true ones.
+        A `TaskStudy`: `tunings`, the best settings of each method (from its `TuningSearch` in `searches`);
+        `comparisons`, by method a `FineTuningComparison` with one value per query (scores, losses, similarities of
+        attention); `intervals()`, the accuracy zero-shot, in context and after each fine-tuning, with 95% intervals
+        over queries. By kind of other label ("flipped", "random"), `with_other_labels` compares when both context and
+        fine-tuning have these labels, and `tuned_on_other_labels` when fine-tuning has them and the context has the
+        true ones.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.
 

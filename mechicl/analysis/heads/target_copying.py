@@ -26,14 +26,7 @@ from mechicl.statistics.results import COSINE, SHARE
 
 @dataclass(frozen=True, eq=False)
 class TokenSensitivity(Result):
-    """Derivatives of the stream at each position with respect to each token; see `measure_token_sensitivity`.
-
-    Attributes:
-        norms: Frobenius norm of d stream / d token, residual path included, `[position token prompt]`.
-        itself: mean over the context's x tokens of the norm for the token itself, `[prompt]`.
-        next: mean of the norm for the token after it, its target, `[prompt]`.
-        other: mean of the norm for all other tokens, `[prompt]`.
-    """
+    """Derivatives of the stream at each position with respect to each token; see `measure_token_sensitivity`."""
 
     norms: Float[Tensor, "position token prompt"]
     itself: Float[Tensor, "prompt"]

@@ -25,15 +25,7 @@ Heads = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class MatchedAblation(Result):
-    """Probability of the right answer without some heads, and without random heads; see `ablate_matched`.
-
-    Attributes:
-        heads: the ablated heads, (layer, head).
-        intact: probability of the right answer's token without ablation, `[prompt]`.
-        ablated: the same without the heads, `[prompt]`.
-        matched: the same without random heads, the same number in every layer (in the nearest layers if one has too
-            few), `[draw prompt]`.
-    """
+    """Probability of the right answer without some heads, and without random heads; see `ablate_matched`."""
 
     heads: tuple[tuple[int, int], ...]
     intact: Float[Tensor, " prompt"]
@@ -80,9 +72,9 @@ def ablate_matched(
         seed: seed of the random sets.
 
     Returns:
-        Probabilities of the right answer's token, without ablation (`intact`), without the heads (`ablated`) and
-        without each random set (`matched`); `effect()` is how much more the heads matter than random ones, with a 95%
-        interval over prompts.
+        Probabilities of the right answer's token: `intact` `[prompt]`, `ablated` without the heads `[prompt]`, and
+        `matched` without each random set `[draw prompt]` (in the nearest layers if one has too few heads); `effect()`
+        is how much more the heads matter than random ones, with a 95% interval over prompts.
 
     Example:
         >>> shuffled = word_prompts(language.tokenizer, "antonyms", labels="shuffled")

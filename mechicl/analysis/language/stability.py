@@ -24,8 +24,7 @@ class Stability(Result):
 
     Attributes:
         selections: the selected items of each draw, as text, best first if they have scores.
-        jaccard: the number of items that two draws have in common, divided by the number that either has; for each draw
-            the mean over the other draws, from 0 to 1.
+        jaccard: for each draw the mean Jaccard index with the other draws.
     """
 
     selections: tuple[tuple[str, ...], ...]

@@ -146,16 +146,7 @@ def function_vectors(
 
 @dataclass(frozen=True, eq=False)
 class TaskVectors(Result):
-    """Probability of the right answer in zero-shot prompts whose stream comes from few-shot ones; see `task_vectors`.
-
-    Attributes:
-        task: name of the task.
-        patched: probability when the stream after a layer, at the last position, comes from a prompt with
-            demonstrations and another query.
-        control: the same, from prompts with shuffled labels.
-        zero_shot: probability without patching.
-        few_shot: probability with demonstrations.
-    """
+    """Probability of the right answer in zero-shot prompts with the stream of few-shot ones; see `task_vectors`."""
 
     task: str
     patched: Float[Tensor, "layer prompt"]

@@ -13,13 +13,7 @@ from mechicl.tasks import LinearRegression
 
 @dataclass(frozen=True)
 class OneStepOptimum(Result):
-    """The best single step of gradient descent on a task, exactly.
-
-    Attributes:
-        step_size: factor on the gradient of the sum over the context (`one_step_optimum`), or η, the factor on the
-            preconditioned gradient of the mean (`preconditioned_gd_optimum`).
-        mse: expected squared error of the query, averaged over the target's dimensions.
-    """
+    """The best single step of gradient descent on a task: `step_size`, and its expected squared error `mse`."""
 
     step_size: float
     mse: float

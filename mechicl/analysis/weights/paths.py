@@ -74,13 +74,9 @@ class WeightCurve:
 
 @dataclass(frozen=True, eq=False)
 class LossPath(Result):
-    """Losses of the models on a path between two models.
+    """Losses of the models on a path between two models; see `interpolate` and, for the kinds, `connect_modes`.
 
     Attributes:
-        kind: how the path was made ("raw", "rescaled", ...; see `connect_modes`).
-        alphas: places of the models on the path: 0 is the first model, 1 the second.
-        squared_errors: squared errors of the query on held-out prompts, `[alpha prompt]`, averaged over the target's
-            dimensions.
         curve: the models; not saved with the result.
     """
 
@@ -120,11 +116,7 @@ class LossPath(Result):
 
 @dataclass(frozen=True, eq=False)
 class ModeConnectivity(Result):
-    """Paths of several kinds between the same two models.
-
-    Attributes:
-        fitted: paths from the first model to the construction fitted to its weights, by kind; empty without a family.
-    """
+    """Paths of several kinds between the same two models; see `connect_modes`."""
 
     paths: dict[str, LossPath]
     fitted: dict[str, LossPath]
