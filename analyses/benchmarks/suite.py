@@ -13,7 +13,7 @@ from benchmarks.rows import Row, Settings, table
 
 PARTS = (
     "accuracy", "training", "gpt2", "throughput", "memory", "threads", "learners", "starting", "checks",
-    "layers", "interventions", "circuits", "sweeping",
+    "layers", "interventions", "circuits", "sweeping", "language",
 )  # fmt: skip
 """Modules of this package, each with a function `measure(settings)` that returns rows."""
 

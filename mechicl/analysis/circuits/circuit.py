@@ -172,12 +172,14 @@ class Circuit(Result):
         whole = len(self.nodes) == self.n_nodes
         names = ", ".join(map(str, self.nodes[:N_LISTED])) or "no node"
         if len(self.nodes) > N_LISTED:
-            names = f"{len(self.nodes)} nodes"
+            names = f"{len(self.nodes)} of {self.n_nodes} nodes"
         summary = (
             f"{names}{' (the whole model)' if whole else ''}; {len(self.edges)} edges; {self.metric} "
             f"{', '.join(f'{metric.mean():.4g} {name}' for name, metric in metrics.items())}; "
             f"faithfulness {self.faithfulness()}{'' if whole else f', completeness {self.completeness()}'}"
         )
+        if not whole and len(self.nodes) > self.n_nodes / 2:
+            summary += "\nMost of the model is needed for this share; `circuit_curve` has sizes for smaller ones."
         effects = self.effects()
         edges = [part for part in effects if isinstance(part, Edge)] or list(effects)
         strongest = sorted(edges, key=lambda part: -abs(effects[part].mean))[:N_LISTED]

@@ -14,7 +14,7 @@ from mechicl.analysis.circuits.cuts import between_ends
 from mechicl.analysis.circuits.problem import Method, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.base.arguments import Natural, checked
+from mechicl.base.arguments import Fraction, Natural, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -63,6 +63,22 @@ class CircuitCurve(Result):
         """
         gained = self.full - self.ablated
         return [ratio_interval(alone - self.ablated, gained, level) for alone in self._of(name)]
+
+    @checked
+    def smallest(self, share: Fraction, name: str | None = None) -> tuple[int, Interval]:
+        """Return the number of edges of the smallest circuit that keeps a share of the metric, and its faithfulness.
+
+        Only the measured sizes are compared. `find_circuit(..., search="eap-ig", tolerance=1 - share)` bisects between
+        them and returns the circuit itself.
+
+        Raises:
+            ValueError: no circuit keeps that share.
+        """
+        measured = self.faithfulness(name)
+        for count, kept in zip(self.counts, measured, strict=True):
+            if kept.mean >= share:
+                return count, kept
+        raise ValueError(f"share must be at most {max(kept.mean for kept in measured):.3g} here, got {share:g}")
 
     def cpr(self, name: str | None = None, level: float = 0.95, *, seed: int = 0) -> Interval:
         """Measure the circuit performance ratio: the area under faithfulness over the fraction of edges.

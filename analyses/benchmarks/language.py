@@ -1,0 +1,82 @@
+"""Effects of all heads of a language model: the time of `ablate`, and of TransformerLens' hooks in a loop."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.rows import Row, Settings, ratios, row, seconds
+from mechicl.analysis import ablate
+from mechicl.analysis.interventions import target_probability
+from mechicl.interop import LanguageModel, load_language_model
+from mechicl.text import WordPrompts, word_prompts
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mechicl" / "smollm2"
+N_PROMPTS = 32
+
+
+def measure(settings: Settings) -> list[Row]:
+    """Replace each head's output at the last position by its mean over other prompts, on SmolLM2 (`make lm`)."""
+    if not (CACHE / "model.safetensors").is_file():
+        raise ImportError("SmolLM2; run `make lm`")
+    language = load_language_model(CACHE)
+    draw = {"tokenizer": language.tokenizer, "task": "antonyms", "n_shots": 10, "n_prompts": N_PROMPTS}
+    prompts = word_prompts(**draw, labels="shuffled", seed=0)
+    clean = word_prompts(**draw, seed=1)
+    metric, last = target_probability(prompts.targets), prompts.ids.shape[1] - 1
+    with torch.no_grad():
+        means = [z[:, -1].mean(0) for z in cached(language, clean)]
+
+    def ours() -> torch.Tensor:
+        swept = ablate(
+            language.model, prompts.ids, "z", ("layer", "pos", "head"), only={"pos": [last]}, reference=clean.ids,
+            metrics=metric, keep_predictions=False, progress=False,
+        )  # fmt: skip
+        return swept.values["metric"][:, 0]
+
+    n_layers, n_heads = language.model.cfg.n_layers, language.model.cfg.n_heads
+    heads = [(layer, layer % n_heads) for layer in range(n_layers)]  # one for each layer
+    share = n_layers * n_heads / len(heads)
+    found, times, plain, difference = ours(), [], [], 0.0
+    for _ in range(2):
+        times.append(seconds(ours))
+        started = time.perf_counter()
+        values = loop(language, prompts, means, heads, metric)
+        plain.append(share * (time.perf_counter() - started))
+        differences = [found[head] - value for head, value in zip(heads, values, strict=True)]
+        difference = max(difference, float(torch.stack(differences).abs().max()))
+    quantity = (
+        f"effects of {n_layers * n_heads} heads on {N_PROMPTS} prompts: a loop of TransformerLens' hooks over ours"
+    )
+    seen = f"loop {min(plain):.0f} s (from {len(heads)} heads), ours {min(times):.0f} s; difference {difference:.0e}"
+    return [row(quantity, ratios(plain, times), ">= 3", seen)]
+
+
+def cached(language: LanguageModel, prompts: WordPrompts) -> list[torch.Tensor]:
+    """Return the heads' outputs of each layer, `[prompt pos head d_head]`."""
+    names = [f"blocks.{layer}.attn.hook_z" for layer in range(language.model.cfg.n_layers)]
+    cache = language.model.run_with_cache(prompts.ids, names_filter=names)[1]
+    return [cache[name] for name in names]
+
+
+@torch.no_grad()
+def loop(
+    language: LanguageModel,
+    prompts: WordPrompts,
+    means: list[torch.Tensor],
+    heads: list[tuple[int, int]],
+    metric: Callable[[torch.Tensor], torch.Tensor],
+) -> list[torch.Tensor]:
+    """Run the model once for each head, with one hook."""
+    values = []
+    for layer, head in heads:
+
+        def replace(z, hook, layer=layer, head=head):
+            z[:, -1, head] = means[layer][head]
+            return z
+
+        logits = language.model.run_with_hooks(prompts.ids, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", replace)])
+        values.append(metric(logits[:, -1]))
+    return values
