@@ -111,8 +111,6 @@ def token_ids(seed: int, n_prompts: int = 2, n_pos: int = 6) -> Tensor:
 
 
 # ---- the same intervention by torch's hooks on the plain copy ----
-
-
 def place_of(bridge: Any, plain: Any, component: str, layer: int) -> tuple[str, str] | None:
     """Find the plain model's sub-module of a component, and the side of its hook ("in" or "out"), or None."""
     hook = bridge.hook_dict.get(get_act_name(component, layer))

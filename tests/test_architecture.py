@@ -152,8 +152,6 @@ def test_examples_run(name: str, names: dict):
 
 
 # ---- examples of modules ----
-
-
 NAMES = {
     "torch": torch, "algorithms": algorithms, "constructions": constructions, "load": load,
     "TokenSequences": TokenSequences, **{name: getattr(tasks, name) for name in tasks.__all__},

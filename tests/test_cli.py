@@ -62,8 +62,6 @@ def help_of(capsys, *words: str) -> str:
 
 
 # ---- help ----
-
-
 @pytest.mark.parametrize(
     "words",
     [(), ("list",), ("train",), ("report",), ("join",), *(("train", n) for n in ("lsa-1l", "lstm-4l"))],
@@ -90,8 +88,6 @@ def test_help_of_a_preset_shows_every_field_and_its_value(capsys):
 
 
 # ---- list ----
-
-
 def test_list_prints_a_line_for_each_shipped_checkpoint(capsys):
     cli.main(["list"])
     lines = capsys.readouterr().out.splitlines()
@@ -124,8 +120,6 @@ def test_list_ends_quietly_when_its_reader_stops():
 
 
 # ---- train ----
-
-
 def test_train_writes_a_checkpoint_with_its_record_and_prints_the_loss(here, capsys):
     run("--seeds", "3", "1", "--out", "my models/first")
     folder = here / "my models" / "first"
@@ -223,8 +217,6 @@ def test_a_curriculum_that_is_not_the_presets_is_printed(here, capsys):
 
 
 # ---- errors ----
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

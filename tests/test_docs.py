@@ -36,8 +36,6 @@ def name(path: Path) -> str:
 
 
 # ---- the code ----
-
-
 MARKS = {"index.md": (), "how-to/language-models.md": (pytest.mark.slow, NEEDS_SMOLLM2)}
 CODE = [
     pytest.param(path, id=name(path), marks=MARKS.get(name(path), pytest.mark.slow)) for path in PAGES if blocks(path)
@@ -108,8 +106,6 @@ def test_every_checkpoint_has_a_row():
 
 
 # ---- the findings ----
-
-
 @cache
 def printed(command: str) -> str:
     """The text of a script's saved results, found by its command."""
@@ -177,8 +173,6 @@ def test_the_table_of_verdicts_is_the_scripts():
 
 
 # ---- the site ----
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; a warning of any part of the build is an error."""
@@ -251,8 +245,6 @@ def test_tutorials_show_every_picture_of_their_notebooks(site: Path):
 
 
 # ---- the readme: short, its code is the first page's, and what it names exists ----
-
-
 PATH = ROOT / "README.md"
 README = PATH.read_text(encoding="utf-8")
 FIRST_PAGE = ROOT / "docs" / "index.md"

@@ -22,8 +22,6 @@ from support.results import Results
 from tests.scripts import ANALYSES, import_script
 
 # ---- out of distribution ----
-
-
 def clipped_descent(prompts: Prompts, step_sizes: list[float], gammas: list[float], clip: float) -> torch.Tensor:
     """GD++ on tokens, every token cut after every step, in a plain loop."""
     predicted = []
@@ -61,8 +59,6 @@ def test_two_curves_are_as_far_apart_as_the_largest_gap_over_the_height_of_the_s
 
 
 # ---- copying ----
-
-
 @pytest.mark.parametrize(
     ("ratios", "expected"), [([1, 2, 4, 5], 30), ([4, 2, 4, 5], 30), ([4, 4, 4, 4], 10), ([4, 4, 4, 1], None)]
 )
@@ -93,8 +89,6 @@ def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
 
 
 # ---- the lecture text ----
-
-
 def test_the_lectures_first_worked_example_has_its_numbers():
     lecture = import_script("lecture_meta_optimizers")
     rows = {row.quantity: row for row in lecture._worked_examples()}
@@ -124,8 +118,6 @@ def test_the_power_series_is_gradient_descent_on_the_ridge_loss():
 
 
 # ---- sizes ----
-
-
 def test_the_largest_size_is_as_good_as_gradient_descent():
     layer = import_script("oswald_one_layer")
     rows = layer._size_rows("lsa-1l-d5")
@@ -138,8 +130,6 @@ def test_the_largest_size_is_as_good_as_gradient_descent():
 
 
 # ---- scripts on models with known algorithms: right answers, and controls ----
-
-
 TASK = LinearRegression(x_dim=3, n_context=6)
 answers, families = import_script("known_answers"), import_script("known_families")
 
@@ -205,8 +195,6 @@ def test_matched_layers_and_readouts_of_a_hidden_model():
 
 
 # ---- trained descent, against a plain loop of the same training and against a search ----
-
-
 trained_descent = import_script("oswald_descent").trained_descent
 TRAINED_DESCENT_TASK = LinearRegression(x_dim=3, n_context=5)
 TRAINING = TrainingConfig(
@@ -258,8 +246,6 @@ def test_invalid_settings_are_refused(n, steps, gamma):
 
 
 # ---- `make gpu` without a gpu: its message, and a dry run ----
-
-
 @pytest.fixture(scope="module")
 def script() -> Any:
     return import_script("on_a_gpu")
@@ -297,8 +283,6 @@ def test_a_setting_that_does_not_run_gives_the_reason(script, tmp_path):
 
 
 # ---- scripts of sweeps reproduce their results files from the saved tables ----
-
-
 NAMES = sorted(path.stem for path in ANALYSES.glob("sweep_*.py"))
 
 

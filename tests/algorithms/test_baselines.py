@@ -15,8 +15,6 @@ from mechicl.tasks import LogisticRegression, SineRegression
 from tests.algorithms.reference import awkward, make_prompts, over_prefixes
 
 # ---- baselines ----
-
-
 def average(xs, ys, query):
     return query @ (sum(np.outer(x, y) for x, y in zip(xs, ys, strict=True)) / len(xs))
 
@@ -122,8 +120,6 @@ def test_a_tree_of_whole_numbers_and_ties(seed, depth, n_context):
 
 
 # ---- kernel smoothing ----
-
-
 PLAIN = {
     "gaussian": lambda x, other, h: math.exp(-((x - other) ** 2).sum() / (2 * h * h)),
     "exponential": lambda x, other, h: math.exp(x @ other / h),
@@ -197,8 +193,6 @@ def test_the_tuned_bandwidth_is_the_best_of_many(kernel):
 
 
 # ---- nonlinear ----
-
-
 def test_least_squares_on_features_is_least_squares_in_the_features():
     prompts = make_prompts()
 

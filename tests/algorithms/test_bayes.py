@@ -17,8 +17,6 @@ from mechicl.tasks import Conjunctions, GaussianClusters, MarkovChains, Parities
 from tests.algorithms.reference import make_prompts, over_prefixes
 
 # ---- mixtures ----
-
-
 def average(models):
     """Average the models' posterior means by the density of the context under each: inputs, noise, weights."""
 
@@ -125,8 +123,6 @@ def test_weights_are_between_those_of_the_pool_whatever_the_noise(seed, noise_st
 
 
 # ---- boolean ----
-
-
 def rows(prompts):
     return zip(prompts.xs.tolist(), prompts.ys[..., 0].tolist(), strict=True)
 
@@ -213,8 +209,6 @@ def test_contexts_that_nothing_explains_predict_0():
 
 
 # ---- clusters ----
-
-
 def assignments(n, burstiness):
     """All ways to give n places to n / burstiness numbered classes."""
     groups = n // burstiness
@@ -281,8 +275,6 @@ def test_labels_that_no_split_explains_do_not_stop_it():
 
 
 # ---- markov ----
-
-
 def sequences_of(rows):
     ids = torch.tensor(rows)
     return TokenSequences(ids, (torch.arange(ids.shape[1]) > 0).expand_as(ids).clone())

@@ -27,8 +27,6 @@ from tests.algorithms.reference import (
 )
 
 # ---- gradient descent ----
-
-
 anyhow = pytest.mark.filterwarnings("ignore::mechicl.algorithms.DivergenceWarning")  # equal where it diverges, too
 
 
@@ -106,8 +104,6 @@ def test_many_steps_count_towards_the_size_of_a_chunk(monkeypatch):
 
 
 # ---- first order ----
-
-
 @pytest.mark.filterwarnings("ignore::mechicl.algorithms.DivergenceWarning")
 @pytest.mark.parametrize("y_dim", [1, 2])
 def test_preconditioned_steps_are_the_plain_loop(y_dim):
@@ -158,8 +154,6 @@ def test_online_descent_passes_the_points_in_order(step_size):
 
 
 # ---- algorithms.newton ----
-
-
 @awkward
 @pytest.mark.parametrize("alpha", [None, 0.01])
 def test_every_step_and_prefix_is_the_matrix_iteration(prompts, alpha):
@@ -182,8 +176,6 @@ def test_the_printed_alpha_is_on_the_boundary_and_refused():
 
 
 # ---- line search ----
-
-
 both = pytest.mark.parametrize("algorithm", [algorithms.steepest_descent, algorithms.conjugate_gradient])
 
 
@@ -245,8 +237,6 @@ def test_the_size_of_inputs_and_targets_changes_nothing_else(algorithm, scale):
 
 
 # ---- tuning ----
-
-
 def mean_squared_error(prompts, step_size, steps):
     """Return the error of the query's prediction by a plain loop over steps, for all prompts at once."""
     xs, ys = (values.double().numpy() for values in prompts.context)
@@ -310,8 +300,6 @@ def test_the_stable_step_size_is_the_reciprocal_of_the_largest_eigenvalue():
 
 
 # ---- the search ----
-
-
 @pytest.mark.parametrize("best", [0.6, 0.9, 1.7, 3.9])
 def test_the_least_value_between_the_grids_points_is_reached(best):
     value, error = minimize_on_grid(lambda x: (math.log(x / best)) ** 2 + 3, [0.5, 1.0, 2.0, 4.0])

@@ -28,8 +28,6 @@ from mechicl.tasks import GaussianClusters, Parities, RepeatedTokens
 from tests.algorithms.reference import make_prompts
 
 # ---- every algorithm ----
-
-
 POOL = torch.linspace(-1, 1, 24).reshape(3, 4, 2)
 ALGORITHMS = {
     "gradient_descent": {"steps": [0, 1, 7], "step_size": 0.05},

@@ -25,8 +25,6 @@ from tests.algorithms.reference import (
 )
 
 # ---- least squares ----
-
-
 AWKWARD, EYE = awkward_prompts(), np.eye(4)
 
 
@@ -153,8 +151,6 @@ def test_a_ridge_path_halves_penalties_from_each_prefix_own_size():
 
 
 # ---- spectra ----
-
-
 @awkward
 def test_eigenvalues_are_those_of_each_prefixs_second_moments(prompts):
     spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, "points")

@@ -34,8 +34,6 @@ from tests.algorithms import loops
 from tests.algorithms.reference import prompts_of_any_size
 
 # ---- steps ----
-
-
 @settings(max_examples=20)
 @given(prompts_of_any_size())
 def test_predictions_are_those_of_the_algorithms(prompts):
@@ -167,8 +165,6 @@ def test_the_rest_is_the_complement_of_all_subspaces():
 
 
 # ---- counterfactuals ----
-
-
 X_DIM = 3
 MATRIX = torch.eye(X_DIM, dtype=torch.float64) + 0.3 * torch.ones(X_DIM, X_DIM).double().triu(1)
 PENALTIES = (3.0, 1.0, 0.1)

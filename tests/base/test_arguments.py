@@ -66,8 +66,6 @@ VALUES = torch.ones(2, 3)
 
 
 # ---- refused arguments ----
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -144,8 +142,6 @@ def test_axes_are_shared_by_all_arguments_and_python_reports_its_own_errors():
 
 
 # ---- accepted arguments ----
-
-
 def test_numbers_of_numpy_count_as_pythons_and_arrays_of_one_axis_as_sequences():
     got = measure(VALUES, None, np.int64(4), n=np.int32(3), scale=np.float32(0.5), steps=np.arange(3))  # type: ignore[arg-type]
     assert got[2:6] == ((4,), 3, 0.5, [0, 1, 2])
@@ -233,8 +229,6 @@ def test_subclasses_of_str_are_strings():
 
 
 # ---- ranges and fields ----
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """One field of each constraint."""
@@ -278,8 +272,6 @@ def test_fields_take_lists_for_tuples_and_numpys_numbers():
 
 
 # ---- decorated functions in use ----
-
-
 def test_decorated_functions_are_ordinary_functions():
     copied = copy.deepcopy(checkpoints.load)
     assert copied is checkpoints.load
@@ -332,8 +324,6 @@ def test_public_functions_report_typos(call, message):
 
 
 # ---- warnings ----
-
-
 def test_predictions_that_are_not_finite_come_with_a_warning():
     undefined = HookedLSTM(LSTMConfig(x_dim=3, n_context=3, d_model=4, dtype="float64"))
     torch.nn.init.constant_(undefined.unembed_bias, math.inf)

@@ -47,8 +47,6 @@ def names(folder):
 
 
 # ---- atomic writes ----
-
-
 @pytest.mark.parametrize("moment", ["replace", "fsync"])
 @pytest.mark.parametrize("write", [write_bytes, write_json, write_tensors])
 def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, moment, write):
@@ -122,8 +120,6 @@ def test_a_check_of_a_folder_leaves_nothing(tmp_path):
 
 
 # ---- bounds ----
-
-
 @pytest.mark.parametrize("kind", ["pipe", "device", "large"])
 @pytest.mark.parametrize("read", [read_json, read_tensors, read_outline])
 def test_pipes_devices_and_endless_files_are_refused_before_they_are_opened(tmp_path, read, kind):
@@ -152,8 +148,6 @@ def test_json_that_would_fill_the_memory_is_refused(tmp_path, text, message):
 
 
 # ---- JSON ----
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_are_refused_and_the_old_file_stays(tmp_path, value):
     path = tmp_path / "data.json"

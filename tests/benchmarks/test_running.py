@@ -14,8 +14,6 @@ from tests.scripts import import_script
 apart, load, rows, suite = (import_script(f"benchmarks.{name}") for name in ("apart", "load", "rows", "suite"))
 
 # ---- peers in separate processes ----
-
-
 class Probe:
     """Reports the environment of its process."""
 
@@ -58,8 +56,6 @@ def test_one_core_is_one_core_for_every_library_and_missing_peers_are_left_out(c
 
 
 # ---- load ----
-
-
 @pytest.mark.parametrize(("others", "quiet"), [(0.0, True), (0.1, True), (0.5, False)])
 def test_a_machine_is_quiet_if_others_use_little(others, quiet):
     measured = load.Load(seconds=2.0, others=others, average=3.5, cores=2)
@@ -68,8 +64,6 @@ def test_a_machine_is_quiet_if_others_use_little(others, quiet):
 
 
 # ---- rows ----
-
-
 def test_rounds_alternate_and_ratios_are_taken_round_by_round():
     order, values = [], {"ours": iter([2.0, 8.0]), "theirs": iter([1.0, 2.0])}
 

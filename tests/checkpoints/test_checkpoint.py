@@ -113,8 +113,6 @@ def test_seeds_more_than_a_tenth_above_the_best_are_stuck():
 
 
 # ---- seeds of several runs, joined to one checkpoint ----
-
-
 CONFIG = TrainingConfig(
     task=LinearRegression(x_dim=2, n_context=3), model=TransformerConfig(x_dim=2, n_context=3), steps=20, batch_size=8,
     eval_every=10, eval_prompts=16, log_every=5, n_snapshots=3, seeds=(0, 1, 2),

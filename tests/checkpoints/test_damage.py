@@ -128,8 +128,6 @@ def test_snapshots_that_do_not_fit_are_refused(folder, change, steps, message):
 
 
 # ---- files that claim more than they contain ----
-
-
 def written(folder: Path, cfg, **changes) -> Path:
     """A checkpoint with snapshots and a config that was changed afterwards, with the right digests."""
     model = (HookedLSTM if isinstance(cfg, LSTMConfig) else HookedTransformer)(cfg, seed=0)

@@ -40,8 +40,6 @@ def folder(tmp_path) -> Path:
 
 
 # ---- round trips ----
-
-
 @pytest.mark.parametrize("cfg", CONFIGS.values(), ids=CONFIGS.keys())
 def test_every_seed_comes_back_bit_for_bit_in_eval_mode(tmp_path, cfg):
     models, prompts = seeds_of(cfg), random_prompts(cfg)
@@ -180,8 +178,6 @@ def test_records_without_tasks_or_with_too_few_models_have_no_parts(n_models, re
 
 
 # ---- the shipped ones ----
-
-
 @pytest.mark.parametrize("name", available())
 def test_every_shipped_checkpoint_is_whole_and_has_a_part_for_each_task(name):
     checkpoint = load_checkpoint(name)
@@ -208,8 +204,6 @@ def test_the_error_for_an_unknown_name_lists_the_known_ones(name, tmp_path, monk
 
 
 # ---- saves that fail ----
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("with_snapshots", [True, False])
 @pytest.mark.parametrize("replaces", [True, False])

@@ -18,8 +18,6 @@ from mechicl.tasks import LinearRegression
 from tests.constructions.reference import random_model
 
 # ---- known ----
-
-
 PLAIN, HIDDEN = known_models(), known_models(hidden=True)
 TASK = LinearRegression(x_dim=5, n_context=20)
 
@@ -115,8 +113,6 @@ def test_the_table_has_one_row_per_certificate_with_the_sizes_of_its_model(table
 
 
 # ---- hiding ----
-
-
 IDS = torch.randint(4, (128, 6), generator=torch.Generator().manual_seed(0))
 PROMPTS = LinearRegression(x_dim=3, n_context=8).sample(16, seed=0, dtype=torch.float64)
 

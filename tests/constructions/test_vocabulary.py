@@ -10,8 +10,6 @@ from mechicl.prompts import Prompts
 from tests.constructions.reference import quick
 
 # ---- vocabulary ----
-
-
 def head(stream, output_scale=1.0):
     return Head(stream.read("x"), stream.read("x"), stream.read("y"), output_scale * stream.write("y"))
 
@@ -51,8 +49,6 @@ def test_missing_heads_of_a_layer_do_nothing():
 
 
 # ---- operations ----
-
-
 sizes = st.integers(1, 6)
 seeds = st.integers(0, 2**20)
 N_CONTEXT = 4

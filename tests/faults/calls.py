@@ -330,8 +330,6 @@ class Calls(Campaign):
 
 
 # ---- judgement ----
-
-
 def judge_error(error: Exception, names: Sequence[str], values: Sequence[Any]) -> Kind:
     """Tell whether an error is raised by our code and names an argument or its value."""
     text, frames = _text(error).lower(), traceback.extract_tb(error.__traceback__)

@@ -46,8 +46,6 @@ class _Attack:
 
 
 # ---- ways to spoil a file, which was removed before ----
-
-
 def _data(data: bytes | str) -> Spoil:
     def spoil(path: Path) -> None:
         path.write_bytes(data if isinstance(data, bytes) else data.encode())

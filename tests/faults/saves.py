@@ -84,8 +84,6 @@ def unequal(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 
 # ---- kills ----
-
-
 class Kills(Campaign):
     """SIGKILL at random times, and before or after system calls that write files."""
 
@@ -203,8 +201,6 @@ def _deadly(function: Callable[..., Any], number: int, when: str) -> Callable[..
 
 
 # ---- damage ----
-
-
 def _flip_bits(data: bytes, other: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 8))):

@@ -118,8 +118,6 @@ def test_a_folder_with_a_pipe_is_refused(gpt2, name):
 
 
 # ---- loading language models by name, revision and gguf file: what is refused, and how errors read ----
-
-
 def test_our_checkpoints_have_no_revisions():
     with pytest.raises(ValueError, match="revision and gguf_file"):
         load_language_model("topics-3l", revision="step1000")

@@ -60,8 +60,6 @@ def test_plain_yaml_is_what_the_library_reads(tmp_path):
 
 
 # ---- checkpoints of torch ----
-
-
 def archive(path: Path, structure: bytes, parts: dict[str, bytes] | None = None, compress: bool = False) -> Path:
     """A file in torch's format with a structure of one's own."""
     kind = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
@@ -190,8 +188,6 @@ def test_what_training_scripts_save_comes_back(tmp_path):
 
 
 # ---- runs of the in-context-learning code ----
-
-
 def test_a_weight_under_many_names_is_refused(tmp_path):
     """A file of one layer could otherwise be a model of a thousand."""
     names = ["_read_in.weight", *(f"_backbone.h.{layer}.mlp.c_fc.weight" for layer in range(100))]

@@ -163,8 +163,6 @@ def test_what_is_wrong_is_named(call, words):
 
 
 # ---- token learners ----
-
-
 def small_model():
     cfg = TransformerConfig(prompt_format="token_ids", d_vocab=3, n_ctx=9, n_layers=1, n_heads=1, d_model=8, d_head=4,
                             attention="softmax", initializer_range=0.5)  # fmt: skip

@@ -138,8 +138,6 @@ def test_compiled_code_takes_no_lock(transformer, monkeypatch):
 
 
 # ---- copies, pickles and saved weights while another thread has hooks ----
-
-
 def pickled(model: Any) -> Any:
     return pickle.loads(pickle.dumps(model))
 
@@ -180,8 +178,6 @@ def test_copies_wait_for_another_threads_changes(transformer, copy_of):
 
 
 # ---- hooks come and go ----
-
-
 def assert_clean(model: LayeredModel, expected: torch.Tensor) -> None:
     assert not any(p._forward_hooks or p._forward_pre_hooks or p._backward_hooks for p in model.modules())
     assert not any(point.fwd_hooks or point.bwd_hooks for point in model.hook_dict.values())

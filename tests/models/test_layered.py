@@ -58,8 +58,6 @@ def prompts_of(n: int) -> Prompts:
 
 
 # ---- memory and gradients ----
-
-
 def test_predictions_come_in_parts_of_bounded_memory(model, monkeypatch):
     prompts = prompts_of(50)
     close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-14)
@@ -138,8 +136,6 @@ def test_bytes_per_prompt_is_an_upper_estimate_of_the_measured_peak(cfg: ModelCo
 
 
 # ---- parts that other libraries have replaced, without torch's hooks, count in plain runs ----
-
-
 class Half(nn.Module):
     """Half of a part's result."""
 

@@ -148,8 +148,6 @@ def test_prompts_are_made_inside_vmap():
 
 
 # ---- formats ----
-
-
 @any_shape
 def test_tokens_are_points_or_their_halves_without_the_querys_target(shape):
     prompts = counting(**shape)
@@ -186,8 +184,6 @@ def test_positions_of_predictions_and_labels_of_tokens():
 
 
 # ---- token sequences and shots ----
-
-
 def test_a_model_reads_all_but_the_last_token_and_predicts_the_next_where_that_is_possible():
     assert TOKENS.read.tolist() == [[3, 1, 3], [0, 2, 4], [5, 5, 5]]
     assert TOKENS.targets().tolist() == [[-100, 3, 1], [-100, -100, -100], [5, 5, 5]]

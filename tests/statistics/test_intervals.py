@@ -49,8 +49,6 @@ def test_files_from_before_there_were_medians_contain_means():
 
 
 # ---- means ----
-
-
 @settings(max_examples=30)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_the_interval_is_students(values, level):
@@ -97,8 +95,6 @@ def test_samples_that_are_not_finite_are_not_left_out(bad):
 
 
 # ---- ratios and differences ----
-
-
 def test_a_ratio_of_means_has_the_interval_of_the_delta_method():
     generator = torch.Generator().manual_seed(0)
     b = 2 + torch.rand(50, generator=generator, dtype=torch.float64)
@@ -138,8 +134,6 @@ def test_a_percentile_interval_contains_its_value_and_the_middle_of_the_resample
 
 
 # ---- medians ----
-
-
 def test_the_ends_are_those_of_every_possible_resample():
     values = np.array([0.1, 0.2, 0.7, 1.5, 4.0, 9.0])
     medians = [np.median(each) for each in itertools.product(values, repeat=6)]  # 6^6 resamples, all of them

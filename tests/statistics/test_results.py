@@ -21,8 +21,6 @@ from mechicl.statistics.grids import GridTable
 from tests.bounds import bounded, make_no_file
 
 # ---- results ----
-
-
 @storable
 @dataclass(frozen=True)
 class Place:
@@ -182,8 +180,6 @@ def test_two_classes_of_one_name_cannot_both_be_stored():
 
 
 # ---- grids ----
-
-
 @pytest.fixture
 def table():
     rng = np.random.default_rng(0)

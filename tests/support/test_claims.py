@@ -169,8 +169,6 @@ def test_every_paper_that_is_cited_has_an_entry():
 
 
 # ---- comparison of measured rows with saved ones ----
-
-
 def moved_row(measured, quantity="loss") -> Row:
     return Row(quantity, None, measured)
 

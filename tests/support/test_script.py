@@ -160,8 +160,6 @@ def test_causes_are_named_by_their_kind():
 
 
 # ---- the scripts on ready-made sweeps: tables, and rows over seeds ----
-
-
 @dataclass(frozen=True)
 class sweeps_Args(SweepArgs):
     """Arguments of a script in this file's folder."""
@@ -221,8 +219,6 @@ def test_the_level_of_few_seeds_is_how_often_their_range_holds_the_median(n):
 
 
 # ---- learned subspaces in a report: a row for each layer and number of dimensions, and its controls ----
-
-
 def test_rows_say_what_the_searches_are_beside_their_controls():
     task = LinearRegression(x_dim=2, n_context=5)
     model = gradient_descent(x_dim=2, n_context=5, step_size=0.4, steps=3)

@@ -94,8 +94,6 @@ def ends_well(folder: Path, how: dict[str, Any], expected: bytes, words: str) ->
 
 
 # ---- full disks ----
-
-
 def on_a_small_disk(folder: Path, expected: Path, seed: int) -> tuple[bool, str]:
     """A trial in a separate namespace, in which the folder is a disk."""
     folder.mkdir(parents=True)

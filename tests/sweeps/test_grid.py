@@ -19,8 +19,6 @@ from mechicl.training import PRESETS, TrainingConfig
 from tests.sweeps.runs import BASE, RATES
 
 # ---- axes ----
-
-
 def test_axes_are_numbers_ranges_names_and_truth_values_of_a_command_line_or_of_numpy():
     axis = read_axes({"batch_size": np.arange(1, 3)})["batch_size"]
     assert [(type(label), type(change["batch_size"])) for label, change in axis.items()] == [(int, int)] * 2
@@ -64,8 +62,6 @@ def test_computed_fields_and_sizes_of_task_model_and_curriculum_change_too():
 
 
 # ---- cells ----
-
-
 def test_seeds_train_together_and_other_axes_make_cells():
     sweep = Sweep(BASE, RATES)
     assert len(sweep) == 8
@@ -107,8 +103,6 @@ def test_a_value_may_be_labelled_and_change_several_fields():
 
 
 # ---- ready-made sweeps ----
-
-
 @pytest.mark.parametrize("name", sorted(SWEEPS))
 def test_every_combination_is_a_training(name):
     preset = SWEEPS[name]
@@ -147,8 +141,6 @@ def test_a_table_is_trained_kept_and_read(tmp_path, monkeypatch):
 
 
 # ---- errors ----
-
-
 @pytest.mark.parametrize(
     ("call", "named"),
     [
@@ -185,8 +177,6 @@ def test_errors_name_the_axis_or_the_combination(call, named):
 
 
 # ---- thresholds of sweeps, against crossings by hand ----
-
-
 def frame(by_seed: dict[int, list[float]], places=(2, 8, 32)) -> pd.DataFrame:
     rows = [
         {"n": x, "seed": seed, "ratio": value}

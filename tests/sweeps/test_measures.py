@@ -146,8 +146,6 @@ def test_other_tasks_and_checkpoints_without_snapshots_are_refused():
 
 
 # ---- measures of models of a pool of tasks against plain loops, and of predictions that are mixtures or not ----
-
-
 def test_distances_on_a_pool_are_those_of_a_plain_loop():
     made = checkpoint(untrained(POOL), POOL)
     measured = pool_distances(made, n_prompts=30)
@@ -238,8 +236,6 @@ def test_positions_on_the_way_are_those_of_the_models_then():
 
 
 # ---- measures of models of regression against plain loops, and against models whose algorithm is known ----
-
-
 @pytest.fixture(autouse=True)
 def _few_prompts_to_tune_on(monkeypatch):
     monkeypatch.setattr(regression, "N_TUNING", N_TUNING)

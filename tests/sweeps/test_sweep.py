@@ -340,8 +340,6 @@ def test_damaged_rows_are_named_and_a_checkpoint_that_was_cut_short_is_trained_a
 
 
 # ---- devices ----
-
-
 def test_cells_record_their_device_and_those_of_another_are_kept_with_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr("mechicl.sweeps.work.device_kind", lambda cpu: "cuda, H200")
     monkeypatch.setattr("mechicl.sweeps.sweep.device_kind", lambda cpu: "cuda, H200")
@@ -362,8 +360,6 @@ def test_several_devices_in_one_run_give_a_warning_at_its_end(tmp_path, monkeypa
 
 
 # ---- Ray ----
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of jax, if another test has loaded it
 def test_a_cluster_of_two_that_loses_one_finishes_with_the_same_bytes(tmp_path):

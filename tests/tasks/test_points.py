@@ -14,8 +14,6 @@ from mechicl import tasks
 from tests.tasks.reference import MOST_Z, assert_follows, z_score
 
 # ---- function classes ----
-
-
 NOISY = (tasks.SparseLinearRegression, tasks.QuadraticRegression, tasks.ReluNetworks, tasks.DecisionTrees)
 KINDS = (*NOISY, tasks.LogisticRegression, tasks.MixedRegression)
 
@@ -174,8 +172,6 @@ def test_sine_ranges_can_be_changed_and_may_be_one_value():
 
 
 # ---- boolean functions ----
-
-
 def explains(literals, xs, ys):
     return all(
         (y == 1) == all(v in (0, x) for v, x in zip(literals, row, strict=True)) for row, y in zip(xs, ys, strict=True)
@@ -223,8 +219,6 @@ def test_subsets_are_equally_likely():
 
 
 # ---- gaussian clusters ----
-
-
 TASK = tasks.GaussianClusters(x_dim=32, n_context=8, n_classes=20, n_labels=4, burstiness=2, within_class_noise=0.01)
 
 
@@ -290,8 +284,6 @@ def test_zipf_and_burstiness():
 
 
 # ---- pools ----
-
-
 def rows(prompts):
     return [tuple(xs.flatten().tolist() + ys.flatten().tolist()) for xs, ys in zip(prompts.xs, prompts.ys, strict=True)]
 

@@ -24,8 +24,6 @@ from tests.tasks.own_tasks import Mixture, Plain, SparseRegression
 from tests.tasks.reference import PROMPT_TASKS, TOKEN_TASKS, assert_follows, same
 
 # ---- sampling ----
-
-
 every_task = pytest.mark.parametrize("task", PROMPT_TASKS + TOKEN_TASKS, ids=repr)
 
 

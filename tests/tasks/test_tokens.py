@@ -16,8 +16,6 @@ from mechicl.tasks.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassifica
 from tests.tasks.reference import LEAST_P
 
 # ---- token sequences ----
-
-
 def period_of(predictable):
     """Number of tokens before the second copy, from a sequence's marks."""
     return predictable.index(True) - 1
@@ -104,8 +102,6 @@ def test_tiny_concentrations_give_deterministic_chains_not_nan():
 
 
 # ---- topics ----
-
-
 TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words}
 quick = settings(max_examples=20, deadline=None)
 

@@ -23,8 +23,6 @@ def made_with(**fields):
 
 
 # ---- TextTask ----
-
-
 def test_the_table_has_the_tasks_under_their_names():
     assert list(TEXT_TASKS) == ["sst2", "sst5", "mr", "subj", "agnews", "cb", "farm", "town", "home", "leisure"]
     assert [task.n_demonstrations for task in TEXT_TASKS.values()] == [32, 32, 32, 32, 22, 19, 8, 8, 8, 8]
@@ -78,8 +76,6 @@ def test_tasks_that_make_no_sense_are_refused_with_the_reason(fields, message):
 
 
 # ---- LabelledTexts ----
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -39,8 +39,6 @@ def as_rows(examples):
 
 
 # ---- files ----
-
-
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_gives_its_texts_unchanged_and_nothing_else(kind, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
@@ -135,8 +133,6 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(kind, content, tmp_path
 
 
 # ---- the hub ----
-
-
 def test_the_hub_is_asked_for_the_data_set_its_subset_and_the_split(monkeypatch, capfd):
     calls = []
 

@@ -113,8 +113,6 @@ def test_the_probe_heatmap_is_selectivity():
 
 
 # ---- figures of causal tests show the numbers of the results ----
-
-
 ROWS = {"query skips": (0.0, 0.0), "context skips": (1.0, 1.0), "query does not read": (1.0, 0.0)}  # from, to
 TASK = LinearRegression(x_dim=2, n_context=5)
 MODEL = gradient_descent(x_dim=2, n_context=5, step_size=0.4, steps=3)

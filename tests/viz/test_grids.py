@@ -115,8 +115,6 @@ def test_few_seeds_are_points_and_many_are_not():
 
 
 # ---- primitives: lines with bands, colours of names, ticks of scales ----
-
-
 SURE, NONE = Interval(1.0, 0.5, 1.5, 9), Interval(math.nan, math.nan, math.nan, 9)
 
 

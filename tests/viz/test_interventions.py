@@ -94,8 +94,6 @@ def test_effects_that_are_zero_or_not_finite_are_drawn():
 
 
 # ---- heads ----
-
-
 def head_scores(layers: int = 2, heads: int = 3) -> HeadScores:
     generator = torch.Generator().manual_seed(0)
     attention = torch.rand(2, layers, heads, 5, generator=generator, dtype=torch.float64)

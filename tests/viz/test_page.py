@@ -156,8 +156,6 @@ def test_pictures_of_one_page_share_one_script(tmp_path: Path, browser: Browser)
 
 
 # ---- figures as files: their kinds, their sizes on paper, and their text ----
-
-
 TITLE = "A title that has more words in it than one line of a column can hold"
 
 

@@ -101,8 +101,6 @@ def test_quantities_are_points_lines_and_heatmaps():
 
 
 # ---- faulty arguments of figures: the error names the argument ----
-
-
 any_viz: Any = viz
 FRAME = pd.DataFrame({"n": [1, 2, 1, 2], "m": [1, 1, 2, 2], "seed": [0] * 4, "loss": [2.0, -1.0, 1.0, 3.0]})
 ONES = torch.ones(3, 1)

@@ -78,8 +78,6 @@ def test_scores_are_drawn_over_the_loss_of_every_seed():
 
 
 # ---- fine-tuning ----
-
-
 def test_settings_are_bars_with_their_intervals_and_chance():
     scores = {
         "zero-shot": {"farm": Interval(0.5, 0.4, 0.6, 9), "home": Interval(0.3, 0.3, 0.3, 1)},
@@ -107,8 +105,6 @@ def test_similarities_are_means_over_queries_by_layer_and_head():
 
 
 # ---- figures of weights, kernels and paths draw the given numbers ----
-
-
 GRID = torch.linspace(-5, 5, 7, dtype=torch.float64)[:, None]
 
 

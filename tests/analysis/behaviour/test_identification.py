@@ -369,8 +369,6 @@ def test_a_model_that_runs_its_algorithm_inexactly_is_named_after_it():
 
 
 # ---- on tokens ----
-
-
 CHAINS = MarkovChains(d_vocab=3, n_ctx=9)
 
 
@@ -409,8 +407,6 @@ def test_tokens_of_probability_0_contribute_nothing():
 
 
 # ---- filters of eigenvalues ----
-
-
 def _damped(eigenvalues):
     return 1 / (eigenvalues + 0.3)
 

@@ -128,8 +128,6 @@ def test_ratio_is_that_of_means_over_the_same_prompts():
 
 
 # ---- use of the context ----
-
-
 CONTEXTS = LinearRegression(x_dim=4, n_context=6, inputs="gaussian", noise_std=0.2)
 PROMPTS = CONTEXTS.sample(30, seed=0, dtype=torch.float64)
 ONLINE = AlgorithmLearner(algorithms.online_gradient_descent)
@@ -201,8 +199,6 @@ def test_repeated_points_span_no_more_than_one():
 
 
 # ---- tuned descent ----
-
-
 THREE_INPUTS = LinearRegression(x_dim=3, n_context=4)
 
 

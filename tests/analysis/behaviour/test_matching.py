@@ -21,8 +21,6 @@ from mechicl.tasks import LinearRegression
 from tests.analysis.behaviour.conftest import Bare
 
 # ---- alignment ----
-
-
 def prompts(n: int = 5, **fields) -> Prompts:
     return LinearRegression(x_dim=3, n_context=4).replace(**fields).sample(n, seed=3, dtype=torch.float64)
 
@@ -168,8 +166,6 @@ def test_sharing_the_context_gives_the_same_as_separate_passes():
 
 
 # ---- matches ----
-
-
 PROMPTS = LinearRegression(x_dim=4, n_context=9, inputs="gaussian").sample(60, seed=0, dtype=torch.float64)
 NEWTON = AlgorithmLearner(algorithms.newton, {"steps": list(range(1, 13))})
 

@@ -92,8 +92,6 @@ def test_results_are_the_same_after_saving_and_loading(name, model, tmp_path):
 
 
 # ---- errors ----
-
-
 THREE_INPUTS, CHAINS = LinearRegression(x_dim=3, n_context=4), MarkovChains(d_vocab=3, n_ctx=9)
 PROMPTS = THREE_INPUTS.sample(6, seed=0, dtype=torch.float64)
 OLS = AlgorithmLearner(ols)

@@ -190,8 +190,6 @@ def test_effects_are_their_formula_for_each_kind(model):
 
 
 # ---- hypotheses ----
-
-
 FOUR_INPUTS = LinearRegression(x_dim=4, n_context=12)
 SIZES: dict[str, Any] = {"x_dim": 4, "n_context": 12}
 
@@ -280,8 +278,6 @@ def test_points_that_read_later_ones_are_detected():
 
 
 # ---- errors ----
-
-
 PROMPTS = TASK.sample(6, seed=0, dtype=torch.float64)
 SOURCES = analysis.sample_sources(TASK, PROMPTS, seed=1)
 KNOWN = {known.name: known for known in known_models()}
@@ -332,8 +328,6 @@ def test_errors_name_the_argument_or_the_cause(call, named):
 
 
 # ---- subspaces ----
-
-
 QUICK: dict[str, Any] = {"n_fitting": 32, "n_prompts": 32, "iterations": 15, "progress": False}
 HIDDEN = {known.name.removesuffix(", hidden"): known for known in known_models(hidden=True)}
 

@@ -97,8 +97,6 @@ def test_the_graph_has_the_parts_and_effects_of_the_circuit():
 
 
 # ---- comparisons ----
-
-
 KNOWN = [Node(layer, head) for layer in range(2) for head in (0, 1, None)]
 LINKS = [Edge(EMBEDDING, node, by) for node in KNOWN if node.head is not None for by in "qkv"]
 LINKS += [Edge(Node(0, 1), Node(0)), Edge(Node(0), Node(1, 0), "k"), Edge(EMBEDDING, None), Edge(Node(1), None)]
@@ -151,8 +149,6 @@ def test_order_is_that_of_computation():
 
 
 # ---- scores of edges ----
-
-
 MODEL = model_of("gpt")
 TOKENS = ModelAdapter(MODEL).encode(inputs(MODEL, 0))
 GRAPH = EdgeGraph(ModelAdapter(MODEL), TOKENS, record_writes(ModelAdapter(MODEL), TOKENS))

@@ -127,8 +127,6 @@ def test_scores_of_the_outputs_themselves_rank_a_planted_circuit_first():
 
 
 # ---- against TransformerLens, whose attribution patching swaps the two runs ----
-
-
 def ours(attn_only: bool) -> Any:
     """One of our transformers."""
     sizes: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_ctx": 6, "d_head": 4, "d_vocab": 20, "act_fn": "gelu"}
@@ -192,8 +190,6 @@ def edge_of(writer: Any, reader: Any) -> Edge:
 
 
 # ---- searches ----
-
-
 FOUR_PROMPTS, FOUR_OTHERS = (torch.randint(6, (4, 5), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
 LOSS_OF_FOUR = next_token_loss(FOUR_OTHERS[:, 0])
 
@@ -307,8 +303,6 @@ def test_effects_are_those_of_one_run_per_edge():
 
 
 # ---- models whose circuits are known ----
-
-
 SIZES: dict[str, Any] = {"x_dim": 2, "n_context": 4}
 PROMPTS = LinearRegression(**SIZES).sample(24, seed=0, dtype=torch.float64)
 CONSTRUCTIONS = {

@@ -93,8 +93,6 @@ def token_shots(
 
 
 # ---- measures ----
-
-
 def cosine_of(a: np.ndarray, b: np.ndarray) -> float:
     dot = sum(x * y for x, y in zip(a, b, strict=True))
     lengths = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(y * y for y in b))

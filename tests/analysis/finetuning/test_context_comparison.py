@@ -133,8 +133,6 @@ def test_comparisons_are_joined():
 
 
 # ---- measures ----
-
-
 def close(measured, expected):
     assert_close(measured, torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=1e-9, equal_nan=True)
 
@@ -183,8 +181,6 @@ def test_recall_where_gains_are_independent():
 
 
 # ---- prompts of points ----
-
-
 def tokens_of_points(model, points):
     """Rows of tokens, by hand: points are (x, y), a query is (x, None)."""
     cfg, rows = model.cfg, []

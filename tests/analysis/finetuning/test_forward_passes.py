@@ -108,8 +108,6 @@ def test_a_linearised_model_takes_at_most_twice_the_memory(kind, n_pos):
 
 
 # ---- errors ----
-
-
 MODEL, SHOTS, POINTS = model_on_tokens("softmax"), token_shots(), model_of("gpt", n_context=3)
 LONG, LSTM = token_shots((17,), (1,)), lstm()
 PROMPTS, IDS, POINT_SHOTS = random_prompts(POINTS.cfg, 2), torch.zeros(1, 3, dtype=torch.int64), prompt_shots(

@@ -229,8 +229,6 @@ def test_hooks_of_the_user_are_part_of_the_model(kind, method):
 
 
 # ---- several fine-tunings at once ----
-
-
 @pytest.mark.parametrize("examples_per_step", [1, 2])
 @pytest.mark.parametrize("kind", ["gpt", "linear", "looped"])
 def test_models_on_other_prompts_side_by_side(kind, examples_per_step):
@@ -299,8 +297,6 @@ def test_more_than_a_group_of_unequal_sets():
 
 
 # ---- searches ----
-
-
 @pytest.mark.parametrize(("kind", "method"), [*(("softmax", method) for method in METHODS), ("gpt2", "plain")])
 def test_a_search_is_fine_tuning_at_each_setting(kind, method):
     model, shots = model_on_tokens(kind), token_shots(queries=(2, 1, 2))

@@ -152,8 +152,6 @@ def test_scores_that_are_more_than_products_are_refused():
 
 
 # ---- copying ----
-
-
 TASK = LinearRegression(x_dim=3, n_context=4, y_dim=2)
 CONFIG = TransformerConfig(
     x_dim=3, n_context=4, y_dim=2, prompt_format="interleaved", keys="full", n_layers=2, n_heads=2, d_model=12, d_mlp=6,

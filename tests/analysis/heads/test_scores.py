@@ -295,8 +295,6 @@ def test_the_table_has_a_row_per_head_and_the_intervals_are_over_prompts():
 
 
 # ---- errors ----
-
-
 READER = TransformerConfig(
     prompt_format="token_ids", d_vocab=30, n_ctx=24, n_layers=3, n_heads=2, d_model=10, d_head=4, attention="softmax"
 )

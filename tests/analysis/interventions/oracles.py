@@ -114,8 +114,6 @@ def least_memory(sweep: Callable[[float], Any]) -> float:
 
 
 # ---- hooks and runs by hand ----
-
-
 def hook_name(component: str, layer: int) -> str:
     inside = component in ("q", "k", "v", "z", "result", "attn_scores", "pattern")
     return f"blocks.{layer}.{'attn.' if inside else 'mlp.' if component in ('pre', 'post') else ''}hook_{component}"

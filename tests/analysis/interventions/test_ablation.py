@@ -118,8 +118,6 @@ def test_a_bridge_and_all_positions():
 
 
 # ---- paths ----
-
-
 def by_hand(model, stream, layer, receiver):
     """Queries, keys or values of a stream, by formula."""
     block = model.blocks[layer]

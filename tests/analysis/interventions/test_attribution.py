@@ -168,8 +168,6 @@ def test_bridges_have_the_slope_of_the_plain_model(family, component):
 
 
 # ---- families of bridges ----
-
-
 FAMILIES = (  # one of each kind; those of agreement.py are twice as many
     "GPT-2", "GPT-Neo", "GPT-J", "GPT-NeoX", "OPT", "BLOOM", "XGLM", "Llama", "Mixtral", "Qwen3", "Gemma 2", "Phi",
     "Phi-3", "Falcon", "MPT", "OLMo 2", "CodeGen", "GPT-BigCode", "Granite", "Cohere", "GLM 4", "GPT", "BERT", "Mamba",

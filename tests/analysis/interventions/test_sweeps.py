@@ -90,8 +90,6 @@ def test_results_are_saved_and_loaded(kind, tmp_path):
 
 
 # ---- metrics ----
-
-
 PAIRS = LinearRegression(x_dim=3, n_context=4, y_dim=2).sample(5, seed=0, dtype=torch.float64)
 
 
@@ -131,8 +129,6 @@ def test_values_of_a_metric_are_converted_to_floats():
 
 
 # ---- corrupted prompts ----
-
-
 KINDS = ("task", "labels", "query", "prompt", "noise")
 
 

@@ -83,8 +83,6 @@ def test_features_that_are_constant_or_repeat_are_no_obstacle():
 
 
 # ---- readouts ----
-
-
 @pytest.fixture(scope="module")
 def model() -> HookedTransformer:
     return HookedTransformer(CFG, seed=3).eval()
@@ -227,8 +225,6 @@ def test_readings_of_one_model_share_its_run(monkeypatch):
 
 
 # ---- probes ----
-
-
 TWO_INPUTS = LinearRegression(x_dim=2, n_context=4, inputs="gaussian")
 FITTING, HELD_OUT = (TWO_INPUTS.sample(n, seed=s, dtype=torch.float64) for n, s in ((600, 0), (200, 1)))
 
@@ -318,8 +314,6 @@ def test_the_best_site_is_among_the_given_positions():
 
 
 # ---- errors ----
-
-
 DRAWN_TASK = LinearRegression(x_dim=2, n_context=4)
 DRAWN = DRAWN_TASK.sample(12, seed=0)
 FORMAT: Any = {"prompt_format": "interleaved", "d_model": 8, "attention": "softmax"}

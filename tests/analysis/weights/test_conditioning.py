@@ -132,8 +132,6 @@ def test_the_best_gamma_has_the_least_mean_log_condition_number():
 
 
 # ---- closed forms ----
-
-
 def test_default_task_has_the_exact_values():
     optimum = one_step_optimum(LinearRegression())
     assert optimum.step_size == pytest.approx(20 / 33)

@@ -19,8 +19,6 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 
 # ---- families ----
-
-
 def prompts_for(x_dim: int, y_dim: int, n_context: int, seed: int = 0) -> Prompts:
     generator = torch.Generator().manual_seed(seed)
     xs, ys = (torch.randn(4, n_context + 1, d, generator=generator, dtype=torch.float64) for d in (x_dim, y_dim))
@@ -104,8 +102,6 @@ def test_every_member_is_the_algorithm(name, x_dim, y_dim, n_context, n_layers, 
 
 
 # ---- fits ----
-
-
 TASK = LinearRegression(x_dim=2, n_context=3, inputs="gaussian")
 SIZES: dict[str, Any] = {"x_dim": 2, "n_context": 3}
 A = torch.tensor([[0.5, -0.2], [0.1, 0.3]], dtype=torch.float64)

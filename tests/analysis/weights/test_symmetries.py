@@ -208,8 +208,6 @@ def test_two_opposite_heads_of_relu_attention_are_not_each_others_match():
 
 
 # ---- products ----
-
-
 FOUR_POINTS = LinearRegression(x_dim=3, n_context=4).sample(20, seed=0, dtype=torch.float64)
 
 

@@ -249,8 +249,6 @@ def test_hooks_of_the_user_are_refused():
 
 
 # ---- GPT-2 by plain torch hooks ----
-
-
 def plain_streams(plain, tokens: Tensor) -> list[Tensor]:
     """The stream before each layer and after the last."""
     return [seen(plain, f"transformer.{name}", "in", tokens) for name in ("h.0", "h.1", "h.2", "ln_f")]
@@ -278,8 +276,6 @@ def test_the_table_of_families():
 
 
 # ---- as a graph ----
-
-
 @pytest.mark.parametrize("name", ["GPT-2", "GPT-J", "Llama", "Gemma 2", "BLOOM", "Granite", "OPT"])
 def test_cut_edges_are_walked_edge_by_edge(name):
     bridge, _ = open_family(name)

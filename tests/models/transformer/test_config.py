@@ -58,8 +58,6 @@ def test_defaults(fields: dict[str, Any], expected: dict[str, Any]):
 
 
 # ---- one kind of attention for each layer ----
-
-
 def test_a_layer_has_the_config_with_its_own_attention():
     cfg = TransformerConfig(
         **PAIRED, n_layers=3, attention="softmax,relu,linear", sink="learned", normalize_by_context=True, n_heads=2,
@@ -83,8 +81,6 @@ def test_layers_that_are_all_alike_are_the_config_of_one_name():
 
 
 # ---- copies and files ----
-
-
 def test_replace_lets_defaults_follow():
     cfg = TransformerConfig(**PAIRED).replace(x_dim=7, n_context=9)
     assert (cfg.d_model, cfg.d_head, cfg.n_ctx) == (9, 9, 10)
@@ -115,8 +111,6 @@ def test_configs_of_earlier_versions():
 
 
 # ---- TransformerLens' names ----
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -169,8 +163,6 @@ def test_synonyms_follow_changes():
 
 
 # ---- state dicts in other names ----
-
-
 @pytest.mark.parametrize("fields", [IDS, INTERLEAVED | {"attention": "softmax", "normalization_type": "LN"}])
 def test_state_dicts_of_earlier_versions_and_of_transformer_lens(fields: dict[str, Any]):
     cfg = TransformerConfig(**fields)

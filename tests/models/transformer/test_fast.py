@@ -316,8 +316,6 @@ def assert_streams_and_jacobians_are_the_plain_ones(model: PromptedModel, *, wit
 
 
 # ---- other queries ----
-
-
 @every_model
 def test_other_queries_are_what_plain_passes_make_of_them(model: PromptedModel):
     assert_streams_and_jacobians_are_the_plain_ones(model, with_weights=True)
@@ -368,8 +366,6 @@ def test_no_prompts_no_queries_and_no_context():
 
 
 # ---- the stream, layer by layer ----
-
-
 @every_model
 @pytest.mark.parametrize("rows", ["positions", "points", "query"])
 def test_layer_streams_are_those_of_a_plain_pass(model: PromptedModel, rows: Any):

@@ -44,8 +44,6 @@ def make(fields: dict[str, Any], **changes: Any) -> HookedTransformer:
 
 
 # ---- names, shapes and tools of TransformerLens ----
-
-
 @pytest.mark.parametrize("use_attn_result", [False, True])
 def test_hook_names_and_shapes(use_attn_result: bool):
     model = make(SOFTMAX, use_attn_result=use_attn_result)
@@ -201,8 +199,6 @@ def test_any_torch_hook_forces_the_hooked_route(path: str):
 
 
 # ---- prompts and tokens ----
-
-
 @settings(max_examples=15)
 @given(cfg=configs(formats=("paired", "interleaved"), dtype="float64"))
 def test_predict_prefixes_is_predict_on_each_prefix(cfg: TransformerConfig):
@@ -222,8 +218,6 @@ def test_initial_weights_start_the_query():
 
 
 # ---- weights ----
-
-
 def test_initial_weights_of_parts():
     cfg = config(SOFTMAX, sink="learned", sink_score=0.5)
     model = HookedTransformer(cfg.replace(d_model=64, d_mlp=256))

@@ -117,8 +117,6 @@ def test_momentum_near_1_in_half_precision(dtype: torch.dtype):
 
 
 # ---- gradient descent with a learned step size ----
-
-
 def descending(step_size: float, **fields: Any) -> HookedTransformer:
     base: dict[str, Any] = DESCENT | {"n_layers": 1}
     model = HookedTransformer(TransformerConfig(**(base | fields)))
@@ -145,8 +143,6 @@ def test_the_layers_are_gradient_descent(steps: int, recurrent: bool):
 
 
 # ---- parts ----
-
-
 def test_elementwise_attention_uses_registered_functions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ELEMENTWISE, "cube", lambda x: x**3)
     cfg = TransformerConfig(x_dim=1, n_context=2, attention="cube", d_mlp=2, act_fn="cube")

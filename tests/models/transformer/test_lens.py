@@ -55,8 +55,6 @@ def test_a_notebook_for_transformer_lens_runs_with_another_import_line(capsys: p
 
 
 # ---- weights ----
-
-
 def test_weights_of_all_layers():
     model = small(gated_mlp=True)
     for name in ("b_Q", "b_K", "b_V", "b_O", "b_in", "b_out", "W_gate"):
@@ -100,8 +98,6 @@ def test_directions_of_outputs():
 
 
 # ---- losses ----
-
-
 @pytest.mark.usefixtures("unchecked_types")
 def test_losses_of_token_ids():
     model, tokens = random_model(IDS), random_tokens(IDS)
@@ -140,8 +136,6 @@ def test_losses_of_prompts():
 
 
 # ---- hooks on request ----
-
-
 @pytest.mark.parametrize("request_name", REQUESTS)
 @pytest.mark.parametrize("normalization_type", ["LN", "RMSPre", None])
 def test_copies_of_the_stream_are_read(request_name: str, normalization_type: Any):
@@ -305,8 +299,6 @@ def test_in_place_as_transformer_lens_does_it():
 
 
 # ---- attribution ----
-
-
 def check_that_parts_sum(model: HookedTransformer, tokens: Tensor, output: int, cut: float) -> None:
     """Assert that every decomposition of TransformerLens sums to an output, less its bias."""
     out, cache = model.run_with_cache(tokens)
@@ -436,8 +428,6 @@ def test_tokenizers():
 
 
 # ---- generated tokens ----
-
-
 def greedy(model: HookedTransformer, tokens: Tensor, steps: int, stop: int | None = None) -> Tensor:
     rows = tokens.tolist()
     for row in rows:

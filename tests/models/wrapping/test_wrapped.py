@@ -89,8 +89,6 @@ def predictions(swept: InterventionSweep) -> torch.Tensor:
 
 
 # ---- torch's hooks, by hand ----
-
-
 def replaced(module: nn.Module, tokens: torch.Tensor, name: str, side: str, replace) -> Any:
     """The module's output after a change of a sub-module's input or output."""
     part = module.get_submodule(name)
@@ -269,8 +267,6 @@ def test_modes_device_and_dtype_follow_the_module(net):
 
 
 # ---- torch's own attentions ----
-
-
 @pytest.mark.parametrize("component", ["q", "k", "v", "attn_scores", "pattern", "z"])
 def test_fused_attention_is_opened_like_a_softmax_module(model, component):
     fused = seeded(NanoGPT, fused=True)
@@ -353,8 +349,6 @@ class Same(nn.Module):
 
 
 # ---- modules of every kind ----
-
-
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_part_that_runs_several_times_is_several_layers(listed):
     net = seeded(Looped, listed=listed)
@@ -495,8 +489,6 @@ def test_parts_that_do_not_run():
 
 
 # ---- predictions of all points ----
-
-
 def test_all_points_in_one_pass_only_if_none_sees_later_ones(model):
     prompts = TASK.sample(4, seed=8)
     both_ways = mechicl.wrap(seeded(NanoGPT, causal=False), encode="interleaved", layers="blocks.{}")
