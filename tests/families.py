@@ -14,7 +14,6 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.utilities import get_act_name
 
 # ---- sizes, by the names that the families use ----
-
 GPT2 = {"n_layer": 3, "n_head": 2, "n_embd": 8, "n_positions": 16}
 LLAMA = {
     "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 8,

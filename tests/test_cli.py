@@ -299,7 +299,6 @@ def test_threads_wait_passively_unless_the_user_or_torch_has_chosen(first, befor
 
 
 # ---- start-up ----
-
 HEAVY = {"torch", "numpy", "pandas", "scipy", "plotly", "transformers", "transformer_lens", "accelerate", "IPython"}
 
 

@@ -93,7 +93,6 @@ def test_the_pretended_device_refuses_what_a_gpu_refuses(pretended):
 
 
 # ---- on a GPU ----
-
 gpu = pytest.mark.gpu
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 

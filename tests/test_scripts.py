@@ -14,28 +14,14 @@ from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint
 from mechicl.constructions import gradient_descent, known_models
 from mechicl.learners import squared_errors
 from mechicl.models import TransformerConfig
-from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
 from mechicl.training.state import RunState
 from support.results import Results
+from tests.analysis.behaviour.test_losses import in_a_plain_loop
 from tests.scripts import ANALYSES, import_script
 
 # ---- out of distribution ----
-def clipped_descent(prompts: Prompts, step_sizes: list[float], gammas: list[float], clip: float) -> torch.Tensor:
-    """GD++ on tokens, every token cut after every step, in a plain loop."""
-    predicted = []
-    for xs, ys in zip(prompts.xs.double(), prompts.ys.double(), strict=True):
-        tokens = torch.cat([xs, ys], dim=1)
-        tokens[-1, -1] = 0
-        for a, gamma in zip(step_sizes, gammas, strict=True):
-            context = tokens[:-1]
-            scores = tokens[:, :-1] @ context[:, :-1].T
-            inputs = tokens[:, :-1] - gamma * scores @ context[:, :-1]
-            targets = tokens[:, -1:] - a * scores @ context[:, -1:]
-            tokens = torch.cat([inputs, targets], dim=1).clamp(-clip, clip)
-        predicted.append(-tokens[-1, -1])
-    return torch.stack(predicted)[:, None]
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])
@@ -45,7 +31,7 @@ def test_descent_as_layers_is_clipped_where_the_model_is(scale):
     learner = tuned_descent(LinearRegression().sample(500, seed=0), cfg.n_layers, gamma=True)
     prompts = LinearRegression(input_scale=scale).sample(5, seed=1, dtype=torch.float64)
     a, gamma = learner.hyperparameters["step_size"], learner.hyperparameters["gamma"]
-    expected = clipped_descent(prompts, [a] * 3, [gamma] * 3, 10.0)
+    expected = in_a_plain_loop(prompts, [a] * 3, [gamma] * 3, 10.0)
     assert (expected.abs() == 10).any() == (scale > 1)
     torch.testing.assert_close(import_script("oswald_shifts").as_layers(learner, cfg).predict(prompts), expected)
 

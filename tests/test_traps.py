@@ -9,7 +9,6 @@ from torch import nn
 
 import mechicl
 from mechicl import analysis
-from mechicl.analysis.layers import ols_weights
 from mechicl.tasks import LinearRegression
 from tests.models.modules import Encoder, NanoGPT
 
@@ -74,38 +73,6 @@ def test_1_errors_of_readouts_are_of_the_same_points_for_every_way_to_encode(mod
         assert ("query" if at == "query" else "prefixes") in text
 
 
-def test_2_an_untrained_model_and_the_distribution_of_inputs_are_named(model):
-    assert "1/2" in repr(TASK) or "uniform" in repr(TASK)
-    with pytest.warns(UserWarning, match="looks untrained, or trained on another task"):
-        analysis.identify(model, TASK, n_prompts=64, with_limits=False, **QUIET)
-
-
-def test_3_a_function_as_encode_is_probed_or_says_what_is_missing(model, net, kind):
-    quantities = {"OLS weights": ols_weights}
-    prompts = TASK.sample(64, seed=0), TASK.sample(16, seed=1)
-    own = mechicl.wrap(net, encode=interleaved, points=slice(0, None, 2), layers="blocks.{}")
-    found = [analysis.probe(each, quantities, *prompts, **QUIET).squared_errors for each in (model, own)]
-    torch.testing.assert_close(*found)
-    silent = mechicl.wrap(net, encode=interleaved, layers="blocks.{}")
-    with pytest.raises(ValueError, match="points="):
-        analysis.probe(silent, quantities, *prompts, **QUIET)
-
-
-def test_4_heads_and_patterns_open_or_the_missing_declaration_is_named(model, kind):
-    clean = TASK.sample(8, seed=0)
-    corrupted = analysis.corrupt(clean, "labels")
-    if kind == "GRU":
-        with pytest.raises((ValueError, KeyError), match="attention"):
-            analysis.patch(model, clean, corrupted, "z", **QUIET)
-        assert analysis.patch(model, clean, corrupted, "resid_post", **QUIET).effect().isfinite().all()
-        return
-    _, cache = model.run_with_cache(clean)
-    torch.testing.assert_close(cache["pattern", 0].sum(-1), torch.ones(8, 4, 9))
-    effect = analysis.patch(model, clean, corrupted, "z", ("layer", "head"), **QUIET).effect()
-    assert effect.shape == (2, 4, 8)
-    assert effect.abs().max() > 0
-
-
 def test_5_the_report_on_ones_own_model_states_task_and_best_learner(model, tmp_path):
     page = mechicl.report(model, TASK, tmp_path / "report", n_prompts=64, **QUIET)
     text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(), flags=re.DOTALL)
@@ -113,17 +80,6 @@ def test_5_the_report_on_ones_own_model_states_task_and_best_learner(model, tmp_
     for fact in ("inputs uniform on [-1/2, 1/2]", "no noise", "best known learner", "looks untrained"):
         assert fact in opening
     assert "No number was published" not in text
-
-
-def test_6_neighbours_take_the_same_optional_arguments(model, kind):
-    clean = TASK.sample(8, seed=0)
-    corrupted = analysis.corrupt(clean, "labels")
-    assert analysis.attribute(model, clean, corrupted, "resid_post", progress=False).effect().isfinite().all()
-    found = analysis.probe(model, {"OLS weights": ols_weights}, TASK.sample(64, seed=0), clean, progress=False)
-    assert "OLS weights" in str(found)
-    if kind != "GRU":
-        with pytest.raises((TypeError, ValueError), match=r"composition|W_Q|weights"):
-            analysis.composition_scores(model)
 
 
 def test_7_a_list_of_models_is_taken_where_a_checkpoint_is(model, kind):

@@ -135,7 +135,6 @@ def test_weights_are_the_predictions_of_unit_queries_and_the_gradient_of_the_que
 
 
 # ---- errors ----
-
 SIGNS, LABELS = Parities(x_dim=12, n_context=2).sample(1, seed=0), GaussianClusters().sample(1, seed=0)
 TOKENS = TokenSequences(torch.tensor([[0, 1, 2]]), torch.tensor([[False, True, True]]))
 REAL, BLANK_XS, BLANK_YS = make_prompts(), make_prompts(), make_prompts()

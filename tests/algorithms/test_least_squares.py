@@ -168,7 +168,6 @@ def test_eigenvalues_are_those_of_each_prefixs_second_moments(prompts):
 
 
 # ---- filters with tensors for parameters ----
-
 EIGENVALUES = torch.tensor([0.0, 1e-9, 0.01, 0.4, 0.5, 1.3, 2.9, 3.0], dtype=torch.float64)
 
 
@@ -219,7 +218,6 @@ def test_tensors_of_parameters_are_families_of_filters():
 
 
 # ---- the warning: true where it comes, and absent where the iteration converges ----
-
 SAME = make_prompts(n_prompts=1, n_context=9)
 BOUND = 2 / torch.linalg.matrix_norm(SAME.context.xs, ord=2).square().item()  # of step sizes on SAME
 ABOVE, BELOW = 1.001 * BOUND, 0.999 * BOUND

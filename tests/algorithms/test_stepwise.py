@@ -33,6 +33,7 @@ from mechicl.prompts import Prompts
 from tests.algorithms import loops
 from tests.algorithms.reference import prompts_of_any_size
 
+
 # ---- steps ----
 @settings(max_examples=20)
 @given(prompts_of_any_size())

@@ -170,7 +170,6 @@ def test_invalid_json_is_refused(tmp_path, text):
 
 
 # ---- tensors ----
-
 TENSORS = {
     "matrix": torch.arange(6.0).reshape(2, 3),
     "transposed": torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T,

@@ -13,6 +13,7 @@ from tests.scripts import import_script
 
 apart, load, rows, suite = (import_script(f"benchmarks.{name}") for name in ("apart", "load", "rows", "suite"))
 
+
 # ---- peers in separate processes ----
 class Probe:
     """Reports the environment of its process."""
@@ -94,7 +95,6 @@ def test_bars(bar, value, met):
 
 
 # ---- the run and its page ----
-
 QUIET, LOADED = (suite.Load(seconds=1.0, others=others, average=0.1, cores=2) for others in (0.02, 1.2))
 BLOCK = "<!-- part: {} -->\n\n```text\nold\n```\n\n"
 PAGE = f"# Benchmarks\n\n{BLOCK.format('machine')}Of it:\n\n{BLOCK.format('fast')}End.\n"

@@ -121,7 +121,6 @@ def test_a_record_with_keys_that_json_writes_alike_loads(tmp_path):
 
 
 # ---- several tasks ----
-
 TASK = LinearRegression(x_dim=3, n_context=4)
 SEVERAL = TrainingConfig(
     task=TASK, more_tasks=(TASK.replace(inputs="gaussian"), FixedTasks(TASK, 16, seed=1)), seeds=(5, 9, 2),

@@ -9,6 +9,7 @@ from mechicl.constructions.operations import aff, div, mov, mul, total
 from mechicl.prompts import Prompts
 from tests.constructions.reference import quick
 
+
 # ---- vocabulary ----
 def head(stream, output_scale=1.0):
     return Head(stream.read("x"), stream.read("x"), stream.read("y"), output_scale * stream.write("y"))

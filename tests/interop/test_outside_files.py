@@ -15,7 +15,6 @@ from mechicl.interop.outside_files import MOST_STRUCTURE, MOST_YAML, read_torch_
 from tests.bounds import bounded, make_no_file
 
 # ---- YAML ----
-
 NINE = [", ".join([f"*a{i}"] * 9) for i in range(11)]
 ALIASES = "\n".join(["a0: &a0 [x]", *(f"a{i + 1}: &a{i + 1} [{nine}]" for i, nine in enumerate(NINE))])
 MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{i + 1}: &a{i + 1} {{<<: [{nine}]}}" for i, nine in enumerate(NINE))])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import mechicl
-from mechicl.analysis import corrupt, fit_readouts, patch
+from mechicl.analysis import attribute, composition_scores, corrupt, fit_readouts, patch
 from mechicl.analysis.heads import score_heads
 from mechicl.analysis.interventions import patch_paths
 from mechicl.analysis.layers import Lens
@@ -110,7 +110,6 @@ def test_lstm_configs(change: dict[str, Any], named: str):
 
 
 # ---- calls ----
-
 TASK = LinearRegression(x_dim=3, n_context=4)
 PROMPTS = TASK.sample(8, seed=0)
 ONE_DIM = Prompts(torch.zeros(2, 3, 2), torch.zeros(2, 3, 1))
@@ -155,6 +154,12 @@ def layers(**kwargs: Any) -> Any:
 
 def attention(**parts: Any) -> Any:
     return layers(attention=parts)
+
+
+def unused() -> Any:
+    """Torch's fused layers, in which the output projection of the attention does not run as a module."""
+    heads = {"z": "blocks.{}.self_attn.out_proj", "n_heads": 4}
+    return mechicl.wrap(seeded(Encoder), encode="interleaved", layers="blocks.{}", attention=heads)
 
 
 def read(model: Any) -> None:
@@ -221,6 +226,9 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: Lens(layers()).trajectory(PROMPTS), "unembed="),
     (lambda: patch_paths(layers(), PROMPTS, corrupt(PROMPTS, "labels")), "no attention layers"),
     (lambda: score_heads(layers()), r"attention="),
+    (lambda: composition_scores(layers()), "composition|W_Q|weights"),
+    *((lambda use=use: use(unused(), PROMPTS, corrupt(PROMPTS, "labels"), "z"), "named as 'z', does not run in a pass")
+      for use in (patch, attribute)),
     (lambda: fit_readouts(mechicl.wrap(seeded(nn.Sequential, nn.Linear(4, 6), nn.Linear(6, 1)), encode="paired",
                                        layers=["0", "1"]), PROMPTS, progress=False), r"\[4, 6, 1\]"),
     *((lambda use=use: use(mechicl.wrap(seeded(mlp, 20), encode="paired")), "layers=") for use in (

@@ -197,7 +197,6 @@ def test_positions_of_demonstrations():
 
 
 # ---- errors ----
-
 XS, YS = torch.zeros(3, 4, 2), torch.zeros(3, 4, 1)
 PROMPTS = Prompts(XS, YS)
 MASKED = np.ma.masked_array(np.zeros((2, 3, 4)), mask=np.zeros((2, 3, 4)))

@@ -20,6 +20,7 @@ from mechicl.statistics import Interval, Result, interval, load_result, storable
 from mechicl.statistics.grids import GridTable
 from tests.bounds import bounded, make_no_file
 
+
 # ---- results ----
 @storable
 @dataclass(frozen=True)

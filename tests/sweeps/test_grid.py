@@ -18,6 +18,7 @@ from mechicl.tasks import FixedTasks, LinearRegression
 from mechicl.training import PRESETS, TrainingConfig
 from tests.sweeps.runs import BASE, RATES
 
+
 # ---- axes ----
 def test_axes_are_numbers_ranges_names_and_truth_values_of_a_command_line_or_of_numpy():
     axis = read_axes({"batch_size": np.arange(1, 3)})["batch_size"]

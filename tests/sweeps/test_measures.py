@@ -91,7 +91,6 @@ def test_a_transition_is_read_off_the_curve():
 
 
 # ---- Markov chains ----
-
 CHAINS = MarkovChains(d_vocab=3, n_ctx=6)
 
 

@@ -15,6 +15,7 @@ from mechicl.tasks.token_sequences import stationary_distributions
 from mechicl.tasks.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassification, topic_tokenizer
 from tests.tasks.reference import LEAST_P
 
+
 # ---- token sequences ----
 def period_of(predictable):
     """Number of tokens before the second copy, from a sequence's marks."""

@@ -201,7 +201,6 @@ def test_refused_arguments(args, options, message, tmp_path, monkeypatch):
 
 
 # ---- rule-made tasks ----
-
 MADE = [name for name, task in TEXT_TASKS.items() if task.topics]
 
 

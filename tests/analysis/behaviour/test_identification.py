@@ -6,8 +6,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mechicl import algorithms, constructions
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters, momentum_filter
@@ -328,18 +326,6 @@ def test_weights_are_the_criterion_where_prompts_agree():
     np.testing.assert_allclose(measured.numpy(), expected[:3], rtol=1e-6)
     infinite = torch.tensor([[1.0, math.inf], [1.0, 1.0]], dtype=torch.float64)
     assert family_weights(infinite, [0, 9], 1.0, elsewhere=1e30).tolist() == [0, pytest.approx(1)]
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 30)), min_size=1, max_size=5),
-    st.integers(2, 9),
-    st.floats(0.5, 200),
-)
-def test_weights_are_shares(families, n, evidence):
-    rows = torch.tensor([distance for distance, _ in families], dtype=torch.float64)[:, None].expand(-1, n)
-    weights = family_weights(rows, [k for _, k in families], 1.0, evidence=evidence)
-    assert weights.sum().item() <= 1 + 1e-9
-    assert (weights >= 0).all()
 
 
 def test_the_answer_is_the_likeliest_family_and_its_likeliest_member():

@@ -20,6 +20,7 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from tests.analysis.behaviour.conftest import Bare
 
+
 # ---- alignment ----
 def prompts(n: int = 5, **fields) -> Prompts:
     return LinearRegression(x_dim=3, n_context=4).replace(**fields).sample(n, seed=3, dtype=torch.float64)
@@ -296,8 +297,3 @@ def test_steps_are_chosen_on_other_prompts_than_those_that_measure():
         best = int(means[row].argmax())
         torch.testing.assert_close(ranking.similarities[0, row], matched.similarities[row, best, 1::2])
         assert ranking.steps[0][row] == matched.columns[best]
-
-
-def test_the_best_match_needs_a_resample():
-    with pytest.raises(ValueError, match="resamples must be an int of at least 1, got 0"):
-        match(_as_layers([1, 2]), NEWTON, PROMPTS).best(resamples=0)

@@ -155,12 +155,6 @@ GRAPH = EdgeGraph(ModelAdapter(MODEL), TOKENS, record_writes(ModelAdapter(MODEL)
 ALL_EDGES = list_edges(MODEL)
 
 
-@dataclass(frozen=True)
-class Truth:
-    nodes: list[Node]
-    edges: list[Edge]
-
-
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(2, 30))
 def test_auroc_is_that_of_scikit_learn_with_ties_at_half_weight(data, n):
@@ -172,7 +166,7 @@ def test_auroc_is_that_of_scikit_learn_with_ties_at_half_weight(data, n):
     expected = roc_auc_score(truth, np.abs(scores))
     scored = EdgeScores(tuple(edges), torch.tensor(scores)[:, None], "loss", "eap-ig", "zero")
     assert scored.auroc(true) == pytest.approx(expected)
-    assert scored.auroc(Truth([], true)) == pytest.approx(expected)
+    assert scored.auroc(Parts([], true)) == pytest.approx(expected)
     per_prompt = torch.tensor(scores, dtype=torch.float64)[:, None] + torch.tensor([[-0.25, 0.25]])
     scored = EdgeScores(tuple(edges), per_prompt, "loss", "eap", "zero")
     assert scored.auroc(true) == pytest.approx(expected)

@@ -71,15 +71,6 @@ def test_mask_ig_is_the_mean_derivative_on_the_way_of_all_edges_together():
     assert_close(scores.scores[1::3], expected, atol=1e-7, rtol=1e-5)
 
 
-@torch.no_grad()
-def test_many_steps_of_mask_ig_add_up_to_the_whole_effect():
-    options = {"method": "resample", "reference": OTHERS, "progress": False}
-    scores = score_edges(MODEL, IDS, LOSS, scoring="mask-ig", steps=50, **options)
-    references = write_all(MODEL, OTHERS)
-    effect = loss_at(everything(MODEL, 0.0), references) - loss_at(everything(MODEL), references)
-    assert_close(scores.scores.sum(0), effect, atol=1e-3, rtol=1e-3)
-
-
 def test_eap_ig_is_the_gradient_on_the_way_of_the_embedding_times_the_change_between_the_two_runs():
     """Hanna et al. 2024, with hooks and autograd: the stream is replaced, and each receiver has a separate stream."""
     steps, clean, corrupted = 2, write_all(MODEL, IDS), write_all(MODEL, OTHERS)

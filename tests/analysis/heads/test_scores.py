@@ -295,16 +295,9 @@ def test_the_table_has_a_row_per_head_and_the_intervals_are_over_prompts():
 
 
 # ---- errors ----
-READER = TransformerConfig(
-    prompt_format="token_ids", d_vocab=30, n_ctx=24, n_layers=3, n_heads=2, d_model=10, d_head=4, attention="softmax"
-)
-REGRESSION = TransformerConfig(
-    x_dim=3, n_context=4, y_dim=2, prompt_format="interleaved", keys="full", n_layers=2, n_heads=2, d_model=12,
-    attention="softmax",
-)  # fmt: skip
-SIX, IDS = TASK.sample(6, seed=0), ids(0, d_vocab=4)
+SIX, IDS = prompts(), ids(0, d_vocab=4)
 NO_PROMPTS, NO_CONTEXT = SIX[:0], SIX.prefix(0)
-LINEAR, MODEL = (random_model(cfg).eval() for cfg in (READER.replace(attention="linear"), REGRESSION))
+LINEAR, MODEL = (random_model(cfg).eval() for cfg in (TOKENS.replace(attention="linear"), POINTS))
 PAIRED = HookedTransformer(TransformerConfig(x_dim=3, y_dim=2, n_context=4)).eval()
 MOMENTUM = HookedTransformer(TransformerConfig(x_dim=3, n_context=4, keys="causal", momentum=0.5)).eval()
 LSTM = HookedLSTM(LSTMConfig(x_dim=3, y_dim=2, n_context=4, d_model=5)).eval()
@@ -313,7 +306,7 @@ LSTM = HookedLSTM(LSTMConfig(x_dim=3, y_dim=2, n_context=4, d_model=5)).eval()
 def score(**options: Any):
     """Scores of a reader of tokens, whose config is changed by the options that are fields."""
     fields = {name: options.pop(name) for name in ("n_ctx", "d_vocab", "n_layers") if name in options}
-    return score_heads(HookedTransformer(READER.replace(**fields)).eval(), **options)
+    return score_heads(HookedTransformer(TOKENS.replace(**fields)).eval(), **options)
 
 
 STUDIES = measure_target_copying, measure_token_sensitivity

@@ -18,6 +18,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 
+
 # ---- families ----
 def prompts_for(x_dim: int, y_dim: int, n_context: int, seed: int = 0) -> Prompts:
     generator = torch.Generator().manual_seed(seed)

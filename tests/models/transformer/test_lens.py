@@ -37,7 +37,7 @@ close = torch.testing.assert_close
 
 
 def small(**fields: Any) -> HookedTransformer:
-    return random_model(HookedTransformerConfig(**(SMALL | fields)))
+    return random_model(HookedTransformerConfig(**(SMALL | fields))).eval()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -197,13 +197,6 @@ def test_a_missing_mlp_has_no_neurons():
     close(added, model(cache["resid_post", 0] + 1, start_at_layer=1))
 
 
-WORDS: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_ctx": 6, "d_head": 4, "d_vocab": 11, "dtype": "float64"}
-
-
-def words(**fields: Any) -> HookedTransformer:
-    return random_model(HookedTransformerConfig(**(WORDS | fields))).eval()
-
-
 def outputs(model: HookedTransformer, tokens: Tensor) -> Tensor:
     """Predictions, or log-probabilities of tokens."""
     out = model(tokens)
@@ -250,7 +243,7 @@ def test_a_step_that_is_asked_for_is_taken_or_refused(cfg: TransformerConfig, na
 @pytest.mark.parametrize("norm", ["LN", "LNPre", "RMS", "RMSPre"])
 @pytest.mark.parametrize("attn_only", [True, False])
 def test_weights_are_those_of_transformer_lens(norm: str, attn_only: bool):
-    model = words(normalization_type=norm, attn_only=attn_only)
+    model = small(normalization_type=norm, attn_only=attn_only)
     cfg = model.cfg
     expected = {name: weight.clone() for name, weight in model.state_dict().items()}
     # its functions one by one: all at once are in float32
@@ -270,7 +263,7 @@ def test_weights_are_those_of_transformer_lens(norm: str, attn_only: bool):
 
 
 def test_factors_become_orthogonal():
-    model = words()
+    model = small()
     processed = process_weights(model, refactor_factored_attn_matrices=True)
     gram = processed.W_O @ processed.W_O.mT
     torch.testing.assert_close(gram, torch.eye(4, dtype=torch.float64).expand_as(gram))
@@ -279,7 +272,7 @@ def test_factors_become_orthogonal():
 
 
 def test_in_place_as_transformer_lens_does_it():
-    model = words()
+    model = small()
     model.set_use_attn_result(True)
     tokens = random_tokens(model.cfg)
     before, expected = outputs(model, tokens), process_weights(model).state_dict()

@@ -480,14 +480,6 @@ def test_the_users_own_hooks_stay():
     assert_close(2 * cache["resid_post", 0], cache["resid_pre", 1])
 
 
-def test_parts_that_do_not_run():
-    heads = {"z": "blocks.{}.self_attn.out_proj", "n_heads": 4}
-    model = mechicl.wrap(seeded(Encoder), encode="interleaved", layers="blocks.{}", attention=heads)
-    for analyse in (patch, attribute):
-        with pytest.raises(ValueError, match=r"'blocks.0.self_attn.out_proj', named as 'z', does not run in a pass"):
-            analyse(model, *pair(), "z")
-
-
 # ---- predictions of all points ----
 def test_all_points_in_one_pass_only_if_none_sees_later_ones(model):
     prompts = TASK.sample(4, seed=8)
