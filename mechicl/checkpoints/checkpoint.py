@@ -75,22 +75,14 @@ class Checkpoint:
 
     @property
     def task(self) -> AnyTask:
-        """The task that the models were trained on (the first of several), by the record.
-
-        Raises:
-            CheckpointError: the record names none.
-        """
+        """The task that the models were trained on (the first of several), by the record."""
         try:
             return task_from_dict(self.record["training"]["task"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.name}: no usable task in its record: {error!r}") from error
 
     def by_task(self) -> "list[Checkpoint]":
-        """Split a checkpoint of several tasks into one checkpoint per task, as if each had been trained alone.
-
-        Raises:
-            CheckpointError: the record names no task, or the number of models is not tasks times seeds.
-        """
+        """Split a checkpoint of several tasks into one checkpoint per task, as if each had been trained alone."""
         self.task  # noqa: B018 - raises if there is none
         training = self.record["training"]
         tasks = [training["task"], *training.get("more_tasks", [])]
@@ -127,10 +119,7 @@ class Checkpoint:
 
     @property
     def stuck_seeds(self) -> list[int]:
-        """The training seeds that are stuck, by the same rule as `stuck`.
-
-        Raises:
-            CheckpointError: there are several tasks, each with these seeds: use the parts of `by_task`.
+        """The training seeds that are stuck, by the same rule as `stuck`; for several tasks use the parts of `by_task`.
 
         Example:
             >>> load_checkpoint("softmax-2h").stuck_seeds
@@ -162,11 +151,7 @@ class Checkpoint:
 
     @checked
     def model(self, seed: int | None = None) -> Model:
-        """Return the model of a training seed (of the first task, if there are several); by default that is `best`.
-
-        Raises:
-            UnknownSeedError: no model has that seed.
-        """
+        """Return the model of a training seed (of the first task, if there are several); by default that is `best`."""
         if seed is None:
             return self.best
         if seed not in self._seeds:
@@ -175,14 +160,7 @@ class Checkpoint:
 
     @checked
     def models_at(self, snapshot: int) -> list[Model]:
-        """Return the models, one per seed, with their weights at a snapshot.
-
-        Args:
-            snapshot: index into `snapshots.steps`; -1 is the last.
-
-        Raises:
-            CheckpointError: the checkpoint has no snapshots.
-        """
+        """Return the models, one per seed, with their weights at a snapshot (an index into `snapshots.steps`)."""
         if self.snapshots is None:
             raise CheckpointError(f"{self.name} was saved without snapshots")
         return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})

@@ -27,9 +27,6 @@ def mov(stream: Stream, source: str, target: str, moves: Sequence[tuple[int, int
         source: name of the subspace to copy, of the target's dimension.
         target: name of the subspace to copy into.
         moves: pairs of positions (from, to), all at once.
-
-    Returns:
-        A layer for `assemble`.
     """
     n_positions, targets = stream.dimensions.get("position", 0), [to for _, to in moves]
     if not moves or len(set(targets)) < len(targets) or not all(0 <= p < n_positions for pair in moves for p in pair):

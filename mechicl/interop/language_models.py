@@ -122,12 +122,7 @@ def _bridge(name: str, revision: str | None, seed: int, device: str | torch.devi
 def load_gguf(
     name: str | Path, gguf_file: str, *, revision: str | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[Any, Any]:
-    """Load a model of `transformers` and its tokenizer from quantized weights; `save_pretrained` can save both.
-
-    Raises:
-        ImportError: the package `gguf` is missing.
-        OSError: no such file.
-    """
+    """Load a model of `transformers` and its tokenizer from quantized weights; `save_pretrained` can save both."""
     if importlib.util.find_spec("gguf") is None:
         raise ImportError("GGUF files need the package gguf: pip install 'mechicl[gguf]'")
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -50,11 +50,7 @@ FILTERS = """All these learners multiply the component of the targets along each
 class AlgorithmQuestion:
     """The algorithm that a study's opened model behaves like; everything is measured once, on first use.
 
-    Attributes:
-        study: the models.
-        progress: show progress bars.
-        n_prompts: number of prompts to fit families on, and of others to rank them on.
-        seed: seed of the prompts to fit on; those to rank on have the next.
+    Families are fitted on `n_prompts` prompts of `seed`, and ranked on as many of the next seed.
     """
 
     study: Study
@@ -143,12 +139,7 @@ class AlgorithmQuestion:
         return rows, sections, {"families": identified.to_dataframe().to_dict("records")}
 
     def verdict(self, comparison: Comparison, weights: str = "") -> Verdict:
-        """Make the sentences and the picture that the page opens with.
-
-        Args:
-            comparison: everything that was measured.
-            weights: a sentence on the weights.
-        """
+        """Make the sentences and the picture that the page opens with; `weights` is a sentence on the weights."""
         answer, since, sentences = self.answer, None, {"Which algorithm?": self.answer.words}
         gaps = []
         if answer.nearness != "none" and self.over_training is not None:

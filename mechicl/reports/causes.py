@@ -41,18 +41,11 @@ TITLE = "Does it run the algorithm?"
 def causal_part(
     checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool = True
 ) -> Measured:
-    """Test hypotheses on each model of a checkpoint by interventions.
+    """Test hypotheses on each model by interventions: rows by family, pictures of the first model, numbers.
 
     Args:
         checkpoint: models that read prompts of points.
-        task: the task that prompts are drawn from.
-        n_prompts: number of prompts to measure on.
-        seed: seed of the prompts.
         control: also test an untrained model and one whose trained weights are shuffled.
-        progress: show progress bars.
-
-    Returns:
-        Rows by family, pictures of the first model, and all numbers.
     """
     tests = [test_hypotheses(m, task, n_prompts=n_prompts, seed=seed, progress=progress) for m in checkpoint.models]
     families: dict[str, list[Interchange]] = {}

@@ -64,10 +64,7 @@ class Comparison:
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:
         """Save NAME.json and NAME.html in a folder, which is made if need be, and return the path of the page.
 
-        Args:
-            out: folder to write to.
-            name: name of both files, without suffix.
-            opening: section to put first on the page; none by default.
+        `opening` is a section to put first on the page.
         """
         out = Path(out)
         out.mkdir(parents=True, exist_ok=True)

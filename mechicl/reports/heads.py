@@ -72,11 +72,8 @@ def measure_model_parts(
     """Measure rows, sections and numbers on heads, ablation and patching of a model.
 
     Args:
-        model: one seed.
         prompts: at least two, of two context points or more. In large models only the first 8 are patched.
         others: prompts on which the strongest head is measured again; means of ablation are over all of both.
-        seed: seed of the corruption.
-        progress: show progress bars.
     """
     labels = model.cfg.format.labels(prompts.n_context)
     patched = prompts[: max(N_FEWEST, RUNS // (model.cfg.n_layers * model.cfg.n_heads * len(labels)))]

@@ -47,11 +47,8 @@ class Part:
 class Kind:
     """A report on one kind of model; subclasses list their parts.
 
-    Args:
-        checkpoint: the models; a `Study` also has the user's own task and learners.
-        n_prompts: number of held-out prompts; by default the kind's.
-        seed: seed of the prompts; by default the kind's.
-        progress: show progress bars.
+    A `Study` as checkpoint also has the user's own task and learners. `n_prompts` and `seed` of the held-out prompts
+    are by default the kind's.
     """
 
     parts: ClassVar[tuple[Part, ...]] = ()

@@ -44,15 +44,13 @@ RESOLVED = 256
 
 @dataclass(frozen=True, eq=False)
 class MatchedSeed:
-    """Matches of one model's layers with every family, by compared quantity.
+    """Matches of one model's layers with every family, by compared quantity ("errors", "weights") and then by family.
 
     Attributes:
         readouts: fitted readouts for each layer and point; errors and weights are read with them.
         errors: held-out errors of the readouts.
-        matches: matches of layers with steps, by quantity ("errors", "weights") and then by family.
         rankings: families by similarity, by quantity.
-        growths: growth of the families' best steps over layers, by quantity and then by family, where enough layers
-            have one.
+        growths: growth of the families' best steps over layers, where enough layers have one.
     """
 
     readouts: Readouts
@@ -65,10 +63,7 @@ class MatchedSeed:
 class LayerMatching:
     """Matches models' layers with families; the families' trajectories are computed once for all seeds.
 
-    Args:
-        task: the task that prompts are drawn from.
-        resamples: number of resamples of the prompts, for the intervals of growth.
-        similarities, n_prompts, n_fitting, seed, shared, progress: as for `match_layers`.
+    Arguments are those of `match_layers`; `resamples` are those of the prompts, for the intervals of growth.
     """
 
     def __init__(
@@ -194,13 +189,7 @@ def fit_growths(matches: Mapping[str, Match], resamples: int) -> dict[str, Growt
 
 
 def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) -> list[Row]:
-    """Make all rows of one quantity: last layer, growth, differences from Newton by layer, and the nearest family.
-
-    Args:
-        label: the compared quantity.
-        seeds: the matches of each of the checkpoint's models.
-        checkpoint: the models.
-    """
+    """Make all rows of one compared quantity: last layer, growth, differences from Newton, the nearest family."""
     own = label in ("errors", "weights")
     rows = _last_layer(label, seeds, checkpoint) if own else []
     rows += growth_rows(label, [seed.growths[label] for seed in seeds], GROWING, checkpoint)

@@ -42,16 +42,10 @@ def match_layers(
     over prompts otherwise. Source: Fu et al. 2024, section 4 and B.1 to B.4.
 
     Args:
-        checkpoint: interleaved, causal models with their task in the record.
+        checkpoint: interleaved, causal models with their task in the record; others are a CheckpointError.
         similarities: quantities to compare: errors, weights or both.
-        n_prompts: number of held-out prompts.
-        n_fitting: number of prompts to fit readouts on.
-        seed: seed of the fitting prompts; the held-out ones have the next.
+        seed: seed of the `n_fitting` prompts to fit readouts on; the `n_prompts` held-out ones have the next.
         shared: also match errors with one readout per layer for all points, and with the model's own readout.
-        progress: show a progress bar.
-
-    Raises:
-        CheckpointError: a model of another kind.
     """
     model, task = checkpoint.models[0], checkpoint.task
     if not model.cfg.one_pass:

@@ -158,10 +158,6 @@ def over_seeds(
 
     Returns:
         `measured`, `over` and `note` of a row.
-
-    Example:
-        >>> measured, over, note = over_seeds(losses, load_checkpoint("softmax-2h"))
-        >>> Row("loss over gradient descent's", 1.0, measured, over, note)
     """
     sample = torch.as_tensor(values, dtype=torch.float64).flatten()
     if len(sample) != len(checkpoint.models):
@@ -181,13 +177,10 @@ def over_models(
     """Make a row of a quantity over the models of a checkpoint, or over prompts if there is one model.
 
     Args:
-        quantity: name of the quantity.
         values: value of each model, with its interval over prompts.
         checkpoint: the models; None if some of them have no value.
-        printed: published value.
-        note: how to read it.
+        printed: published value, of the paper with the key `source` in sources.bib.
         check: function that decides from the measured value if the paper is right.
-        source: key in sources.bib of the paper with the published value.
     """
     measured, over = values[0], "prompts"
     if len(values) > 1:

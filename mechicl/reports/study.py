@@ -79,8 +79,6 @@ def study(
 ) -> Study:
     """Prepare a checkpoint, a model or several seeds of one for a report.
 
-    The report opens the seed that `load` returns, the one with the least held-out loss at the end of training.
-
     Args:
         model: a learner, several (seeds of one training), or a checkpoint.
         task: the task to draw prompts from; by default the checkpoint's.
@@ -89,8 +87,7 @@ def study(
         task_index: for a checkpoint that was trained on several tasks, the index of the task.
 
     Raises:
-        CheckpointError: no task, no model, or a task index that the checkpoint does not have.
-        UnknownSeedError: no model of that seed.
+        CheckpointError: no task, no model (of that seed), or a task index that the checkpoint does not have.
         TypeError: an object that does not predict.
     """
     words = ""

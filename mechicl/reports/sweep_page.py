@@ -18,7 +18,7 @@ PICTURES = 12
 
 
 def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") -> Path:
-    """Write sweep.html (offline) and sweep.json in a folder.
+    """Write sweep.html (offline) and sweep.json in a folder; return the path of the page.
 
     Every measured value has a section: a phase diagram if the grid has two axes or more, lines with intervals over
     seeds if it has one, and a table.
@@ -27,9 +27,6 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
         grid: the table of a sweep (`sweeps.load_table`), which may be unfinished.
         out: the folder; made if need be.
         title: title of the page.
-
-    Returns:
-        The path of the page.
 
     Example:
         >>> write_sweep_page(load_table("runs/rates"), "runs/rates/report")

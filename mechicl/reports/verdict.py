@@ -128,11 +128,8 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
     """Name the algorithm that a model behaves like, the algorithms tied with it, and the evidence.
 
     Families for scale (any polynomial, any function of S) are never named. Where an algorithm leaves at most 1% and is
-    a special case of the nearest one, the simpler one is named.
-
-    Args:
-        identified: the result of `identify`.
-        untrained: the least unexplained share of an untrained network over all algorithms, for comparison.
+    a special case of the nearest one, the simpler one is named. `untrained` is the least unexplained share of an
+    untrained network over all algorithms, for comparison.
     """
     named = [match for match in identified.matches if not is_for_scale(match.name)]
     tied = [match for match in named if identified.tied(match)] or named[:1]
@@ -195,16 +192,10 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
 def since_when(
     steps: Sequence[int], distances: Sequence[float], answer: Answer, threshold: float
 ) -> tuple[str, int | None]:
-    """Find the first snapshot from which on a model stays near to its algorithm.
+    """Find the first snapshot from which on a model stays near to its algorithm: sentences, and the step if any.
 
-    Args:
-        steps: training steps of the snapshots.
-        distances: unexplained share at each snapshot.
-        answer: the algorithm.
-        threshold: shares up to this count as near.
-
-    Returns:
-        The sentences, and the step (None if the last snapshot is not near).
+    Distances are unexplained shares at each of `steps`, the training steps of snapshots; up to `threshold` they are
+    near.
     """
     far = [i for i, distance in enumerate(distances) if not distance <= threshold]
     first = far[-1] + 1 if far else 0

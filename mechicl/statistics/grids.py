@@ -106,12 +106,7 @@ class GridTable:
 
     @classmethod
     def load(cls, path: str | Path, axes: Sequence[str]) -> "GridTable":
-        """Read a saved table; the axes are in the sweep's manifest (see `mechicl.sweeps.load_table`).
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: not a table, a missing axis, or more columns, values or bytes than are read.
-        """
+        """Read a saved table; the axes are in the sweep's manifest (see `mechicl.sweeps.load_table`)."""
         return cls(_read_table(Path(path)), tuple(axes))
 
     def _check_axis(self, name: str) -> None:

@@ -155,13 +155,11 @@ SWEEPS: dict[str, SweepPreset] = {
 
 
 def ready_table(name: str, kept: str | Path, folder: str | Path | None = None, *, workers: int = 1) -> GridTable:
-    """The table of a ready-made sweep, read from a file, or trained and written to it.
+    """The table of a ready-made sweep (a name in `SWEEPS`), read from a file, or trained and written to it.
 
     Args:
-        name: name of the sweep, in `SWEEPS`.
         kept: a CSV file with the table, numbers with six digits. It is written when the sweep is trained.
         folder: train in this folder, or read the models trained there; None to read the file.
-        workers: processes that train.
     """
     if name not in SWEEPS:
         raise KeyError(f"no ready-made sweep {name!r}: there are {sorted(SWEEPS)}")

@@ -40,8 +40,7 @@ class Orders:
 
     Attributes:
         folder: the sweep's, absolute.
-        measures: functions, each with the prefix of its columns.
-        identities: identities of the measures, computed by the main process.
+        measures: functions, each with the prefix of its columns; `identities` come from the main process.
         threads: number of torch's threads.
         launch: command that starts a training of several processes; empty to train in this process.
         tasks: kinds of tasks that the user registered, by name, for other processes.

@@ -92,11 +92,7 @@ class TextTask:
 
     @checked
     def write(self, text: Mapping[str, str]) -> str:
-        """Write an example without its label: the template filled with the example's text columns.
-
-        Raises:
-            KeyError: a column is missing.
-        """
+        """Write an example without its label: the template filled with the example's text columns."""
         if missing := [name for name in self.columns if name not in text]:
             raise KeyError(f"text has no column {missing[0]!r}; it has {', '.join(map(repr, text))}")
         return self.template.format_map(text)

@@ -66,12 +66,7 @@ class RunState:
 
     @classmethod
     def load(cls, folder: Path, config: TrainingConfig) -> "RunState":
-        """Read the state file of a run.
-
-        Raises:
-            DamagedSaveError: a file of the save is missing or changed; the message names it, and a save that is intact.
-            ValueError: the run has another config; the message names the fields.
-        """
+        """Read the state file of a run: ValueError for another config, DamagedSaveError for changed files."""
         earlier = folder / EARLIER_STATE_FILE
         try:
             return cls._read(folder / STATE_FILE, config)

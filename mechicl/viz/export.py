@@ -139,12 +139,7 @@ def _draw_all(jobs: Sequence[tuple[go.Figure, dict[str, Any]]]) -> list[bytes]:
 
 
 def laid_out(fig: go.Figure, paper: Paper) -> tuple[go.Figure, float, float, float]:
-    """Lay a figure out for a paper.
-
-    Returns:
-        The figure, its width and height in pixels of the layout, and the size of such a pixel in a browser's pixels
-        (1/96 inch).
-    """
+    """Lay a figure out for a paper; also return width, height and a pixel's size in a browser's pixels (1/96 inch)."""
     fig = go.Figure(fig)
     layout: Any = fig.layout
     letters = layout.font.size or layout.template.layout.font.size or 12

@@ -38,7 +38,7 @@ def find_circuit(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Circuit:
-    """Find the fewest heads, MLPs and edges that keep a metric while all other edges are cut.
+    """Find a few heads, MLPs and edges that suffice to keep a metric while all other edges are cut.
 
     An edge connects two nodes (the embedding, a head, an MLP, the output): the receiver reads the sender's write from
     the residual stream. Each head has three inputs: query, key and value. The edges of the result were verified

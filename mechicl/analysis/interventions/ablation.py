@@ -66,7 +66,7 @@ def ablate(
         pairs: ablate every two cells together: the sweep has its axes twice, the second time with the suffix "_2"; its
             diagonal contains the single cells.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
-            "loss" against the prompts' targets, squared error, or cross entropy in nats; without targets only
+            "loss" against the prompts' targets (squared error, or cross entropy in nats); without targets only
             predictions are kept.
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.

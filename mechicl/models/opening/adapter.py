@@ -24,14 +24,13 @@ N_TRIED = 8  # prompts on which a resumed run is compared with a whole one
 
 
 class ModelAdapter:
-    """A model, and the positions of its predictions.
+    """A model in eval mode, and the positions of its predictions.
 
     Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
     resumed if a trial shows that this equals a whole run (`resumes_exactly`), and unembeds only the positions that are
-    read. A wrapped module, and any other model of TransformerLens' protocol, is run as a whole.
+    read. Other models are run as a whole.
 
     Args:
-        model: the model, in eval mode.
         at: "query" for the last position's prediction `[row y]` (or logits), "points" for those of all points
             `[row point y]` (mechicl models, and wrapped modules that return them), "positions" for the outputs at all
             positions `[row pos d_out]`.

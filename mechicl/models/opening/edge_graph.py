@@ -70,8 +70,6 @@ class EdgeGraph:
     With no edge cut the runs are the model's; with all cut each node reads the reference's stream.
 
     Args:
-        adapter: the `ModelAdapter` of a `HookedTransformer` or `TransformerBridge`.
-        tokens: `[prompt pos ...]`.
         references: each node's output over cut edges, `[node prompt pos d_model]`; see `record_writes`.
         embedded: the stream before the first layer `[prompt pos d_model]`; by default the embedded tokens.
         memory: bound in bytes on runs, beyond the model, its tokens, references and the nodes' outputs.
@@ -110,10 +108,8 @@ class EdgeGraph:
     ) -> Iterator[tuple[slice, Float[Tensor, "cut prompt ..."]]]:
         """Yield slices of the rows with the predictions of runs that keep only a row's edges.
 
-        Args:
-            kept: True for the edges that are not cut.
-            start: index of the first stage at which the runs differ; earlier stages are not run again.
-            base: the edges that are kept before it, by default all.
+        Runs differ from the stage `start` on; before it, the edges of `base` (by default all) are kept and nothing is
+        run again.
         """
         rows, n_prompts = self._rows(), len(self.tokens)
         before = None if not start else self.whole if base is None else self._changes(base)
@@ -157,12 +153,9 @@ class EdgeGraph:
     ) -> Float[Tensor, "edge prompt"]:
         """Differentiate an objective with respect to the kept share of each edge, `[edge prompt]`.
 
-        Each receiver reads the reference's stream plus each sender's change, scaled by `kept` in [0, 1].
-
-        Args:
-            kept: the shares at which to differentiate.
-            objective: maps predictions of some prompts, and the slice of these prompts, to one number per prompt.
-            changes: factors of the receivers' gradients; by default the changes in this run.
+        Each receiver reads the reference's stream plus each sender's change, scaled by `kept` in [0, 1]. The objective
+        maps predictions of some prompts, and the slice of these prompts, to one number per prompt. The receivers'
+        gradients are multiplied by `changes`, by default those in this run.
         """
         per_edge = torch.zeros(len(self.edges), len(self.tokens), dtype=self.references.dtype, device=kept.device)
         rows = self._rows(backward=True)

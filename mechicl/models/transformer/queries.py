@@ -37,7 +37,6 @@ def query_streams(
     Args:
         blocks: with keys "causal" or "context", a context that does not see its query, and without momentum.
         contexts: the stream before each block at all positions of a plain pass, whose own query is last.
-        queries: the stream of the queries before the first block.
         positions: of the queries of each point; they see the keys before (and, if causal, themselves).
     """
     rows, n_keys = queries.flatten(1, 2), positions[-1]
