@@ -235,7 +235,6 @@ def _hub_errors() -> Iterator[None]:
 
 @contextmanager
 def _checked(path: Path) -> Iterator[None]:
-    """Turn errors in a file into a CheckpointError that names it."""
     try:
         yield
     except CheckpointError:

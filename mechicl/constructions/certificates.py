@@ -175,7 +175,6 @@ def _certify(
     theorem: str, construction: Callable, model: HookedTransformer, result: Prompts | Tensor, expected: Tensor,
     statement: str = "exact",
 ) -> Certificate:  # fmt: skip
-    """Compare a model's predictions on prompts, or another result of it, with the expected ones."""
     result = model.predict(result) if isinstance(result, Prompts) else result
     error = ((result - expected).abs().max() / expected.abs().max()).item()
     cfg = model.cfg

@@ -107,7 +107,6 @@ class _Supports:
                 self._read_by_head(Node(layer, head), cast(Attention, block.attn), read)
 
     def meet(self, edge: Edge) -> bool:
-        """True if the sender's subspace overlaps with the receiver's."""
         cosines = self.writes[edge.sender] @ self.reads[edge.receiver, edge.by].mT
         return bool(cosines.norm() > self.tolerance)
 
@@ -206,7 +205,6 @@ def _unit(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
 
 
 def _on_paths(edges: list[Edge]) -> list[Edge]:
-    """Return the edges on a path from the embedding to the output, in their order."""
     reached, needed = {EMBEDDING}, {None}
     for edge in edges:  # by receiver in order of computation, so that all into a node come before those out of it
         reached |= {edge.receiver} if edge.sender in reached else set()

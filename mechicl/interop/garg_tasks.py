@@ -88,7 +88,6 @@ def _pop(arguments: dict[str, Any], name: str, default: float, kind: Any) -> Any
 
 
 def _last_value(training: Mapping[str, Any], kind: str, step: int | None) -> int | None:
-    """Return the value that a curriculum reached: its end, or less if training stopped before."""
     curriculum = training.get("curriculum")
     schedule = curriculum.get(kind) if isinstance(curriculum, Mapping) else None
     if not isinstance(schedule, Mapping) or not fits(schedule.get("end"), int):

@@ -157,7 +157,6 @@ def _bridge_of_gguf(
 
 @contextmanager
 def _named_errors(name: str) -> Iterator[None]:
-    """Turn errors of loading into errors that name the model and the fix."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:

@@ -225,7 +225,6 @@ def _listed(encoder: Any) -> tuple[Any, ...] | None:
 
 
 def _read_out(compiled: Any) -> Tensor:
-    """Return the projection of the residual stream on the program's output `[d_model d_out]`."""
     # No attribute of a compiled model contains its output dimensions, but the closure that makes its embeddings
     # contains the two spaces.
     spaces = inspect.getclosurevars(compiled.get_compiled_model).nonlocals

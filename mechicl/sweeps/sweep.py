@@ -151,8 +151,6 @@ class Sweep(Grid):
 
 
 class _Driver:
-    """Distributes the cells of a sweep until all are done, and keeps the table up to date."""
-
     def __init__(self, grid: Grid, orders: Orders, extend: bool):
         self.grid, self.orders = grid, orders
         self.state = SweepFolder(orders.folder)
@@ -238,7 +236,6 @@ class _Driver:
 
 @contextmanager
 def _bar(driver: _Driver, progress: bool) -> Iterator[None]:
-    """Show a progress bar, updated from the folders of the running cells."""
     if not progress:
         yield
         return

@@ -194,7 +194,6 @@ def _path(task_type: Any) -> str:
 
 
 def _check_kind(task_type: Any) -> None:
-    """Refuse (TypeError) anything but a dataclass with the members of a task."""
     if not isinstance(task_type, type) or not dataclasses.is_dataclass(task_type):
         raise TypeError(f"task_type must be a dataclass, whose fields are saved, got {task_type!r}")
     fields = {f.name for f in dataclasses.fields(task_type)}

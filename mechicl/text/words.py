@@ -239,7 +239,6 @@ def _pairs_of_one_length(tokenizer: Any, task: WordTask) -> list[tuple[str, str]
 
 
 def _random_words(tokenizer: Any, task: WordTask, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return outputs of other tasks, with as many tokens as the outputs of these pairs."""
     own = {output for _, output in task.pairs}
     words = {output for each in WORD_TASKS.values() for _, output in each.pairs} - own
     length = _lengths(tokenizer, task, pairs[0])[1]

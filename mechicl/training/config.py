@@ -109,7 +109,6 @@ class TrainingConfig:
             raise ValueError(f"prompts of {longest} {unit}, but the model has {length}={getattr(self.model, length)}")
 
     def _check_fit(self, task: AnyTask) -> None:
-        """Refuse a task whose prompts the model cannot read, or that cannot be trained together with the first one."""
         if not hasattr(task, "sample"):
             raise ValueError(f"task must have a method sample, got {task!r}")
         if isinstance(task, TokenDistribution) != self.on_tokens:

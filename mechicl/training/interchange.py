@@ -176,7 +176,6 @@ class _Ends:
         self.distances = [(end - predicted[0]).square().mean().clamp(min=1e-12) for end in predicted[1:]]
 
     def loss(self, i: int) -> Tensor:
-        """The squared distance of both predictions after intervention i, divided by that of both ends: 1 - R²."""
         _, on_algorithm, on_model = self.plan[i]
         predicted = on_model.run(self.models)
         expected = on_algorithm.run(self.algorithms).to(predicted)

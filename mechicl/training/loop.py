@@ -319,7 +319,6 @@ class _Training:
         return f"{seed} of task {task}" if self.config.more_tasks else str(seed)
 
     def _eval_batch(self) -> tuple[Tensor, Tensor]:
-        """Tokens and targets `[seed prompt ...]`; the seeds of a task share theirs."""
         config, device = self.config, self.accelerator.device
         prompts = [task.sample(config.eval_prompts, seed=config.eval_seed, device=device) for task in config.eval_tasks]
         tokens, targets = zip(*(examples(self.encoder, p, config.loss_at) for p in prompts), strict=True)

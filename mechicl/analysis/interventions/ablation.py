@@ -145,7 +145,6 @@ def _sweep_directions(
     what: str,
     progress: bool,
 ) -> InterventionSweep:
-    """Run each cell once per direction, with only the activation's coordinate along it replaced."""
     activations = record_within(
         experiment.adapter, experiment.tokens, grid.hook_names, experiment.budget.holding(values)
     )

@@ -197,7 +197,6 @@ def _condition_numbers(eigenvalues: Float[Tensor, "x prompt"], gamma: float, flo
 
 
 def _median(values: Float[Tensor, "prompt"], level: float) -> Interval:
-    """With the interval between two order statistics; its ends are NaN where there are too few samples."""
     ordered, n = values.double().sort().values, len(values)
     middle = ordered.quantile(0.5).item()
     rank = math.floor(scipy.special.bdtrik((1 - level) / 2, n, 0.5))  # quantile of the number of heads of n fair coins

@@ -260,7 +260,6 @@ def _scores(
     keys: Float[Tensor, "*batch point d_model"],
     n_context: int,
 ) -> Float[Tensor, "*batch head row point"]:
-    """The attention of queries to keys."""
     W_KQ = model.W_Q[0] @ model.W_K[0].mT  # [head d_model d_model]
     scores = model.cfg.score_scale * (queries[..., None, :, :] @ W_KQ @ keys[..., None, :, :].mT)
     pattern = elementwise_attention(model.cfg, scores)

@@ -201,7 +201,6 @@ class BridgeParts:
     # ---- checks ----
 
     def _check(self, run: Recording) -> None:
-        """Refuse (ValueError) a model whose nodes' outputs do not sum to its stream."""
         for layer, (stream, after) in enumerate(itertools.pairwise(run.streams)):
             try:
                 written = self._write_intact(layer, stream)
@@ -288,13 +287,11 @@ def _first_tensor(out: Any) -> Tensor:
 
 
 def _norm(block: Any, name: str, stream: Tensor) -> Tensor:
-    """A stream after one of a block's norms; unchanged if the block has no such norm."""
     norm = getattr(block, name, None)
     return stream if norm is None else norm(stream)
 
 
 def _share(block: Any, name: str, written: Float[Tensor, "head row pos d_model"]) -> Tensor:
-    """Each head's part of the norm of the sum of the heads' outputs."""
     norm = getattr(block, name, None)
     if norm is None:
         return written

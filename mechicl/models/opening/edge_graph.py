@@ -265,11 +265,9 @@ class _Changes:
 
     @property
     def written(self) -> Float[Tensor, "cut node prompt pos d_model"]:
-        """The changes of the added nodes."""
         return torch.cat(self._parts, 1) if self._kept is None else self._kept[:, : self._n_written]
 
     def add(self, changes: Float[Tensor, "node cut prompt pos d_model"]) -> None:
-        """Add the changes of further nodes."""
         if self._kept is None:
             self._parts.append(changes.transpose(0, 1))
         else:
@@ -277,7 +275,6 @@ class _Changes:
         self._n_written += len(changes)
 
     def read(self, weights: Float[Tensor, "cut receiver sender"]) -> Float[Tensor, "receiver cut prompt pos d_model"]:
-        """Compute the weighted sums that the receivers read."""
         n_shared, shape = min(len(self.shared), weights.shape[2]), self.shared.shape[1:]
         sums = []
         if n_shared:

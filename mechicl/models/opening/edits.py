@@ -53,7 +53,6 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
 
 @torch.no_grad()
 def _has_effect(adapter: ModelAdapter, tokens: Tensor, name: str) -> bool:
-    """True if an edit at a hook changes any bit of the predictions."""
     fired: list[Any] = []
     plain = adapter.run(tokens, [(name, lambda activation, hook: fired.append(hook))])
     if not fired:

@@ -191,7 +191,6 @@ class _Heads:
         return self.n_key_value_heads or self.n_heads if key in ("k", "v") else self.n_heads
 
     def split(self, joint: Tensor) -> list[Tensor]:
-        """Queries, keys and values `[prompt pos head d_head]` in the output of a projection."""
         if self.own_split is not None:
             return list(self.own_split(joint))
         numbers = [self.number(part) or 1 for part in QKV]
