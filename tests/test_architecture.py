@@ -158,9 +158,10 @@ NAMES = {
 }  # fmt: skip
 EXAMPLES_MODULES = (
     "algorithms.discrete", "algorithms.stepwise.copying", "algorithms.stepwise.inverses",
+    "algorithms.token_counts",
     "analysis.behaviour.token_identification", "base.threads", "constructions.compression", "constructions.supports",
     "interop.tracr", "learners.token_learners", "tasks.boolean_functions", "tasks.gaussian_clusters",
-    "tasks.sampling", "tasks.token_sequences",
+    "tasks.sampling", "tasks.token_sequences", "tasks.urns_and_graphs",
 )  # fmt: skip
 
 

@@ -12,15 +12,7 @@ from mechicl.algorithms import stepwise
 from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_neighbours
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, cards, register
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
-from mechicl.algorithms.discrete import (
-    bigram_bayes,
-    conjunction_bayes,
-    elimination,
-    gf2_elimination,
-    parity_bayes,
-    uniform_tokens,
-    unigram_bayes,
-)
+from mechicl.algorithms.discrete import conjunction_bayes, elimination, gf2_elimination, parity_bayes
 from mechicl.algorithms.first_order import chebyshev, online_gradient_descent
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidth
@@ -32,6 +24,14 @@ from mechicl.algorithms.nonlinear import logistic, network_descent, on_features
 from mechicl.algorithms.preconditioned import preconditioned_gd
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.spectra import ConditioningWarning, DivergenceWarning
+from mechicl.algorithms.token_counts import (
+    bigram_bayes,
+    ngram_bayes,
+    pool_bayes,
+    seen_neighbours,
+    uniform_tokens,
+    unigram_bayes,
+)
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
 
 __all__ = [
@@ -62,16 +62,19 @@ __all__ = [
     "nearest_neighbours",
     "network_descent",
     "newton",
+    "ngram_bayes",
     "ols",
     "on_features",
     "online_gradient_descent",
     "parity_bayes",
+    "pool_bayes",
     "preconditioned_gd",
     "references",
     "register",
     "register_references",
     "ridge",
     "ridge_path",
+    "seen_neighbours",
     "sparse_bayes",
     "stable_step_size",
     "steepest_descent",

@@ -1,23 +1,20 @@
-"""Learners of Boolean functions and of Markov chains.
+"""Learners of Boolean functions.
 
-Inputs and targets of Boolean functions are -1 or 1. Predictions are the target's mean given the earlier points,
-2 P(y = 1) - 1: they have the least squared error, and their signs the fewest errors. Learners of Markov chains count
-the tokens so far; their log-probabilities are in nats, float64.
+Inputs and targets are -1 or 1. Predictions are the target's mean given the earlier points, 2 P(y = 1) - 1: they have
+the least squared error, and their signs the fewest errors.
 """
 
 import itertools
 import math
 from collections.abc import Callable
-from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Fraction, Natural, Positive, at_least, checked
+from mechicl.base.arguments import Fraction, Natural, checked
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts, TokenSequences
+from mechicl.prompts import Prompts
 
 MOST_FUNCTIONS = 3**11
 AT_ONCE = 2**25  # numbers in the largest tensor
@@ -205,85 +202,3 @@ def _check_signs(prompts: Prompts) -> None:
 def _check_size(n_functions: int, kind: str, instead: str) -> None:
     if n_functions > MOST_FUNCTIONS:
         raise ValueError(f"{n_functions} {kind} are too many to enumerate (at most {MOST_FUNCTIONS}): take {instead}")
-
-
-VocabularySize = Annotated[int, at_least(2)]
-
-
-@checked
-def uniform_tokens(sequences: TokenSequences, *, d_vocab: VocabularySize) -> Float[Tensor, "prompt read token"]:
-    """Predict all tokens as equally likely, as an untrained model does.
-
-    Args:
-        sequences: token sequences; every id is below `d_vocab`.
-        d_vocab: number of different tokens.
-
-    Returns:
-        Log-probabilities in nats, float64, all `-log(d_vocab)`; entry `read` i predicts token i + 1.
-    """
-    return torch.full_like(_one_hot(sequences, d_vocab), -math.log(d_vocab))
-
-
-@checked
-def unigram_bayes(
-    sequences: TokenSequences, *, d_vocab: VocabularySize, concentration: Positive = 1.0
-) -> Float[Tensor, "prompt read token"]:
-    """Predict the next token from how often each token b has occurred so far: `(n_b + a) / (n + k a)`.
-
-    It is the posterior mean if tokens are independent. On Markov chains it is simpler than `bigram_bayes`, and models
-    learn it first.
-
-    Args:
-        sequences: token sequences; every id is below `d_vocab`. `predictable` is not used.
-        d_vocab: number of different tokens, k.
-        concentration: concentration a of the symmetric Dirichlet prior over tokens; 1 is a uniform prior.
-
-    Returns:
-        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i.
-
-    Source: Edelman et al. 2024, section 2.
-    """
-    return _posterior_mean(_one_hot(sequences, d_vocab).cumsum(1), concentration)
-
-
-@checked
-def bigram_bayes(
-    sequences: TokenSequences, *, d_vocab: VocabularySize, concentration: Positive = 1.0
-) -> Float[Tensor, "prompt read token"]:
-    """Predict the next token b from how often it has followed the current token a so far: `(n_ab + c) / (n_a + k c)`.
-
-    It is Bayes-optimal on `tasks.MarkovChains` of the same concentration, if the first state carries no information
-    about the chain. An induction head computes the same counts, of the tokens that followed earlier occurrences of a
-    token.
-
-    Args:
-        sequences: token sequences; every id is below `d_vocab`. `predictable` is not used.
-        d_vocab: number of different tokens, k.
-        concentration: concentration c of the Dirichlet prior over each row of the transition matrix; 1 is uniform.
-
-    Returns:
-        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i.
-
-    Source: Edelman et al. 2024, section 2.
-
-    Example:
-        >>> ids = torch.tensor([[0, 1, 0, 1, 0]])
-        >>> seen = TokenSequences(ids, torch.arange(5)[None] > 0)
-        >>> bigram_bayes(seen, d_vocab=2)[0, 2].exp()                   # after 0 came 1, once
-        tensor([0.3333, 0.6667], dtype=torch.float64)
-    """
-    read, one_hot = sequences.read, _one_hot(sequences, d_vocab)
-    same = (read[:, :, None] == read[:, None, :]).double().tril(-1)  # [prompt pos earlier]
-    counts = same[:, :, :-1] @ one_hot[:, 1:]  # of the token after each earlier position
-    return _posterior_mean(counts, concentration)
-
-
-def _posterior_mean(counts: Float[Tensor, "prompt read token"], concentration: float) -> Tensor:
-    smoothed = counts + concentration
-    return smoothed.log() - smoothed.sum(-1, keepdim=True).log()
-
-
-def _one_hot(sequences: TokenSequences, d_vocab: int) -> Float[Tensor, "prompt read token"]:
-    if sequences.ids.numel() and int(sequences.ids.max()) >= d_vocab:
-        raise ValueError(f"ids must be below d_vocab={d_vocab}, got {int(sequences.ids.max())}")
-    return F.one_hot(sequences.read, d_vocab).double()

@@ -13,22 +13,28 @@ from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
 from mechicl.algorithms.discrete import (
     MOST_FUNCTIONS,
-    bigram_bayes,
     conjunction_bayes,
     elimination,
     gf2_elimination,
     parity_bayes,
-    uniform_tokens,
-    unigram_bayes,
 )
 from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features, sine_and_cosine
+from mechicl.algorithms.token_counts import (
+    bigram_bayes,
+    ngram_bayes,
+    pool_bayes,
+    seen_neighbours,
+    uniform_tokens,
+    unigram_bayes,
+)
 from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Learner, TokenAlgorithmLearner
 from mechicl.learners.learners import named_learners
 from mechicl.learners.token_learners import named_token_learners
 from mechicl.tasks.sampling import TokenDistribution
+from mechicl.tasks.token_sequences import stationary_distributions
 
 MOST_SUPPORTS = 200  # for which the exact Bayes learner of sparse functions takes a moment
 LASSO_PENALTY = 0.01
@@ -193,12 +199,53 @@ def _logistic(task: tasks.LogisticRegression) -> dict[str, Learner]:
 
 @register_references
 def _markov_chains(task: tasks.MarkovChains) -> dict[str, Any]:
-    """Bigrams are exact Bayes if the first state carries no information about the chain."""
+    """Counts of pairs (or longer n-grams) are exact Bayes for new chains with a uniform first state.
+
+    For a finite pool, Bayes over its chains comes first, then Bayes that knows only how often each visits each state.
+    """
     counting = {"d_vocab": task.d_vocab, "concentration": task.concentration}
-    return {
+    counts = {
+        f"order {task.order}": TokenAlgorithmLearner(ngram_bayes, {"order": task.order, **counting}),
         "bigram": TokenAlgorithmLearner(bigram_bayes, counting),
         "unigram": TokenAlgorithmLearner(unigram_bayes, counting),
         "uniform": TokenAlgorithmLearner(uniform_tokens, {"d_vocab": task.d_vocab}),
+    }
+    if task.order == 1:
+        del counts["order 1"]
+    if task.n_chains is None:
+        return counts
+    if task.order > 1:
+        return {"pool": TokenAlgorithmLearner(pool_bayes, {"pool": task.pool}), **counts}
+    visits = stationary_distributions(task.pool)
+    exact = {"pool": task.pool, "first": visits if task.start == "stationary" else None}
+    return {
+        "pool": TokenAlgorithmLearner(pool_bayes, exact),
+        "pool's unigrams": TokenAlgorithmLearner(pool_bayes, {"pool": visits}),
+        **counts,
+    }
+
+
+@register_references
+def _balls_and_urns(task: tasks.BallsAndUrns) -> dict[str, Any]:
+    """Exact Bayes over the pool, if there is one; then the best learner for new urns, which counts."""
+    counting = {"d_vocab": task.d_vocab, "concentration": task.concentration}
+    pool = {} if task.n_urns is None else {"pool": TokenAlgorithmLearner(pool_bayes, {"pool": task.pool})}
+    return {
+        **pool,
+        "unigram": TokenAlgorithmLearner(unigram_bayes, counting),
+        "uniform": TokenAlgorithmLearner(uniform_tokens, {"d_vocab": task.d_vocab}),
+    }
+
+
+@register_references
+def _graph_tracing(task: tasks.GraphTracing) -> dict[str, Any]:
+    """The neighbours seen so far; then counts of tokens that followed, and of tokens alone."""
+    counting = {"d_vocab": task.d_vocab}
+    return {
+        "seen neighbours": TokenAlgorithmLearner(seen_neighbours, counting),
+        "bigram": TokenAlgorithmLearner(bigram_bayes, counting),
+        "unigram": TokenAlgorithmLearner(unigram_bayes, counting),
+        "uniform": TokenAlgorithmLearner(uniform_tokens, counting),
     }
 
 

@@ -2,8 +2,9 @@
 
 A task is a small frozen dataclass: `sample(n, seed=...)` returns prompts, `replace(...)` a changed task, and
 `task_to_dict` the data that checkpoints store. Tasks of points return `Prompts`, those of tokens (`RepeatedTokens`,
-`MarkovChains`, `TopicClassification`) return `TokenSequences`. For your own task write a frozen dataclass on the base
-`PromptDistribution`, or any class that implements `Task`; `register` names it in records.
+`MarkovChains`, `BallsAndUrns`, `GraphTracing`, `TopicClassification`) return `TokenSequences`. For your own task write
+a frozen dataclass on the base `PromptDistribution`, or any class that implements `Task`; `register` names it in
+records.
 `algorithms.references(task)` are the best known learners of a task.
 """
 
@@ -24,13 +25,16 @@ from mechicl.tasks.registry import AnyTask, register, task_from_dict, task_to_di
 from mechicl.tasks.sampling import PromptDistribution, RandomTensors, Task, TokenDistribution
 from mechicl.tasks.token_sequences import MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
+from mechicl.tasks.urns_and_graphs import BallsAndUrns, GraphTracing
 
 __all__ = [
     "AnyTask",
+    "BallsAndUrns",
     "Conjunctions",
     "DecisionTrees",
     "FixedTasks",
     "GaussianClusters",
+    "GraphTracing",
     "LinearRegression",
     "LogisticRegression",
     "MarkovChains",

@@ -22,6 +22,7 @@ from mechicl.tasks.pools import FixedTasks, TaskPool
 from mechicl.tasks.sampling import Distribution, Task, TokenDistribution
 from mechicl.tasks.token_sequences import MarkovChains, RepeatedTokens
 from mechicl.tasks.topics import TopicClassification
+from mechicl.tasks.urns_and_graphs import BallsAndUrns, GraphTracing
 
 KINDS = (
     LinearRegression,
@@ -37,6 +38,8 @@ KINDS = (
     RepeatedTokens,
     TopicClassification,
     MarkovChains,
+    BallsAndUrns,
+    GraphTracing,
     Conjunctions,
     Parities,
     GaussianClusters,

@@ -1,17 +1,20 @@
-"""Sequences of tokens: random tokens repeated, and Markov chains, a new chain for each sequence."""
+"""Sequences of tokens: random tokens repeated, and Markov chains, new for each sequence or from a finite pool."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count, Positive, at_least, check_fields, checked
+from mechicl.base.arguments import Count, Natural, Positive, at_least, check_fields, checked
 from mechicl.prompts import TokenSequences
 from mechicl.tasks.sampling import RandomTensors, TokenDistribution, sampling_generator
 
 AtLeastTwo = Annotated[int, at_least(2)]
+MOST_HISTORIES = 2**12
+"""Largest number of rows of a transition matrix."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,13 +62,15 @@ class RepeatedTokens(TokenDistribution):
 
 @dataclass(frozen=True, repr=False)
 class MarkovChains(TokenDistribution):
-    """Sequences of Markov chains with random transition matrices, one chain a sequence.
+    """Sequences of Markov chains with random transition matrices: new for each sequence, or from a finite pool.
 
-    Each row of a chain's transition matrix is drawn from a Dirichlet distribution. The best prediction counts which
-    tokens followed earlier occurrences of the last one (`algorithms.bigram_bayes`); counting tokens alone
-    (`algorithms.unigram_bayes`) is simpler, and models learn it first. `sample(n, seed=...)` draws `TokenSequences`.
+    Each row of a chain's transition matrix is drawn from a Dirichlet distribution. For new chains, the best prediction
+    counts which tokens followed earlier occurrences of the last one (`algorithms.bigram_bayes`; for a higher order,
+    `algorithms.ngram_bayes`); counting tokens alone (`algorithms.unigram_bayes`) is simpler, and models learn it first.
+    For a finite pool, the best prediction is Bayes over its chains (`algorithms.pool_bayes`). `sample(n, seed=...)`
+    draws `TokenSequences`.
 
-    Source: Edelman et al. 2024, "The Evolution of Statistical Induction Heads".
+    Source: Edelman et al. 2024, "The Evolution of Statistical Induction Heads"; Park et al. 2024 for finite pools.
 
     Attributes:
         d_vocab: number of states, each a token.
@@ -73,27 +78,67 @@ class MarkovChains(TokenDistribution):
         concentration: concentration of the Dirichlet distribution of each row; 1 is uniform over distributions, small
             values give nearly deterministic chains.
         start: distribution of the first state: "uniform", which is independent of the chain, so that `bigram_bayes` is
-            exactly the best learner; or the chain's "stationary" distribution.
+            exactly the best learner; or the chain's "stationary" distribution (for order 1).
+        n_chains: number of chains in a finite pool, all equally likely; None for a new chain in each sequence.
+        chain_seed: seed of the pool.
+        order: number of previous tokens that the next one depends on. The first `order` tokens are drawn from `start`
+            and are not scored.
 
     Example:
         >>> chains = MarkovChains(d_vocab=3, n_ctx=50)
         >>> chains.sample(2, seed=0).ids.shape, chains.transitions(2, seed=0).shape
         (torch.Size([2, 51]), torch.Size([2, 3, 3]))
+        >>> MarkovChains(d_vocab=3, n_chains=16, order=2).pool.shape
+        torch.Size([16, 9, 3])
     """
 
     d_vocab: AtLeastTwo = 3
     n_ctx: AtLeastTwo = 64
     concentration: Positive = 1.0
     start: Literal["uniform", "stationary"] = "uniform"
+    n_chains: Count | None = None
+    chain_seed: Natural = 0
+    order: Count = 1
 
     def __post_init__(self):
         check_fields(self)
+        if self.order >= self.n_ctx or self.d_vocab**self.order > MOST_HISTORIES:
+            raise ValueError(
+                f"order must be below n_ctx={self.n_ctx} with d_vocab ** order at most {MOST_HISTORIES}, got "
+                f"order={self.order} and d_vocab={self.d_vocab}"
+            )
+        if self.start == "stationary" and self.order > 1:
+            raise ValueError(f"start='stationary' needs order=1, got order={self.order}")
+
+    @property
+    def pool(self) -> Float[Tensor, "chain history next_state"]:
+        """Transition matrices of the finite pool, float64 on the CPU; rows are as in `transitions`.
+
+        Raises:
+            ValueError: the task has no finite pool.
+        """
+        return self._pool.clone()
+
+    @property
+    def new_chains(self) -> "MarkovChains":
+        """The task with a new chain in every sequence, from the distribution that the pool was drawn from."""
+        return self.replace(n_chains=None)
+
+    @cached_property
+    def _pool(self) -> Float[Tensor, "chain history next_state"]:
+        if self.n_chains is None:
+            raise ValueError("n_chains=None has no pool: every sequence has a new chain")
+        random = RandomTensors(torch.Generator().manual_seed(self.chain_seed))
+        return random.dirichlet(self.concentration, self.n_chains, self.d_vocab**self.order, self.d_vocab)
 
     @checked
     def transitions(
         self, n_prompts: int, *, seed: int | None = None, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "prompt state next_state"]:
+    ) -> Float[Tensor, "prompt history next_state"]:
         """Return the transition matrices of the chains that `sample` draws with the same seed, float64; rows sum to 1.
+
+        For order 1 a row is the current state. For a higher order it is the number that the last `order` states have as
+        digits of base `d_vocab`, the current state last.
 
         Args:
             n_prompts: number of chains, as for `sample`.
@@ -102,8 +147,10 @@ class MarkovChains(TokenDistribution):
         """
         return self._transitions(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, None)))
 
-    def _transitions(self, n_prompts: int, random: RandomTensors) -> Float[Tensor, "prompt state next_state"]:
-        return random.dirichlet(self.concentration, n_prompts, self.d_vocab, self.d_vocab)
+    def _transitions(self, n_prompts: int, random: RandomTensors) -> Float[Tensor, "prompt history next_state"]:
+        if self.n_chains is None:
+            return random.dirichlet(self.concentration, n_prompts, self.d_vocab**self.order, self.d_vocab)
+        return self._pool.to(random.device)[random.integers(0, self.n_chains, n_prompts)]
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> TokenSequences:
         transitions = self._transitions(n_prompts, random)
@@ -114,13 +161,15 @@ class MarkovChains(TokenDistribution):
         draws = random.uniform(n_prompts, self.n_ctx + 1)
         # the next state is the number of cumulated probabilities below a uniform number; the last of them is 1
         cumulated = transitions.cumsum(-1)[..., :-1]
-        state = (draws[:, :1] > first.cumsum(-1)[:, :-1]).sum(-1)
-        states, prompts = [state], torch.arange(n_prompts, device=random.device)
-        for t in range(1, self.n_ctx + 1):
-            state = (draws[:, t, None] > cumulated[prompts, state]).sum(-1)
-            states.append(state)
+        states = list((draws[:, : self.order, None] > first.cumsum(-1)[:, None, :-1]).sum(-1).unbind(1))
+        history, prompts = torch.zeros_like(states[0]), torch.arange(n_prompts, device=random.device)
+        for state in states:
+            history = history * self.d_vocab + state
+        for t in range(self.order, self.n_ctx + 1):
+            states.append((draws[:, t, None] > cumulated[prompts, history]).sum(-1))
+            history = (history * self.d_vocab + states[-1]) % self.d_vocab**self.order
         ids = torch.stack(states, dim=1)
-        predictable = torch.arange(self.n_ctx + 1, device=random.device) > 0
+        predictable = torch.arange(self.n_ctx + 1, device=random.device) >= self.order
         return TokenSequences(ids, predictable.expand_as(ids).clone())
 
 

@@ -13,7 +13,15 @@ from scipy.stats import multivariate_normal
 
 from mechicl import algorithms
 from mechicl.prompts import Prompts, TokenSequences
-from mechicl.tasks import Conjunctions, GaussianClusters, MarkovChains, Parities, SparseLinearRegression, TaskPool
+from mechicl.tasks import (
+    BallsAndUrns,
+    Conjunctions,
+    GaussianClusters,
+    MarkovChains,
+    Parities,
+    SparseLinearRegression,
+    TaskPool,
+)
 from tests.algorithms.reference import make_prompts, over_prefixes
 
 
@@ -299,3 +307,98 @@ def test_bigram_bayes_is_the_posterior_mean_over_chains():
     expected = (likelihood[:, None] * chains[:, row[-2]]).sum(0) / likelihood.sum()
     got = algorithms.bigram_bayes(sequences_of([row]), d_vocab=2)[0, -1].exp()
     assert torch.allclose(got, expected, atol=3e-3)
+
+
+def loop_over_pool(row, t, pool, order, first=None):
+    """Bayes over sources by a plain loop: the probabilities of the token after places 0 to t of a row."""
+    k = len(pool[0][0])
+    if t + 1 < order:
+        return [1 / k] * k
+    total, mixed = 0.0, [0.0] * k
+    for source, table in enumerate(pool):
+
+        def row_of(s, table=table):
+            return table[sum(token * k ** (order - 1 - i) for i, token in enumerate(row[s - order : s]))]
+
+        weight = math.prod(row_of(s)[row[s]] for s in range(order, t + 1)) * (first[source][row[0]] if first else 1)
+        total += weight
+        for b in range(k):
+            mixed[b] += weight * row_of(t + 1)[b]
+    return [each / total for each in mixed]
+
+
+@pytest.mark.parametrize(("order", "starts"), [(0, False), (1, False), (1, True), (2, False), (3, False)])
+def test_bayes_over_a_pool_by_a_plain_loop(order, starts):
+    k, generator = 3 if order < 3 else 2, torch.Generator().manual_seed(order)
+    pool = torch.rand(5, k**order, k, generator=generator).double()
+    pool /= pool.sum(-1, keepdim=True)
+    first = torch.full((5, k), 1 / k).double().lerp(pool[:, 0], 0.5) if starts else None
+    rows = torch.randint(k, (4, 9), generator=generator).tolist()
+    given_pool = pool[:, 0] if order == 0 else pool
+    got = algorithms.pool_bayes(sequences_of(rows), pool=given_pool, first=first).exp()
+    for i, row in enumerate(rows):
+        for t in range(8):
+            expected = loop_over_pool(row, t, pool.tolist(), order, first.tolist() if starts else None)
+            assert torch.allclose(got[i, t], torch.tensor(expected, dtype=torch.float64), rtol=1e-11, atol=0)
+
+
+def test_two_urns_have_the_odds_of_their_balls():
+    rows = [[0, 0, 1, 0, 1, 1, 1, 0]]
+    pool = torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=torch.float64)
+    got = algorithms.pool_bayes(sequences_of(rows), pool=pool)[0].exp()
+    for t in range(7):
+        zeros = rows[0][: t + 1].count(0)
+        odds = (0.8 / 0.3) ** zeros * (0.2 / 0.7) ** (t + 1 - zeros)
+        assert math.isclose(got[t, 0], (0.8 * odds + 0.3) / (odds + 1), rel_tol=1e-12)
+
+
+def test_a_large_pool_of_urns_is_counting_and_one_source_is_certain():
+    seen = BallsAndUrns(d_vocab=3, n_ctx=6).sample(10, seed=0)
+    many = BallsAndUrns(d_vocab=3, n_ctx=6, n_urns=200_000).pool
+    counted = algorithms.unigram_bayes(seen, d_vocab=3).exp()
+    assert torch.allclose(algorithms.pool_bayes(seen, pool=many).exp(), counted, atol=6e-3)
+    task = MarkovChains(d_vocab=3, n_ctx=6, n_chains=1)
+    seen = task.sample(10, seed=0)
+    assert torch.allclose(algorithms.pool_bayes(seen, pool=task.pool).exp(), task.pool[0][seen.read])
+
+
+def test_a_source_that_never_gives_a_token_is_excluded_by_it():
+    pool = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.0, 0.8]], dtype=torch.float64)
+    got = algorithms.pool_bayes(sequences_of([[0, 1, 0, 0]]), pool=pool)[0].exp()
+    assert torch.allclose(got[1], pool[0])
+    impossible = algorithms.pool_bayes(sequences_of([[1, 2, 0]]), pool=pool)[0, 1].exp()
+    weights = torch.tensor([0.5, 0.8], dtype=torch.float64) / 1.3  # both urns exclude one token: the other one decides
+    assert torch.allclose(impossible, weights @ pool, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pool", "more", "named"),
+    [
+        (torch.full((2, 3), 0.5), {}, "sum to 1"),
+        (torch.tensor([[1.5, -0.5]]), {}, "sum to 1"),
+        (torch.full((2, 3, 2), 0.5), {}, "a power of 2"),
+        (torch.full((2, 2), 0.5), {"first": torch.full((2, 2), 0.5)}, "of order 1"),
+        (torch.full((2, 2, 2), 0.5), {"first": torch.full((2, 2), 0.4)}, "first must be prob"),
+        (torch.full((2, 2), 0.5), {}, "below d_vocab=2"),
+    ],
+)
+def test_bad_pools_are_refused(pool, more, named):
+    with pytest.raises(ValueError, match=named):
+        algorithms.pool_bayes(sequences_of([[0, 1, 2]]), pool=pool, **more)
+
+
+@given(st.integers(2, 3), st.integers(2, 14), st.integers(1, 4), st.floats(0.05, 5), st.integers(0, 10**6))
+def test_longer_counts_and_neighbours_by_a_plain_loop(k, length, order, a, seed):
+    rows = torch.randint(k, (2, length), generator=torch.Generator().manual_seed(seed)).tolist()
+    ngram = algorithms.ngram_bayes(sequences_of(rows), d_vocab=k, order=order, concentration=a).exp()
+    neighbours = algorithms.seen_neighbours(sequences_of(rows), d_vocab=k, concentration=a).exp()
+    for i, row in enumerate(rows):
+        for t in range(length - 1):
+            past = row[: t + 1]
+            last = past[-order:] if len(past) >= order else None
+            follows = [past[s] for s in range(order, t + 1) if past[s - order : s] == last]
+            pairs = {frozenset(pair) for pair in itertools.pairwise(past)}
+            near = [frozenset((past[-1], b)) in pairs for b in range(k)]
+            for b in range(k):
+                assert math.isclose(ngram[i, t, b], (follows.count(b) + a) / (len(follows) + k * a), rel_tol=1e-12)
+                assert math.isclose(neighbours[i, t, b], (near[b] + a) / (sum(near) + k * a), rel_tol=1e-12)

@@ -122,3 +122,23 @@ def test_markov_chains_are_counted_with_their_own_prior():
     assert losses == sorted(losses)
     other = algorithms.references(task.replace(concentration=3.0))["bigram"]
     assert losses[0] < token_losses(other, task.sample(300, seed=0)).mean()
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        (MarkovChains(n_ctx=30, n_chains=4), ["pool", "pool's unigrams", "bigram", "unigram", "uniform"]),
+        (MarkovChains(n_ctx=30, n_chains=4, start="stationary", concentration=0.3), ["pool", "pool's unigrams"]),
+        (MarkovChains(n_ctx=60, d_vocab=2, order=2, concentration=0.2), ["order 2", "bigram", "unigram", "uniform"]),
+        (MarkovChains(n_ctx=60, d_vocab=2, order=2, n_chains=3, concentration=0.2), ["pool", "order 2", "bigram"]),
+        (tasks.BallsAndUrns(n_ctx=30, n_urns=4), ["pool", "unigram", "uniform"]),
+        (tasks.BallsAndUrns(n_ctx=30), ["unigram", "uniform"]),
+        (tasks.GraphTracing(n_ctx=100), ["seen neighbours", "bigram"]),
+    ],
+)
+def test_finite_pools_and_graphs_have_their_learners_the_best_first(task, names):
+    learners = algorithms.references(task)
+    assert list(learners)[: len(names)] == names
+    seen = task.sample(400, seed=0)
+    losses = [token_losses(each, seen).nanmean().item() for each in learners.values()]
+    assert losses[0] == min(losses)

@@ -41,6 +41,9 @@ TOKEN_TASKS = [
     tasks.RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4),
     tasks.TopicClassification(n_ctx=20, share_repeated=0.5),
     tasks.MarkovChains(d_vocab=5, n_ctx=7, start="stationary"),
+    tasks.MarkovChains(d_vocab=3, n_ctx=7, order=2, n_chains=4, chain_seed=1),
+    tasks.BallsAndUrns(d_vocab=5, n_ctx=7, n_urns=3),
+    tasks.GraphTracing(sides=(3, 3), periodic=True, n_ctx=7),
 ]
 
 

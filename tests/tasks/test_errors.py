@@ -36,6 +36,13 @@ NORMAL, PLANE, INVERSE = {"inputs": "gaussian"}, {"x_dim": 2}, {"weight_covarian
         ("MixedRegression", {"weight_stds": (1.0, 2.0, 3.0)}, "one for each of the 2 noise_stds"),
         ("FixedTasks", {"task": tasks.LinearRegression(), "n_tasks": 0}, "n_tasks"),
         ("FixedTasks", {"task": tasks.MarkovChains(), "n_tasks": 3}, "a task of points, got MarkovChains"),
+        ("MarkovChains", {"order": 64}, "order must be below n_ctx=64"),
+        ("MarkovChains", {"order": 8}, "at most 4096, got order=8 and d_vocab=3"),
+        ("MarkovChains", {"order": 2, "start": "stationary"}, "needs order=1, got order=2"),
+        ("MarkovChains", {"n_chains": 0}, "n_chains"),
+        ("BallsAndUrns", {"n_urns": 0}, "n_urns"),
+        *(("GraphTracing", {"sides": sides, "periodic": periodic}, "sides")
+          for sides, periodic in [((), False), ((1,), False), ((0, 3), False), ((2, 4), True)]),
         ("GaussianClusters", {"burstiness": 3}, "burstiness must divide"),
         ("GaussianClusters", {"n_classes": 4}, "n_classes must be at least"),
         ("RepeatedTokens", {"min_period": 5, "max_period": 4}, "min_period <= max_period < n_ctx=64, got 5 to 4"),

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.tasks import MarkovChains, RepeatedTokens
+from mechicl.tasks import BallsAndUrns, GraphTracing, MarkovChains, RepeatedTokens
 from mechicl.tasks.token_sequences import stationary_distributions
 from mechicl.tasks.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassification, topic_tokenizer
 from tests.tasks.reference import LEAST_P
@@ -100,6 +100,89 @@ def test_tiny_concentrations_give_deterministic_chains_not_nan():
     transitions = MarkovChains(concentration=1e-4).transitions(100, seed=0)
     assert transitions.isfinite().all()
     assert (transitions.amax(-1) > 0.99).double().mean() > 0.95
+
+
+# ---- finite pools, higher orders, urns and graphs ----
+
+
+def test_a_pool_repeats_its_chains_and_new_chains_do_not():
+    task = MarkovChains(d_vocab=3, n_ctx=5, n_chains=4, chain_seed=7)
+    drawn, pool = task.transitions(400, seed=0), task.pool
+    which = (drawn[:, None] == pool).all(-1).all(-1)
+    assert (which.sum(1) == 1).all()
+    assert scipy.stats.chisquare(which.sum(0).tolist()).pvalue > LEAST_P
+    assert not torch.equal(task.replace(chain_seed=8).pool, pool)
+    assert task.new_chains == MarkovChains(d_vocab=3, n_ctx=5, chain_seed=7)
+    assert len(task.new_chains.transitions(50, seed=0).unique(dim=0)) == 50
+
+
+@pytest.mark.parametrize(("order", "n_chains"), [(2, None), (3, 2), (1, 3)])
+def test_sequences_follow_the_transitions_of_their_order(order, n_chains):
+    task = MarkovChains(d_vocab=2, n_ctx=6000, order=order, n_chains=n_chains, chain_seed=3)
+    batch, transitions = task.sample(3, seed=1), task.transitions(3, seed=1)
+    assert (batch.predictable == (torch.arange(6001) >= order)).all()
+    for row, matrix in zip(batch.ids.tolist(), transitions, strict=True):
+        counts = np.zeros((2**order, 2))
+        for t in range(order, len(row)):
+            counts[int("".join(map(str, row[t - order : t])), 2), row[t]] += 1
+        visits = counts.sum(1, keepdims=True).clip(min=1)
+        assert (np.abs(counts / visits - matrix.numpy()) / (0.5 / np.sqrt(visits)))[visits[:, 0] > 20].max() < 4.5
+
+
+def test_the_first_tokens_of_a_chain_of_order_two_are_uniform_pairs():
+    ids = MarkovChains(d_vocab=3, n_ctx=4, order=2, concentration=0.1).sample(9000, seed=0).ids
+    counts = Counter(map(tuple, ids[:, :2].tolist()))
+    assert len(counts) == 9
+    assert scipy.stats.chisquare(list(counts.values())).pvalue > LEAST_P
+
+
+def test_balls_are_drawn_independently_from_the_urns_of_the_sample():
+    task = BallsAndUrns(d_vocab=4, n_ctx=5000, n_urns=3, urn_seed=2)
+    ids, urns = task.sample(6, seed=0).ids, task.urns(6, seed=0)
+    assert all(any(torch.equal(urn, each) for each in task.pool) for urn in urns)
+    for row, urn in zip(ids, urns, strict=True):
+        counts = torch.bincount(row, minlength=4).numpy()
+        assert scipy.stats.chisquare(counts, 5001 * urn.numpy()).pvalue > LEAST_P
+        pairs = torch.bincount(4 * row[:-1] + row[1:], minlength=16).view(4, 4).numpy()
+        assert scipy.stats.chi2_contingency(pairs).pvalue > LEAST_P
+    assert task.new_urns.urns(20, seed=0).unique(dim=0).shape == (20, 4)
+    assert torch.allclose(task.new_urns.urns(20_000, seed=0).mean(0), torch.full((4,), 0.25).double(), atol=0.006)
+
+
+@pytest.mark.parametrize(
+    ("sides", "periodic"), [((4, 4), False), ((5,), True), ((3, 4), True), ((2, 3, 2), False), ((2,), False)]
+)
+def test_walks_go_along_the_edges_of_the_lattice(sides, periodic):
+    task = GraphTracing(sides=sides, periodic=periodic, n_ctx=600)
+    places = list(itertools.product(*map(range, sides)))
+
+    def joined(a, b):
+        changed = [(x, y, side) for x, y, side in zip(a, b, sides, strict=True) if x != y]
+        if len(changed) != 1:
+            return False
+        x, y, side = changed[0]
+        return abs(x - y) == 1 or (periodic and {x, y} == {0, side - 1})
+
+    expected = [[joined(a, b) for b in places] for a in places]
+    assert task.adjacency.tolist() == expected
+    batch, tokens = task.sample(20, seed=3), task.tokens(20, seed=3)
+    assert (tokens.sort(-1).values == torch.arange(task.d_vocab)).all()
+    assert task.d_vocab == 2 or len(tokens.unique(dim=0)) > 1
+    visits = np.zeros((len(places), len(places)))
+    for ids, row in zip(batch.ids.tolist(), tokens.tolist(), strict=True):
+        nodes = [row.index(token) for token in ids]
+        for a, b in itertools.pairwise(nodes):
+            assert expected[a][b]
+            visits[a, b] += 1
+    for a, row in enumerate(visits):
+        choices = row[expected[a]]
+        assert len(choices) == 1 or scipy.stats.chisquare(choices).pvalue > LEAST_P / len(places)
+
+
+def test_pools_are_refused_where_there_is_none():
+    for task in (MarkovChains(), BallsAndUrns()):
+        with pytest.raises(ValueError, match="has no pool"):
+            task.pool  # noqa: B018
 
 
 # ---- topics ----
