@@ -5,7 +5,7 @@
 - project/architecture, project/changelog, project/security: the files at the top of the repository.
 - reference: a page for each module whose names are public.
 
-Links between files of the repository become links between pages.
+Links between files of the repository, such as from a notebook to a page of `docs/`, become links between pages.
 """
 
 import ast
@@ -42,6 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     notebooks = {path.stem: path for path in sorted((ROOT / "analyses").glob("*.ipynb"))}
     links = PAGES | ELSEWHERE | {f"analyses/{name}.ipynb": f"tutorials/{name}.md" for name in notebooks}
+    links |= {f"docs/{file.src_uri}": file.src_uri for file in files.documentation_pages()}
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=with_links_to_pages(text, source, page, links)))

@@ -16,8 +16,12 @@ from tests.pages import blocks, run  # noqa: E402
 
 PICTURES = {"families": "index.md"} | {
     name: f"findings/{name}.md"
-    for name in ("layers", "one-layer", "gd-plus-plus", "does-it-run", "inside-gpt2-8l", "fine-tuning", "training")
-}
+    for name in (
+        "layers", "one-layer", "gd-plus-plus", "does-it-run", "inside-gpt2-8l", "fine-tuning", "training",
+        "layers-details", "five-layers", "conditioning", "known-answers", "known-answers-causes", "sweeps",
+        "sweeps-of-layers", "sweeps-of-tokens",
+    )
+}  # fmt: skip
 """The page whose code makes each picture."""
 WIDTH = 7.0  # inches, of 96 pixels
 
