@@ -35,10 +35,10 @@ def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool =
 
     Args:
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: Garg et al. 2022, section 3.
     """
@@ -58,7 +58,7 @@ def nearest_neighbours(prompts: Prompts, *, n_neighbours: Count = 3, at: PointsA
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """
@@ -122,10 +122,10 @@ def lasso(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
     Args:
         penalty: factor on the sum of absolute weights, > 0; scikit-learn calls it alpha. For no penalty use `ols`.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: Tibshirani 1996; Efron et al. 2004, section 3, for the path; Garg et al. 2022, section 5, compare with it.
     """
@@ -202,7 +202,7 @@ def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") 
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: Breiman et al. 1984; Garg et al. 2022, section 5, on the signs of the inputs.
     """

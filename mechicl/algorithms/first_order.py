@@ -37,7 +37,7 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
 
     Source: Golub & Varga 1961; Fu et al. 2024, section 4, compare models with gradient descent instead.
     """
@@ -90,10 +90,10 @@ def online_gradient_descent(
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
             step (points at 0 are left out).
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: Fu et al. 2024, section 3.2 and Table 1.
     """

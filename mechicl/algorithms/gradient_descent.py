@@ -38,7 +38,7 @@ def gradient_descent(
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
 
     Warns:
         DivergenceWarning: it diverges on more than half of the full contexts, in more than one step.
@@ -109,7 +109,7 @@ def gd_plus_plus(
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
 
     Warns:
         DivergenceWarning: the residual grows on more than half of the full contexts, in more than one step. It does not

@@ -34,10 +34,10 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 
     Args:
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -56,10 +56,10 @@ def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
     Args:
         penalty: λ > 0; for no penalty, or one near rounding noise, use `ols`.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -89,7 +89,7 @@ def ridge_path(
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
 
     Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1, for each penalty.
     """
@@ -122,10 +122,10 @@ def bayes(
         weight_std: standard deviation of the weights.
         weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C). By default I.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1.
     """

@@ -34,7 +34,7 @@ def steepest_descent(
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
 
     Source: Cauchy 1847.
     """
@@ -57,7 +57,7 @@ def conjugate_gradient(
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
 
     Source: Hestenes & Stiefel 1952.
     """

@@ -42,10 +42,10 @@ def mixture_bayes(
         noise_stds: standard deviations of the label noise, one for each setting.
         weight_stds: standard deviations of the weights, one for each setting or one for all.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: Bai et al. 2023, on mixed noise levels.
     """
@@ -76,10 +76,10 @@ def sparse_bayes(
         noise_std: standard deviation of the label noise; below 1e-4 times `weight_std`, that value is assumed.
         weight_std: standard deviation of the weights that are not zero.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: Garg et al. 2022, section 5, for the task.
     """
@@ -167,10 +167,10 @@ def dmmse(
         noise_std: standard deviation of the label noise; with 0 the average runs over the tasks with the smallest error
             on the earlier points.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
     Source: Raventós et al. 2023, section 2.
     """

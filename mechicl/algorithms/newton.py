@@ -42,7 +42,7 @@ def newton(
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
 
     Raises:
         ValueError: `alpha` is too large to converge on these prompts.

@@ -51,7 +51,7 @@ def preconditioned_gd(
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from points 0..t-1 (last: `query()`).
+        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
 
     Warns:
         DivergenceWarning: repeating the steps makes errors grow (the product of all `I - A_k S / n` has a spectral

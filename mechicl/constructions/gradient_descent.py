@@ -278,8 +278,7 @@ def relu_optimum(*, x_dim: Count, n_context: Count) -> HookedTransformer:
         x_dim: dimension d of the inputs; there is one target.
         n_context: number n of context points that it is optimal for.
 
-    Source: Nertinger 2025, Theorem 4. Its query-key weight Q_0 has another sign, since its prediction is minus the
-    output.
+    Source: Nertinger 2025, Theorem 4, with a sign corrected: here a point counts if its score is positive.
     """
     stream = Stream(x=x_dim, y=1)
     scale = 1 / (0.5 * (n_context - 1) / n_context + (x_dim + 2) / n_context)

@@ -197,8 +197,8 @@ def match(
             card (one of `algorithms.cards()`), whose `path` defines the steps; or an `AlgorithmFamily`, whose steps are
             the values of a hyperparameter.
         prompts: prompts to compare them on. A learner that predicts the query alone (a model on paired prompts, one
-            token (x, y) per point) is compared on the query, others on all points. On the query of one target the
-            cosine of two errors is only ±1: use "weights".
+            token (x, y) per point) is compared on the query, others on all points. With one target, the cosine of two
+            single errors is only ±1: use "weights" there.
         similarity: "errors" for the cosine between the two learners' errors along each prompt (of all points after the
             first); "weights" for the cosine between their induced weights, the exact derivatives of predictions with
             respect to the prompts' own queries (the paper regresses them on sampled ones: `regressed_weights`).

@@ -111,7 +111,7 @@ def adapted_functions(
         learner: a model, or anything else with `predict(prompts)` (a model computes each context only once, which is
             fast).
         prompts: prompts that give the contexts; their queries are ignored.
-        grid: query inputsin the prompts' unit of x, the same for all prompts; predictions are in units of y.
+        grid: query inputs, the same for all prompts. Predictions are in units of y.
 
     Source: von Oswald et al. 2023, Fig. 4, the adjusted functions.
 
