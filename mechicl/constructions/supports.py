@@ -128,7 +128,6 @@ class _Supports:
         return bool((keys @ queries.mT).norm() > self.tolerance * scale)
 
     def _scored(self, attn: Attention, head: int, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all possible keys and queries `[row d_head]`, and the scale of a score."""
         query, key = attn.W_Q[head].double(), attn.W_K[head].double()
         query_bias, key_bias = _bias(attn, "Q", head), _bias(attn, "K", head)
         scale = (query.norm() + query_bias.norm()) * (key.norm() + key_bias.norm())

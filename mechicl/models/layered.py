@@ -243,7 +243,6 @@ class LayeredModel(HookedRootModule):
         return prompts, queries.to(cfg.device, cfg.torch_dtype), points
 
     def _query_streams_one_by_one(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
-        """`query_streams` at the prefixes `points`, with every query in a separate prompt."""
         n_queries, passes = queries.shape[2], []
         for t, queries_at_t in zip(points, queries.unbind(1), strict=True):
             xs, ys = (part.repeat_interleave(n_queries, dim=0) for part in (prompts.xs, prompts.ys))

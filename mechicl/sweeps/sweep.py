@@ -226,7 +226,6 @@ class _Driver:
         return table
 
     def share_done(self) -> float:
-        """Share of the total cost that is done, including the steps of running cells."""
         shares = (
             cell.cost * (1.0 if cell.name in self.done else self.state.step(cell.name) / max(1, cell.config.steps))
             for cell in self.grid.cells

@@ -187,7 +187,6 @@ class EdgeGraph:
     @cached_property
     @torch.no_grad()
     def _streams(self) -> list[Tensor]:
-        """The reference's stream before each stage, expanded from one prompt if all are the same."""
         same = self.references.stride(1) == 0
         references = self.references[:, :1] if same else self.references
         place = {stage.layer: stage.place for stage in self.stages if stage.kind == "heads"}

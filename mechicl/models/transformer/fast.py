@@ -265,7 +265,6 @@ def put_prompts_last(tokens: Float[Tensor, "*seed prompt pos d"]) -> Float[Tenso
 
 
 def _can_go_across(attn: Attention, x: Tensor, rows: slice, columns: slice) -> bool:
-    """True for the last row in one dimension, of elementwise attention."""
     elementwise = attn.cfg.attention != "softmax" and not attn.cfg.attn_bias
     last = rows.indices(x.shape[1]) == (x.shape[1] - 1, x.shape[1], 1)
     one_column = len(range(*columns.indices(x.shape[2]))) == 1

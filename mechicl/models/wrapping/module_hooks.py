@@ -59,7 +59,6 @@ class JointProjection:
 
 @lru_cache(maxsize=256)
 def _columns(split: Split, width: int) -> list[Tensor]:
-    """The columns of q, k and v, `[head d_head]` each: `split` applied to the column numbers."""
     parts = [part.long() for part in split(torch.arange(width, dtype=torch.float64)[None, None])]
     shapes = [tuple(part.shape) for part in parts]
     if len(parts) != 3 or any(len(shape) != 4 or shape[:2] != (1, 1) for shape in shapes):

@@ -110,11 +110,15 @@ def wrap(
             that depends on the query's target or on other prompts.
 
     Example:
-        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(5 * 4, 64), torch.nn.ReLU(),
-        ...                           torch.nn.Linear(64, 1))
-        >>> learner = wrap(net, encode="paired")
-        >>> learner.predict(LinearRegression(x_dim=3, n_context=4).sample(8, seed=0)).shape
+        >>> prompts = LinearRegression(x_dim=3, n_context=4).sample(8, seed=0)
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(5 * 4, 64), torch.nn.Linear(64, 1))
+        >>> wrap(net, encode="paired").predict(prompts).shape
         torch.Size([8, 1])
+        >>> layers = [torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)]
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), *layers, torch.nn.Linear(16, 1)).eval()
+        >>> opened = wrap(net, encode="paired", layers=["1", "2"], attention=["1.self_attn", "2.self_attn"])
+        >>> ablate(opened, prompts, "z").effect().shape  # [layer head prompt]
+        torch.Size([2, 2, 8])
     """
     if isinstance(module, HookedRootModule):
         raise TypeError(f"{type(module).__name__} has TransformerLens' hooks already: use it without wrap()")
