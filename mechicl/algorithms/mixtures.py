@@ -67,7 +67,7 @@ def sparse_bayes(
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Predict the posterior mean where only `sparsity` weights are not 0, at unknown places: those are normal.
+    """Predict the posterior mean where `sparsity` of the weights, at unknown places, are normal and all others 0.
 
     All choices of inputs are equally likely, and all are tried: 1140 of them for 3 of 20.
 

@@ -24,7 +24,7 @@ def uniform_tokens(sequences: TokenSequences, *, d_vocab: VocabularySize) -> Flo
     """Predict all tokens as equally likely, as an untrained model does.
 
     Args:
-        sequences: token sequences; every id is below `d_vocab`.
+        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
         d_vocab: number of different tokens.
 
     Returns:
@@ -43,7 +43,7 @@ def unigram_bayes(
     learn it first.
 
     Args:
-        sequences: token sequences; every id is below `d_vocab`. `predictable` is not used.
+        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
         d_vocab: number of different tokens, k.
         concentration: concentration a of the symmetric Dirichlet prior over tokens; 1 is a uniform prior.
 
@@ -66,7 +66,7 @@ def bigram_bayes(
     token.
 
     Args:
-        sequences: token sequences; every id is below `d_vocab`. `predictable` is not used.
+        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
         d_vocab: number of different tokens, k.
         concentration: concentration c of the Dirichlet prior over each row of the transition matrix; 1 is uniform.
 
@@ -94,7 +94,7 @@ def ngram_bayes(
     first. Order 1 is `bigram_bayes`. Before `order` tokens have been read, all tokens are equally likely.
 
     Args:
-        sequences: token sequences; every id is below `d_vocab`. `predictable` is not used.
+        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
         d_vocab: number of different tokens.
         order: number of last tokens that must be equal.
         concentration: concentration of the Dirichlet prior over the next token; 1 is uniform.
@@ -125,7 +125,7 @@ def seen_neighbours(
     Bayes learner, which would also use the graph's shape.
 
     Args:
-        sequences: token sequences; every id is below `d_vocab`. `predictable` is not used.
+        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
         d_vocab: number of different tokens.
         concentration: weight of a token that has not been next to the current one, compared with one that has.
 

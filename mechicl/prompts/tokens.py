@@ -62,8 +62,9 @@ class TokenSequences:
 class Shots:
     """Queries alone, the same queries after demonstrations, and the demonstrations as training examples.
 
-    It is the input of comparisons of in-context learning with fine-tuning. Every sequence ends where a prediction is
-    read. Sequences are token ids `[pos]` or continuous tokens `[pos d_token]`, and may differ in length.
+    `prompt_shots` and `text_shots` make them, for comparisons of in-context learning with fine-tuning. Every sequence
+    ends where a prediction is read. Sequences are token ids `[pos]` or continuous tokens `[pos d_token]`, and may
+    differ in length.
 
     Attributes:
         zero_shot: each query alone.

@@ -111,8 +111,8 @@ class OnlineDescent(StepwiseAlgorithm):
     """One pass of gradient descent over the context, one of its points a step, in the order of the prompt.
 
     A step takes `a_k r_k <x_k, x_j>` from every point's residual; the query carries minus the running prediction. The
-    variable "turn" is the residual of the point that is next and 0 at all others, so that one step more than there are
-    points marks the first one.
+    variable "turn" is the residual of the point that is next, and 0 at all others; an additional first step marks the
+    first point.
 
     Args:
         n_context: number of context points; the steps are one more. On shorter prompts the last steps do nothing.

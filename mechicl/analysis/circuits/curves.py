@@ -176,9 +176,9 @@ def circuit_curve(
         seed: seed of random scores, and of "resample".
 
     Returns:
-        By name of the scores (argument `name`; default the first): `faithfulness(name)`, for each fraction the share of
-        the metric that the circuit keeps (1: all) with a 95% interval over prompts; `cpr(name)`, the area under this
-        curve; `cmd(name)`, the area between it and 1 (0 is best).
+        A `CircuitCurve`, whose methods take the name of one of the scores (default: the first): `faithfulness(name)`,
+        for each fraction the share of the metric that the circuit keeps (1: all) with a 95% interval over prompts;
+        `cpr(name)`, the area under this curve; `cmd(name)`, the area between it and 1 (0 is best).
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
