@@ -70,7 +70,7 @@ class Shots:
         zero_shot: each query alone.
         in_context: each query after all demonstrations, which are the same for all queries.
         targets: targets of the queries: ids `[query]`, or targets of a regression `[query y]`.
-        query_lengths: number of tokens of each query alone, with which both its sequences end.
+        query_lengths: number of tokens of each query; both its sequences end with these tokens.
         examples: the input of each demonstration alone, in the order of the context.
         example_targets: targets of the demonstrations: ids `[example]` or `[example y]`.
         example_spans: for each example the position of its first token in context, and the number of its tokens. Its

@@ -184,9 +184,9 @@ def map_similarity_figure(
     """Draw how similar attention is with demonstrations and without them, by layer (SimAM).
 
     SimAM (similarity of attention maps) is the cosine between two vectors of a head's scores (before the softmax) from
-    the query's last token to the query's own tokens: those of the original model with demonstrations, and those without
-    demonstrations of the original model (the line "before fine-tuning", for the first comparison) or of the fine-tuned
-    one (the other lines). Lines are means over heads with bands of 95% intervals over queries.
+    the query's last token to the query's own tokens. The first vector is the original model's, with demonstrations. The
+    second is without demonstrations: the original model's (the line "before fine-tuning", of the first comparison) or
+    the fine-tuned model's (the other lines). Lines are means over heads with bands of 95% intervals over queries.
 
     Args:
         comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.

@@ -177,7 +177,7 @@ CACHED_ROWS = 2**13  # queries' streams per batch: this number fits a processor'
 def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step prompt point x y"]:
     """Differentiate each prediction exactly with respect to its query's input, for every prefix of the prompts.
 
-    For a learner that is linear in the query these are the weights that it predicts by. Learners with steps (an
+    For a learner that is linear in the query these are the weights W of its predictions `x W`. Learners with steps (an
     `AlgorithmLearner`, or a model read layer by layer: `Lens`, `fit_readouts`) give weights after each step, any other
     differentiable learner (a plain model) once: the `step` axis has size 1.
 

@@ -264,7 +264,7 @@ def _on_common_points(a: Trajectory, b: Trajectory) -> tuple[Trajectory, Traject
 
 @dataclass(frozen=True, eq=False)
 class FamilyRanking(Result):
-    """Similarity of each layer to the best step of each family, on other prompts than those that chose the step.
+    """Cosines of each layer with the best step of each family, on other prompts than the step was chosen on.
 
     Attributes:
         steps: the chosen steps, for each family one per layer.

@@ -88,8 +88,8 @@ def identify_on_tokens(
     Returns:
         A `TokenIdentification`: `best` is the name of the nearest learner; `divergences[name]` `[point prompt]` is the
         Kullback-Leibler divergence KL(network ‖ learner) of next-token distributions in nats, nearest learner first;
-        `divergence(name)` is its mean over points with a 95% interval over prompts, `gap(name)` how much larger it is
-        than that of `best`, and `points` the number of tokens before each prediction.
+        `divergence(name)` is its mean over points with a 95% interval over prompts, `gap(name)` is that minus the
+        divergence of `best`, and `points` the number of tokens before each prediction.
 
     Source: Edelman et al. 2024, who compare transformers with uniform, unigram and bigram predictions over training.
 

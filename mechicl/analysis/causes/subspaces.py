@@ -170,10 +170,10 @@ def fit_subspace(
 ) -> SubspaceSearch:
     """Learn which subspace of a model's residual stream carries a variable of an algorithm.
 
-    Orthonormal columns are learned such that exchanging them between prompts changes the model's prediction as
-    exchanging the variable changes the algorithm's, and exchanging all other directions as exchanging all other
-    variables does. Results are from other prompts. Many directions fit anything: hence the curve over their number, and
-    the same search with random targets and in an untrained model.
+    Orthonormal columns are learned with two aims: exchanging them between prompts changes the model's prediction like
+    exchanging the variable changes the algorithm's; exchanging all other directions acts like exchanging all other
+    variables. Results are from other prompts. Many directions fit anything: hence the curve over their number, and the
+    same search with random targets and in an untrained model.
 
     Args:
         model: any model with hooks that reads prompts of points.

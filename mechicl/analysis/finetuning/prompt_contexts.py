@@ -122,10 +122,10 @@ def compare_on_prompts(
         seed: seed of the random baselines.
 
     Returns:
-        A `FineTuningComparison` with one value per prompt (its axis `query`): scores (minus the squared error) in the
-        three settings (zero-shot, in context, fine-tuned), `update_similarity` `[layer query]` (SimAOU, the cosine from
-        -1 to 1 between the changes that context and fine-tuning make to attention outputs), its random baseline, and
-        more. `recall()`: of the queries that fine-tuning improves, the share that the context improves too.
+        A `FineTuningComparison` with one value per prompt (its axis `query`), whose fields `compare_with_finetuning`
+        defines. Scores are minus the squared error; `update_similarity` `[layer query]` (SimAOU) is the cosine from -1
+        to 1 between the changes that context and fine-tuning make to attention outputs. `recall()`: of the queries that
+        fine-tuning improves, the share that the context improves too.
 
     Example:
         >>> compare_on_prompts(model, prompts[:4], FineTuning(0.01)).recall()

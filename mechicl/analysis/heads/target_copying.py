@@ -49,8 +49,8 @@ def measure_token_sensitivity(
         layer: the stream before this layer is differentiated; n_layers for the final stream.
 
     Returns:
-        `norms`, of d stream / d token, `[position token prompt]`, and their means over the context's x tokens,
-        `[prompt]`: for the token `itself`, for the `next` one (its target), and for each `other` one.
+        `norms` of d stream / d token (Frobenius), `[position token prompt]`, and means over the context's x tokens,
+        `[prompt]`: of the norm for the token `itself`, for the `next` token (its target), and for all `other` tokens.
 
     Source: von Oswald et al. 2023, section 4 and Fig. 5.
 

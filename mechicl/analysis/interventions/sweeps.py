@@ -21,8 +21,8 @@ from mechicl.statistics import Interval, Result, interval, ratio_interval
 class InterventionSweep(Result):
     """A model's predictions and metrics under each of a series of interventions (cells); see `patch` and `ablate`.
 
-    `to_dataframe()` has one row per cell, with the mean of each metric and, as `metric_effect`, of its change, and
-    their 95% intervals over prompts.
+    `to_dataframe()` has one row per cell: the mean of each metric (column NAME) and of its change (NAME_effect), with
+    95% intervals over prompts.
 
     Attributes:
         what: the interventions, as text.

@@ -59,7 +59,7 @@ def ablate_matched(
     """Ablate some heads together, and compare with the same number of random heads in the same layers.
 
     Outputs of heads are replaced by their means over the reference, at every position. To compare two kinds of heads,
-    exclude those that are of both kinds, which decide the comparison otherwise (Yin and Steinhardt 2025).
+    exclude the heads that are of both kinds: otherwise they decide the comparison (Yin and Steinhardt 2025).
 
     Args:
         model: a model with hooks, such as `language.model`.
