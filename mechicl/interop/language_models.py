@@ -40,6 +40,12 @@ class LanguageModel:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    @property
+    def dequantized_from(self) -> str | None:
+        """Name of the GGUF file that the weights come from, through `load_gguf`: they are not the published ones."""
+        config = getattr(getattr(self.model, "original_model", None), "config", None)
+        return getattr(config, "dequantized_from", None)
+
 
 @checked
 def load_language_model(
@@ -134,6 +140,7 @@ def load_gguf(
     model.hf_quantizer = None  # the weights are no longer quantized; with these two the model could not be saved
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+    model.config.dequantized_from = Path(gguf_file).name  # saved with the model; reports mention it
     return model, tokenizer
 
 

@@ -74,7 +74,7 @@ def report_language(
     chosen = tuple(tasks or (QUICK if quick else WORD_TASKS))
     if unknown := [name for name in chosen if name not in WORD_TASKS]:
         raise ValueError(f"tasks must be some of {list(WORD_TASKS)}, got {unknown}")
-    sizes = Sizes(chosen, 20, 16, 6, (0, 2, 8, 16)) if quick else Sizes(chosen, 50, 32, 20)
+    sizes = Sizes(chosen, 16, 16, 6, (0, 2, 8, 16)) if quick else Sizes(chosen, 50, 32, 20)
     started, options = time.perf_counter(), {"memory": memory, "progress": progress}
     n_heads = min(N_HEADS, language.model.cfg.n_layers * language.model.cfg.n_heads // 4)
     with progress_bar(total=4, unit="part", progress=progress, desc="report") as bar:
@@ -119,12 +119,18 @@ def report_language(
         f"{language.model.cfg.n_layers} layers, {language.model.cfg.n_heads} heads. Prompts show pairs of words "
         f"and end with "
         f"a query; a prediction is right if the most probable next token is the first token of the answer. "
-        f"Intervals are 95% over prompts. Measured in {time.perf_counter() - started:.0f} s.",
+        f"Intervals are 95% over prompts. {_origin(language)}Measured in {time.perf_counter() - started:.0f} s.",
         _rows(scores, vector, stable, ablations),
         _sections(scores, vector, stable, heads, ablations),
         {"few_shot": _accuracies(scores), "function_vector_heads": [list(head) for head in vector.heads]},
     )
     return comparison.write(folder, "report", opening=_verdict(scores, vector, stable, ablations, induction))
+
+
+def _origin(language: LanguageModel) -> str:
+    if language.dequantized_from is None:
+        return ""
+    return f"The weights were dequantized from {language.dequantized_from}, so they are not quite the published ones. "
 
 
 def _most_learned(scores: FewShotScores) -> str:
@@ -157,7 +163,7 @@ def _rows(
         )
     strongest = vector.indirect_effects[vector.heads[0]]
     rows += [
-        _row("strongest head's indirect effect on the probability", strongest, "Function vector"),
+        _row("strongest head's indirect effect on the probability", strongest, "Function vector", -1.0),
         _row("probability without demonstrations", vector.zero_shot, "Function vector"),
         _row(
             "the same with the vector added after the best layer", vector.added[_best_layer(vector)], "Function vector"
@@ -179,8 +185,8 @@ def _rows(
     return rows
 
 
-def _row(quantity: str, values: torch.Tensor, section: str) -> Row:
-    return Row(quantity, None, interval(values.double()), "prompts", section=section)
+def _row(quantity: str, values: torch.Tensor, section: str, least: float = 0.0) -> Row:
+    return Row(quantity, None, interval(values.double()).within(least, 1.0), "prompts", section=section)
 
 
 def _best_layer(vector: FunctionVector) -> int:
@@ -201,31 +207,28 @@ def _verdict(
     gains = {task: scores.gain(task) for task in scores.tasks}
     learned = [task.replace("_", " ") for task, gain in gains.items() if gain.low > 0]
     title = "It learns in context" if learned else "No learning in context beyond what shuffled labels give"
-    lines = [
-        f"On {len(learned)} of {len(gains)} tasks the accuracy after {scores.shots[-1]} pairs is higher with true "
-        f"labels than "
-        f"with shuffled ones{': ' + ', '.join(learned) if learned else ''}.",
-        f"Heads whose outputs carry the task {vector.task.replace('_', ' ')}: {_named(vector.heads[:5])} "
-        f"(layer.head). Two "
-        f"resamplings of the prompts share {100 * stable.mean().mean:.0f}% of their {len(vector.heads)} strongest "
-        "heads.",
-    ]
-    best = _best_layer(vector)
+    shots, best = scores.shots[-1], _best_layer(vector)
+    first = f"On {len(learned)} of {len(gains)} tasks the accuracy after {shots} pairs is higher with true labels than "
+    first += f"with shuffled ones{': ' + ', '.join(learned) if learned else ''}."
     gain = interval((vector.added[best] - vector.random_added[best]).double())
-    lines.append(
-        f"Added to prompts without demonstrations after layer {best}, their sum changes the probability of the "
-        f"right answer by "
-        f"{gain} more than a random vector does."
-    )
+    lines = [
+        f"Heads whose outputs carry the task {vector.task.replace('_', ' ')}: {_named(vector.heads[:5])} (layer.head). "
+        f"Two resamplings of the prompts share {100 * stable.mean().mean:.0f}% of their {len(vector.heads)} strongest "
+        "heads.",
+        f"Added after layer {best} to prompts without demonstrations, the sum of their outputs changes the probability "
+        f"of the right answer by {gain} more than a random vector does.",
+    ]
     for name, result in ablations.items():
         lost, matched = (interval((result.intact - p).double()) for p in (result.ablated, result.matched.mean(0)))
         lines.append(
             f"Without {len(result.heads)} {name} the probability of the right answer falls by {lost}; without random "
             f"heads of the same layers, by {matched}."
         )
-    lines.append("Not tested: longer answers than one token, other templates, and other formats of prompts.")
-    words = " ".join(lines)
-    return Section(title, words, f"<p>Induction heads by score: {_named(induction[:5])}.</p>")
+    lines += [
+        f"The heads with the highest induction scores are {_named(induction[:5])}.",
+        "Not tested: answers longer than one token, other templates, and other formats of prompts.",
+    ]
+    return Section(title, first, f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>")
 
 
 def _sections(

@@ -93,11 +93,13 @@ def test_the_script_compares_published_with_measured(script, folder, tmp_path):
 # ---- the report on a language model, on one with random weights ----
 
 
-def test_the_page_and_its_numbers(language, tmp_path):  # noqa: F811
+def test_the_page_and_its_numbers(language, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(language.model.original_model.config, "dequantized_from", "tiny.Q4_1.gguf", raising=False)
     path = report_language(language, tmp_path, tasks=["antonyms", "plural"], quick=True, progress=False)
     page, saved = path.read_text(encoding="utf-8"), json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert "No learning in context beyond what shuffled labels give" in page
     assert "Jaccard index" in page
+    assert "The weights were dequantized from tiny.Q4_1.gguf" in page
     assert len(saved["few_shot"]["plural"]["shuffled"]) == 4
     assert len(saved["function_vector_heads"]) == 3
 

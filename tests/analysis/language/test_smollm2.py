@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mechicl.analysis.language import function_vectors, icl_score
+from mechicl.analysis import score_heads
+from mechicl.analysis.language import ablate_matched, function_vectors, icl_score
 from mechicl.interop import load_language_model
 from mechicl.text import word_prompts
 
@@ -60,6 +61,49 @@ def test_effects_of_heads(pair):
         handle.remove()
         probability = logits.softmax(-1).gather(1, shuffled.targets[:, None])[:, 0]
         torch.testing.assert_close(found.indirect_effects[layer, head], probability - found.shuffled, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_induction_scores(pair):
+    language, plain = pair
+    half = torch.stack([torch.randperm(10_000, generator=torch.Generator().manual_seed(i))[:20] for i in range(4)])
+    ids = torch.cat([half, half], dim=1) + 100
+    patterns = torch.stack(plain(ids, output_attentions=True).attentions)  # [layer prompt head query key]
+    seconds = range(20, 40)
+    induction = torch.stack([patterns[..., i, i - 19] for i in seconds]).mean(0).transpose(1, 2)  # [layer head prompt]
+    scores = score_heads(language.model, sequences=ids, progress=False)
+    torch.testing.assert_close(scores.scores["induction"], induction.double(), atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_ablation_of_heads(pair):
+    language, plain = pair
+    draw = {"tokenizer": language.tokenizer, "task": "antonyms", "n_shots": 4}
+    prompts = word_prompts(**draw, n_prompts=4, seed=1)
+    reference = word_prompts(**draw, n_prompts=6, labels="shuffled", seed=2)
+    heads = [(14, 1), (20, 5), (20, 0)]
+    found = ablate_matched(language.model, prompts, heads, reference=reference, n_random=1, progress=False)
+    projections, means = [layer.self_attn.o_proj for layer in plain.model.layers], {}
+
+    def keep(layer):
+        return lambda _, args: means.update({layer: args[0].mean(0)})
+
+    def replace(layer):
+        def put(_, args):
+            z = args[0].clone()
+            for head in (head for at, head in heads if at == layer):
+                part = slice(64 * head, 64 * head + 64)
+                z[..., part] = means[layer][:, part]
+            return (z,)
+
+        return put
+
+    for make, ids in ((keep, reference.ids), (replace, prompts.ids)):
+        handles = [projections[layer].register_forward_pre_hook(make(layer)) for layer in {at for at, _ in heads}]
+        logits = plain(ids).logits[:, -1]
+        [handle.remove() for handle in handles]
+    probability = logits.softmax(-1).gather(1, prompts.targets[:, None])[:, 0]
+    torch.testing.assert_close(found.ablated, probability, atol=1e-4, rtol=0)
 
 
 def test_antonyms_are_learned_in_context(pair):
