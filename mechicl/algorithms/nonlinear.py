@@ -175,7 +175,6 @@ def network_descent(
         n_hidden: number of hidden units.
         steps: number of steps of Adam, each on all points.
         learning_rate: learning rate of Adam.
-        seed: seed of the initial weights.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:

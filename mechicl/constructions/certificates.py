@@ -55,7 +55,6 @@ def certificates_table(seed: int = 0, n_prompts: Count = 64) -> pd.DataFrame:
 
     Args:
         seed: seed of the random prompts: inputs `N(0, 1/4)`, targets `N(0, 1)`.
-        n_prompts: number of prompts.
 
     Returns:
         One row per construction: "theorem" (with its paper), "construction" (the function that builds it), "layers",

@@ -47,7 +47,6 @@ def compress(
         d_model: width of the new stream, at most the model's.
         steps: number of training steps, each on up to 64 prompts; 0 returns the projected model.
         learning_rate: learning rate of Adam at the first step.
-        seed: seed of the order of prompts.
 
     Returns:
         `CompressedModel`: `model`; `stream` `[d_model new_d_model]` with orthonormal columns, the map into the new

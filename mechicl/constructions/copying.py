@@ -37,9 +37,7 @@ def copy_targets(
     its attention to the sink; other positions leave `2 n e^(-score_scale / 2)` to the keys.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: largest number of context points; the model refuses longer prompts, for which it has no positions.
-        y_dim: dimension of the targets.
         attention: "linear", or "softmax" with a sink for positions that have nothing to copy.
         score_scale: softmax score of a match; larger is more exact. Not used with linear attention.
 
@@ -71,10 +69,8 @@ def copy_then_gradient_descent(
     `n_context` points; the model refuses longer ones.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: largest number of context points.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
-        y_dim: dimension of the targets.
         steps: number of steps after the copying layer, one a layer.
         largest_eigenvalue: λ_max of S = XᵀX on the intended prompts, to check that the steps converge; None for no
             check.

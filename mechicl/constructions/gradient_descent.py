@@ -35,11 +35,8 @@ def gradient_descent(
     one head, width `x_dim + y_dim` and `steps` looped layers (with shared weights).
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
-        y_dim: dimension of the targets.
-        steps: number of steps, that is layers.
         initial_weights: W_0 `[x y]`, 0 by default.
         largest_eigenvalue: λ_max of S = XᵀX on the intended prompts, to check that the steps converge; None for no
             check.
@@ -84,12 +81,9 @@ def gd_plus_plus(
     equal.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the summed gradient, one for all steps or one per step.
         gamma: γ, acting on the summed S, one for all steps or one per step.
-        y_dim: dimension of the targets.
-        steps: number of steps, that is layers.
         largest_eigenvalue: λ_max of the first S on the intended prompts, to check that the steps converge; None for no
             check.
 
@@ -130,11 +124,8 @@ def preconditioned_gd(
     all matrices are equal.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: number of context points; it is recorded only, and prompts of any number work.
         preconditioner: A `[x x]`, one for all steps or one per step.
-        y_dim: dimension of the targets.
-        steps: number of steps, that is layers.
 
     Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
     """
@@ -177,8 +168,6 @@ def kernel_gradient_descent(
         step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
         bias: biases of the features, 0 by default.
         act_fn: activation of the features, such as "relu", "gelu", "square" or "cos".
-        y_dim: dimension of the targets.
-        steps: number of steps, that is layers.
         largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the intended prompts, to check that the steps converge;
             None for no check.
 
@@ -210,11 +199,9 @@ def softmax_gradient_descent(
     `Σ y_i (s_i - mean s)` instead of `Σ y_i s_i`.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: number of context points; without a sink the step size holds for exactly this number.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         score_scale: factor on the scores, small against `1 / max |<x_i, x>|`; rounding grows as it shrinks.
-        y_dim: dimension of the targets.
         sink: add the sink; the paper's heads have none.
 
     Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser.

@@ -38,7 +38,6 @@ def hide(
     Args:
         model: a model without norms, clipping, gates, attention biases or rotary positions, for example one of
             `mechicl.constructions`.
-        seed: seed of all random matrices.
         distractors: number of heads added to each layer, which read the stream with random weights and write into
             dimensions that the model does not read; each MLP also gets 4 * distractors random hidden units.
         junk_prompts: prompts, or token ids; with them, distractors also read the output of earlier distractors, scaled

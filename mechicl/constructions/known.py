@@ -76,7 +76,6 @@ def known_models(
             default, models written by hand.
         hidden: obfuscate the models with `hide`: a rotated stream, random gauges and distractors that read each other.
         noise: noise added to the weights of hidden models, relative to the root mean square of each matrix.
-        seed: seed of the obfuscation.
 
     Returns:
         `KnownModel` objects: `name`, `model`, `hypothesis` (with the algorithm), `task` and `exact`.

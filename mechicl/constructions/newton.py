@@ -32,11 +32,9 @@ def newton(
     has k + 2 layers and width 2 x_dim + y_dim.
 
     Args:
-        x_dim: dimension of the inputs.
         n_context: number of context points; it is recorded only, and prompts of any number work.
         steps: number k of iterations.
         alpha: α, below `2 / λ_max²` of every context, with λ_max the largest eigenvalue of S.
-        y_dim: dimension of the targets.
         attention: "linear", or "relu", where each score takes a pair of heads.
         largest_eigenvalue: λ_max on the intended prompts, to check that α converges; None for no check.
 

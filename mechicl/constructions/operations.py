@@ -53,7 +53,6 @@ def aff(
     Exact up to rounding; with "square", rounding of numbers above 1 is relative to their squares.
 
     Args:
-        stream: the residual stream.
         weights: W `[source target]` for each subspace that is read, by its name.
         target: name of the subspace that the result replaces.
         bias: b, 0 by default.
@@ -74,7 +73,6 @@ def mul(stream: Stream, left: str, right: str, target: str, *, shape: tuple[int,
     Exact up to rounding, which is relative to `(|a| + |b|)²` and `(|target| + 1)²`.
 
     Args:
-        stream: the residual stream.
         left: name of the subspace of the first factor, a.
         right: name of the subspace of the second factor, b.
         target: name of the subspace that the product replaces.

@@ -51,7 +51,6 @@ class IterativeLearner(PrefixLearner, Protocol):
         """Return the predictions after each step, for every prefix.
 
         Args:
-            prompts: prompts to predict.
             with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
         """
         ...
@@ -142,7 +141,6 @@ class AlgorithmLearner:
         """Return the predictions after all requested steps, for every prefix; one step if the algorithm has none.
 
         Args:
-            prompts: prompts to predict.
             with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
         """
         if with_weights:
@@ -241,7 +239,6 @@ class AlgorithmFamily:
         """Return the prediction at each value (the axis `step`), for every prefix.
 
         Args:
-            prompts: prompts to predict.
             with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
         """
         trajectories = [member.trajectory(prompts, with_weights=with_weights) for member in self.members()]
@@ -326,7 +323,6 @@ def prompt_batches(
     Args:
         learner: the learner; its method `bytes_per_prompt(prompts)`, if it has one, replaces a general estimate.
         prompts: prompts to divide.
-        memory: bound on memory in bytes; 1 GiB by default.
         copies: factor on the memory of the predictions, for example for gradients.
         reserved: bytes that the caller uses meanwhile.
     """
@@ -344,7 +340,6 @@ def squared_errors(
         learner: a model, an `AlgorithmLearner` or any other learner.
         prompts: prompts with targets.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        memory: bound on memory in bytes; 1 GiB by default.
 
     Returns:
         Squared errors `[prompt point]`; with "points", point t is predicted from points 0..t-1.

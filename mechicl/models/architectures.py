@@ -25,7 +25,6 @@ def build(cfg: ModelConfig, seed: int = 0) -> Model:
 
     Args:
         cfg: a `TransformerConfig` for a `HookedTransformer`, or an `LSTMConfig` for a `HookedLSTM`.
-        seed: seed of the random initial weights.
 
     Returns:
         The model, on the config's device.

@@ -175,7 +175,6 @@ class HookedLSTM(PromptedModel):
 
     Args:
         cfg: the configuration.
-        seed: seed of the initial weights.
 
     Example:
         >>> model = HookedLSTM(LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96))

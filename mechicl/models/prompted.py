@@ -235,7 +235,6 @@ class PromptedModel(LayeredModel):
         """Yield the residual stream before the first layer and then after each: n_layers + 1 tensors, from one pass.
 
         Args:
-            prompts: the prompts.
             at: rows of the tensors: the predicted "points", the "query" alone, or all "positions".
         """
         stream = self.forward(prompts, stop_at_layer=0)

@@ -60,7 +60,6 @@ class Paired(_Layout):
         """Return the tokens `(x, y)` of prompts, without the query's target.
 
         Args:
-            prompts: prompts of `x_dim` and `y_dim` dimensions.
             initial_weights: W_0 `[x y]` of the query's token `(x_q, -x_q W_0)`; 0 by default.
         """
         self._require_dims(prompts)
@@ -111,7 +110,6 @@ class Interleaved(_Layout):
         """Return the tokens `x_1, y_1, x_2, y_2, ..., x_q` of prompts, zero-padded.
 
         Args:
-            prompts: prompts of `x_dim` and `y_dim` dimensions.
             initial_weights: not available in this format; None.
         """
         self._require_dims(prompts)
@@ -143,8 +141,6 @@ def prompt_format(name: PromptFormatName, *, x_dim: Count, y_dim: Count) -> Prom
 
     Args:
         name: "paired" puts x and y of a point into one token; "interleaved" has a token for x and one for y in turn.
-        x_dim: dimension of the inputs.
-        y_dim: dimension of the targets.
 
     Returns:
         A `Paired` or `Interleaved`: `encode(prompts)` are the tokens `[prompt pos d_token]`, and `prediction_positions`

@@ -26,7 +26,6 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
     Args:
         grid: the table of a sweep (`sweeps.load_table`), which may be unfinished.
         out: the folder; made if need be.
-        title: title of the page.
 
     Example:
         >>> write_sweep_page(load_table("runs/rates"), "runs/rates/report")

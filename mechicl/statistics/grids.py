@@ -72,7 +72,6 @@ class GridTable:
             value: name of the value.
             by: the axes of the result; all but "seed" by default. Intervals are over the other axes.
             median: return the median and a bootstrap interval instead, for skewed values.
-            level: confidence level.
 
         Returns:
             One row a point of the grid: the columns `by`, then `value` (the mean or median), "low", "high", "n" (rows

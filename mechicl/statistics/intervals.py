@@ -86,7 +86,6 @@ def interval(samples: Tensor, level: ConfidenceLevel = 0.95) -> Interval:
 
     Args:
         samples: every entry, of any shape, counts as one independent sample (a prompt or a seed).
-        level: confidence level.
 
     Returns:
         `Interval` with `mean`, `low`, `high` and `n`. `low` and `high` are NaN with fewer than two samples. If a sample
@@ -110,7 +109,6 @@ def ratio_interval(
     Args:
         numerator: samples whose mean is divided.
         denominator: samples whose mean divides, in the same order.
-        level: confidence level.
 
     Returns:
         `Interval` with `mean` (the ratio), `low`, `high` and `n`. It is NaN if a sample is not finite, or the
@@ -135,7 +133,6 @@ def difference_interval(
     Args:
         first: samples whose mean is subtracted.
         second: independent samples of the other group; their number may differ.
-        level: confidence level.
 
     Returns:
         `Interval` with `mean` (the difference), `low`, `high` and `n` (the smaller number of samples). The ends are NaN
@@ -170,8 +167,6 @@ def median_interval(
 
     Args:
         values: every entry, of any shape, counts as one independent sample.
-        seed: seed of the resamples.
-        level: confidence level.
         n_resamples: number of resamples.
 
     Returns:

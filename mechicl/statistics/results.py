@@ -78,9 +78,6 @@ class Result:
         Leading axes are averaged first: the entries of one sample are not independent, so they do not count as more
         samples. `to_dataframe()`, or `interval(result.field[0])`, has the intervals of single entries. A field that is
         already an interval is returned unchanged, whatever the level.
-
-        Args:
-            level: confidence level.
         """
         means = {name: self._interval(name, _sample_means(value), level) for name, value in self.samples().items()}
         return self._ready() | means

@@ -278,7 +278,6 @@ class PromptDistribution(Distribution[Prompts]):
         """Draw prompts of independent tasks; the same seed gives the same bits on the same kind of device.
 
         Args:
-            n_prompts: number of prompts.
             seed: seed of a new generator on `device`.
             generator: generator to use instead of a seed, on its own device.
             device: device of the prompts; by default the generator's, else the CPU.

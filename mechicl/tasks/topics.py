@@ -157,7 +157,6 @@ class TopicClassification(TokenDistribution):
         Args:
             topics: names of topics, such as "animals".
             n_texts: number of texts.
-            seed: seed of the words and the order.
 
         Returns:
             The texts, and for each the index of its topic in `topics`.

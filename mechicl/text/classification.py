@@ -174,7 +174,6 @@ class LabelledTexts:
 
         Args:
             n: number of examples.
-            seed: seed of the random draw.
             balanced: draw the same number of examples of each class, up to a difference of one; if False, all examples
                 are equally likely.
 
@@ -211,7 +210,6 @@ class LabelledTexts:
 
         Args:
             labels: "true" keeps the labels, "flipped" takes the next class (cyclic), "random" draws uniform classes.
-            seed: seed of random labels.
         """
         n_classes = self.task.n_classes
         match labels:

@@ -154,13 +154,11 @@ def word_prompts(
     Args:
         tokenizer: the language model's tokenizer, with the interface of `transformers`.
         task: task, or the name of one in `WORD_TASKS`.
-        n_prompts: number of prompts.
         n_shots: demonstrations per prompt; 0 for zero-shot prompts.
         labels: outputs that demonstrations show. "true": the right ones; "shuffled": exchanged within a prompt, so that
             no input has its own output; "random": words of other tasks; "other task": the demonstrations are pairs of
             `other` instead.
         other: task of the demonstrations, required for labels="other task" and refused otherwise.
-        seed: seed of the random draw.
 
     Returns:
         A `WordPrompts`: `ids` `[prompt pos]` (a prompt ends where its answer would begin), `targets` `[prompt]` (the

@@ -122,7 +122,6 @@ def match_curve(
     Args:
         matches: results of `match`, at least one; the keys, names of algorithms, are the labels in the legend.
         growths: fits by the same keys; the better of the two curves (linear, exponential) is drawn.
-        title: title of the figure.
     """
     fig = draw.figure(title, next(iter(matches.values())).row_name, "best-matching steps", log_y=True)
     shifts = [0.12 * (i - (len(matches) - 1) / 2) for i in range(len(matches))]  # equal steps are side by side

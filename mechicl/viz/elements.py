@@ -134,9 +134,6 @@ def interval_lines(
     """Draw lines of means with bands of their intervals.
 
     Args:
-        title: title of the figure.
-        x_title: title of the horizontal axis.
-        y_title: title of the vertical axis.
         x: positions along the horizontal axis, the same for all lines.
         lines: for each line an `Interval` (mean and ends) at each x, for example of `statistics.interval`; the keys
             are the labels in the legend. Names of known algorithms have fixed colours.

@@ -121,7 +121,6 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
 
     Args:
         scores: result of `score_heads`.
-        title: title of the figure.
     """
     if not scores.scores:
         raise ValueError("scores must have at least one score, got none")

@@ -33,7 +33,6 @@ def losses_over_training(
             checkpoint has them as `record["curve"]["eval_loss"]`, at the steps "eval_step".
         references: mean squared errors of horizontal lines (also drawn halved); the keys are their labels.
         transitions: results of `find_transitions`, by the same keys as `losses`: each fall of a loss gets a diamond.
-        title: title of the figure.
         log_x: logarithmic axis of steps.
         log_y: logarithmic axis of losses.
     """
@@ -99,7 +98,6 @@ def heads_during_training(
     Args:
         curve: a checkpoint's `record["curve"]`, with "eval_step" and "eval_loss" `[step][seed]`; {} draws no losses.
         scores: result of `score_heads_over_training` for the same checkpoint.
-        title: title of the figure.
     """
     fig = make_subplots(specs=[[{"secondary_y": True}]])
     fig.update_layout(draw.figure(title).layout)
@@ -142,7 +140,6 @@ def settings_figure(
         scores: scores by setting (such as "zero-shot" and "fine-tuned"; the labels in the legend) and then by task (the
             labels along the axis), for example `FineTuningComparison.intervals()["zero_shot_score"]`.
         y_title: title of the vertical axis, the kind of score.
-        title: title of the figure.
         chance: score of guessing for each task, in their order, drawn as a dotted line across the task's bars.
     """
     if not scores:
@@ -172,7 +169,6 @@ def update_similarity_figure(
 
     Args:
         comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.
-        title: title of the figure.
     """
     return _by_layer(title, comparisons, "update_similarity", {"random change": "random_update_similarity"})
 
@@ -190,7 +186,6 @@ def map_similarity_figure(
 
     Args:
         comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.
-        title: title of the figure.
     """
     return _by_layer(title, comparisons, "map_similarity_after", {"before fine-tuning": "map_similarity_before"})
 
@@ -206,7 +201,6 @@ def head_similarity_figure(
 
     Args:
         comparison: result of `compare_with_finetuning`.
-        title: title of the figure.
     """
     means = comparison.head_update_similarity.mean(-1)
     layers, heads = means.shape

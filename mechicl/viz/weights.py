@@ -32,7 +32,6 @@ def connectivity_paths(
             labels in the legend. A value is one path, or a list with one per seed. With up to three keys, single paths
             have bands of 95% intervals over prompts. Of keys such as "tuned member, rescaled", equal first parts have
             one colour and equal second parts one dash.
-        title: title of the figure.
     """
     by_name = {name: [path] if isinstance(path, LossPath) else list(path) for name, path in paths.items()}
     alphas = [list(path.alphas) for seeds in by_name.values() for path in seeds]
@@ -136,7 +135,6 @@ def kernel_heatmaps(
     Args:
         views: results of `view_kernel` on the same grid of one-dimensional inputs; the keys are the panels' titles.
         part: the whole kernel, or the part of it through values; symmetry and rank are always the whole kernel's.
-        title: title of the figure.
     """
     grids = [view.grid for view in views.values()]
     if not grids or any(grid.shape[1] != 1 or not grid.equal(grids[0]) for grid in grids):

@@ -27,7 +27,6 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
     Args:
         prompts: prompts whose query targets are predicted. Deep GD++ needs many: rare contexts with large eigenvalues
             of XᵀX decide its loss.
-        steps: number of steps.
         gamma: tune GD++ instead of gradient descent; needs more than one step.
         per_step: tune a step size (and γ) for each step instead of one for all; the last γ, which has no effect, is
             left out.
@@ -87,7 +86,6 @@ def tuned_clipped_descent(
 
     Args:
         prompts: prompts whose query targets are predicted.
-        steps: number of steps.
         clip: the entries of all tokens (x, y) are clipped to [-clip, clip] after every step.
         gamma: tune GD++, which also maps the inputs by `X ← X (I - γ XᵀX)`; needs more than one step.
         per_step: tune a step size (and γ) for each step instead of one for all.

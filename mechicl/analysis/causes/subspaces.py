@@ -193,7 +193,6 @@ def fit_subspace(
         iterations: number of optimizer iterations per start.
         restarts: number of random starts, in addition to directions found by regression. The best on the fitting
             prompts is taken.
-        seed: seed of prompts, columns and the untrained model.
 
     Returns:
         `r2(layer, dim)`, how well exchanging the subspace reproduces exchanging the variable (1: exactly, 0: no

@@ -173,7 +173,6 @@ def circuit_curve(
         reference: prompts that "mean" averages over or "resample" takes replacements from; by default the prompts
             themselves.
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
-        seed: seed of random scores, and of "resample".
 
     Returns:
         A `CircuitCurve`, whose methods take the name of one of the scores (default: the first): `faithfulness(name)`,

@@ -51,7 +51,6 @@ def measure_circuit(
         n_subsets: number of subsets of the circuit's nodes to remove from the circuit, and from the model, for
             `Circuit.incompleteness`. These are all subsets if there are at most that many, else random ones that
             contain each node with probability 1/2.
-        seed: seed of the subsets, and of "resample".
 
     Returns:
         The same nodes and edges with new measurements, as shares of the effect of cutting everything: `faithfulness()`

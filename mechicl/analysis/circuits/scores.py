@@ -143,7 +143,6 @@ def score_edges(
         reference: prompts that "mean" averages over or "resample" takes replacements from; by default the prompts
             themselves.
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
-        seed: seed of random replacements and signs.
 
     Returns:
         `edges`, and `scores` `[edge prompt]`: the estimated metric with the edge cut minus that of the full model; for

@@ -77,7 +77,6 @@ def find_circuit(
         steps: number of gradients for the scores; by default 4, or 5 for "eap-ig".
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions. By
             default "query" for points, and for tokens if a metric is given, else "positions".
-        seed: seed of random replacements.
 
     Returns:
         The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()` is the share of the

@@ -158,7 +158,6 @@ def score_heads_over_training(
         names: names of scores, defined in `score_heads`.
         prompts: for models on prompts of points; token models draw sequences.
         n_prompts: number of sequences to draw.
-        seed: seed of the sequences drawn.
 
     Returns:
         `steps`, and `scores` by name, `[step seed]`: the mean score over prompts of the best head at that step.

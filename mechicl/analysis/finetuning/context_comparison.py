@@ -123,7 +123,6 @@ def compare_with_finetuning(
         shots: demonstrations and queries as tokens, made by `prompt_shots` (points) or `mechicl.text.text_shots`.
         tuning: `FineTuning(learning_rate, epochs, parameters, method)`, by default SGD on W_K and W_V of all layers in
             one pass; or the result of `fine_tune`, on these demonstrations or others (for example with other labels).
-        seed: seed of the random baselines.
 
     Returns:
         A `FineTuningComparison` with one value per query. `zero_shot_score`, `in_context_score` and `finetuned_score`

@@ -90,7 +90,6 @@ def search_tuning(
         held_out: the demonstrations to tune on, with other queries than those to be measured later: `Shots`, made by
             `prompt_shots` or `mechicl.text.text_shots`.
         tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of all W_K and W_V.
-        learning_rates: learning rates to try.
         epochs: numbers of epochs to try; one run per learning rate is measured after each of them.
         choose_by: criterion of the best setting: the highest mean "score" of the held-out queries (accuracy, or minus
             the squared error), or their lowest mean "loss" (cross entropy in nats, or squared error).

@@ -77,7 +77,6 @@ def search_on_prompts(
         model: a trained model; it stays unchanged.
         prompts: other prompts than those to be measured later.
         tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of all W_K and W_V.
-        learning_rates: learning rates to try.
         epochs: numbers of epochs (passes over the context) to try.
         zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs
             with targets of 0); by default "unlabelled" for a model with `keys="context"`, else "query".
@@ -119,7 +118,6 @@ def compare_on_prompts(
         tuning: settings of fine-tuning, such as `search_on_prompts(...).best` on other prompts.
         zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs
             with targets of 0); by default "unlabelled" for a model with `keys="context"`, else "query".
-        seed: seed of the random baselines.
 
     Returns:
         A `FineTuningComparison` with one value per prompt (its axis `query`), whose fields `compare_with_finetuning`

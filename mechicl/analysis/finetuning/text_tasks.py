@@ -98,7 +98,6 @@ def draw_texts(
         n_demonstrations: number of demonstrations, balanced over classes; by default the number that the task defines.
         n_held_out: number of queries to tune on; fewer if the split has fewer.
         n_queries: number of queries to measure on; fewer if the split has fewer.
-        seed: seed of the draw.
         source: two files or folders, one for each split, in place of the Hugging Face hub; for a task whose texts are
             made by rule ("farm", ...) leave it out.
 
@@ -167,11 +166,9 @@ def study_task(
         other_labels: also compare after "flipped" (next class) or "random" labels of the demonstrations, for plain
             fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method (`FineTuning`).
-        learning_rates: learning rates to try.
         epochs: numbers of epochs (passes over the demonstrations) to try.
         choose_by: choose by the highest mean "score" (accuracy) or the lowest mean "loss" of the held-out queries.
         widen: how often the grid of settings may be extended while the best lies on its border.
-        seed: seed of random baselines and labels.
 
     Returns:
         A `TaskStudy`: `tunings`, the best settings of each method (from its `TuningSearch` in `searches`);

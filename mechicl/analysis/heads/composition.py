@@ -63,7 +63,6 @@ def composition_scores(
         model: any model with W_Q, W_K, W_V and W_O. Norms between the weights are left out.
         kind: input of the later head: keys "K" (as induction heads compose), queries "Q" or values "V".
         baseline: subtract the mean score of random normal matrices of these shapes, from 64 draws.
-        seed: seed of these matrices.
 
     Returns:
         `[earlier layer, its head, later layer, its head]`, from 0 (no composition) to 1 without the baseline; 0 unless

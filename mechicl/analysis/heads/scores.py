@@ -149,7 +149,6 @@ def score_heads(
         sequences: for a model on token ids, ids `[prompt pos]` to use instead of drawn ones.
         n_prompts: number of sequences to draw: a random segment of 25 different tokens (fewer if the model lacks the
             positions or tokens) twice.
-        seed: seed of the sequences drawn.
         prepend: id of a token that precedes each sequence drawn and occurs nowhere else in it, such as
             beginning-of-sequence; none by default.
 

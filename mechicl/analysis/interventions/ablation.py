@@ -71,7 +71,6 @@ def ablate(
         only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
         keep_predictions: keep each cell's predictions; by default unless these are logits and there are metrics.
-        seed: seed of the shuffling of "resample".
 
     Returns:
         A sweep: `effect()` is the change of the first metric by each ablation, ablated minus intact, `[*axes prompt]`;

@@ -27,7 +27,6 @@ def corrupt(prompts: Prompts, kind: Corruption, *, seed: int = 0, noise_std: flo
             - "query": the query's input comes from another prompt (its target, which no model sees, stays);
             - "prompt": each prompt is replaced by another one of the batch;
             - "noise": Gaussian noise is added to the context's targets.
-        seed: seed of the random choices.
         noise_std: standard deviation of the noise for "noise", in units of the targets' standard deviation.
 
     Example:
@@ -67,7 +66,6 @@ def corrupt_tokens(
         kind: "occurrences" replaces every earlier occurrence of a sequence's last token by another random token, so
             that an induction head finds nothing; "sequence" replaces each sequence by another one of the batch.
         d_vocab: size of the vocabulary that replacements are drawn from; by default the largest id plus 1.
-        seed: seed of the random choices.
 
     Returns:
         Token ids of the same shape.

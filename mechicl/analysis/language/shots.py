@@ -86,7 +86,6 @@ def icl_score(
         labels: outputs of the demonstrations: "true" ones, "shuffled" within a prompt, or "random" words of other
             tasks. The queries are the same for all of them, and at 0 shots so is the result.
         n_prompts: number of prompts for each task, kind of labels and number of demonstrations.
-        seed: seed of the prompts.
 
     Returns:
         `accuracy` (1 where the most probable next token is the first token of the right answer that differs between

@@ -133,7 +133,6 @@ def align_variables(
         n_pairs: pairs for the fit, and for the test.
         epochs: passes over the pairs.
         learning_rate: learning rate of Adam.
-        seed: seed of the pairs and the fit.
 
     Returns:
         `accuracy` `[layer pair]`: 1 where the model's answer after the exchange is the causal model's, on held-out

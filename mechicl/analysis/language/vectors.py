@@ -88,7 +88,6 @@ def function_vectors(
         n_shots: demonstrations per prompt.
         n_prompts: number of prompts with shuffled labels, and of zero-shot prompts.
         n_clean: number of prompts with true labels that the means are taken over.
-        seed: seed of the prompts.
 
     Returns:
         `heads`, the `vector` `[d_model]`, the `indirect_effects` of all heads `[layer head prompt]` (gain in
@@ -176,7 +175,6 @@ def task_vectors(
         task: a task of `mechicl.text`, or its name.
         n_shots: demonstrations per few-shot prompt.
         n_prompts: number of prompts of each kind.
-        seed: seed of the prompts.
 
     Returns:
         Probabilities of the right answer: `patched` after each layer, and `control` with streams from prompts with

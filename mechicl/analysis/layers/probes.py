@@ -198,7 +198,6 @@ def probe(
         held_out: prompts to measure on, with the same number of points (required).
         penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
             for each layer, position and entry of a quantity.
-        folds: number of folds of the cross-validation.
 
     Returns:
         A `ProbeResult`: `explained()` is R² on held-out prompts `[quantity layer pos]` (1 for a perfect probe), where

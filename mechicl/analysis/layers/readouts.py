@@ -91,7 +91,6 @@ def fit_readouts(
             paper, only the last stream is, if the model has a final norm: its readout can then equal the model's head.
         penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
             for each layer, point and target dimension.
-        folds: number of folds of the cross-validation.
 
     Returns:
         A `Readouts`, a learner whose steps are the layers, from 0 (before the first layer) to n_layers:

@@ -97,11 +97,7 @@ class HookedTransformer(LensNames):
     @torch.no_grad()
     @checked(undefined=True)
     def reset_parameters(self, seed: int) -> None:
-        """Draw new weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config).
-
-        Args:
-            seed: seed of the random weights.
-        """
+        """Draw new weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
         cfg, generator = self.cfg, torch.Generator().manual_seed(seed)
         matrices = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_gate", "W_pos")
         deviations: dict[str, float] = dict.fromkeys(matrices, cfg.initializer_range)
