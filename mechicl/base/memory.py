@@ -36,10 +36,6 @@ class Budget:
     Attributes:
         memory: the bound, in bytes.
         kept: bytes that are needed throughout: results, activations to patch in.
-
-    Example:
-        >>> Budget(2**20).holding(torch.zeros(1000, dtype=torch.float64)).rows(per_row=4096)
-        254
     """
 
     memory: float = MEMORY

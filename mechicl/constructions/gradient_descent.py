@@ -38,8 +38,7 @@ def gradient_descent(
         n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         initial_weights: W_0 `[x y]`, 0 by default.
-        largest_eigenvalue: λ_max of S = XᵀX on the intended prompts, to check that the steps converge; None for no
-            check.
+        largest_eigenvalue: λ_max of XᵀX on the intended prompts, to check convergence; None for no check.
 
     Warns:
         DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
@@ -84,8 +83,7 @@ def gd_plus_plus(
         n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the summed gradient, one for all steps or one per step.
         gamma: γ, acting on the summed S, one for all steps or one per step.
-        largest_eigenvalue: λ_max of the first S on the intended prompts, to check that the steps converge; None for no
-            check.
+        largest_eigenvalue: λ_max of the first S on the intended prompts, to check convergence; None for no check.
 
     Warns:
         DivergenceWarning: more than one step, after which the residual along the top eigenvector is larger than at the
@@ -168,8 +166,7 @@ def kernel_gradient_descent(
         step_size: a, the factor on the gradient of `Σ_i (m(x_i) W - y_i)² / 2`.
         bias: biases of the features, 0 by default.
         act_fn: activation of the features, such as "relu", "gelu", "square" or "cos".
-        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the intended prompts, to check that the steps converge;
-            None for no check.
+        largest_eigenvalue: λ_max of `Σ_i m(x_i)ᵀ m(x_i)` on the intended prompts, to check convergence; None for none.
 
     Warns:
         DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.

@@ -37,10 +37,6 @@ class Paired(_Layout):
 
     The query's token is `(x_q, -x_q W_0)`, with `W_0 = 0` by default. The one prediction is read at the last token.
     Source: von Oswald et al. 2023, section 2.
-
-    Attributes:
-        x_dim: dimension of the inputs.
-        y_dim: dimension of the targets.
     """
 
     @property
@@ -87,10 +83,6 @@ class Interleaved(_Layout):
 
     Each is zero-padded to the wider of the two. Point t is predicted at its own x token, from the points before it.
     Source: Garg et al. 2022; Fu et al. 2024, section 3.
-
-    Attributes:
-        x_dim: dimension of the inputs.
-        y_dim: dimension of the targets.
     """
 
     @property

@@ -193,14 +193,7 @@ def over_models(
 
 
 def as_text(value: Interval | float) -> str:
-    """Format a number or an interval to the known digits, and name differences that are only rounding.
-
-    Example:
-        >>> as_text(Interval(1.000000012, 1.00000001, 1.000000014, n=5))
-        '1 (to rounding)'
-        >>> as_text(2.2e-16)
-        'rounding'
-    """
+    """Format a number or interval to the known digits; name differences that are only rounding: "1 (to rounding)"."""
     if not isinstance(value, Interval):
         return "rounding" if 0 < abs(value) < ROUNDING / 1000 else f"{value:.4g}"
     if not (math.isfinite(value.low) and math.isfinite(value.high)):

@@ -112,12 +112,7 @@ def as_study(checkpoint: Checkpoint) -> Study:
 
 
 def task_as_text(task: Any) -> str:
-    """Describe a task: its size, the distributions of inputs and weights, the noise, and all other settings.
-
-    Example:
-        >>> task_as_text(LinearRegression(x_dim=3, n_context=7)).partition(";")[0]
-        'linear regression (7 context points, 3 dimensions'
-    """
+    """Describe a task: its size, the distributions of inputs and weights, the noise, and all other settings."""
     if not isinstance(task, LinearRegression):
         return repr(task) if dataclasses.is_dataclass(task) else type(task).__name__
     changed = {f.name: getattr(task, f.name) for f in dataclasses.fields(task) if getattr(task, f.name) != f.default}

@@ -44,12 +44,7 @@ def combinations(axes: Mapping[str, Axis]) -> list[dict[str, Any]]:
 
 
 def change(config: TrainingConfig, changes: Mapping[str, Any]) -> TrainingConfig:
-    """A config with fields changed, by their paths, all at once, so that fields that must agree can change together.
-
-    Example:
-        >>> change(TrainingConfig(), {"model.n_layers": 3, "steps": 10}).model.n_layers
-        3
-    """
+    """A config with fields changed, by their paths, all at once, so that fields that must agree can change together."""
     sizes = {name: changes[name] for name in SIZES if name in changes}
     if sizes:
         config = config.resized(**sizes)

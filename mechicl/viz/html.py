@@ -22,10 +22,6 @@ class Html:
         body: the picture. An element that a script has not drawn yet has the attribute `data-waiting`.
         script: source of the library that the picture needs, the same for all such pictures; empty if it needs none.
         still: the same picture as a figure for paper and pages, if there is one.
-
-    Example:
-        >>> picture = prompt_attention(model, prompts[:1])
-        >>> picture.save("attention.html")
     """
 
     body: str = field(repr=False)

@@ -78,8 +78,7 @@ def search_on_prompts(
         prompts: other prompts than those to be measured later.
         tuning: settings other than learning rate and epochs (`FineTuning`); by default plain SGD of all W_K and W_V.
         epochs: numbers of epochs (passes over the context) to try.
-        zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs
-            with targets of 0); by default "unlabelled" for a model with `keys="context"`, else "query".
+        zero_shot: the prompt without demonstrations, "query" or "unlabelled", as for `prompt_shots`.
 
     Returns:
         A `TuningSearch`: `best`, the `FineTuning` settings with the least mean squared error; `loss` `[learning_rate
@@ -116,8 +115,7 @@ def compare_on_prompts(
         model: a trained model; it stays unchanged.
         prompts: prompts whose contexts are the demonstrations.
         tuning: settings of fine-tuning, such as `search_on_prompts(...).best` on other prompts.
-        zero_shot: the prompt without demonstrations: "query" (the query alone) or "unlabelled" (the context's inputs
-            with targets of 0); by default "unlabelled" for a model with `keys="context"`, else "query".
+        zero_shot: the prompt without demonstrations, "query" or "unlabelled", as for `prompt_shots`.
 
     Returns:
         A `FineTuningComparison` with one value per prompt (its axis `query`), whose fields `compare_with_finetuning`

@@ -54,8 +54,7 @@ def patch(
         axes: what to sweep: "layer" and any of "pos", and "head" for parts of attention, or "head", "query" and "key"
             (positions) for scores and patterns, or "pos" and "neuron" for an MLP's hidden layer; by default layer and
             head, or layer and pos for components without heads.
-        direction: "denoising" patches clean activations into the corrupted run, "noising" corrupted ones into the clean
-            run.
+        direction: "denoising" patches clean activations into the corrupted run, "noising" the other way round.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
             "loss" against the clean prompts' targets, where there are any: squared error, or cross entropy in nats for
             `TokenSequences`.

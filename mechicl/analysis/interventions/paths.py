@@ -53,8 +53,7 @@ def patch_paths(
         clean: the prompts whose activations replace the others ("denoising").
         corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
         receiver: the input of B that is patched: its queries "q", keys "k" or values "v".
-        direction: "denoising" patches clean activations into the corrupted run, "noising" corrupted ones into the clean
-            run.
+        direction: "denoising" patches clean activations into the corrupted run, "noising" the other way round.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name; by default the
             loss against the clean prompts' targets, where there are any.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.

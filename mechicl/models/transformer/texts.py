@@ -201,12 +201,6 @@ class TextModel(PromptedModel):
 
         Returns:
             The prompt and the new tokens: a text, a list of texts, or token ids `[batch pos_and_new]`.
-
-        Example:
-            >>> cfg = TransformerConfig(prompt_format="token_ids", d_vocab=7, n_ctx=6, d_model=8, n_heads=2)
-            >>> tokens = HookedTransformer(cfg).generate(torch.tensor([[1, 2]]), 3, stop_at_eos=False, seed=0)
-            >>> tokens.shape
-            torch.Size([1, 5])
         """
         if return_type not in ("input", "str", "tokens"):
             raise ValueError(f"return_type={return_type!r} is not one of ('input', 'str', 'tokens')")
