@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from mechicl.analysis.dynamics import AlignmentOverTraining, HeadsOverTraining, Transitions
+from mechicl.analysis.dynamics import AlignmentOverTraining, HeadsOverTraining, LearningCoefficient, Transitions
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, interval
@@ -121,6 +121,34 @@ def heads_during_training(
     score = "score (95% interval over seeds)" if several else "score"
     fig.update_yaxes(title_text=score, range=[0, 1], showgrid=False, tickmode="auto", secondary_y=True)
     return fig.update_layout(legend=draw.BELOW)
+
+
+@checked
+def learning_coefficients(result: LearningCoefficient, title: str = "Local learning coefficient") -> go.Figure:
+    """Draw the chains at the last step (first part and seed), and the coefficient of each part over training steps.
+
+    Args:
+        result: result of `learning_coefficient`; with a single step, its coefficients are dots.
+        title: title of the figure.
+    """
+    fig = draw.panels(title, [f"chains at step {result.steps[-1]}, {result.parts[0]}", "coefficient (95% interval)"])
+    left, right = draw.panel(0, 2), draw.panel(1, 2)
+    for chain in result.traces[-1, 0, 0].tolist():
+        ends = [(i + 1) * result.trace_every for i in range(len(chain))]
+        draw.add_line(fig, ends, chain, "chain", draw.COLORS["trained"], opacity=0.5, showlegend=False, place=left)
+    fig.add_vline(x=result.burn_in, line={"dash": "dot", "color": "gray"}, **left)
+    fig.update_xaxes(title_text="step of the sampler (dotted: first draw)", **left)
+    fig.update_yaxes(title_text="nβ (L(w) - L(w*))", **left)
+    rows = {part: [result.estimate(step, part) for step in result.steps] for part in result.parts}
+    if len(result.steps) == 1:
+        dots = draw.interval_dots("", "", list(rows), [means[0] for means in rows.values()]).data[0]
+        fig.add_trace(dots.update(showlegend=False), **right)
+        return fig.update_yaxes(autorange="reversed", **right)
+    for color, (part, means) in zip(draw.colors_for(list(rows)), rows.items(), strict=True):
+        look = {"showlegend": len(rows) > 1, "place": right}
+        draw.add_intervals(fig, draw.on_log_axis(result.steps), means, part, color, **look)
+    fig.update_xaxes(title_text=draw.FIRST_STEP, type="log", exponentformat="power", **right)
+    return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
 
 
 # ---- fine-tuning compared with demonstrations ----

@@ -84,7 +84,7 @@ def measure_over_training(
         found = {name: _per_sample(value) for name, value in values.items()}
         return {name: value.mean()[None] for name, value in found.items()} if several_seeds else found
 
-    steps, rows = _measure_snapshots(checkpoint, samples, progress)
+    steps, rows = measure_snapshots(checkpoint, samples, progress)
     snapshots = [{name: torch.cat([model[name] for model in row]) for name in row[0]} for row in rows]
     shapes = [{name: len(tensor) for name, tensor in snapshot.items()} for snapshot in snapshots]
     if differing := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:
@@ -127,7 +127,7 @@ def align_over_training(
         means = [value.nanmean() for value in alignment.samples().values()]
         return [*means, squared_errors(model, prompts, memory=memory).mean()]
 
-    steps, rows = _measure_snapshots(checkpoint, measure, progress)
+    steps, rows = measure_snapshots(checkpoint, measure, progress)
     return AlignmentOverTraining(steps, *torch.tensor(rows).unbind(-1))
 
 
@@ -175,7 +175,7 @@ def score_heads_over_training(
         scores = score_heads(model, prompts=prompts, **options)
         return [scores.mean(name).max().item() for name in names]
 
-    steps, rows = _measure_snapshots(checkpoint, measure, progress)
+    steps, rows = measure_snapshots(checkpoint, measure, progress)
     return HeadsOverTraining(steps, dict(zip(names, torch.tensor(rows).unbind(-1), strict=True)))
 
 
@@ -184,7 +184,7 @@ def _per_sample(value: Any) -> Float[Tensor, "sample"]:
     return tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1).mean(0)
 
 
-def _measure_snapshots(
+def measure_snapshots(
     checkpoint: Training, measure: Callable[[Any], Any], progress: bool
 ) -> tuple[tuple[int, ...], list[Any]]:
     bar = partial(progress_bar, unit="snapshot", progress=progress, desc="snapshots")

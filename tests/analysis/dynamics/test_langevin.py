@@ -1,0 +1,292 @@
+"""Learning coefficients against known values, quadrature and a plain loop of the sampler."""
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from mechicl import viz
+from mechicl.analysis.dynamics import LearningCoefficient, SamplingWarning, learning_coefficient
+from mechicl.analysis.dynamics.langevin import _mask
+from mechicl.checkpoints import Checkpoint, Snapshots, stack_models
+from mechicl.learners import squared_errors
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.statistics import load_result
+from mechicl.tasks import LinearRegression, RepeatedTokens
+
+TASK = LinearRegression(x_dim=2, n_context=4)
+CFG = TransformerConfig(x_dim=2, n_context=4, n_layers=2, n_heads=2)
+
+
+class Weights(nn.Module):
+    """Two parameters of any size, all 0."""
+
+    def __init__(self, n_first: int = 1, n_second: int = 1):
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(n_first, dtype=torch.float64))
+        self.second = nn.Parameter(torch.zeros(n_second, dtype=torch.float64))
+
+
+def estimate(loss: Callable[[Weights], Tensor], model: nn.Module | None = None, **options) -> LearningCoefficient:
+    """The coefficient of a function of the weights, which needs no data."""
+    options = {"n_beta": 1e4, "n_chains": 32, "n_draws": 2000, "burn_in": 500, "localization": 0.01} | options
+    return learning_coefficient(
+        model or Weights(), torch.zeros(1), loss=lambda model, _: loss(model), progress=False, **options
+    )
+
+
+def regression(n: int = 300, d: int = 4) -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
+    """A least-squares solution in float64 and its data."""
+    generator = torch.Generator().manual_seed(0)
+    xs = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    ys = xs.sum(1, keepdim=True) + torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    model = nn.Linear(d, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(xs, ys).solution.T)
+    return model, (xs, ys)
+
+
+def half_mse(model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
+    return (model(xs) - ys).square().mean() / 2
+
+
+# ---- known values ----
+
+
+@pytest.mark.parametrize("localization", [0.01, 60.0])
+def test_regular_regression_has_half_its_number_of_parameters_less_what_the_localization_holds(localization):
+    model, (xs, ys) = regression()
+    result = learning_coefficient(
+        model, (xs, ys), loss=half_mse, n_chains=16, n_draws=1500, localization=localization, progress=False
+    )
+    assert result.n_beta == pytest.approx(300 / math.log(300))
+    curvatures = torch.linalg.eigvalsh(xs.T @ xs / 300) * result.n_beta
+    exact = (curvatures / (curvatures + localization)).sum().item() / 2
+    assert exact == pytest.approx(2 if localization < 1 else 0.92, abs=0.01)
+    assert exact in result.estimate(level=0.99)
+    assert result.estimate().half_width < 0.05
+    assert result.failures == ()
+    assert result.acceptance.mean().item() == pytest.approx(0.9, abs=0.05)
+
+
+def test_minibatches_give_the_same_up_to_the_error_of_the_step_size():
+    model, data = regression()
+    result = learning_coefficient(
+        model, data, loss=half_mse, batch_size=100, n_chains=32, n_draws=1500, localization=0.01, progress=False
+    )
+    assert result.estimate().mean == pytest.approx(2, rel=0.1)
+    assert result.failures == ()
+    assert result.acceptance.isnan().all()
+
+
+@pytest.mark.parametrize(("power", "known"), [(1, 1 / 2), (2, 1 / 4)])
+def test_a_power_of_one_weight_has_one_over_that_power(power, known):
+    result = estimate(lambda model: model.first[0] ** (2 * power), parts=["first"], n_chains=128, n_draws=2000,
+                      burn_in=1000)  # fmt: skip
+    assert known in result.estimate(level=0.99)
+    assert result.estimate().half_width < 0.1 * known
+
+
+def test_a_product_of_two_weights_is_as_quadrature_gives_it():
+    # 1/2 in the limit of large n, from which it is far at any n: the singularity has multiplicity 2
+    grid = np.linspace(-6, 6, 4001)
+    density = 300 * grid[:, None] ** 2 * grid[None] ** 2
+    weight = np.exp(-density - (grid[:, None] ** 2 + grid[None] ** 2) / 2)
+    exact = (density * weight).sum() / weight.sum()
+    result = estimate(lambda model: (model.first * model.second)[0] ** 2, n_beta=300.0, localization=1.0,
+                      n_chains=128, n_draws=3000, burn_in=1000)  # fmt: skip
+    assert exact == pytest.approx(0.374, abs=0.001)
+    assert exact in result.estimate(level=0.99)
+    assert result.estimate().half_width < 0.1 * exact
+
+
+def test_each_part_has_its_own_coefficient():
+    result = estimate(
+        lambda model: model.first.square().sum() + (model.second**4).sum(), Weights(3, 1),
+        parts=["all", "first", "second"], n_draws=3000,
+    )  # fmt: skip
+    for part, known in (("all", 1.75), ("first", 1.5), ("second", 0.25)):
+        assert result.estimate(part=part).mean == pytest.approx(known, rel=0.06)
+
+
+# ---- the sampler against a plain loop ----
+
+
+@pytest.mark.parametrize("batch_size", [None, 20])
+def test_chains_are_those_of_a_plain_loop(batch_size):
+    model, (xs, ys) = regression(n=60, d=3)
+    options = {"n_chains": 2, "n_draws": 12, "burn_in": 4, "step_size": 0.02, "n_beta": 30.0, "localization": 5.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        result = learning_coefficient(
+            model, (xs, ys), loss=half_mse, batch_size=batch_size, seed=3, progress=False, **options
+        )
+    generator, center = torch.Generator().manual_seed(3 << 24), model.weight.detach()[0]
+    rows = torch.randint(60, (2, batch_size or 0), generator=generator)
+    weights, traces = center.repeat(2, 1), torch.zeros(2, 16, dtype=torch.float64)
+
+    def energy(w: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        some = slice(None) if batch_size is None else chosen
+        residual = xs[some] @ w - ys[some, 0]
+        loss = residual.square().mean() / 2
+        force = 30 * xs[some].T @ residual / len(residual) + 5 * (w - center)
+        return loss, 30 * loss + 2.5 * (w - center).square().sum(), force
+
+    for t in range(16):
+        if batch_size:
+            rows = torch.randint(60, (2, batch_size), generator=generator)
+        noise = torch.randn(2, 3, generator=generator)
+        uniform = None if batch_size else torch.rand(2, 1, generator=generator)
+        for i in range(2):
+            loss, before, force = energy(weights[i], rows[i])
+            traces[i, t] = 30 * (loss - energy(center, rows[i])[0])
+            moved = weights[i] - 0.01 * force + 0.02**0.5 * noise[i]
+            if uniform is not None:
+                _, after, force_there = energy(moved, rows[i])
+                ahead = Normal(weights[i] - 0.01 * force, 0.02**0.5).log_prob(moved).sum()
+                back = Normal(moved - 0.01 * force_there, 0.02**0.5).log_prob(weights[i]).sum()
+                if uniform[i, 0] >= (before - after + back - ahead).exp():
+                    continue
+            weights[i] = moved
+    torch.testing.assert_close(result.traces[0, 0, 0].double(), traces, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result.coefficients[0, 0, 0], traces[:, 4:].mean(1), rtol=1e-5, atol=1e-6)
+    drift = traces[:, 10:].mean(1) - traces[:, 4:10].mean(1)
+    torch.testing.assert_close(result.drifts[0, 0, 0], drift, rtol=1e-5, atol=1e-6)
+
+
+# ---- models, seeds, snapshots and parts ----
+
+
+def checkpoint(n_steps: int = 2, n_seeds: int = 2) -> Checkpoint:
+    models = [[HookedTransformer(CFG, seed=10 * i + j) for j in range(n_seeds)] for i in range(n_steps)]
+    states = [stack_models(row) for row in models]
+    weights = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    return Checkpoint("made", models[-1], {}, Snapshots(tuple(range(0, 4 * n_steps, 4)), weights))
+
+
+SHORT = {"n_chains": 2, "n_draws": 20, "burn_in": 50, "n_beta": 10.0, "progress": False}
+
+
+@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
+def test_all_snapshots_and_seeds_are_measured_together_or_in_parts():
+    made, prompts = checkpoint(), TASK.sample(32, seed=0)
+    result = learning_coefficient(made, prompts, parts=["all", "layer 1"], **SHORT)
+    assert (result.steps, result.parts) == ((0, 4), ("all", "layer 1"))
+    assert result.coefficients.shape == (2, 2, 2, 2)
+    expected = [[squared_errors(model, prompts).mean() for model in made.models_at(i)] for i in range(2)]
+    torch.testing.assert_close(result.losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=0)
+    apart = learning_coefficient(made, prompts, parts=["all", "layer 1"], memory=2e5, **SHORT)
+    torch.testing.assert_close(apart.coefficients, result.coefficients, rtol=1e-3, atol=1e-4)
+    late = learning_coefficient(made, prompts, steps=[4], **SHORT)
+    assert late.steps == (4,)
+    torch.testing.assert_close(late.losses, result.losses[1:])
+    assert result.estimate(step=0, part="layer 1").n == 2
+    assert set(result.intervals()) == {"coefficients", "temperatures", "drifts"}
+    assert list(result.to_dataframe()["part"]) == ["all", "layer 1"] * 2
+
+
+@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
+def test_token_models_and_models_that_cannot_be_stacked_have_their_loss():
+    task = RepeatedTokens(d_vocab=8, n_ctx=8, min_period=2, max_period=4)
+    cfg = TransformerConfig(prompt_format="token_ids", d_vocab=8, n_ctx=8, n_layers=1, d_model=8, attention="softmax")
+    sequences = task.sample(16, seed=0)
+    model = HookedTransformer(cfg, seed=0)
+    result = learning_coefficient(model, sequences, batch_size=8, **SHORT)
+    logits = model(sequences.read).log_softmax(-1)
+    scored = sequences.predictable[:, 1:]
+    nats = -logits.gather(-1, sequences.ids[:, 1:, None])[..., 0][scored].mean()
+    lstm = HookedLSTM(LSTMConfig(x_dim=2, n_context=4, n_layers=1, d_model=4), seed=0)
+    prompts = TASK.sample(16, seed=0)
+    recurrent = learning_coefficient(lstm, prompts, **SHORT)
+    mse = squared_errors(lstm, prompts, at="points").mean()
+    # with minibatches the loss is that of the first one
+    assert result.losses.item() == pytest.approx(nats.item(), rel=0.2)
+    assert recurrent.losses.item() == pytest.approx(mse.item(), rel=1e-5)
+    assert recurrent.coefficients.isfinite().all()
+
+
+def test_a_head_is_its_rows_of_the_attention_weights():
+    model = HookedTransformer(CFG.replace(attn_bias=True), seed=0)
+    names = [name for name, weight in model.named_parameters() for _ in range(weight.numel())]
+    mask, place = _mask(model, "head 1.0"), 0
+    for name, weight in model.named_parameters():
+        of_part = mask[place : place + weight.numel()].view(weight.shape)
+        place += weight.numel()
+        inside = name.startswith("blocks.1.attn.") and name.rpartition(".")[2] != "b_O"
+        assert of_part[0].all() == inside
+        assert not of_part[1:].any()
+    layer = _mask(model, "layer 1")
+    assert [name for name, inside in zip(names, layer, strict=True) if inside] == [
+        name for name in names if name.startswith("blocks.1.")
+    ]
+
+
+# ---- diagnostics ----
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "message"),
+    [
+        (lambda m: m.first[0] ** 2, {"n_draws": 20, "step_size": 1e-7}, "chains are too short to spread"),
+        (lambda m: m.first[0] ** 2, {"n_draws": 200, "burn_in": 0, "step_size": 1e-6}, "chains drift"),
+        (lambda m: m.first[0] ** 2, {"step_size": 1.0}, "most steps are rejected"),
+        (lambda m: (m.first[0] - 0.1) ** 2, {}, "the coefficient is negative"),
+        (lambda m: (m.first[0] ** 2 - 0.1) ** 2 + 0.005 * m.first[0], {"n_draws": 300}, "chains disagree"),
+        (lambda m: m.first[0] ** 2, {"batch_size": 1, "step_size": 1.2e-4}, "the temperature is above 1.2"),
+        (lambda m: m.first[0] ** 2, {"batch_size": 1, "step_size": 1.0}, "chains diverge"),
+    ],
+)  # fmt: skip
+def test_a_diagnostic_that_fails_is_a_warning(loss, options, message):
+    with pytest.warns(SamplingWarning, match=message):
+        result = estimate(loss, parts=["first"], **options)
+    assert any(message in failure for failure in result.failures)
+
+
+# ---- results and errors ----
+
+
+def test_a_result_is_saved_and_drawn(tmp_path):
+    result = estimate(lambda model: model.first[0] ** 2, parts=["first"], n_draws=200, burn_in=100, localization=1.0)
+    again = load_result(result.save(tmp_path / "coefficient"))
+    torch.testing.assert_close(again.coefficients, result.coefficients)
+    assert again.estimate() == result.estimate()
+    assert len(viz.plot(result).data) == 32 + 1
+    over = learning_coefficient(
+        {0: Weights(), 5: Weights()}, torch.zeros(1), loss=lambda m, _: m.first[0] ** 2 + m.second[0] ** 2,
+        n_beta=100.0, n_chains=4, n_draws=200, burn_in=100, progress=False,
+    )  # fmt: skip
+    figure = viz.plot(over, title="Two weights")
+    assert list(figure.data[-1].x) == [2.5, 5]
+    assert list(figure.data[-1].y) == pytest.approx([over.estimate(step).mean for step in (0, 5)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parts": ["blocks.7.*"]}, "parts must be"),
+        ({"parts": []}, "parts must be one or more different names"),
+        ({"steps": [3]}, "steps must be one of 0, 4; got 3"),
+        ({"burn_in": 10}, "burn_in must be at least 50"),
+        ({"batch_size": 64}, "at least batch_size=64 examples"),
+        ({"n_chains": 1}, "n_chains must be"),
+        ({"loss": half_mse}, "data must be tensors together with a loss"),
+    ],
+)
+def test_bad_input_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        learning_coefficient(checkpoint(), TASK.sample(16, seed=0), **SHORT | options)
+
+
+def test_data_and_models_must_fit():
+    model, (xs, ys) = regression()
+    with pytest.raises(ValueError, match="data must be tensors together with a loss"):
+        learning_coefficient(model, (xs, ys))
+    with pytest.raises(ValueError, match="one entry per example"):
+        learning_coefficient(model, (xs, ys[1:]), loss=half_mse)
+    with pytest.raises(ValueError, match="parameters of the same shapes"):
+        learning_coefficient([model, nn.Linear(2, 1)], (xs, ys), loss=half_mse)
