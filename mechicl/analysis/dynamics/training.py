@@ -187,6 +187,7 @@ def _per_sample(value: Any) -> Float[Tensor, "sample"]:
 def measure_snapshots(
     checkpoint: Training, measure: Callable[[Any], Any], progress: bool
 ) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the snapshots' steps, and at each a list with the measure of every seed's model."""
     bar = partial(progress_bar, unit="snapshot", progress=progress, desc="snapshots")
     if not isinstance(checkpoint, Checkpoint):
         if not checkpoint:
