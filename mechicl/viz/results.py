@@ -14,6 +14,7 @@ from mechicl.analysis.circuits import Circuit, EdgeScores
 from mechicl.analysis.circuits.circuit_comparison import CircuitComparison
 from mechicl.analysis.circuits.curves import CircuitCurve
 from mechicl.analysis.dynamics.langevin import LearningCoefficient
+from mechicl.analysis.dynamics.strategies import StrategyTracking
 from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.analysis.heads.scores import HeadScores
@@ -76,6 +77,7 @@ plot.register(TokenIdentification, behaviour.token_divergences)
 plot.register(AlignmentOverTraining, lambda result: training.alignments_over_training({"": result}))
 plot.register(HeadsOverTraining, lambda r, curve=None, **more: training.heads_during_training(curve or {}, r, **more))
 plot.register(LearningCoefficient, training.learning_coefficients)
+plot.register(StrategyTracking, training.strategies_over_training)
 plot.register(FewShotScores, language.few_shot_curves)
 plot.register(FunctionVector, language.head_effects)
 plot.register(MatchedAblation, lambda result: language.ablation_bars({"": result}))

@@ -7,7 +7,13 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from mechicl.analysis.dynamics import AlignmentOverTraining, HeadsOverTraining, LearningCoefficient, Transitions
+from mechicl.analysis.dynamics import (
+    AlignmentOverTraining,
+    HeadsOverTraining,
+    LearningCoefficient,
+    StrategyTracking,
+    Transitions,
+)
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.base.arguments import checked
 from mechicl.statistics import Interval, interval
@@ -148,6 +154,42 @@ def learning_coefficients(result: LearningCoefficient, title: str = "Local learn
         look = {"showlegend": len(rows) > 1, "place": right}
         draw.add_intervals(fig, draw.on_log_axis(result.steps), means, part, color, **look)
     fig.update_xaxes(title_text=draw.FIRST_STEP, type="log", exponentformat="power", **right)
+    return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
+
+
+@checked
+def strategies_over_training(tracking: StrategyTracking, title: str = "Strategies during training") -> go.Figure:
+    """Draw the weights of strategies over training, the residual, and the way through the space of predictions.
+
+    Bands are 95% intervals over seeds and prompts. In the second panel a dotted line marks the threshold above which no
+    mixture explains the model. The third shows the first two principal components of all predictions, with a line for
+    each seed that begins at a circle, and a diamond for each strategy.
+
+    Args:
+        tracking: result of `track_strategies`.
+        title: title of the figure.
+    """
+    shares = ", ".join(f"{share:.0%}" for share in tracking.explained)
+    names = ["weight in the nearest mixture", "residual", f"principal components ({shares})"]
+    fig, steps = draw.panels(title, names), draw.on_log_axis(tracking.steps)
+    places = [draw.panel(i, 3) for i in range(3)]
+    for i, (name, color) in enumerate(zip(tracking.learners, draw.colors_for(tracking.learners), strict=True)):
+        draw.add_intervals(fig, steps, tracking.weight(name), name, color, place=places[0], legendgroup=name)
+        x, y = tracking.learner_coordinates[:, i].tolist()
+        marker = {"symbol": "diamond", "size": 12, "color": color, "line": {"color": "white", "width": 1}}
+        fig.add_scatter(x=[x], y=[y], mode="markers", name=name, marker=marker, legendgroup=name, showlegend=False,
+                        **places[2])  # fmt: skip
+    blue = draw.COLORS["trained"]
+    draw.add_intervals(fig, steps, tracking.residuals(), "residual", blue, place=places[1], showlegend=False)
+    fig.add_hline(y=tracking.threshold, line={"color": "#999999", "width": 1, "dash": "dot"}, **places[1])
+    for seed, (xs, ys) in enumerate(tracking.coordinates.permute(2, 0, 1).tolist()):
+        marker = {"size": [9, *[4] * (len(xs) - 1)], "color": blue}
+        look = {"mode": "lines+markers", "marker": marker, "opacity": 0.7, "legendgroup": "model"}
+        draw.add_line(fig, xs, ys, "model", blue, place=places[2], showlegend=seed == 0, **look)
+    for place in places[:2]:
+        fig.update_xaxes(type="log", exponentformat="power", **place)
+    fig.update_xaxes(title={"text": draw.FIRST_STEP}, **places[0]).update_yaxes(rangemode="tozero", **places[1])
+    fig.update_yaxes(range=[-0.02, 1.02], **places[0])
     return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
 
 

@@ -46,7 +46,8 @@ class AlignmentOverTraining(Result):
 
 Training = Checkpoint | Sequence[Any] | Mapping[int, Any]
 """A checkpoint with snapshots; models by training step, each given as it is or as a function without arguments that
-loads it; or a list of models in the order of training, which count as steps 0, 1, 2, ..."""
+loads it; or a list of models in the order of training, which count as steps 0, 1, 2, ... A list in place of a model has
+one model for each seed."""
 
 
 @checked
@@ -195,7 +196,8 @@ def measure_snapshots(
         models = checkpoint if isinstance(checkpoint, Mapping) else dict(enumerate(checkpoint))
         loaded = (models[step]() if inspect.isroutine(models[step]) or isinstance(models[step], partial)
                   else models[step] for step in sorted(models))  # fmt: skip
-        return tuple(sorted(models)), [[measure(model)] for model in bar(loaded, total=len(models))]
+        rows = ([each] if not isinstance(each, list | tuple) else each for each in loaded)
+        return tuple(sorted(models)), [[measure(model) for model in row] for row in bar(rows, total=len(models))]
     if checkpoint.snapshots is None:
         raise CheckpointError(f"{checkpoint.name} was saved without snapshots")
     steps = tuple(checkpoint.snapshots.steps)
