@@ -135,7 +135,6 @@ def learning_coefficients(result: LearningCoefficient, title: str = "Local learn
 
     Args:
         result: result of `learning_coefficient`; with a single step, its coefficients are dots.
-        title: title of the figure.
     """
     fig = draw.panels(title, [f"chains at step {result.steps[-1]}, {result.parts[0]}", "coefficient (95% interval)"])
     left, right = draw.panel(0, 2), draw.panel(1, 2)
@@ -167,7 +166,6 @@ def strategies_over_training(tracking: StrategyTracking, title: str = "Strategie
 
     Args:
         tracking: result of `track_strategies`.
-        title: title of the figure.
     """
     shares = ", ".join(f"{share:.0%}" for share in tracking.explained)
     names = ["weight in the nearest mixture", "residual", f"principal components ({shares})"]

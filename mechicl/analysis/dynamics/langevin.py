@@ -97,7 +97,6 @@ class LearningCoefficient(Result):
         Args:
             step: training step of the snapshot; the last by default.
             part: name of the part; the first by default.
-            level: confidence level.
         """
         i = -1 if step is None else index_of("step", step, self.steps)
         j = 0 if part is None else index_of("part", part, self.parts)
@@ -178,7 +177,8 @@ def learning_coefficient(
         memory: bound on memory in bytes; it limits how many models run at a time.
 
     Returns:
-        `coefficients` `[step part seed chain]`; `estimate(step, part)` with its interval; diagnostics and `failures`.
+        A `LearningCoefficient`: `coefficients` λ `[step part seed chain]`; `estimate(step, part)` is their mean with
+        its 95% interval; `failures` lists the diagnostics of the chains that fail (empty: reliable).
 
     Raises:
         ValueError: no data, an unknown part or step, or a burn-in too short to find a step size.

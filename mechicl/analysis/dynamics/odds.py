@@ -91,13 +91,13 @@ def fit_strategy_odds(
     complexity of a memorising strategy, which grows with the pool. g, k > 0, α in [0, 2] and β in [0, 3] are fitted by
     least cross entropy. The baselines are a constant, and logistic regression on log D and log N.
 
-    The form (evidence from the data with a power of N, against complexity with a power) is that of Wurgaft et al. 2025
-    as we know it; we could not check its formulas against the paper's text. As we remember it, the paper estimates
-    the complexity of each strategy by compression; here it is a power of D with a fitted factor.
+    The form is that of Wurgaft et al. 2025 as we know it, not checked against the paper's text. As we remember it, the
+    paper estimates complexities by compression; here they are a power of D with a fitted factor.
 
     Args:
-        shares: weight of memorising divided by the weight of both strategies, 0 to 1, at each pool size and step. NaN
-            leaves a condition out, for example one whose verdict is "none of these".
+        shares: weight of memorising divided by the weight of both strategies, 0 to 1, at each pool size and step (for
+            example from `track_strategies(...).weights`). NaN leaves a condition out, for example one whose verdict is
+            "none of these".
         pool_sizes: pool sizes D, different.
         steps: training steps N, 1 or more.
         loss_gaps: expected loss of the generalising strategy minus that of the memorising one on each pool, in nats.

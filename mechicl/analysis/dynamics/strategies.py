@@ -79,7 +79,6 @@ class StrategyTracking(Result):
 
         Args:
             name: name of the strategy.
-            level: confidence level.
         """
         i = index_of("name", name, self.learners)
         found = zip(self.weights[i], self.weight_errors[i].tolist(), strict=True)
@@ -87,11 +86,7 @@ class StrategyTracking(Result):
 
     @checked
     def residuals(self, level: float = 0.95) -> list[Interval]:
-        """Return the mean residual over seeds at each snapshot, with an interval as of `weight`.
-
-        Args:
-            level: confidence level.
-        """
+        """Return the mean residual over seeds at each snapshot, with an interval as of `weight`."""
         found = zip(self.residual, self.residual_errors.tolist(), strict=True)
         return [_interval(seeds, error, level).within(0, math.inf) for seeds, error in found]
 
@@ -159,7 +154,6 @@ def track_strategies(
         threshold: residual above which the verdict is "none of these". Compare it with `left_out`: a strategy whose
             value there is smaller would not be missed.
         n_resamples: number of resamples of the prompts, for intervals.
-        seed: seed of the resamples.
         memory: bound on memory in bytes of the predictions of all models.
 
     Returns:
