@@ -78,8 +78,8 @@ class Regret(Result):
     def _lines(self) -> list[tuple[str, str]]:
         last = len(self.points) - 1
         places = sorted({0, last // 4, last // 2, last})
-        columns = ["mean", "regret", *(f"after {self.points[place]}" for place in places)]
-        lines = [(f"{self.loss}, above {self.reference}", " ".join(f"{column:>18}" for column in columns))]
+        columns = ["mean loss", "mean regret", *(f"regret after {self.points[place]}" for place in places)]
+        lines = [(f"{self.loss}; regret over {self.reference}", " ".join(f"{column:>18}" for column in columns))]
         for name, losses in self.losses.items():
             curve = self.curve(name)
             numbers = [f"{losses.mean().item():.4f}", str(self.mean(name)), *(str(curve[place]) for place in places)]
