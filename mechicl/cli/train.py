@@ -19,7 +19,7 @@ from mechicl.base.version import __version__
 from mechicl.checkpoints import Snapshots, save
 from mechicl.cli.checkpoints import held_out
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression
-from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig, train
+from mechicl.training import PRESETS, Clamp, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.config import resize_task
 
 TaskKind = Literal["LinearRegression", "SineRegression", "FixedTasks"]
@@ -154,8 +154,8 @@ def _ramp(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Primit
 
 @REGISTRY.primitive_rule
 def _more_tasks(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """Parse the further tasks of a preset, which can be kept or dropped, but not overridden one by one."""
-    if info.type != tuple[AnyTask, ...]:
+    """Parse further tasks and interventions, which can be kept or dropped, but not overridden one by one."""
+    if info.type not in (tuple[AnyTask, ...], tuple[Clamp, ...]):
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,

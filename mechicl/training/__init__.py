@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from mechicl.training.clamp import Clamp
 from mechicl.training.config import TrainingConfig
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.interchange import train_interchange
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PRESETS",
     "SOAP",
+    "Clamp",
     "Curriculum",
     "Ramp",
     "TrainingConfig",

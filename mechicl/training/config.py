@@ -13,6 +13,7 @@ from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
 from mechicl.tasks.sampling import TokenDistribution
+from mechicl.training.clamp import Clamp
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.optimizers import OptimizerName
 
@@ -56,6 +57,7 @@ class TrainingConfig:
             rounding, not bit for bit.
         tracker: name of a tracker that accelerate knows ("tensorboard", "wandb", ...), if any.
         cpu: use the CPU even if there is an accelerator.
+        interventions: clamps, which set, copy or freeze parts of activations in some steps (see `Clamp`).
     """
 
     task: AnyTask = field(default_factory=LinearRegression)
@@ -85,6 +87,7 @@ class TrainingConfig:
     compile: bool = False
     tracker: str | None = None
     cpu: bool = False
+    interventions: tuple[Clamp, ...] = ()
 
     def __post_init__(self):
         check_fields(self)
@@ -96,6 +99,7 @@ class TrainingConfig:
             raise ValueError("model.device='meta' has no numbers to train: leave it out, or use cpu or cuda")
         for task in self.tasks:
             self._check_fit(task)
+        self._check_interventions()
         if self.loss == "points" and not self.model.one_pass:
             raise ValueError("loss='points' needs interleaved prompts and causal keys: only then does one pass give it")
         if self.curriculum is not None:
@@ -129,6 +133,13 @@ class TrainingConfig:
         if self.on_tokens and self.loss is not None:
             raise ValueError(f"loss={self.loss!r} is for prompts of points; token models predict every token")
 
+    def _check_interventions(self) -> None:
+        if self.interventions and (self.compile or self.fused_attention):
+            raise ValueError("interventions need hooks, which compile=True and fused_attention=True leave out")
+        for i, clamp in enumerate(self.interventions):
+            if clamp.steps is not None and clamp.steps[1] > self.steps:
+                raise ValueError(f"interventions[{i}]: steps={clamp.steps} is outside the run of {self.steps} steps")
+
     @property
     def tasks(self) -> tuple[AnyTask, ...]:
         """The task and `more_tasks`."""
@@ -153,21 +164,22 @@ class TrainingConfig:
 
     @property
     def snapshot_steps(self) -> tuple[int, ...]:
-        """Training steps of the snapshots, in ascending order; empty with n_snapshots=0.
+        """Training steps of the snapshots, in ascending order; empty with n_snapshots=0 and nothing frozen.
 
         By default these are 0 and geometrically spaced steps from a 200th of the run to its end; with
-        `snapshots_between` evenly spaced ones.
+        `snapshots_between` evenly spaced ones. The steps that activations are frozen at come in addition.
         """
+        frozen = {clamp.snapshot for clamp in self.interventions if clamp.method == "freeze" and clamp.snapshot}
         if self.n_snapshots == 0:
-            return ()
+            return tuple(sorted(frozen))
         if self.snapshots_between is not None:
             begin, end = self.snapshots_between
             n = max(2, self.n_snapshots)
             spaced = (round(begin + (end - begin) * i / (n - 1)) for i in range(n))
-            return tuple(sorted({step for step in spaced if step <= self.steps}))
+            return tuple(sorted({*frozen, *(step for step in spaced if step <= self.steps)}))
         first, n = max(1, self.steps // 200), max(2, self.n_snapshots - 1)
         spaced = (first * (self.steps / first) ** (i / (n - 1)) for i in range(n))
-        return tuple(sorted({0, *(min(self.steps, round(step)) for step in spaced)}))
+        return tuple(sorted({0, *frozen, *(min(self.steps, round(step)) for step in spaced)}))
 
     @checked
     def tasks_at(self, step: int) -> tuple[AnyTask, ...]:
@@ -234,6 +246,8 @@ class TrainingConfig:
         data["more_tasks"] = [task_to_dict(task) for task in self.more_tasks]
         if self.curriculum is not None:
             data["curriculum"] = dataclasses.asdict(self.curriculum)
+        if clamps := data.pop("interventions"):  # without any, records and the names of cells in sweeps are unchanged
+            data["interventions"] = [dataclasses.asdict(clamp) for clamp in clamps]
         return data
 
     @classmethod
@@ -248,6 +262,7 @@ class TrainingConfig:
         readers: dict[str, Callable[[Any], Any]] = {
             "task": task_from_dict, "model": config_from_dict, "curriculum": _curriculum,
             "more_tasks": lambda tasks: tuple(map(task_from_dict, tasks or ())),
+            "interventions": lambda clamps: tuple(Clamp(**clamp) for clamp in clamps or ()),
         }  # fmt: skip
         for name, read in readers.items():
             try:

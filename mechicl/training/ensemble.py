@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn as nn
@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from mechicl.models import PromptedModel
 from mechicl.prompts import At
+from mechicl.training.clamp import Clamp
 
 
 class Ensemble(nn.Module):
@@ -50,22 +51,39 @@ class Ensemble(nn.Module):
         return list(self._shapes.values())
 
     def forward(
-        self, tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"], at: At
+        self,
+        tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"],
+        at: At,
+        clamps: Sequence[tuple[Clamp, "Ensemble | None"]] = (),
     ) -> Float[Tensor, "seed prompt row d_out"]:
-        """Each model's outputs on its own tokens."""
+        """Each model's outputs on its own tokens, with clamped activations; a clamp may have models to copy from."""
         model = self._template[0]
 
-        def run_one(flat: Tensor, tokens: Tensor) -> Tensor:
+        def run_one(flat: Tensor, tokens: Tensor, *sources: Tensor) -> Tensor:
             if torch.compiler.is_compiling():  # the compiler supports this function
                 return functional_call(model, self._named(flat), (tokens,), {"at": at})
-            with self._using(self._named(flat).values()):
+            flats, hooks = iter(sources), []
+            for clamp, source in clamps:
+                copied = source and source.record(next(flats), tokens, clamp.source_hook_name)
+                hooks.append((clamp.hook_name, clamp.hook(copied)))
+            with self._using(self._named(flat).values()), model.hooks(fwd_hooks=hooks) if hooks else nullcontext():
                 return model(tokens, at=at)
 
+        rows = (self.flat, tokens, *(source.flat.detach() for _, source in clamps if source is not None))
         if self.n_seeds == 1:  # without vmap's overhead
-            return run_one(self.flat.squeeze(0), tokens.squeeze(0)).unsqueeze(0)
+            return run_one(*(each.squeeze(0) for each in rows)).unsqueeze(0)
         if not model.vectorizes:
-            return torch.stack([run_one(*seed) for seed in zip(self.flat, tokens, strict=True)])
-        return vmap(run_one)(self.flat, tokens)
+            return torch.stack([run_one(*seed) for seed in zip(*rows, strict=True)])
+        return vmap(run_one)(*rows)
+
+    @torch.no_grad()
+    def record(self, flat: Float[Tensor, "weight"], tokens: Tensor, name: str) -> Tensor:
+        """The activation at a hook `[prompt ...]` of one model with the weights of a row."""
+        kept: list[Tensor] = []
+        with self._using(self._named(flat).values()), self.template.hooks([(name, lambda x, hook: kept.append(x))]):
+            stop = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else None  # later layers need not run
+            self.template(tokens, stop_at_layer=stop)
+        return kept[0]
 
     @contextmanager
     def _using(self, weights: Iterable[Tensor]) -> Iterator[None]:

@@ -34,8 +34,8 @@ def train_interchange(
     between the algorithm's predictions for prompts and sources: 1 - R². The targets of the queries are not used.
 
     Args:
-        config: task, model and training, without `curriculum` and `more_tasks`; `loss`, `target_loss` and fields about
-            speed, saves and snapshots are ignored. Held out are `eval_prompts` prompts and the same number of sources.
+        config: task, model and training, without `curriculum`, `more_tasks` and `interventions`; `loss`, `target_loss`
+            and fields about speed and saves are ignored. Held out are `eval_prompts` prompts and as many sources.
         hypothesis: `Hypothesis(algorithm, schedule, subspaces)`: which algorithm, which of its steps after each layer,
             and where its variables are in the residual stream; without subspaces the model may place them anywhere.
         n_interventions: number of interventions, drawn at random, in each training step.
@@ -48,7 +48,7 @@ def train_interchange(
     Raises:
         TrainingDivergedError: a loss is not finite.
         ValueError: a model that is not a transformer on prompts, or whose number of layers is not that of the
-            schedule; a curriculum, or more tasks.
+            schedule; a curriculum, more tasks, or interventions (`Clamp`).
 
     Source: Geiger et al. 2022, with regression targets.
 
@@ -61,8 +61,8 @@ def train_interchange(
     shape = config.model
     if getattr(shape, "prompt_format", None) not in ("paired", "interleaved") or not hasattr(shape, "n_heads"):
         raise ValueError(f"interchange training needs a transformer on prompts of points, got {type(shape).__name__}")
-    if config.curriculum is not None or config.more_tasks:
-        raise ValueError("interchange training has one task and no curriculum")
+    if config.curriculum is not None or config.more_tasks or config.interventions:
+        raise ValueError("interchange training has one task, no curriculum and no interventions")
     models, curves, measured, started = [], [], [], time.perf_counter()
     with progress_bar(total=config.steps * len(config.seeds), progress=progress, unit="step") as bar:
         for seed in config.seeds:

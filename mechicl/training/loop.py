@@ -22,6 +22,7 @@ from mechicl.base.progress import progress_bar
 from mechicl.base.tensor_files import write_tensors
 from mechicl.base.threads import n_cores, using_threads
 from mechicl.models import build
+from mechicl.training.clamping import Clamping
 from mechicl.training.config import TrainingConfig
 from mechicl.training.data import Batch, batches, examples, losses, make_generators
 from mechicl.training.ensemble import Ensemble
@@ -180,6 +181,13 @@ class _Training:
         if config.compile:
             self.step_model = compiled(cast(torch.nn.Module, self.step_model))
         self.eval_tokens, self.eval_targets = self._eval_batch()
+        tokens = self.eval_tokens[0, :1]
+        self.clamping = Clamping(config, folder, self.encoder, tokens) if config.interventions else None
+        sources = {} if self.clamping is None else self.clamping.digests
+        if self.last_save is not None and sources != self.state.sources:
+            name = min({*sources.items()} ^ {*self.state.sources.items()})[0]
+            raise ValueError(f"{folder} has a run in which the source of {name} had other weights: use another folder")
+        self.state.sources = sources
 
     def _optimizer(self, weights: torch.nn.Parameter) -> torch.optim.Optimizer:
         return make_optimizer(self.config.optimizer, weights, self.ensemble.shapes, self.config.learning_rate)
@@ -275,7 +283,8 @@ class _Training:
     def _step(self, batch: Batch) -> Float[Tensor, "seed"]:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate_at(batch.step)
-        step_losses = losses(self.step_model(batch.tokens, self.config.loss_at), batch.targets)
+        outputs = self.step_model(batch.tokens, self.config.loss_at, *self._clamps(batch.step))
+        step_losses = losses(outputs, batch.targets)
         if batch.weights is not None:
             step_losses = step_losses * batch.weights
         self.ensemble.flat.grad = None
@@ -297,6 +306,11 @@ class _Training:
             with torch.no_grad():
                 weights[stopped] = kept
         return step_losses
+
+    def _clamps(self, step: int) -> list[Any]:
+        """The clamps of a training step as an argument of the ensemble, if there are any."""
+        active = [] if self.clamping is None else self.clamping.at(step)
+        return [active] if active else []
 
     def _check_finite(self, step: int, losses: Tensor) -> None:
         if losses.isfinite().all():
@@ -331,7 +345,8 @@ class _Training:
 
     @torch.no_grad()
     def _evaluate(self) -> Float[Tensor, "seed"]:
-        evaluation = losses(self.ensemble(self.eval_tokens, self.config.loss_at), self.eval_targets)
+        clamps = self._clamps(max(self.state.step - 1, 0))  # those of the last training step
+        evaluation = losses(self.ensemble(self.eval_tokens, self.config.loss_at, *clamps), self.eval_targets)
         # the main process' value: a difference in the last bit must not stop some processes and not others
         return broadcast(evaluation).cpu()
 
@@ -376,3 +391,4 @@ class _Training:
             n_bytes = path.stat().st_size
             name = path.relative_to(self.folder).as_posix()
             self.state.files[name] = n_bytes, cast(str, digest_of_start(path, n_bytes))
+        self.accelerator.wait_for_everyone()  # clamps may read it

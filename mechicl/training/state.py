@@ -42,6 +42,7 @@ class RunState:
         wall_time: seconds spent so far.
         threads: number of torch's threads, on which the run's last bits depend; a resumed run uses the same number.
         files: number of bytes and SHA-256 of the other files of the save, by their path in the folder.
+        sources: SHA-256 of the weights that interventions copy from, by intervention.
     """
 
     step: int
@@ -53,6 +54,7 @@ class RunState:
     wall_time: float
     threads: int
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: Path, config: TrainingConfig) -> None:
         """Write the state file of a run, and keep the previous one."""
@@ -61,6 +63,8 @@ class RunState:
         tensors |= {"generators": self.generators, "stopped_at": self.stopped_at, "diverged_at": self.diverged_at}
         metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "threads": str(self.threads)}
         metadata |= {"files": json.dumps(self.files), "config": json.dumps(config.to_dict())}
+        if self.sources:
+            metadata["sources"] = json.dumps(self.sources)
         _keep_earlier(folder)
         write_tensors(folder / STATE_FILE, tensors, signed(tensors, metadata))
 
@@ -89,6 +93,7 @@ class RunState:
             saved, files = (json.loads(metadata[name]) for name in ("config", "files"))
             step, threads, wall_time = int(metadata["step"]), int(metadata["threads"]), float(metadata["wall_time"])
             files = {str(name): (int(n_bytes), str(digest)) for name, (n_bytes, digest) in files.items()}
+            sources = dict(json.loads(metadata.get("sources", "{}")))
             generators, stopped_at, diverged_at = (tensors[n] for n in ("generators", "stopped_at", "diverged_at"))
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedSaveError(f"{path} was not written by a run: {error!r}") from error
@@ -100,7 +105,7 @@ class RunState:
             {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             for prefix in ("weights/", "moments/")
         )
-        return cls(step, weights, moments, generators, stopped_at, diverged_at, wall_time, threads, files)
+        return cls(step, weights, moments, generators, stopped_at, diverged_at, wall_time, threads, files, sources)
 
 
 def digest_of_start(path: Path, n_bytes: int) -> str | None:
@@ -134,9 +139,9 @@ def _check_config(folder: Path, saved: dict[str, Any], config: TrainingConfig) -
     # through the config: a run that was saved before a field existed continues with that field's default
     before = json.loads(json.dumps(TrainingConfig.from_dict(saved).to_dict()))
     now = json.loads(json.dumps(config.to_dict()))
-    different = [name for name in now if now[name] != before.get(name)]
+    different = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     if different:
-        changes = "; ".join(f"{name}: {before.get(name)} there, {now[name]} now" for name in different)
+        changes = "; ".join(f"{name}: {before.get(name)} there, {now.get(name)} now" for name in different)
         raise ValueError(f"{folder} has a run with another config ({changes}); use another folder or restart it")
 
 

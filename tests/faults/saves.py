@@ -17,7 +17,7 @@ from mechicl.base.tensor_files import read_tensors
 from mechicl.checkpoints import CheckpointError, Snapshots, load_checkpoint, save, stack_models
 from mechicl.models import LSTMConfig, TransformerConfig, build
 from mechicl.tasks import LinearRegression, RepeatedTokens
-from mechicl.training import TrainingConfig, train
+from mechicl.training import Clamp, TrainingConfig, train
 from mechicl.training.metrics import Metrics
 from mechicl.training.state import EARLIER_STATE_FILE, STATE_FILE
 from tests.faults.runner import Campaign, Outcome, finish, start
@@ -29,10 +29,15 @@ TOKEN_MODEL = TransformerConfig(
 )  # fmt: skip
 LSTM = LSTMConfig(x_dim=3, n_context=4, n_layers=2, d_model=6)
 TOKENS = RepeatedTokens(d_vocab=7, n_ctx=12, min_period=2, max_period=5)
+CLAMPS = (
+    Clamp("pattern", 0, head=0, method="copy", source="induction-2l", steps=(0, 40)),
+    Clamp("z", 1, method="freeze", snapshot=20, steps=(25, 50)),
+)
 CONFIGS: dict[str, dict[str, Any]] = {
     "two seeds": {"seeds": (0, 3), "schedule": "cosine", "gradient_clip": 0.1, "n_snapshots": 9, "save_every": 2},
     "tokens": {"task": TOKENS, "model": TOKEN_MODEL, "steps": 60},
     "LSTM": {"model": LSTM, "steps": 60},
+    "clamped tokens": {"task": TOKENS, "model": TOKEN_MODEL, "steps": 60, "seeds": (0, 1), "interventions": CLAMPS},
 }
 WRITES = ("fsync", "replace", "link", "unlink")
 
