@@ -28,7 +28,6 @@ from mechicl.algorithms.token_counts import (
     bigram_bayes,
     ngram_bayes,
     pool_bayes,
-    seen_neighbours,
     uniform_tokens,
     unigram_bayes,
 )
@@ -74,7 +73,6 @@ __all__ = [
     "register_references",
     "ridge",
     "ridge_path",
-    "seen_neighbours",
     "sparse_bayes",
     "stable_step_size",
     "steepest_descent",

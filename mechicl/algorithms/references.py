@@ -25,7 +25,6 @@ from mechicl.algorithms.token_counts import (
     bigram_bayes,
     ngram_bayes,
     pool_bayes,
-    seen_neighbours,
     uniform_tokens,
     unigram_bayes,
 )
@@ -204,49 +203,34 @@ def _markov_chains(task: tasks.MarkovChains) -> dict[str, Any]:
     For a finite pool, Bayes over its chains comes first, then Bayes that knows only how often each visits each state.
     """
     counting = {"d_vocab": task.d_vocab, "concentration": task.concentration}
-    counts = {
-        f"order {task.order}": TokenAlgorithmLearner(ngram_bayes, {"order": task.order, **counting}),
+    pool: dict[str, Any] = {}
+    if task.n_chains is not None:
+        visits = stationary_distributions(task.pool) if task.order == 1 else None
+        exact = {"pool": task.pool, "first": visits if task.start == "stationary" else None}
+        pool["pool"] = TokenAlgorithmLearner(pool_bayes, exact)
+        if visits is not None:
+            pool["pool's unigrams"] = TokenAlgorithmLearner(pool_bayes, {"pool": visits})
+    if task.order > 1:
+        pool[f"order {task.order}"] = TokenAlgorithmLearner(ngram_bayes, {"order": task.order, **counting})
+    return {
+        **pool,
         "bigram": TokenAlgorithmLearner(bigram_bayes, counting),
         "unigram": TokenAlgorithmLearner(unigram_bayes, counting),
         "uniform": TokenAlgorithmLearner(uniform_tokens, {"d_vocab": task.d_vocab}),
-    }
-    if task.order == 1:
-        del counts["order 1"]
-    if task.n_chains is None:
-        return counts
-    if task.order > 1:
-        return {"pool": TokenAlgorithmLearner(pool_bayes, {"pool": task.pool}), **counts}
-    visits = stationary_distributions(task.pool)
-    exact = {"pool": task.pool, "first": visits if task.start == "stationary" else None}
-    return {
-        "pool": TokenAlgorithmLearner(pool_bayes, exact),
-        "pool's unigrams": TokenAlgorithmLearner(pool_bayes, {"pool": visits}),
-        **counts,
     }
 
 
 @register_references
 def _balls_and_urns(task: tasks.BallsAndUrns) -> dict[str, Any]:
     """Exact Bayes over the pool, if there is one; then the best learner for new urns, which counts."""
-    counting = {"d_vocab": task.d_vocab, "concentration": task.concentration}
     pool = {} if task.n_urns is None else {"pool": TokenAlgorithmLearner(pool_bayes, {"pool": task.pool})}
-    return {
-        **pool,
-        "unigram": TokenAlgorithmLearner(unigram_bayes, counting),
-        "uniform": TokenAlgorithmLearner(uniform_tokens, {"d_vocab": task.d_vocab}),
-    }
+    return {**pool, **{name: each for name, each in _markov_chains(task.new_urns.chains).items() if name != "bigram"}}
 
 
 @register_references
 def _graph_tracing(task: tasks.GraphTracing) -> dict[str, Any]:
-    """The neighbours seen so far; then counts of tokens that followed, and of tokens alone."""
-    counting = {"d_vocab": task.d_vocab}
-    return {
-        "seen neighbours": TokenAlgorithmLearner(seen_neighbours, counting),
-        "bigram": TokenAlgorithmLearner(bigram_bayes, counting),
-        "unigram": TokenAlgorithmLearner(unigram_bayes, counting),
-        "uniform": TokenAlgorithmLearner(uniform_tokens, counting),
-    }
+    """Counts of tokens that followed each token, which do not use the graph's shape; then of tokens alone."""
+    return _markov_chains(tasks.MarkovChains(d_vocab=task.d_vocab, concentration=0.1))
 
 
 @register_references

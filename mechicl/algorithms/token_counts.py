@@ -116,30 +116,6 @@ def ngram_bayes(
 
 
 @checked
-def seen_neighbours(
-    sequences: TokenSequences, *, d_vocab: VocabularySize, concentration: Positive = 0.01
-) -> Float[Tensor, "prompt read token"]:
-    """Predict tokens that have been next to the current one so far, before or after it, as equally likely.
-
-    On walks on a graph, `tasks.GraphTracing`, these are the neighbours that the walk has shown. It is not the exact
-    Bayes learner, which would also use the graph's shape.
-
-    Args:
-        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
-        d_vocab: number of different tokens.
-        concentration: weight of a token that has not been next to the current one, compared with one that has.
-
-    Returns:
-        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i.
-    """
-    one_hot, read = _one_hot(sequences, d_vocab), sequences.read
-    earlier = (read[:, :, None] == read[:, None, :]).double().tril()  # [prompt pos place]: the current token's places
-    after = earlier.tril(-1)[:, :, :-1] @ one_hot[:, 1:]
-    before = earlier[:, :, 1:] @ one_hot[:, :-1]
-    return _posterior_mean((after + before > 0).double(), concentration)
-
-
-@checked
 def pool_bayes(
     sequences: TokenSequences,
     *,
@@ -154,10 +130,8 @@ def pool_bayes(
     Args:
         sequences: token sequences; every id is below the pool's number of tokens. `predictable` is not used.
         pool: probabilities of the next token: `[source token]` for independent draws, or `[source history token]` for
-            Markov chains, with rows as in `MarkovChains.transitions`; the number of histories is a power of the number
-            of tokens, and gives the order.
-        first: probabilities of the first token in each chain (of order 1); None if it carries no information about the
-            chain.
+            Markov chains, with rows as in `MarkovChains.transitions`; the number of histories gives the order.
+        first: probabilities of the first token in each chain (of order 1); None if it is independent of the chain.
 
     Returns:
         Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i. Before a whole history
@@ -181,9 +155,9 @@ def pool_bayes(
             f"pool must be [source token] or [source history token] with a power of {d_vocab} histories (of order 1 "
             f"with first=), got shape {tuple(pool.shape)}"
         )
-    for name, table in (("pool", tables), ("first", first)):
-        if table is not None and ((table < 0).any() or (table.double().sum(-1) - 1).abs().max() > 1e-6):
-            raise ValueError(f"{name} must be probabilities that sum to 1 over tokens")
+    for table in (tables, tables if first is None else first.double()):
+        if (table < 0).any() or (table.sum(-1) - 1).abs().max() > 1e-6:
+            raise ValueError("pool and first must be probabilities that sum to 1 over tokens")
     _one_hot(sequences, d_vocab)  # refuses larger ids
     n_read = sequences.read.shape[1]
     size = max(1, AT_ONCE // max(1, n_read * (n_sources + n_histories * d_vocab)))
@@ -194,10 +168,8 @@ def pool_bayes(
         for back in range(order):  # wrong for the first order - 1 positions, which are not used
             history = history + d_vocab**back * F.pad(read, (back, 0))[:, :n_read]
         evidence = torch.zeros(*read.shape, n_sources, dtype=torch.float64)
-        if order:
-            evidence[:, order:] = logs[:, history[:, order - 1 : -1], read[:, order:]].movedim(0, -1)
-        else:
-            evidence = logs[:, 0, read].movedim(0, -1)
+        before = F.pad(history, (1, 0))[:, order:n_read]
+        evidence[:, order:] = logs[:, before, read[:, order:]].movedim(0, -1)
         if first is not None:
             evidence[:, 0] = first.double().log().clamp(min=-1e9)[:, read[:, 0]].T
         posterior = evidence.cumsum(1).softmax(-1)

@@ -81,8 +81,8 @@ class MarkovChains(TokenDistribution):
             exactly the best learner; or the chain's "stationary" distribution (for order 1).
         n_chains: number of chains in a finite pool, all equally likely; None for a new chain in each sequence.
         chain_seed: seed of the pool.
-        order: number of previous tokens that the next one depends on. The first `order` tokens are drawn from `start`
-            and are not scored.
+        order: number of previous tokens that the next one depends on; with 0 tokens are independent. The first `order`
+            tokens are drawn from `start` and are not scored.
 
     Example:
         >>> chains = MarkovChains(d_vocab=3, n_ctx=50)
@@ -98,7 +98,7 @@ class MarkovChains(TokenDistribution):
     start: Literal["uniform", "stationary"] = "uniform"
     n_chains: Count | None = None
     chain_seed: Natural = 0
-    order: Count = 1
+    order: Natural = 1
 
     def __post_init__(self):
         check_fields(self)
@@ -107,16 +107,12 @@ class MarkovChains(TokenDistribution):
                 f"order must be below n_ctx={self.n_ctx} with d_vocab ** order at most {MOST_HISTORIES}, got "
                 f"order={self.order} and d_vocab={self.d_vocab}"
             )
-        if self.start == "stationary" and self.order > 1:
+        if self.start == "stationary" and self.order != 1:
             raise ValueError(f"start='stationary' needs order=1, got order={self.order}")
 
     @property
     def pool(self) -> Float[Tensor, "chain history next_state"]:
-        """Transition matrices of the finite pool, float64 on the CPU; rows are as in `transitions`.
-
-        Raises:
-            ValueError: the task has no finite pool.
-        """
+        """Transition matrices of the finite pool, float64 on the CPU, with rows as in `transitions`."""
         return self._pool.clone()
 
     @property
@@ -161,15 +157,14 @@ class MarkovChains(TokenDistribution):
         draws = random.uniform(n_prompts, self.n_ctx + 1)
         # the next state is the number of cumulated probabilities below a uniform number; the last of them is 1
         cumulated = transitions.cumsum(-1)[..., :-1]
-        states = list((draws[:, : self.order, None] > first.cumsum(-1)[:, None, :-1]).sum(-1).unbind(1))
-        history, prompts = torch.zeros_like(states[0]), torch.arange(n_prompts, device=random.device)
-        for state in states:
-            history = history * self.d_vocab + state
-        for t in range(self.order, self.n_ctx + 1):
-            states.append((draws[:, t, None] > cumulated[prompts, history]).sum(-1))
+        prompts = torch.arange(n_prompts, device=random.device)
+        states, history = [], torch.zeros_like(prompts)
+        for t in range(self.n_ctx + 1):
+            below = first.cumsum(-1)[:, :-1] if t < self.order else cumulated[prompts, history]
+            states.append((draws[:, t, None] > below).sum(-1))
             history = (history * self.d_vocab + states[-1]) % self.d_vocab**self.order
         ids = torch.stack(states, dim=1)
-        predictable = torch.arange(self.n_ctx + 1, device=random.device) >= self.order
+        predictable = torch.arange(self.n_ctx + 1, device=random.device) >= max(self.order, 1)
         return TokenSequences(ids, predictable.expand_as(ids).clone())
 
 

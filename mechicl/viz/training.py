@@ -170,25 +170,22 @@ def strategies_over_training(tracking: StrategyTracking, title: str = "Strategie
     shares = ", ".join(f"{share:.0%}" for share in tracking.explained)
     names = ["weight in the nearest mixture", "residual", f"principal components ({shares})"]
     fig, steps = draw.panels(title, names), draw.on_log_axis(tracking.steps)
-    places = [draw.panel(i, 3) for i in range(3)]
+    left, middle, right = (draw.panel(i, 3) for i in range(3))
     for i, (name, color) in enumerate(zip(tracking.learners, draw.colors_for(tracking.learners), strict=True)):
-        draw.add_intervals(fig, steps, tracking.weight(name), name, color, place=places[0], legendgroup=name)
-        x, y = tracking.learner_coordinates[:, i].tolist()
-        marker = {"symbol": "diamond", "size": 12, "color": color, "line": {"color": "white", "width": 1}}
-        fig.add_scatter(x=[x], y=[y], mode="markers", name=name, marker=marker, legendgroup=name, showlegend=False,
-                        **places[2])  # fmt: skip
+        draw.add_intervals(fig, steps, tracking.curve(name), name, color, place=left, legendgroup=name)
+        x, y = tracking.learner_coordinates[:, i, None].tolist()
+        look = {"mode": "markers", "marker": {"symbol": "diamond", "size": 12, "color": color}, "showlegend": False}
+        draw.add_line(fig, x, y, name, color, place=right, legendgroup=name, **look)
     blue = draw.COLORS["trained"]
-    draw.add_intervals(fig, steps, tracking.residuals(), "residual", blue, place=places[1], showlegend=False)
-    fig.add_hline(y=tracking.threshold, line={"color": "#999999", "width": 1, "dash": "dot"}, **places[1])
+    draw.add_intervals(fig, steps, tracking.curve("residual"), "residual", blue, place=middle, showlegend=False)
+    fig.add_hline(y=tracking.threshold, line={"color": "#999999", "width": 1, "dash": "dot"}, **middle)
     for seed, (xs, ys) in enumerate(tracking.coordinates.permute(2, 0, 1).tolist()):
-        marker = {"size": [9, *[4] * (len(xs) - 1)], "color": blue}
-        look = {"mode": "lines+markers", "marker": marker, "opacity": 0.7, "legendgroup": "model"}
-        draw.add_line(fig, xs, ys, "model", blue, place=places[2], showlegend=seed == 0, **look)
-    for place in places[:2]:
+        look = {"mode": "lines+markers", "marker": {"size": [9, *[4] * (len(xs) - 1)], "color": blue}, "opacity": 0.7}
+        draw.add_line(fig, xs, ys, "model", blue, place=right, showlegend=seed == 0, legendgroup="model", **look)
+    for place in (left, middle):
         fig.update_xaxes(type="log", exponentformat="power", **place)
-    fig.update_xaxes(title={"text": draw.FIRST_STEP}, **places[0]).update_yaxes(rangemode="tozero", **places[1])
-    fig.update_yaxes(range=[-0.02, 1.02], **places[0])
-    return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
+    fig.update_xaxes(title={"text": draw.FIRST_STEP}, **left).update_yaxes(rangemode="tozero", **middle)
+    return draw.tick_log_axes(fig.update_yaxes(range=[-0.02, 1.02], **left).update_layout(legend=draw.BELOW))
 
 
 # ---- fine-tuning compared with demonstrations ----

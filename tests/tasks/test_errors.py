@@ -39,6 +39,7 @@ NORMAL, PLANE, INVERSE = {"inputs": "gaussian"}, {"x_dim": 2}, {"weight_covarian
         ("MarkovChains", {"order": 64}, "order must be below n_ctx=64"),
         ("MarkovChains", {"order": 8}, "at most 4096, got order=8 and d_vocab=3"),
         ("MarkovChains", {"order": 2, "start": "stationary"}, "needs order=1, got order=2"),
+        ("MarkovChains", {"order": 0, "start": "stationary"}, "needs order=1, got order=0"),
         ("MarkovChains", {"n_chains": 0}, "n_chains"),
         ("BallsAndUrns", {"n_urns": 0}, "n_urns"),
         *(("GraphTracing", {"sides": sides, "periodic": periodic}, "sides")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl.tasks import BallsAndUrns, GraphTracing, MarkovChains, RepeatedTokens
+from mechicl.tasks.sampling import RandomTensors
 from mechicl.tasks.token_sequences import stationary_distributions
 from mechicl.tasks.topics import FILLERS, LABELS, TOPICS, WORDS, TopicClassification, topic_tokenizer
 from tests.tasks.reference import LEAST_P
@@ -138,15 +139,16 @@ def test_the_first_tokens_of_a_chain_of_order_two_are_uniform_pairs():
 
 def test_balls_are_drawn_independently_from_the_urns_of_the_sample():
     task = BallsAndUrns(d_vocab=4, n_ctx=5000, n_urns=3, urn_seed=2)
-    ids, urns = task.sample(6, seed=0).ids, task.urns(6, seed=0)
+    ids, urns = task.sample(6, seed=0).ids, task.chains.transitions(6, seed=0)[:, 0]
     assert all(any(torch.equal(urn, each) for each in task.pool) for urn in urns)
     for row, urn in zip(ids, urns, strict=True):
         counts = torch.bincount(row, minlength=4).numpy()
         assert scipy.stats.chisquare(counts, 5001 * urn.numpy()).pvalue > LEAST_P
         pairs = torch.bincount(4 * row[:-1] + row[1:], minlength=16).view(4, 4).numpy()
         assert scipy.stats.chi2_contingency(pairs).pvalue > LEAST_P
-    assert task.new_urns.urns(20, seed=0).unique(dim=0).shape == (20, 4)
-    assert torch.allclose(task.new_urns.urns(20_000, seed=0).mean(0), torch.full((4,), 0.25).double(), atol=0.006)
+    new = task.new_urns.chains.transitions(20_000, seed=0)[:, 0]
+    assert len(new.unique(dim=0)) == 20_000
+    assert torch.allclose(new.mean(0), torch.full((4,), 0.25).double(), atol=0.006)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_walks_go_along_the_edges_of_the_lattice(sides, periodic):
 
     expected = [[joined(a, b) for b in places] for a in places]
     assert task.adjacency.tolist() == expected
-    batch, tokens = task.sample(20, seed=3), task.tokens(20, seed=3)
+    batch, tokens = task.sample(20, seed=3), task._tokens(20, RandomTensors(torch.Generator().manual_seed(3)))
     assert (tokens.sort(-1).values == torch.arange(task.d_vocab)).all()
     assert task.d_vocab == 2 or len(tokens.unique(dim=0)) > 1
     visits = np.zeros((len(places), len(places)))

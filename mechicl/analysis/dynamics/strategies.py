@@ -27,7 +27,6 @@ MOST_STRATEGIES = 8  # the solver tries every subset of them
 ROUNDING = 1e-20  # of squares
 DEPENDENT = 1e-9
 """Strategies are linearly dependent if their differences' smallest eigenvalue is below this share of the largest."""
-MIXTURE = "mixture"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +42,10 @@ class StrategyTracking(Result):
         weights: weight of each strategy in the nearest mixture; they sum to 1 over strategies.
         residual: squared difference between the model and this mixture: 0 for an exact mixture, about 1 for a constant.
         distances: squared difference between the model and each strategy.
-        left_out: squared difference between each strategy and the nearest mixture of the others, in the order of
-            `learners`: the residual of a model that follows a strategy which was left out. NaN for one strategy.
+        left_out: squared difference between each strategy and the nearest mixture of the others: the residual of a
+            model that follows a strategy which was left out. NaN for one strategy.
         threshold: residual above which the verdict is "none of these".
-        weight_errors: standard error over prompts of the mean weight over seeds (bootstrap).
-        residual_errors: that of the mean residual.
+        errors: standard errors over prompts (bootstrap) of the mean over seeds of the weights, then of the residual.
         coordinates: the first two principal components of the predictions of all snapshots and strategies.
         learner_coordinates: the strategies' places in the same plane.
         explained: share of the variance that each of the two components explains.
@@ -60,8 +58,7 @@ class StrategyTracking(Result):
     distances: Float[Tensor, "learner step seed"]
     left_out: tuple[float, ...]
     threshold: float
-    weight_errors: Float[Tensor, "learner step"]
-    residual_errors: Float[Tensor, "step"]
+    errors: Float[Tensor, "quantity step"]
     coordinates: Float[Tensor, "component step seed"]
     learner_coordinates: Float[Tensor, "component learner"]
     explained: tuple[float, ...]
@@ -71,24 +68,20 @@ class StrategyTracking(Result):
         return {"weights": self.weights, "residual": self.residual, "distances": self.distances}
 
     @checked
-    def weight(self, name: str, level: float = 0.95) -> list[Interval]:
-        """Return a strategy's mean weight over seeds at each snapshot, with an interval over seeds and prompts.
+    def curve(self, name: str, level: float = 0.95) -> list[Interval]:
+        """Return the mean over seeds at each snapshot of a strategy's weight or of the "residual", with an interval.
 
         The variance is the sum of that of the seeds' mean (Student's t) and that over resampled prompts; a bootstrap of
         three seeds would be too narrow. With one seed the interval is over prompts alone.
-
-        Args:
-            name: name of the strategy.
         """
-        i = index_of("name", name, self.learners)
-        found = zip(self.weights[i], self.weight_errors[i].tolist(), strict=True)
-        return [_interval(seeds, error, level).within(0, 1) for seeds, error in found]
-
-    @checked
-    def residuals(self, level: float = 0.95) -> list[Interval]:
-        """Return the mean residual over seeds at each snapshot, with an interval as of `weight`."""
-        found = zip(self.residual, self.residual_errors.tolist(), strict=True)
-        return [_interval(seeds, error, level).within(0, math.inf) for seeds, error in found]
+        i = index_of("name", name, (*self.learners, "residual"))
+        values, most = (self.residual, math.inf) if i == len(self.learners) else (self.weights[i], 1.0)
+        found = []
+        for seeds, error in zip(values, self.errors[i].tolist(), strict=True):
+            mean, half = interval(seeds, level), student_t_quantile(0.5 + level / 2, 1e9) * error
+            half = math.hypot(half, mean.half_width) if len(seeds) > 1 else half
+            found.append(Interval(mean.mean, mean.mean - half, mean.mean + half, len(seeds), level).within(0, most))
+        return found
 
     @property
     def verdicts(self) -> tuple[str, ...]:
@@ -97,30 +90,23 @@ class StrategyTracking(Result):
         It is "none of these" if the mean residual exceeds the threshold, the name of the strategy whose weight is above
         1/2 with its whole interval, or else "mixture".
         """
-        weights = {name: self.weight(name) for name in self.learners}
-        verdicts = []
-        for i, residual in enumerate(self.residual.mean(-1).tolist()):
-            leading = [name for name, values in weights.items() if values[i].low > 0.5]
-            verdicts.append(NONE if not residual <= self.threshold else [*leading, MIXTURE][0])
-        return tuple(verdicts)
+        weights, residuals = {name: self.curve(name) for name in self.learners}, self.residual.mean(-1).tolist()
+        leading = [[name for name, each in weights.items() if each[i].low > 0.5] for i in range(len(self.steps))]
+        found = zip(leading, residuals, strict=True)
+        return tuple([*names, "mixture"][0] if residual <= self.threshold else NONE for names, residual in found)
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return a row for each snapshot: means over seeds with the ends of their intervals, and the verdict."""
-        columns = {**{name: self.weight(name, level) for name in self.learners}, "residual": self.residuals(level)}
         frame = pd.DataFrame({"step": self.steps})
-        for name, values in columns.items():
-            frame[name] = [each.mean for each in values]
-            frame[f"{name}_low"], frame[f"{name}_high"] = zip(*((v.low, v.high) for v in values), strict=True)
+        for name in (*self.learners, "residual"):
+            ends = [(each.mean, each.low, each.high) for each in self.curve(name, level)]
+            frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = zip(*ends, strict=True)
         return frame.assign(verdict=self.verdicts)
 
     def _lines(self) -> list[tuple[str, str]]:
-        width = max(16, *map(len, self.learners)) + 2
-        columns = [*(self.weight(name) for name in self.learners), self.residuals()]
-        lines = [("step", "".join(f"{name:>{width}}" for name in (*self.learners, "residual")) + "  verdict")]
-        for i, (step, verdict) in enumerate(zip(self.steps, self.verdicts, strict=True)):
-            cells = "".join(f"{c[i].mean:>{width - 8}.3f}{f' ± {c[i].half_width:.3f}':>8}" for c in columns)
-            lines.append((str(step), f"{cells}  {verdict}"))
-        return lines
+        shown = self.to_dataframe()[["step", *self.learners, "residual", "verdict"]]
+        first, *rows = shown.to_string(index=False, float_format="{:.3f}".format).splitlines()
+        return [("", first), *(("", row) for row in rows)]
 
 
 @checked
@@ -151,20 +137,20 @@ def track_strategies(
         strategies: one to eight learners by name, or a sequence of learners with names.
         prompts: prompts or token sequences to compare predictions on; tokens count where `predictable`.
         at: for prompts of points: "query" for the last point, "points" for every prefix.
-        threshold: residual above which the verdict is "none of these". Compare it with `left_out`: a strategy whose
-            value there is smaller would not be missed.
+        threshold: residual above which the verdict is "none of these". A strategy with less in `left_out` would not be
+            missed if it were left out.
         n_resamples: number of resamples of the prompts, for intervals.
-        memory: bound on memory in bytes of the predictions of all models.
+        memory: bound on memory in bytes; the predictions of all snapshots are kept in addition.
 
     Returns:
         A `StrategyTracking` with `weights` `[learner step seed]`, `residual` `[step seed]`, `distances`, and
-        `coordinates` of a picture of all predictions; `weight(name)` has intervals over seeds and prompts, and
+        `coordinates` of a picture of all predictions; `curve(name)` has intervals over seeds and prompts, and
         `verdicts` names the strategy at each snapshot.
 
     Raises:
         CheckpointError: a checkpoint without snapshots.
         ValueError: too many strategies, strategies whose predictions are linearly dependent on these prompts, different
-            numbers of seeds or outputs, no prompts, or predictions that exceed `memory`.
+            numbers of seeds or outputs, or no prompts.
 
     Source: Wurgaft et al. 2025 and Park et al. 2024, who place models between a memorising and a generalising
     predictor. The convex mixture of any number of strategies with its residual is our choice.
@@ -182,121 +168,90 @@ def track_strategies(
         raise ValueError(f"strategies must be 1 to {MOST_STRATEGIES} learners, got {len(named)}")
     if len(prompts) < 2:
         raise ValueError(f"prompts must be two or more, got {len(prompts)}")
+    references = torch.stack([_predicted(each, prompts, at, memory) for each in named.values()])
+    n = len(named)
 
-    def predict(learner: Any) -> Float[Tensor, "prompt output"]:
-        return _predicted(learner, prompts, at, memory)
-
-    references = torch.stack([predict(each) for each in named.values()])
-
-    def predict_model(model: Any) -> Tensor:
-        found = predict(as_token_learner(model) if on_tokens else model)
+    def predict(model: Any) -> Float[Tensor, "prompt output"]:
+        found = _predicted(as_token_learner(model) if on_tokens else model, prompts, at, memory)
         if found.shape != references.shape[1:]:
             sizes = f"{found.shape[1]} and {references.shape[2]}"
             raise ValueError(f"the model and the strategies must have as many outputs for each prompt, got {sizes}")
-        total.append(found.numel() * 8)
-        if sum(total) + references.numel() * 8 > memory:
-            raise ValueError(f"the predictions of all models take more than memory={memory:g} bytes: use fewer prompts")
         return found
 
-    total: list[int] = []
-    steps, rows = measure_snapshots(checkpoint, predict_model, progress)
+    steps, rows = measure_snapshots(checkpoint, predict, progress)
     if len({len(row) for row in rows}) != 1:
         raise ValueError(f"every step must have as many seeds, got {[len(row) for row in rows]}")
-    models = torch.stack([torch.stack(row) for row in rows])  # [step seed prompt output]
+    models = torch.stack([each for row in rows for each in row])
     center = references.mean((0, 1))
-    deviations = references - center
-    spread = deviations.square().sum(-1).mean(-1).max().item()
-    if spread <= ROUNDING * references.square().sum(-1).mean().item():
+    spread = (references - center).square().sum(-1).mean(-1).max()
+    if spread <= ROUNDING * references.square().sum(-1).mean():
         raise ValueError("strategies must differ from a constant on these prompts, got the same prediction everywhere")
-    moments = _Moments(deviations / math.sqrt(spread), (models - center) / math.sqrt(spread))
-    moments.check(list(named))
-    weights, residual = moments.fit()
+    every = (torch.cat([references, models]) - center) / spread.sqrt()
+    # products of all predictions with those of the strategies, for each prompt: all that mixtures depend on
+    moments = torch.einsum("kpo,ipo->pki", every[:n], every)
+    squares = every[n:].square().sum(-1).T
+    _check_independent(moments.mean(0)[:, :n], list(named))
+
+    def fit(weights: Float[Tensor, "prompt"]) -> Float[Tensor, "quantity model"]:
+        products, square = torch.tensordot(weights, moments, 1), weights @ squares
+        mixture, distance = nearest_mixture(products[:, :n], products[:, n:], square)
+        return torch.cat([mixture, distance[None]])
+
+    size = (len(steps), len(rows[0]))
+    fitted = fit(torch.full((len(prompts),), 1 / len(prompts), dtype=torch.float64)).unflatten(1, size)
     drawn = torch.randint(len(prompts), (n_resamples, len(prompts)), generator=torch.Generator().manual_seed(seed))
-    refits = [moments.fit(torch.bincount(row, minlength=len(prompts)).double()) for row in drawn]
-    weight_errors, residual_errors = (torch.stack([each[i].mean(-1) for each in refits]).std(0) for i in (0, 1))
-    own, cross, square = (each.mean(0) for each in (moments.gram, moments.cross, moments.square))
-    distances = (square + own.diagonal()[:, None, None] - 2 * cross.movedim(-1, 0)).clamp(min=0)
-    places, explained = _components(torch.cat([references, models.flatten(0, 1)]))
-    n = len(named)
+    counts = [torch.bincount(row, minlength=len(prompts)).double() / len(prompts) for row in drawn]
+    errors = torch.stack([fit(each).unflatten(1, size).mean(-1) for each in counts]).std(0)
+    gram = moments.mean(0)[:, :n]
+    kept = [[j for j in range(n) if j != i] for i in range(n)] if n > 1 else []
+    alone = [nearest_mixture(gram[o][:, o], gram[o, i, None], gram[i, i])[1].item() for i, o in enumerate(kept)]
+    distances = (squares.mean(0) + gram.diagonal()[:, None] - 2 * moments.mean(0)[:, n:]).clamp(min=0)
+    places, explained = _components(torch.cat([references, models]))
     return StrategyTracking(
-        steps, tuple(named), weights, residual, distances, moments.left_out(), threshold, weight_errors,
-        residual_errors, places[:, n:].unflatten(1, models.shape[:2]), places[:, :n], explained,
+        steps, tuple(named), fitted[:n], fitted[n], distances.unflatten(1, size), tuple(alone or [math.nan]), threshold,
+        errors, places[:, n:].unflatten(1, size), places[:, :n], explained,
     )  # fmt: skip
 
 
-class _Moments:
-    """Products of predictions for each prompt, from which mixtures are fitted on any resample of the prompts."""
+def nearest_mixture(
+    gram: Float[Tensor, "k k"], cross: Float[Tensor, "k model"], square: Float[Tensor, "*model"]
+) -> tuple[Float[Tensor, "k model"], Float[Tensor, "model"]]:
+    """Return the weights `w >= 0` with sum 1 that minimise `w G w - 2 w c + s`, and the minimum.
 
-    def __init__(self, strategies: Float[Tensor, "learner prompt output"], models: Tensor):
-        self.gram = torch.einsum("kpo,lpo->pkl", strategies, strategies)
-        self.cross = torch.einsum("kpo,tspo->ptsk", strategies, models)
-        self.square = models.square().sum(-1).movedim(-1, 0)  # [prompt step seed]
-
-    def fit(self, counts: Float[Tensor, "prompt"] | None = None) -> tuple[Tensor, Tensor]:
-        """Return weights `[learner step seed]` and residuals `[step seed]`, with prompts counted several times."""
-        counts = torch.ones(len(self.gram)).double() if counts is None else counts
-        gram, cross, square = (
-            torch.tensordot(counts / counts.sum(), each, 1) for each in (self.gram, self.cross, self.square)
-        )
-        weights = nearest_mixture(gram, cross)
-        fitted = torch.einsum("tsk,kl,tsl->ts", weights, gram, weights) - 2 * (weights * cross).sum(-1)
-        return weights.movedim(-1, 0), (square + fitted).clamp(min=0)
-
-    def check(self, names: list[str]) -> None:
-        """Refuse strategies one of whose predictions is a combination of the others'."""
-        gram = self.gram.mean(0)
-        apart = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
-        basis = gram[1:, 1:] - gram[:1, 1:] - gram[1:, :1] + gram[0, 0]
-        values = torch.linalg.eigvalsh(basis)
-        if len(values) and not values[0] > DEPENDENT * values[-1]:
-            i, j = min(itertools.combinations(range(len(names)), 2), key=lambda pair: apart[pair].item())
-            raise ValueError(
-                f"strategies must be linearly independent on these prompts; {names[i]!r} and {names[j]!r} are the most "
-                f"alike: leave one out, or choose prompts on which they differ"
-            )
-
-    def left_out(self) -> tuple[float, ...]:
-        """Return the squared distance of each strategy from the nearest mixture of the others."""
-        gram, found = self.gram.mean(0), []
-        for i in range(len(gram)):
-            kept = [j for j in range(len(gram)) if j != i]
-            if not kept:
-                return (math.nan,)
-            others, cross = gram[kept][:, kept], gram[kept, i]
-            weights = nearest_mixture(others, cross)
-            found.append((gram[i, i] - 2 * weights @ cross + weights @ others @ weights).clamp(min=0).item())
-        return tuple(found)
-
-
-def nearest_mixture(gram: Float[Tensor, "k k"], cross: Float[Tensor, "*model k"]) -> Float[Tensor, "*model k"]:
-    """Return the weights `w >= 0` with sum 1 that minimise `w G w - 2 w c`, by trying every set of positive ones.
-
-    On each set the minimum with sum 1 solves a linear system (Lagrange); the best one without negative weights is the
-    minimum, because the problem is convex.
+    On each set of positive weights the minimum with sum 1 solves a linear system (Lagrange). The best one without
+    negative weights is the minimum, because the problem is convex.
     """
-    flat = cross.reshape(-1, cross.shape[-1])
-    best, lowest = torch.zeros_like(flat), torch.full_like(flat[:, 0], math.inf)
-    for size in range(1, len(gram) + 1):
-        for kept in map(list, itertools.combinations(range(len(gram)), size)):
-            system = torch.ones(size + 1, size + 1).double()
-            system[:size, :size], system[size, size] = gram[kept][:, kept], 0
-            sides = torch.cat([flat[:, kept].T, torch.ones(1, len(flat)).double()])
-            weights = torch.zeros_like(flat)
-            weights[:, kept] = torch.linalg.solve_ex(system, sides)[0][:size].T
-            value = ((weights @ gram) * weights - 2 * weights * flat).sum(-1)
-            better = (weights.amin(-1) >= -1e-12) & (value < lowest)  # False for NaN, of a singular system
-            best, lowest = torch.where(better[:, None], weights, best), torch.where(better, value, lowest)
-    return best.clamp(min=0).view_as(cross)
+    k, n_models = cross.shape
+    best, lowest = torch.zeros_like(cross), torch.full_like(cross[0], math.inf)
+    for kept in (list(each) for size in range(1, k + 1) for each in itertools.combinations(range(k), size)):
+        system = torch.ones(len(kept) + 1, len(kept) + 1).double()
+        system[:-1, :-1], system[-1, -1] = gram[kept][:, kept], 0
+        sides = torch.cat([cross[kept], torch.ones(1, n_models).double()])
+        weights = torch.zeros_like(cross)
+        weights[kept] = torch.linalg.solve_ex(system, sides)[0][:-1]
+        value = (weights * (gram @ weights - 2 * cross)).sum(0)
+        better = (weights.amin(0) >= -1e-12) & (value < lowest)  # False for NaN, of a singular system
+        best, lowest = torch.where(better, weights, best), torch.where(better, value, lowest)
+    return best.clamp(min=0), (square + lowest).clamp(min=0)
+
+
+def _check_independent(gram: Float[Tensor, "k k"], names: list[str]) -> None:
+    values = torch.linalg.eigvalsh(gram[1:, 1:] - gram[:1, 1:] - gram[1:, :1] + gram[0, 0])
+    if len(values) and not values[0] > DEPENDENT * values[-1]:
+        apart = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
+        i, j = min(itertools.combinations(range(len(names)), 2), key=lambda pair: apart[pair].item())
+        raise ValueError(
+            f"strategies must be linearly independent on these prompts; {names[i]!r} and {names[j]!r} are the most "
+            f"alike: leave one out, or choose prompts on which they differ"
+        )
 
 
 def _predicted(learner: Any, prompts: Any, at: PointsAt, memory: float) -> Float[Tensor, "prompt output"]:
     """Return all predictions of each prompt as one row, float64: values, or probabilities where a token is scored."""
     if isinstance(prompts, TokenSequences):
-        batches = sequence_batches(prompts, 1 + int(prompts.ids.max()), memory)
-        scored = [
-            (token_log_probabilities(learner, part).exp(), part.predictable[:, 1:, None].cpu()) for part in batches
-        ]
-        found = [probabilities * counted for probabilities, counted in scored]
+        parts = sequence_batches(prompts, 1 + int(prompts.ids.max()), memory)
+        logs = [(token_log_probabilities(learner, part), part.predictable[:, 1:, None].cpu()) for part in parts]
+        found = [each.exp() * scored for each, scored in logs]
     else:
         found = [predictions_at(learner, part, at).cpu().double() for part in prompt_batches(learner, prompts, memory)]
     return torch.cat([part.flatten(1) for part in found])
@@ -304,19 +259,8 @@ def _predicted(learner: Any, prompts: Any, at: PointsAt, memory: float) -> Float
 
 def _components(rows: Float[Tensor, "row prompt output"]) -> tuple[Float[Tensor, "component row"], tuple[float, ...]]:
     """Return the first two principal components of the rows, and the share of the variance of each."""
-    flat = rows.flatten(1)
-    flat = (flat - flat.mean(0)) / math.sqrt(rows.shape[1])
+    flat = (rows - rows.mean(0)).flatten(1) / math.sqrt(rows.shape[1])
     values, vectors = torch.linalg.eigh(flat @ flat.T)
     values, vectors = values.clamp(min=0).flip(0)[:2], vectors.flip(1)[:, :2]
     signs = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()  # the largest entry is positive
-    total = flat.square().sum().clamp(min=1e-300)
-    return (vectors * signs * values.sqrt()).T, tuple((values / total).tolist())
-
-
-def _interval(seeds: Float[Tensor, "seed"], error: float, level: float) -> Interval:
-    """The mean over seeds, with the variance over seeds and the squared standard error over prompts added."""
-    over_seeds = interval(seeds, level)
-    half = student_t_quantile(0.5 + level / 2, 1e9) * error
-    if len(seeds) > 1:
-        half = math.hypot(half, over_seeds.half_width)
-    return Interval(over_seeds.mean, over_seeds.mean - half, over_seeds.mean + half, len(seeds), level)
+    return (vectors * signs * values.sqrt()).T, tuple((values / flat.square().sum()).tolist())

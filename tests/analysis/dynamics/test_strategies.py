@@ -84,7 +84,7 @@ def test_weights_of_mixtures_on_points_are_found(at, noise):
     covered = [
         abs(interval.mean - truth) <= interval.half_width + 1e-5
         for name, truths in zip(learners, WEIGHTS.T.tolist(), strict=True)
-        for interval, truth in zip(found.weight(name), truths, strict=True)
+        for interval, truth in zip(found.curve(name), truths, strict=True)
     ]
     assert sum(covered) >= 11
     without = {"ridge": learners["ridge"], "zero": zero}
@@ -156,15 +156,15 @@ def test_nearest_mixtures_satisfy_the_conditions_of_a_minimum(k, seed):
     """Karush, Kuhn and Tucker's conditions, which are sufficient for a convex problem."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(k, k + 2, generator=generator, dtype=torch.float64)
-    targets = torch.randn(2, 3, k + 2, generator=generator, dtype=torch.float64)
-    gram, cross = rows @ rows.T, targets @ rows.T
-    weights = nearest_mixture(gram, cross)
-    assert weights.shape == (2, 3, k)
+    targets = torch.randn(5, k + 2, generator=generator, dtype=torch.float64)
+    gram, cross = rows @ rows.T, rows @ targets.T
+    weights, distances = nearest_mixture(gram, cross, targets.square().sum(-1))
+    assert weights.shape == (k, 5)
     assert weights.min() >= 0
-    assert torch.allclose(weights.sum(-1), torch.ones(2, 3).double())
-    slopes = weights @ gram - cross
-    lowest = slopes.amin(-1, keepdim=True)
-    assert ((slopes - lowest) * weights).max() < 1e-8 * (1 + slopes.abs().max())
+    assert torch.allclose(weights.sum(0), torch.ones(5).double())
+    slopes = gram @ weights - cross
+    assert ((slopes - slopes.amin(0)) * weights).max() < 1e-8 * (1 + slopes.abs().max())
+    assert torch.allclose(distances, (weights.T @ rows - targets).square().sum(-1))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,6 @@ def test_nearest_mixtures_satisfy_the_conditions_of_a_minimum(k, seed):
         ({"strategies": {**(refs := algorithms.references(CHAINS)), "twin": refs["bigram"]}}, "'bigram' and 'twin'"),
         ({"strategies": {"uniform": refs["uniform"]}}, "must differ from a constant"),
         ({"checkpoint": {0: [refs["bigram"]], 1: [refs["bigram"]] * 2}}, r"as many seeds, got \[1, 2\]"),
-        ({"memory": 1e5}, "use fewer prompts"),
         ({"threshold": 0.0}, "threshold"),
         ({"checkpoint": [TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 5})]}, "as many outputs"),
     ],
@@ -217,9 +216,7 @@ def test_the_parameters_of_the_odds_are_recovered_and_predict_held_out_pools():
     assert np.allclose(fit.parameters["loss and complexity"], expected, atol=2e-3)
     assert fit.scores["loss and complexity"].max() < 1e-6
     assert all(fit.scores[name].min() > 1e-3 for name in ("logistic", "constant"))
-    new = fit.predict((5, 9), (50, 70), (0.8, 0.5))
-    by_hand = [[0.3 * n**0.6 * gap - 0.2 * d**0.8 for n in (50, 70)] for d, gap in ((5, 0.8), (9, 0.5))]
-    assert torch.allclose(new, torch.tensor(by_hand, dtype=torch.float64).sigmoid(), atol=1e-3)
+    assert torch.allclose(fit.predicted["loss and complexity"], true_odds().sigmoid(), atol=1e-3)
     assert "constant" in str(fit)
 
 
@@ -275,11 +272,3 @@ def test_bad_arguments_of_the_odds_are_named(changes, named):
     arguments = {"shares": true_odds().sigmoid()[..., None], "pool_sizes": SIZES, "steps": STEPS, "loss_gaps": GAPS}
     with pytest.raises(ValueError, match=named):
         fit_strategy_odds(**{**arguments, "held_out": (8,), **changes})
-
-
-def test_predictions_of_the_odds_need_a_gap_for_each_pool():
-    fit = fit_strategy_odds(true_odds().sigmoid()[..., None], SIZES, STEPS, GAPS, held_out=(8,))
-    with pytest.raises(ValueError, match="one for each of 2 pools, got 1"):
-        fit.predict((2, 4), (10,), (1.0,))
-    with pytest.raises(ValueError, match="name must be one of"):
-        fit.predict((2,), (10,), (1.0,), "linear")
