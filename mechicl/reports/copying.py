@@ -10,7 +10,7 @@ from mechicl.analysis.behaviour import tuned_descent
 from mechicl.learners import squared_errors
 from mechicl.reports.comparison import Comparison, Measured
 from mechicl.reports.heads import ATTENTION
-from mechicl.reports.kind import ALGORITHM, HEADS, Kind, Part
+from mechicl.reports.kind import ALGORITHM, HEADS, HISTORY, Kind, Part
 from mechicl.reports.rows import Row, below, equal
 from mechicl.reports.verdict import Verdict, percent
 from mechicl.statistics import interval, ratio_interval
@@ -63,7 +63,7 @@ def _copying(kind: "Copying") -> Measured:
 class Copying(Kind):
     """Loss, copying and components of models on interleaved prompts whose tokens see later ones."""
 
-    parts = (Part("loss", _losses), ALGORITHM, Part("copying", _copying), HEADS)
+    parts = (Part("loss", _losses), ALGORITHM, Part("copying", _copying), HEADS, HISTORY)
     heading = "Loss and heads ({name})"
     n_held_out, prompt_seed = 4096, 2_000_003
     no_weights = "No construction with this prompt format is fitted to its weights."

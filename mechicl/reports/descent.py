@@ -22,7 +22,7 @@ from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports.comparison import Measured, Section
-from mechicl.reports.kind import ALGORITHM, CAUSES, HEADS, Kind, Part
+from mechicl.reports.kind import ALGORITHM, CAUSES, HEADS, HISTORY, Kind, Part
 from mechicl.reports.one_layer import nearest_in_weights
 from mechicl.reports.published import published
 from mechicl.reports.rows import Row, Value, above, below, equal, near, over_seeds
@@ -138,7 +138,9 @@ class Descent(Kind):
     (von Oswald et al. 2023, A.2). Source: Figs. 3, 7, 8, 12 and 14.
     """
 
-    parts = (Part("loss", _losses), ALGORITHM, Part("weights", _weights), Part("shifts", _shifts), CAUSES, HEADS)
+    parts = (
+        Part("loss", _losses), ALGORITHM, Part("weights", _weights), Part("shifts", _shifts), CAUSES, HEADS, HISTORY,
+    )  # fmt: skip
     dtype = torch.float64
     heading = "Against gradient descent ({name})"
 

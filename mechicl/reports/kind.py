@@ -12,7 +12,9 @@ from torch import Tensor
 
 from mechicl import viz
 from mechicl.algorithms import references
-from mechicl.algorithms.card import count
+from mechicl.algorithms.card import count, phrase
+from mechicl.analysis import score_heads_over_training
+from mechicl.analysis.dynamics import OverTraining
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import squared_errors
@@ -22,9 +24,12 @@ from mechicl.reports.causes import causes, no_causes, slow_causes
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
 from mechicl.reports.heads import model_parts, no_model_parts
+from mechicl.reports.history import history, no_history
 from mechicl.reports.study import as_study, task_as_text
 from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms
 from mechicl.viz.page import table
+
+N_TRACED = 64  # prompts that heads are scored on at each snapshot
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Kind:
     """Precision of the held-out prompts; None for the task's default."""
     n_held_out: ClassVar[int] = 10_000
     prompt_seed: ClassVar[int] = 1_000_003
+    loss: ClassVar[str] = "squared error (MSE)"
+    """Name of the loss of the training."""
     no_weights: ClassVar[str] = ""
     """The reason why the verdict has nothing on the weights, unless `weights_as_text` is overridden."""
 
@@ -113,6 +120,28 @@ class Kind:
     def question(self) -> AlgorithmQuestion:
         """The algorithm that the opened model behaves like."""
         return AlgorithmQuestion(self.study, self.progress)
+
+    @property
+    def plateau(self) -> float | None:
+        """The loss from which training falls, that of predicting 0; None for its first loss."""
+        return self.held_out.query.ys.double().square().mean().item()
+
+    @property
+    def traced(self) -> dict[str, Any]:
+        """Results over the snapshots of the training, by the title of their panel in the section on the training."""
+        found, question = {}, self.question
+        if "algorithm" not in self._missing and question.answer.nearness != "none" and question.over_training:
+            steps, distances = question.over_training
+            name = f"unexplained by {phrase(question.answer.match.name)}"
+            found["distance from the algorithm, cut at 1"] = OverTraining(steps, {name: distances.clamp(max=1.0)})
+        if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
+            prompts = self.study.task.sample(N_TRACED, seed=self.seed)
+            names = ("previous_token", "target_to_input")
+            opened = self.study.select([0])  # all seeds take as long as the rest of some reports
+            found["highest score of a head, opened seed"] = score_heads_over_training(
+                opened, names, prompts=prompts, progress=self.progress
+            )
+        return found
 
     @cached_property
     def _missing(self) -> dict[str, str]:
@@ -212,5 +241,7 @@ CAUSES = Part("causes", lambda kind: causes(kind.study, progress=kind.progress),
               lambda kind: slow_causes(kind.study))  # fmt: skip
 HEADS = Part("heads", lambda kind: model_parts(kind.study, progress=kind.progress),
              lambda kind: no_model_parts(kind.study))  # fmt: skip
+HISTORY = Part("history", lambda kind: history(kind.study, kind.traced, loss=kind.loss, plateau=kind.plateau),
+               lambda kind: no_history(kind.study))  # fmt: skip
 FINETUNING = Part("fine-tuning", lambda kind: finetuning(kind.study, progress=kind.progress),
                   lambda kind: no_finetuning(kind.study), lambda kind: slow_finetuning(kind.study))  # fmt: skip

@@ -13,7 +13,7 @@ from mechicl.analysis.layers import LayerErrors
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.prompts import Prompts
 from mechicl.reports.comparison import Comparison, Measured, Section
-from mechicl.reports.kind import ALGORITHM, CAUSES, FINETUNING, HEADS, Kind, Part
+from mechicl.reports.kind import ALGORITHM, CAUSES, FINETUNING, HEADS, HISTORY, Kind, Part
 from mechicl.reports.layer_matches import GRID, GROWING, LayerMatching, seed_rows, untrained_rows
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import Verdict
@@ -101,7 +101,7 @@ def _layers(kind: Kind) -> Measured:
 class Layers(Kind):
     """Iterations that layers match, the nearest algorithms, interventions, heads and fine-tuning."""
 
-    parts = (Part("layers", _layers), ALGORITHM, CAUSES, HEADS, FINETUNING)
+    parts = (Part("layers", _layers), ALGORITHM, CAUSES, HEADS, FINETUNING, HISTORY)
     heading = "Which iteration does each layer match? ({name})"
     remark = "Published numbers are of the paper's 12-layer model with d = 20 and 40 points."
     n_held_out, prompt_seed = N_HELD_OUT, 0

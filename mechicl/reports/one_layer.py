@@ -11,6 +11,7 @@ from torch import Tensor
 from mechicl import algorithms, constructions, viz
 from mechicl.analysis import align, align_over_training, fit_construction, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS
+from mechicl.analysis.dynamics import AlignmentOverTraining, OverTraining
 from mechicl.analysis.weights import one_step_optimum
 from mechicl.analysis.weights.fits import ConstructionFit
 from mechicl.analysis.weights.products import read_weight_products, replace_products
@@ -18,7 +19,7 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.reports.comparison import Measured, Section
-from mechicl.reports.kind import ALGORITHM, FINETUNING, HEADS, Kind, Part
+from mechicl.reports.kind import ALGORITHM, FINETUNING, HEADS, HISTORY, Kind, Part
 from mechicl.reports.published import published
 from mechicl.reports.rows import Row, equal, near
 from mechicl.reports.verdict import NEAR, percent
@@ -86,7 +87,7 @@ def _alignment(kind: "OneLayer") -> Measured:
         rows.append(Row(quantity, published_, mean, "seeds", "", agrees, source))
     if kind.study.snapshots is None or kind.study.is_own:
         return rows, [], {"alignment_over_training": None}
-    during = align_over_training(kind.study, kind.construction, kind.held_out[:N_FEWER], progress=kind.progress)
+    during = kind.during
     data = {"steps": during.steps, **{name: getattr(during, name).tolist() for name in (*names, "mse")}}
     drawn = viz.alignments_over_training({"trained": during})
     return rows, [Section("Alignment over training", WORDS["alignment"], drawn)], {"alignment_over_training": data}
@@ -240,7 +241,7 @@ class OneLayer(Kind):
     parts = (
         Part("loss", _losses), Part("alignment", _alignment), Part("weights", _weights), Part("paths", _paths),
         Part("shifts", _shifts), Part("exact loss", _exact_loss), Part("roll-out", _roll_outs),
-        Part("attention", _attention), ALGORITHM, HEADS, FINETUNING, Part("provenance", _provenance),
+        Part("attention", _attention), ALGORITHM, HEADS, FINETUNING, HISTORY, Part("provenance", _provenance),
     )  # fmt: skip
     dtype = torch.float64
     heading = "One layer and one step of gradient descent ({name})"
@@ -286,6 +287,17 @@ class OneLayer(Kind):
     def fit(self) -> ConstructionFit:
         """The step of gradient descent nearest to each seed's weights."""
         return fit_construction(self.models, "gd", self.task, refine=False)
+
+    @cached_property
+    def during(self) -> AlignmentOverTraining:
+        """Alignment with gradient descent at the snapshots."""
+        return align_over_training(self.study, self.construction, self.held_out[:N_FEWER], progress=self.progress)
+
+    @property
+    def traced(self) -> dict[str, Any]:
+        """The cosine with gradient descent's sensitivities, and the distance from the nearest algorithm."""
+        cosine = {"with one step of gradient descent": self.during.sensitivity_cosine}
+        return {"cosine of sensitivities": OverTraining(self.during.steps, cosine), **super().traced}
 
     @property
     def loss_ratio(self) -> Interval:

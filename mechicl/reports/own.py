@@ -12,7 +12,7 @@ from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import LayeredModel
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.heads import ablate_heads, model_parts, no_model_parts, restore_stream
-from mechicl.reports.kind import ALGORITHM, Kind, Part
+from mechicl.reports.kind import ALGORITHM, HISTORY, Kind, Part
 from mechicl.reports.layers import match_layers
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import Verdict
@@ -136,6 +136,7 @@ class Own(Kind):
         Part("layers", _layers, _no_layers),
         Part("patching", _patching, lambda kind: _no_hook(kind, "hook_resid_pre", "layers=...")),
         Part("heads", _heads, lambda kind: _no_hook(kind, "attn.hook_z", "attention={'z': ..., 'n_heads': ...}")),
+        HISTORY,
     )
     heading = "Which algorithm does {name} behave like?"
     n_held_out, prompt_seed = 2048, 6_000_003

@@ -25,7 +25,7 @@ from mechicl.analysis.heads import HeadScores
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
 from mechicl.reports.comparison import Comparison, Measured, Section
-from mechicl.reports.kind import Kind, Part
+from mechicl.reports.kind import HISTORY, Kind, Part
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import NOT_TESTED, Verdict, agreement_with_papers
 from mechicl.statistics import Interval, interval
@@ -193,10 +193,11 @@ class Tokens(Kind):
     parts = (
         Part("learning", _learning), Part("heads", _heads), Part("learner", _learner, _no_chains),
         Part("composition", _composition, _no_composition), Part("patching", _patching, _no_repeats),
-        Part("circuit", _circuit, _no_repeats),
+        Part("circuit", _circuit, _no_repeats), HISTORY,
     )  # fmt: skip
     heading = "Heads and circuits ({name})"
     n_held_out, prompt_seed = 1024, 2_000_003
+    loss, plateau = "cross entropy (nats)", None
 
     @cached_property
     def formed(self) -> HeadsOverTraining | None:
@@ -205,6 +206,11 @@ class Tokens(Kind):
         if study.snapshots is None or "curve" not in study.record or study.is_own:
             return None
         return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed, progress=self.progress)
+
+    @property
+    def traced(self) -> dict[str, Any]:
+        """The highest scores of heads."""
+        return {} if self.formed is None else {"highest score of a head": self.formed}
 
     @property
     def data(self) -> dict[str, Any]:

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from mechicl.base.arguments import Count, Natural, Positive, between, check_fields, checked, strictly_between
+from mechicl.base.arguments import (
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    between,
+    check_fields,
+    checked,
+    strictly_between,
+)
 from mechicl.models import ModelConfig, TransformerConfig, config_from_dict
 from mechicl.prompts import At
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, task_from_dict, task_to_dict
@@ -37,6 +46,8 @@ class TrainingConfig:
         schedule: change of the learning rate after warm-up: "constant", or "cosine" down to 0 at the last step.
         warmup_steps: steps in which the learning rate grows linearly from 0.
         gradient_clip: bound on the global norm of each seed's gradient; None for no bound.
+        weight_decay: decoupled weight decay, as in AdamW: each step also multiplies all weights, biases and norms by
+            1 - learning rate x weight_decay.
         loss: "query" for the mean squared error of the query's prediction, "points" for that of all points; by default
             all points if one pass predicts them (interleaved, causal), else the query. For token ids the loss is the
             cross entropy of the next token, in nats, over the tokens that can be predicted.
@@ -71,6 +82,7 @@ class TrainingConfig:
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: Natural = 0
     gradient_clip: Positive | None = 10.0
+    weight_decay: NonNegative = 0.0
     loss: Literal["query", "points"] | None = None
     curriculum: Curriculum | None = None
     eval_every: Count = 500

@@ -71,6 +71,18 @@ _CLUSTERS = TrainingConfig(
     steps=2000, batch_size=128, learning_rate=1e-3, schedule="cosine", warmup_steps=200, gradient_clip=1.0,
     loss="query", eval_every=100, eval_prompts=1000,
 )  # fmt: skip
+# Singh et al. 2023, in small: in-context learning comes first and vanishes. Two prompts in five have independent
+# points, and mostly only the weights can classify their query. x and y share a token, so that one layer can compare the
+# query with the points.
+_TRANSIENT = TrainingConfig(
+    task=GaussianClusters(n_classes=256, bursty_share=0.6),
+    model=TransformerConfig(
+        x_dim=16, y_dim=4, n_context=8, n_layers=1, n_heads=2, d_model=24, d_head=12, d_mlp=96, attention="softmax",
+        normalization_type="LN", read_in="linear", read_out="linear", initializer_range=0.1,
+    ),
+    steps=3000, batch_size=128, learning_rate=3e-3, warmup_steps=100, gradient_clip=1.0, eval_every=100,
+    eval_prompts=1000, n_snapshots=3, snapshots_between=(300, 3000),
+)  # fmt: skip
 
 DISCRETE: dict[str, TrainingConfig] = {
     "induction-2l": _INDUCTION,
@@ -80,6 +92,7 @@ DISCRETE: dict[str, TrainingConfig] = {
     "parities-4l": _PARITIES,
     "clusters-32": _CLUSTERS.replace(task=_CLUSTERS.task.replace(n_classes=32)),
     "clusters-2048": _CLUSTERS.replace(task=_CLUSTERS.task.replace(n_classes=2048)),
+    "clusters-transient": _TRANSIENT,
     "topics-3l": _TOPICS,
     "topics-3l-momentum": _TOPICS_MOMENTUM,
 }

@@ -141,6 +141,7 @@ def _train(
             torch.nn.utils.clip_grad_norm_(weights, config.gradient_clip)
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
         row.grad = torch.nn.utils.parameters_to_vector(gradients)[None]
+        row.mul_(1 - config.learning_rate_at(step) * config.weight_decay)
         optimizer.step()
         torch.nn.utils.vector_to_parameters(row[0], weights)
         on_step()

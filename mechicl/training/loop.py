@@ -301,6 +301,8 @@ class _Training:
             clip_each_seed(weights.grad, self.config.gradient_clip)
         stopped = self.state.stopped_at >= 0
         kept = weights.detach()[stopped].clone() if stopped.any() else None
+        if self.config.weight_decay:
+            weights.detach().mul_(1 - self.config.learning_rate_at(batch.step) * self.config.weight_decay)
         self.optimizer.step()
         if kept is not None:  # the weights of finished seeds are fixed
             with torch.no_grad():

@@ -24,6 +24,7 @@ from mechicl.viz.training import (
     losses_over_training,
     map_similarity_figure,
     settings_figure,
+    training_history,
     update_similarity_figure,
 )
 from mechicl.viz.weights import connectivity_paths, roll_outs, weight_products_figure
@@ -54,6 +55,7 @@ __all__ = [
     "save",
     "settings_figure",
     "shifted_losses",
+    "training_history",
     "update_similarity_figure",
     "weight_products_figure",
 ]

@@ -16,7 +16,7 @@ from mechicl.analysis.dynamics import (
 )
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison
 from mechicl.base.arguments import checked
-from mechicl.statistics import Interval, interval
+from mechicl.statistics import Interval, Result, interval
 from mechicl.viz import elements as draw
 
 
@@ -186,6 +186,47 @@ def strategies_over_training(tracking: StrategyTracking, title: str = "Strategie
         fig.update_xaxes(type="log", exponentformat="power", **place)
     fig.update_xaxes(title={"text": draw.FIRST_STEP}, **left).update_yaxes(rangemode="tozero", **middle)
     return draw.tick_log_axes(fig.update_yaxes(range=[-0.02, 1.02], **left).update_layout(legend=draw.BELOW))
+
+
+@checked
+def training_history(
+    curve: Mapping[str, Any],
+    traced: Mapping[str, Result],
+    *,
+    transitions: Transitions | None = None,
+    loss: str = "squared error (MSE)",
+    title: str = "",
+) -> go.Figure:
+    """Draw the loss of a training and any quantities at its snapshots in panels with one common axis of steps.
+
+    The loss has a line for each seed. Quantities are means over seeds with bands of 95% intervals.
+
+    Args:
+        curve: a checkpoint's `record["curve"]`, with "eval_step" and "eval_loss" `[step][seed]`.
+        traced: results with a field `steps` and quantities `[step seed]`, such as those of `measure_over_training` and
+            `score_heads_over_training`; the keys are the titles of their panels.
+        transitions: result of `find_transitions`: a dotted line through all panels marks each seed's transition.
+        loss: title of the loss' panel.
+        title: title of the figure.
+    """
+    names, steps = [loss, *traced], {name: list(getattr(result, "steps", ())) for name, result in traced.items()}
+    fig = draw.panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.25 / len(names))
+    every = sorted({*curve["eval_step"], *(step for each in steps.values() for step in each)})
+    places = dict(zip(every, draw.on_log_axis(every), strict=True))
+    for seed, losses in enumerate(zip(*curve["eval_loss"], strict=True)):
+        look = {"opacity": 0.6, "legendgroup": loss, "showlegend": seed == 0, "place": draw.panel(0, 1)}
+        draw.add_line(fig, [places[s] for s in curve["eval_step"]], losses, "each seed", draw.COLORS["trained"], **look)
+    for i, (name, result) in enumerate(traced.items(), start=1):
+        lines = {key.replace("_", " "): values for key, values in result.samples().items() if values.ndim == 2}
+        for (key, values), color in zip(lines.items(), draw.colors_for(list(lines)), strict=True):
+            x, means = [places[step] for step in steps[name]], [interval(seeds) for seeds in values]
+            draw.add_intervals(fig, x, means, key, color, place=draw.panel(i, 1), legendgroup=name)
+    for step in [] if transitions is None else transitions.steps[transitions.fell].tolist():
+        fig.add_vline(x=max(step, min(places.values())), line={"color": "#444444", "width": 1, "dash": "dot"})
+    fig.update_xaxes(type="log").update_yaxes(rangemode="tozero")
+    draw.tick_log_axes(fig).update_xaxes(title_text=draw.FIRST_STEP, row=len(names))
+    height = 190 * len(names)
+    return fig.update_layout(height=height + 110, legend={**draw.BELOW, "y": -60 / height}, margin_b=70)
 
 
 # ---- fine-tuning compared with demonstrations ----

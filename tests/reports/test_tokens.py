@@ -98,7 +98,7 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     assert titles == [
         "It does no induction", "Published and measured", "When heads form", "What the heads do",
         "Which heads read what others wrote", "Where the earlier occurrence is seen", "The circuit",
-        "What this report leaves out", "Terms on this page",
+        "How it came about", "What this report leaves out", "Terms on this page",
     ]  # fmt: skip
     assert drawn(page) > 0
     assert page.locator("section:has(.js-plotly-plot .main-svg) h2").all_inner_texts() == [titles[0], *titles[2:-2]]

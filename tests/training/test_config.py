@@ -178,7 +178,8 @@ def interchange(config: TrainingConfig, n_layers: int = 2, **options: int) -> No
         *(({name: value}, name) for name, value in [
             ("steps", -1), ("batch_size", 0), ("batch_size", True), ("eval_every", 0), ("eval_seed", -1),
             ("eval_seed", 2**63), ("save_every", 0), ("learning_rate", 0.0), ("learning_rate", math.inf),
-            ("learning_rate", "fast"), ("gradient_clip", 0.0), ("gradient_clip", [1.0]), ("target_loss", math.nan),
+            ("learning_rate", "fast"), ("gradient_clip", 0.0), ("gradient_clip", [1.0]), ("weight_decay", -0.1),
+            ("target_loss", math.nan),
             ("target_loss", math.inf), ("target_loss", "low"), ("seeds", ()), ("seeds", (1, 1)), ("seeds", (-1,)),
             ("seeds", (0.5,)), ("seeds", 5), ("seeds", (2**63,)), ("schedule", "linear"), ("loss", "tokens"),
             ("snapshots_between", 5), ("snapshots_between", (1,)), ("snapshots_between", ("a", "b")),

@@ -46,7 +46,7 @@ def plain_training(config: TrainingConfig, points: slice) -> tuple[dict[str, Ten
     (seed,) = config.seeds
     model = build(config.model, seed)
     w = {name: torch.nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
-    adam = torch.optim.Adam(w.values(), lr=config.learning_rate)
+    adam = torch.optim.AdamW(w.values(), lr=config.learning_rate, weight_decay=config.weight_decay)
     (generator,), losses = make_generators(config, torch.device("cpu")), []
     for step in range(config.steps):
         for group in adam.param_groups:
@@ -63,10 +63,10 @@ def plain_training(config: TrainingConfig, points: slice) -> tuple[dict[str, Ten
     return {name: p.detach() for name, p in w.items()}, losses
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize(("clip", "decay"), [(None, 0.0), (0.05, 0.0), (None, 0.5)])
 @pytest.mark.parametrize("model", [EXACT, INTERLEAVED.replace(n_layers=2, d_mlp=12, dtype="float64"), LSTM])
-def test_training_equals_a_plain_eager_loop(tmp_path, model, clip):
-    config = small(model=model, steps=30, warmup_steps=5, gradient_clip=clip, seeds=(3,))
+def test_training_equals_a_plain_eager_loop(tmp_path, model, clip, decay):
+    config = small(model=model, steps=30, warmup_steps=5, gradient_clip=clip, weight_decay=decay, seeds=(3,))
     result = train(config, tmp_path, progress=False)
     expected, losses = plain_training(config, slice(None) if model.one_pass else slice(-1, None))
     assert_close(weights(result), expected, atol=1e-9)

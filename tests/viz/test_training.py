@@ -8,13 +8,13 @@ from torch import Tensor
 
 from mechicl import constructions, viz
 from mechicl.analysis import FineTuning, compare_with_finetuning, find_transitions, interpolate, read_weight_products
-from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining
+from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining, OverTraining
 from mechicl.analysis.finetuning import draw_texts
 from mechicl.analysis.weights.kernels import KernelView, view_kernel
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression, SineRegression
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
-from mechicl.viz import alignments_over_training, heads_during_training, losses_over_training
+from mechicl.viz import alignments_over_training, heads_during_training, losses_over_training, training_history
 from mechicl.viz.weights import kernel_heatmaps
 from tests.text.models import reader
 from tests.viz.traces import heatmaps, lines
@@ -75,6 +75,24 @@ def test_scores_are_drawn_over_the_loss_of_every_seed():
     assert {trace.name: trace.yaxis for trace in figure.data if trace.name}["previous token score"] == "y2"
     alone = HeadsOverTraining((0, 50), {"copying": torch.tensor([[0.1], [0.2]], dtype=torch.float64)})
     assert [trace.name for trace in heads_during_training({}, alone).data] == ["copying score"]  # and no band  # type: ignore[attr-defined]
+
+
+def test_a_history_draws_loss_transitions_and_quantities_in_panels_with_one_axis():
+    curve = {"eval_step": [0, 10, 100], "eval_loss": [[4.0, 3.0], [2.0, 2.9], [0.1, 0.2]]}
+    scores = HeadsOverTraining((0, 50), {"previous_token": torch.tensor([[0.1, 0.3], [0.5, 0.7]], dtype=torch.float64)})
+    other = OverTraining((0, 100), {"mine": torch.tensor([[1.0, 3.0], [0.0, 1.0]])})
+    falls = find_transitions(curve["eval_step"], curve["eval_loss"])
+    figure: Any = training_history(curve, {"heads": scores, "other": other}, transitions=falls, loss="loss (nats)")
+    assert lines(figure, "each seed") == [([5, 10, 100], [4.0, 2.0, 0.1]), ([5, 10, 100], [3.0, 2.9, 0.2])]
+    assert lines(figure, "previous token") == [([5, 50], pytest.approx([0.2, 0.6]))]  # step 0 as for the loss
+    assert lines(figure, "mine") == [([5, 100], pytest.approx([2.0, 0.5]))]
+    axes = {trace.name: (trace.xaxis, trace.yaxis) for trace in figure.data if trace.name}
+    assert axes == {"each seed": ("x", "y"), "previous token": ("x2", "y2"), "mine": ("x3", "y3")}
+    assert [figure.layout[f"xaxis{i}"].matches for i in ("", 2)] == ["x3", "x3"]
+    assert [note.text for note in figure.layout.annotations] == ["loss (nats)", "heads", "other"]
+    marks = [(line.x0, line.xref) for line in figure.layout.shapes]
+    assert marks == [(step, axis) for step in (5.0, 55.0) for axis in ("x", "x2", "x3")]
+    assert falls.steps.tolist() == [5.0, 55.0]
 
 
 # ---- fine-tuning ----

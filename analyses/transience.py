@@ -1,0 +1,241 @@
+"""In-context learning that appears and vanishes again during training (after Singh et al. 2023), and what prevents it.
+
+python analyses/transience.py --folder runs/transience   # trains 30 small models on the first call; resumes
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mechicl.analysis import ablate, score_heads
+from mechicl.analysis.dynamics import OverTraining, measure_over_training
+from mechicl.checkpoints import Checkpoint, Snapshots
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.reports import Comparison, Row, Section
+from mechicl.statistics import interval, median_interval
+from mechicl.tasks import GaussianClusters
+from mechicl.training import PRESETS, TrainingConfig, train
+from mechicl.viz.elements import add_intervals, figure
+from support.script import ScriptArgs, run_script
+
+PRESET = PRESETS["clusters-transient"]
+SEEDS = (0, 1, 2)
+BASE = "base"
+KINDS = ("known", "new", "absent", "swapped")
+SEED = 1_000_003
+TASK = PRESET.task
+assert isinstance(TASK, GaussianClusters)
+TASKS = {  # all trained at once
+    BASE: TASK,
+    "128 classes": TASK.replace(n_classes=128),
+    "512 classes": TASK.replace(n_classes=512),
+    "1024 classes": TASK.replace(n_classes=1024),
+    "80% bursty": TASK.replace(bursty_share=0.8),
+    "100% bursty": TASK.replace(bursty_share=1.0),
+}
+DECAYS = (0.1, 0.3, 1.0)
+TWO_LAYERS = "two layers"
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """When in-context learning appears and vanishes, in which heads, and what prevents it."""
+
+    folder: Path = Path("runs/transience")
+    """Folder of the trainings, which resume."""
+    n_prompts: int = 1000
+    """Held-out prompts of each kind."""
+
+
+def runs() -> dict[str, TrainingConfig]:
+    """The trainings by name: one for all tasks, one for each weight decay, and one of two layers."""
+    base = PRESET.replace(seeds=SEEDS, n_snapshots=31, snapshots_between=(0, PRESET.steps))
+    two = PRESETS["clusters-2048"].model.replace(d_model=16, d_head=8, d_mlp=64, initializer_range=0.1, act_fn="gelu")
+    return {
+        "tasks": base.replace(more_tasks=tuple(TASKS.values())[1:]),
+        **{f"weight decay {decay:g}": base.replace(weight_decay=decay) for decay in DECAYS},
+        TWO_LAYERS: base.replace(
+            task=TASK.replace(n_classes=512, bursty_share=0.9), model=two, learning_rate=5e-3, steps=6000,
+            loss="query", snapshots_between=(0, 6000),
+        ),
+    }  # fmt: skip
+
+
+def trained(args: Args) -> dict[str, Checkpoint]:
+    """One checkpoint with snapshots for each condition."""
+    found: dict[str, Checkpoint] = {}
+    for name, config in runs().items():
+        result = train(config, args.folder / name.replace(" ", "-"))
+        whole = Checkpoint(name, result.models, result.record, Snapshots(result.snapshot_steps, result.snapshots))
+        found |= dict(zip(TASKS, whole.by_task(), strict=True)) if config.more_tasks else {name: whole}
+    return found
+
+
+def compare(args: Args) -> Comparison:
+    """Accuracies over training in each condition, and the heads of the base condition."""
+    rows: list[Row] = []
+    data: dict[str, Any] = {"seed": SEED, "n_prompts": args.n_prompts, "curves": {}}
+    sections = []
+    for name, checkpoint in trained(args).items():
+        curves = measure_over_training(checkpoint, Accuracies(checkpoint.task, args.n_prompts), progress=False)
+        rows += condition_rows(name, curves, checkpoint.record["curve"])
+        kept = {key: [[round(v, 3) for v in line] for line in each.tolist()] for key, each in curves.quantities.items()}
+        data["curves"][name] = {"steps": curves.steps, **kept}
+        sections.append(section(name, curves))
+        if name in (BASE, TWO_LAYERS):
+            found, data[f"heads, {name}"] = head_rows(name, checkpoint, curves, args.n_prompts)
+            rows += found
+    task = PRESET.task
+    lead = (
+        f"{task!r}, one layer with two softmax heads of width 12 and an MLP of width 96 on tokens of x and y together; "
+        f"{PRESET.steps:,} steps of Adam at a constant rate, three seeds. Two layers: x and y in alternate tokens, "
+        f"width 16, 512 classes, 90% bursty prompts, 6,000 steps. Accuracies are on {args.n_prompts:,} held-out bursty "
+        "prompts of each kind. Brackets are the range of three seeds."
+    )
+    return Comparison("Transience of in-context learning", lead, rows, sections, data)
+
+
+class Accuracies:
+    """Accuracies of a model on the kinds of prompts, and how often it gives the stored label of swapped prompts."""
+
+    def __init__(self, task: Any, n_prompts: int):
+        self.prompts = {
+            kind: task.replace(classes=kind, bursty_share=1.0).sample(n_prompts, seed=SEED) for kind in KINDS
+        }
+        inputs = self.prompts["swapped"].query.xs.double()
+        centres = task.means / (1 + task.within_class_noise**2) ** 0.5
+        self.stored = task.labels[torch.cdist(inputs, centres).argmin(1)]
+
+    @torch.no_grad()
+    def __call__(self, model: HookedTransformer) -> dict[str, Float[Tensor, "prompt"]]:
+        guesses = {kind: model.predict(prompts).argmax(-1) for kind, prompts in self.prompts.items()}
+        right = {kind: (guesses[kind] == prompts.query.ys.argmax(-1)) for kind, prompts in self.prompts.items()}
+        right["stored"] = guesses["swapped"] == self.stored
+        return {name: each.double() for name, each in right.items()}
+
+
+def condition_rows(name: str, curves: OverTraining, curve: Mapping[str, Any]) -> list[Row]:
+    """When in-context learning is best, what is left of it, and when the weights take over."""
+    steps, new = torch.tensor(curves.steps).double(), curves.quantities["new"]
+    best = new.argmax(0)
+    takes_over = [first_for_good(curves, seed) for seed in range(new.shape[1])]
+    by_step = dict(zip(curve["eval_step"], curve["eval_loss"], strict=True))
+    losses = torch.tensor([
+        [by_step[curves.steps[int(i)]][seed] for seed, i in enumerate(best)], curve["eval_loss"][-1]
+    ])  # fmt: skip
+    rows = [
+        over_seeds(f"{name}: highest accuracy on new classes", new.amax(0)),
+        over_seeds(f"{name}: step of the highest accuracy on new classes", steps[best]),
+        over_seeds(f"{name}: last accuracy on new classes", new[-1]),
+        over_seeds(f"{name}: last accuracy on absent classes", curves.quantities["absent"][-1]),
+        over_seeds(f"{name}: last share of swapped prompts with the context's label", curves.quantities["swapped"][-1]),
+        over_seeds(f"{name}: last share of swapped prompts with the stored label", curves.quantities["stored"][-1]),
+        over_seeds(f"{name}: loss when accuracy on new classes is highest", losses[0]),
+        over_seeds(f"{name}: last loss", losses[1]),
+    ]
+    found = torch.tensor([step for step in takes_over if step is not None])
+    if len(found):
+        words = f"{len(found)} of {len(takes_over)} seeds"
+        rows.append(over_seeds(f"{name}: step from which the stored label wins", found, words))
+    else:
+        rows.append(Row(f"{name}: step from which the stored label wins", None, "never", "seeds"))
+    return rows
+
+
+def first_for_good(curves: OverTraining, seed: int) -> float | None:
+    """The first snapshot from which on swapped prompts get the stored label more often than the context's."""
+    stored, context = (curves.quantities[name][:, seed] for name in ("stored", "swapped"))
+    below = (stored <= context).nonzero().flatten()
+    first = int(below[-1]) + 1 if len(below) else 0
+    return float(curves.steps[first]) if first < len(curves.steps) else None
+
+
+def over_seeds(quantity: str, values: Tensor, note: str = "") -> Row:
+    """A row with the median of a quantity and the range of its seeds."""
+    return Row(quantity, None, median_interval(values.double()), "seeds", note)
+
+
+def head_rows(name: str, checkpoint: Checkpoint, curves: OverTraining, n_prompts: int) -> tuple[list[Row], Any]:
+    """Where each head attends, and the loss without it, where in-context learning is best and at the end."""
+    assert checkpoint.snapshots is not None
+    steps, task = checkpoint.snapshots.steps, checkpoint.task
+    best = int(curves.quantities["new"].mean(1).argmax())
+    ends = {f"step {steps[best]}": best, f"step {steps[-1]}": len(steps) - 1}
+    prompts = {kind: task.replace(classes=kind, bursty_share=1.0).sample(n_prompts, seed=SEED + 1) for kind in KINDS}
+    rows: list[Row] = []
+    numbers: dict[str, Any] = {}
+    for words, snapshot in ends.items():
+        models = checkpoint.models_at(snapshot)
+        attention = torch.stack([attention_to_class(model, prompts["known"]) for model in models])
+        rows.append(over_seeds(f"{name}, {words}: highest attention of a head to the query's class",
+                               attention.flatten(1).amax(1)))  # fmt: skip
+        numbers[words] = {"attention to the query's class": attention.tolist()}
+        if models[0].cfg.prompt_format == "interleaved":
+            scores = [score_heads(model, prompts=prompts["known"][:256], progress=False) for model in models]
+            previous = torch.stack([each.mean("target_to_input").max() for each in scores])
+            rows.append(over_seeds(f"{name}, {words}: highest attention of a head from y to its x", previous))
+        for kind in ("new", "absent"):
+            effects, without = zip(*(ablated(model, prompts[kind]) for model in models), strict=True)
+            lost = torch.stack(effects)  # [seed layer head]
+            numbers[words][f"accuracy lost without each head, {kind}"] = lost.tolist()
+            rows.append(over_seeds(f"{name}, {words}: accuracy lost on {kind} classes without the strongest head",
+                                   lost.flatten(1).amax(1)))  # fmt: skip
+            rows.append(over_seeds(f"{name}, {words}: accuracy on {kind} classes without any head",
+                                   torch.stack(without)))  # fmt: skip
+    return rows, numbers
+
+
+@torch.no_grad()
+def attention_to_class(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "layer head"]:
+    """Mean attention of the query to the context's points of its class (to their targets, if those are tokens)."""
+    same = same_class(prompts)
+    _, cache = model.run_with_cache(model.encode(prompts))
+    patterns = torch.stack(
+        [cache[f"blocks.{layer}.attn.hook_pattern"][:, :, -1] for layer in range(model.cfg.n_layers)]
+    )
+    interleaved = model.cfg.prompt_format == "interleaved"
+    keys = patterns[..., 1:-1:2] if interleaved else patterns[..., : prompts.n_context]
+    return (keys * same[None, :, None]).sum(-1).mean(1).double()
+
+
+def same_class(prompts: Prompts) -> Bool[Tensor, "prompt point"]:
+    """True for context points of the query's class: with little noise these are much nearer than others."""
+    distances = (prompts.xs[:, :-1] - prompts.xs[:, -1:]).square().sum(-1)
+    return distances < 0.25
+
+
+@torch.no_grad()
+def ablated(model: HookedTransformer, prompts: Prompts) -> tuple[Float[Tensor, "layer head"], Tensor]:
+    """Accuracy lost when a head's output is replaced by its mean over prompts, and accuracy without any head."""
+
+    def accuracy(predictions: Tensor) -> Tensor:
+        return (predictions.argmax(-1) == prompts.query.ys.argmax(-1)).double().mean(-1)
+
+    sweep = ablate(model, prompts, "z", progress=False)
+    hooks = [
+        (f"blocks.{layer}.attn.hook_z", lambda z, hook: z.mean(0, keepdim=True).expand_as(z))
+        for layer in range(model.cfg.n_layers)
+    ]
+    outputs = model.run_with_hooks(model.encode(prompts), fwd_hooks=hooks)
+    alone = accuracy(model.decode(outputs)[:, -1])
+    return accuracy(model.predict(prompts)) - accuracy(sweep.predictions), alone
+
+
+def section(name: str, curves: OverTraining) -> Section:
+    """Draw the accuracies of a condition."""
+    fig = figure(name, "step", "share of prompts")
+    names = {"new": ("new classes: right from the context", "#0072b2"), "absent": ("absent: right from the weights",
+             "#d55e00"), "stored": ("swapped: label in the weights", "#999999")}  # fmt: skip
+    for key, (words, color) in names.items():
+        add_intervals(fig, list(curves.steps), [interval(each) for each in curves.quantities[key]], words, color)
+    return Section(name, "Means over seeds with 95% intervals.", fig)
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "transience")
