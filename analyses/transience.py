@@ -71,7 +71,7 @@ def trained(args: Args) -> dict[str, Checkpoint]:
     """One checkpoint with snapshots for each condition."""
     found: dict[str, Checkpoint] = {}
     for name, config in runs().items():
-        result = train(config, args.folder / name.replace(" ", "-"))
+        result = train(config, args.folder / name.replace(" ", "-"), progress=False)
         whole = Checkpoint(name, result.models, result.record, Snapshots(result.snapshot_steps, result.snapshots))
         found |= dict(zip(TASKS, whole.by_task(), strict=True)) if config.more_tasks else {name: whole}
     return found
@@ -181,13 +181,13 @@ def head_rows(name: str, checkpoint: Checkpoint, curves: OverTraining, n_prompts
             previous = torch.stack([each.mean("target_to_input").max() for each in scores])
             rows.append(over_seeds(f"{name}, {words}: highest attention of a head from y to its x", previous))
         for kind in ("new", "absent"):
-            effects, without = zip(*(ablated(model, prompts[kind]) for model in models), strict=True)
-            lost = torch.stack(effects)  # [seed layer head]
+            lost = torch.stack([accuracy_lost(model, prompts[kind]) for model in models])  # [seed layer head]
             numbers[words][f"accuracy lost without each head, {kind}"] = lost.tolist()
             rows.append(over_seeds(f"{name}, {words}: accuracy lost on {kind} classes without the strongest head",
                                    lost.flatten(1).amax(1)))  # fmt: skip
-            rows.append(over_seeds(f"{name}, {words}: accuracy on {kind} classes without any head",
-                                   torch.stack(without)))  # fmt: skip
+            for part, hook in (("any head", "attn.hook_z"), ("any MLP", "hook_mlp_out")):
+                without = torch.stack([accuracy_without(model, hook, prompts[kind]) for model in models])
+                rows.append(over_seeds(f"{name}, {words}: accuracy on {kind} classes without {part}", without))
     return rows, numbers
 
 
@@ -210,21 +210,27 @@ def same_class(prompts: Prompts) -> Bool[Tensor, "prompt point"]:
     return distances < 0.25
 
 
+def accuracy(predictions: Float[Tensor, "*any prompt y"], prompts: Prompts) -> Float[Tensor, "*any"]:
+    """Share of the queries whose largest prediction is their label."""
+    return (predictions.argmax(-1) == prompts.query.ys.argmax(-1)).double().mean(-1)
+
+
 @torch.no_grad()
-def ablated(model: HookedTransformer, prompts: Prompts) -> tuple[Float[Tensor, "layer head"], Tensor]:
-    """Accuracy lost when a head's output is replaced by its mean over prompts, and accuracy without any head."""
-
-    def accuracy(predictions: Tensor) -> Tensor:
-        return (predictions.argmax(-1) == prompts.query.ys.argmax(-1)).double().mean(-1)
-
+def accuracy_lost(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "layer head"]:
+    """Accuracy lost when one head's output is replaced by its mean over prompts."""
     sweep = ablate(model, prompts, "z", progress=False)
+    return accuracy(model.predict(prompts), prompts) - accuracy(sweep.predictions, prompts)
+
+
+@torch.no_grad()
+def accuracy_without(model: HookedTransformer, hook: str, prompts: Prompts) -> Float[Tensor, ""]:
+    """Accuracy when an activation of all layers is replaced by its mean over prompts."""
     hooks = [
-        (f"blocks.{layer}.attn.hook_z", lambda z, hook: z.mean(0, keepdim=True).expand_as(z))
+        (f"blocks.{layer}.{hook}", lambda values, hook: values.mean(0, keepdim=True).expand_as(values))
         for layer in range(model.cfg.n_layers)
     ]
     outputs = model.run_with_hooks(model.encode(prompts), fwd_hooks=hooks)
-    alone = accuracy(model.decode(outputs)[:, -1])
-    return accuracy(model.predict(prompts)) - accuracy(sweep.predictions), alone
+    return accuracy(model.decode(outputs)[:, -1], prompts)
 
 
 def section(name: str, curves: OverTraining) -> Section:
