@@ -121,7 +121,7 @@ class Accuracies:
 
 
 def condition_rows(name: str, curves: OverTraining, curve: Mapping[str, Any]) -> list[Row]:
-    """When in-context learning is best, what is left of it, and when the weights take over."""
+    """When in-context learning is best, the rest of it later, and when the weights take over."""
     steps, new = torch.tensor(curves.steps).double(), curves.quantities["new"]
     best = new.argmax(0)
     takes_over = [first_for_good(curves, seed) for seed in range(new.shape[1])]
