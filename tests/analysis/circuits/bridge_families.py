@@ -42,7 +42,7 @@ def main() -> None:
         warnings.simplefilter("ignore")
         for name in FAMILIES:
             rows.setdefault(describe(name), []).append(name)
-    print("| family | an MLP reads | keys and values | heads interact through |\n|---|---|---|---|")
+    print("| family | an MLP reads | keys and values | what couples the heads of a layer |\n|---|---|---|---|")
     for row, names in rows.items():
         print(f"| {', '.join(names)} | {' | '.join(row)} |")
 
