@@ -194,8 +194,8 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") -> Trajectory:
     """Predict the mean target of the earlier points in the same leaf of a greedily grown regression tree.
 
-    Every node splits at the sign of the input that gives the least squared error (the first among equals), while it has
-    points of both signs and the error falls.
+    Each node splits on the sign of the input coordinate that leaves the least squared error (the first if several do),
+    as long as both signs occur among its points and the error falls.
 
     Args:
         depth: largest number of splits on the way to a leaf.

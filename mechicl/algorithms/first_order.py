@@ -28,8 +28,8 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
 
     S = XᵀX and B = XᵀY sum over the points before the predicted one. After k steps the residual in the eigendirection λ
     of S is `T_k(z(λ)) / T_k(z(0))`. T_k is the Chebyshev polynomial, and z maps `[λ_min, λ_max]`, the range of S's
-    nonzero eigenvalues, linearly onto [-1, 1]. Among methods with weights `p(S) B` after k steps, for a polynomial p of
-    degree k - 1, it has the smallest worst-case residual on that interval.
+    nonzero eigenvalues, linearly onto [-1, 1]. Of all methods whose weights after k steps are `p(S) B` with a
+    polynomial p of degree k - 1, it has the smallest worst-case residual over that interval.
 
     Args:
         steps: number k of steps, or several in any order; 0 predicts 0.

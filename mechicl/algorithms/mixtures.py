@@ -33,7 +33,7 @@ def mixture_bayes(
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
-    """Predict the posterior mean where each prompt has one of a few levels of noise and sizes of weights.
+    """Predict the posterior mean for prompts of several kinds, each with its noise level and scale of the weights.
 
     All settings are equally likely. It is the mean of ridge regressions with penalties `noise_std² / weight_std²`,
     weighted by the evidence of each: the best prediction on `tasks.MixedRegression`.

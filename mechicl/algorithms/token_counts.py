@@ -90,8 +90,8 @@ def ngram_bayes(
 ) -> Float[Tensor, "prompt read token"]:
     """Predict the next token from how often each token has followed the last `order` tokens so far.
 
-    It is Bayes-optimal on new `tasks.MarkovChains` of this order and concentration, from the token on that is scored
-    first. Order 1 is `bigram_bayes`. Before `order` tokens have been read, all tokens are equally likely.
+    On sequences from `tasks.MarkovChains` of this order and concentration it is Bayes-optimal at all positions that
+    the task scores. Order 1 is `bigram_bayes`. Before `order` tokens have been read, all tokens are equally likely.
 
     Args:
         sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.

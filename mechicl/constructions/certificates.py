@@ -59,7 +59,8 @@ def certificates_table(seed: int = 0, n_prompts: Count = 64) -> pd.DataFrame:
     Returns:
         One row per construction: "theorem" (with its paper), "construction" (the function that builds it), "layers",
         "width" of the residual stream, "heads" per layer, "max_relative_error" (largest difference over all prompts,
-        relative to the largest expected value), and "statement": "exact" (up to rounding), or the order of the error.
+        divided by the largest absolute value that the algorithm predicts), and "statement": "exact" (up to rounding),
+        or the order of the error.
 
     Example:
         >>> certificates_table()[["construction", "layers", "max_relative_error", "statement"]]

@@ -35,11 +35,11 @@ def compress(
 ) -> CompressedModel:  # fmt: skip
     """Move a model into a stream of fewer dimensions (superposition), and train it to imitate the original.
 
-    The stream is projected on its principal directions on the prompts, uncentred. If the model uses at most `d_model`
-    dimensions, as many compiled programs do, this is exact and needs no training. Otherwise unrelated directions share
-    dimensions, and Adam trains all weights (its learning rate falls to 0 along a cosine) to reproduce the outputs and
-    the projected streams of the original. Each head and MLP keeps its role, but weights no longer show the circuit. If
-    training makes the model worse, the projected one is returned.
+    The stream is projected onto the principal directions (uncentred) of its values on the prompts. If the model uses
+    at most `d_model` dimensions, as many compiled programs do, this is exact and needs no training. Otherwise
+    unrelated directions share dimensions, and Adam trains all weights (its learning rate falls to 0 along a cosine) to
+    reproduce the outputs and the projected streams of the original. Each head and MLP keeps its role, but weights no
+    longer show the circuit. If training makes the model worse, the projected one is returned.
 
     Args:
         model: a mechicl model that `hide` accepts (no norms, gates, clipping, biases or rotary positions).

@@ -86,8 +86,8 @@ def gd_plus_plus(
         largest_eigenvalue: λ_max of the first S on the intended prompts, to check convergence; None for no check.
 
     Warns:
-        DivergenceWarning: more than one step, after which the residual along the top eigenvector is larger than at the
-            start. This cannot happen if every a and γ is between 0 and 2 / largest_eigenvalue.
+        DivergenceWarning: there are several steps, and they leave a larger residual along the top eigenvector than at
+            the start. This cannot happen if every a and γ is between 0 and 2 / largest_eigenvalue.
 
     Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
@@ -191,9 +191,9 @@ def softmax_gradient_descent(
 
     The heads have opposite scores, so their difference is odd in the scores `s_i = score_scale <x_i, x>` and its
     leading term is linear. With the sink (a key with score `SINK_SCORE = 30` and value 0) the normaliser is the sink's
-    and the limit of small scores is gradient descent: relative error `O(score_scale²)`, and `n e^(-SINK_SCORE)` at most
-    from the normaliser. Without it the normaliser follows the scores, and the limit is the *centred* sum
-    `Σ y_i (s_i - mean s)` instead of `Σ y_i s_i`.
+    and the limit of small scores is gradient descent: its relative error is `O(score_scale²)`, plus at most about `n
+    e^(-SINK_SCORE)` because the keys still contribute to the normaliser. Without it the normaliser follows the scores,
+    and the limit is the *centred* sum `Σ y_i (s_i - mean s)` instead of `Σ y_i s_i`.
 
     Args:
         n_context: number of context points; without a sink the step size holds for exactly this number.

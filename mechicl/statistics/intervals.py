@@ -171,7 +171,7 @@ def median_interval(
 
     Returns:
         `Interval` with `mean` (the median), `low`, `high` and `n`; `low` and `high` are NaN with fewer than two
-        samples, or one that is not finite.
+        samples, or if any sample is not finite.
 
     Example:
         >>> print(median_interval(torch.tensor([120.0, 150.0, 180.0, 1400.0, 160.0])))

@@ -18,7 +18,7 @@ def storable(cls: type[T]) -> type[T]:
     """Mark a dataclass as allowed in saved results (a decorator).
 
     Loading creates only objects of classes marked like this. Subclasses of `Result` are marked already; use it for
-    dataclasses in their fields.
+    your own dataclasses that are values of a `Result`'s fields.
     """
     known = _STORABLE.setdefault(cls.__name__, cls)  # a module that is loaded again replaces its own class
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):

@@ -37,9 +37,9 @@ def find_threshold(
 
     Returns:
         The threshold as an `Interval`: `mean` is the x, `low` and `high` its 95% interval, `n` the number of seeds.
-        `mean` is 0 if all values are past the level and infinite if the last one is not. An end beyond the axis is 0 or
-        infinite; both are if `mean` or a threshold of the jackknife (without one seed) is beyond it, unless all are
-        equal. With one seed both ends are NaN.
+        `mean` is 0 if all values are past the level and infinite if the last one is not. An end of the interval beyond
+        the axis is 0 or infinite. If `mean`, or the threshold without one of the seeds, is beyond it, the interval is
+        0 to infinity, unless all these thresholds are equal. With one seed both ends are NaN.
 
     Source: Raventós et al. 2023, section 3, where the threshold is read off curves.
 

@@ -71,8 +71,9 @@ def losses_over_training(
 def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> go.Figure:
     """Draw how a model comes to resemble a learner over training: means over seeds with bands of 95% intervals.
 
-    The panels are the cosine of sensitivities (derivatives of the prediction by the query), the distance of predictions
-    and the distance of sensitivities, over training steps (logarithmic axis).
+    The panels, over training steps (logarithmic axis): the cosine between the sensitivities of the model and the
+    learner (derivatives of the prediction with respect to the query's input), the L2 norm of the difference of their
+    predictions, and that of their sensitivities. A norm of 0 means equal.
 
     Args:
         trainings: results of `align_over_training`, a line each; the keys are the labels in the legend.
@@ -302,8 +303,8 @@ def head_similarity_figure(
 ) -> go.Figure:
     """Draw how similarly demonstrations and fine-tuning change each head's output, as a heatmap of layers and heads.
 
-    Cells are cosines from -1 to 1, means over queries: between the change of the head's z at the last token by
-    demonstrations and its change by fine-tuning on them.
+    A cell is the cosine (mean over queries) between two changes of the head's z at the last token: by demonstrations
+    in context, and by fine-tuning on them.
 
     Args:
         comparison: result of `compare_with_finetuning`.

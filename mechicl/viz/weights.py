@@ -30,8 +30,8 @@ def connectivity_paths(
     Args:
         paths: results of `interpolate`, or the `paths` of `connect_modes`, all with the same alphas; the keys are the
             labels in the legend. A value is one path, or a list with one per seed. With up to three keys, single paths
-            have bands of 95% intervals over prompts. Of keys such as "tuned member, rescaled", equal first parts have
-            one colour and equal second parts one dash.
+            have bands of 95% intervals over prompts. In keys with a comma, such as "tuned member, rescaled", the part
+            before it selects the colour and the part after it the dash.
     """
     by_name = {name: [path] if isinstance(path, LossPath) else list(path) for name, path in paths.items()}
     alphas = [list(path.alphas) for seeds in by_name.values() for path in seeds]

@@ -57,7 +57,7 @@ def identify(
       intercept (one step with a kernel of 1 and x); online; preconditioned (one step, or several with one matrix);
     - GD++ (parameters shared or for each step, up to 12 steps), Newton (up to 15 iterations), Chebyshev;
     - ridge, least squares, averaging, nearest neighbours;
-    - as upper bounds, any polynomial of S with as many terms as steps, and any function of S;
+    - as bounds on how near a family can come, any polynomial of S with as many terms as steps, and any function of S;
     - the task's other reference learners (`algorithms.references`), such as dMMSE of a pool.
 
     The families are algorithms for linear functions: `note` has a caveat where targets are classes, or a reference

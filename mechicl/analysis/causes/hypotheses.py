@@ -180,8 +180,8 @@ def fit_hypotheses(
 ) -> list[Hypothesis]:
     """Fit the hypotheses that `test_hypotheses` ranks: algorithms with schedules.
 
-    A schedule assigns to each layer the number of the algorithm's steps that are done after it, by interventions on
-    some prompts.
+    A schedule says how many steps of the algorithm are done after each layer. The schedule is taken whose
+    interventions (see `interchange`) agree best with the model on some prompts.
 
     Args:
         model: any model with hooks that reads prompts of points.

@@ -225,11 +225,12 @@ def interchange(
         point: index of the context point to exchange alone; the middle one by default.
 
     Returns:
-        An `Interchange`. `cells` lists each intervention with its place, and `r2` has its agreement: one minus the mean
-        squared difference between the model's and the algorithm's predictions under it, relative to that between the
-        model's predictions on sources and on prompts (1: the same). `score` is the smallest of these. `effects` is the
-        agreement of the *changes* that interventions make to the predictions, averaged over cells (1: equal, 0:
-        unrelated, -1: opposite). All have 95% intervals over prompts. `to_dataframe()` has one row per cell.
+        An `Interchange`. `cells` lists each intervention with its place. `r2` has a number for each: `1 - E(m - a)² /
+        E(m_source - m_prompt)²`, where m and a are the predictions of model and algorithm under the intervention, and
+        the denominator has the model's predictions without one (1: the same predictions). `score` is the smallest of
+        these. `effects` compares the changes Δ that interventions make: `1 - E(Δm - Δa)² / (E Δm² + E Δa²)`, averaged
+        over cells (1: equal, 0: unrelated, -1: opposite). All have 95% intervals over prompts. `to_dataframe()` has
+        one row per cell.
 
     Source: Geiger et al. 2021 for interchange interventions, with targets that are numbers in place of classes.
 

@@ -170,17 +170,18 @@ def fit_subspace(
 ) -> SubspaceSearch:
     """Learn which subspace of a model's residual stream carries a variable of an algorithm.
 
-    Orthonormal columns are learned with two aims: exchanging them between prompts changes the model's prediction like
-    exchanging the variable changes the algorithm's; exchanging all other directions acts like exchanging all other
-    variables. Results are from other prompts. Many directions fit anything: hence the curve over their number, and the
-    same search with random targets and in an untrained model.
+    Orthonormal directions of the stream are learned with two aims. If they are taken from another prompt, the model's
+    prediction should change as the algorithm's does when the variable is taken from that prompt. If all other
+    directions are, it should change as when all other variables are. Results are from other prompts. Enough directions
+    can fit anything, so results are given for several numbers of them, and for two controls: the same search with
+    random targets, and in an untrained model.
 
     Args:
         model: any model with hooks that reads prompts of points.
         hypothesis: the algorithm and which layers are which steps, as for `interchange`:
             `Hypothesis(algorithm, schedule)`.
-        variables: one of `hypothesis.algorithm.variables`, or several to exchange together, as a list or "y,
-            prediction".
+        variables: one of `hypothesis.algorithm.variables`, or several to exchange together: a list, or one string with
+            commas, such as "y, prediction".
         task: distribution of the prompts to fit to and to measure on.
         place: the tokens that carry the variable, "query" or "context".
         layers: numbers of layers after which to search, each from the hypothesis's schedule; by default all between the
@@ -195,9 +196,11 @@ def fit_subspace(
             prompts is taken.
 
     Returns:
-        `r2(layer, dim)`, how well exchanging the subspace reproduces exchanging the variable (1: exactly, 0: no
-        effect), and `rest_r2(layer, dim)`, the same for all other directions, with 95% intervals over held-out prompts;
-        both take the controls as `search=`. `subspace(layer, dim)` has the columns `[d_model dim]`.
+        `r2(layer, dim)`: `1 - E|Δmodel - Δalgorithm|² / E|Δalgorithm|²` of the changes Δ of predictions when the
+        subspace and the variable are exchanged (1: the same change, 0: as if nothing changed, negative: worse), and
+        `rest_r2(layer, dim)` for all other directions and variables, with 95% intervals over held-out prompts.
+        `search="random targets"` or `"untrained model"` gives the controls. `subspace(layer, dim)` has the columns
+        `[d_model dim]`.
 
     Source: Geiger et al. 2024, distributed alignment search, with targets that are numbers in place of classes.
 

@@ -161,11 +161,13 @@ def circuit_curve(
         scores: the change of the metric when each edge is cut: the result of `score_edges`, or numbers by edge; or
             several of these by name, for instance those of an untrained model for comparison.
         prompts: other prompts than those of the scores.
-        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`; by default as for `find_circuit`.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
+            have targets; for token ids "outputs", the outputs themselves.
         fractions: the shares of the edges that circuits have, increasing; rounded down to whole edges.
         n_random: number of random rankings that are measured as controls, named "random", "random 2", ...
-        absolute: rank by absolute value (the benchmark's choice for the CMD). Otherwise rank first the edges whose cut
-            moves the metric farthest in the direction of cutting everything (its choice for the CPR).
+        absolute: rank edges by the size of their scores, whatever the sign, as the benchmark MIB does for `cmd`.
+            False: first the edges whose cut changes the metric most in the direction of cutting all edges, as MIB does
+            for `cpr`.
         only_paths: drop chosen edges that are not on a path of chosen edges from the embedding to the output. Otherwise
             a part whose inputs are all cut still writes its output.
         method: value of a cut edge, such as "zero" or "mean" (see `find_circuit`): by default the same as for the
@@ -175,9 +177,11 @@ def circuit_curve(
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
 
     Returns:
-        A `CircuitCurve`, whose methods take the name of one of the scores (default: the first): `faithfulness(name)`,
-        for each fraction the share of the metric that the circuit keeps (1: all) with a 95% interval over prompts;
-        `cpr(name)`, the area under this curve; `cmd(name)`, the area between it and 1 (0 is best).
+        A `CircuitCurve`, whose methods take the name of one of the scores (default: the first). With m the metric's
+        mean: `faithfulness(name)`, for each fraction `(m(circuit) - m(all cut)) / (m(model) - m(all cut))` with a 95%
+        interval over prompts (1: as the model, 0: as with all edges cut); `cpr(name)`, the area under this curve
+        (circuit performance ratio); `cmd(name)`, the area between it and 1 (circuit-model distance, 0 is best);
+        `smallest(share, name)`, the fewest edges that keep a share.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)

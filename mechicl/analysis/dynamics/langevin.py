@@ -155,8 +155,8 @@ def learning_coefficient(
     applied (stochastic-gradient Langevin dynamics, as in the source), and small models take smaller steps by default.
 
     Args:
-        models: a model; a checkpoint, measured at its snapshots (or its models, if it has none); or models by step. Any
-            torch modules with `loss`.
+        models: a model; a checkpoint, measured at its snapshots (or its models, if it has none); or models by step. If
+            `loss` is given, any torch modules.
         data: a task to sample prompts from; prompts; sequences of tokens; or, with `loss`, tensors with one entry per
             example.
         loss: function of a module and the tensors of `data`, or minibatches of them, that returns the mean loss. By

@@ -49,7 +49,7 @@ def fit_strategy_odds(
     *,
     held_out: Sequence[Count],
 ) -> StrategyOdds:
-    """Fit the odds of memorising against generalising by loss and complexity, and test them on held-out pool sizes.
+    """Fit a law of loss and complexity to the odds of memorising over generalising; test it on held-out pool sizes.
 
     The log odds after N steps on a pool of D tasks are `g N^α ΔL(D) - k D^β`. The first term is evidence: each step
     favours the strategy with the smaller loss, ΔL is the gap, and α < 1 counts later steps less. The second is the
@@ -61,16 +61,19 @@ def fit_strategy_odds(
 
     Args:
         shares: weight of memorising divided by the weight of both strategies, 0 to 1, at each pool size and step (for
-            example from `track_strategies(...).weights`). NaN leaves a condition out, for example one whose verdict is
-            "none of these".
-        pool_sizes: pool sizes D, different.
+            example from `track_strategies(...).weights`). NaN leaves a condition out, for example where
+            `track_strategies` says that neither strategy fits.
+        pool_sizes: the pool sizes D, all distinct.
         steps: training steps N, 1 or more.
-        loss_gaps: expected loss of the generalising strategy minus that of the memorising one on each pool, in nats.
+        loss_gaps: expected loss of the generalising strategy minus that of the memorising one on each pool. For tokens
+            it is the difference of their mean cross entropies in nats; for targets with Gaussian noise, the difference
+            of their mean squared errors divided by twice the noise variance.
         held_out: pool sizes that are predicted and not fitted.
 
     Returns:
-        A `StrategyOdds`: `scores[model]` is the error on the held-out sizes for each seed, `parameters` are the fits,
-        and `predicted` the shares at all sizes and steps.
+        A `StrategyOdds` with entries for "loss and complexity", "logistic" and "constant": `scores` `[seed]`, the mean
+        Kullback-Leibler divergence of the predicted from the given shares on held-out sizes, in nats (0 is best);
+        `parameters`, for the first `(log g, α, log k, β)`; `predicted`, the shares at all sizes and steps.
 
     Raises:
         ValueError: sizes that do not fit together, shares outside 0 to 1, or no condition to fit or to predict.

@@ -121,18 +121,20 @@ def compare_with_finetuning(
     Args:
         model: a mechicl model or a `TransformerBridge`, in eval mode.
         shots: demonstrations and queries as tokens, made by `prompt_shots` (points) or `mechicl.text.text_shots`.
-        tuning: `FineTuning(learning_rate, epochs, parameters, method)`, by default SGD on W_K and W_V of all layers in
-            one pass; or the result of `fine_tune`, on these demonstrations or others (for example with other labels).
+        tuning: `FineTuning()` for one pass of SGD on W_K and W_V of all layers, with another `learning_rate`,
+            `epochs`, `parameters` or `method` if given; or the result of `fine_tune`, on these demonstrations or
+            others (for example with other labels).
 
     Returns:
         A `FineTuningComparison` with one value per query. `zero_shot_score`, `in_context_score` and `finetuned_score`
-        are 1 for the right choice, else 0 (for points minus the squared error); `..._loss` in nats or squared error.
-        `update_similarity` `[layer query]` (SimAOU) is the cosine between the changes that demonstrations and
-        fine-tuning make to an attention layer's output; its baseline `random_update_similarity` has a random change in
-        place of fine-tuning's. `rank_correlation` `[layer query]` is Kendall's, from -1 to 1, over the demonstrations'
-        tokens: between the attention to them in context, and the products of the fine-tuned model's query vector with
-        the tokens' (baseline: `random_rank_correlation`). `recall()`: of the queries whose score fine-tuning raises
-        over zero-shot, the share whose score demonstrations raise too. `intervals()` has means with 95% intervals.
+        are 1 for the right choice and 0 otherwise (for prompts of points, the negative squared error); `..._loss` in
+        nats or squared error. `update_similarity` `[layer query]` (SimAOU) is the cosine between the changes that
+        demonstrations and fine-tuning make to an attention layer's output; its baseline `random_update_similarity` has
+        a random change in place of fine-tuning's. `rank_correlation` `[layer query]` is Kendall's, from -1 to 1, over
+        the demonstrations' tokens: between the attention to them in context, and the products of the fine-tuned
+        model's query vector with the tokens' (baseline: `random_rank_correlation`). `recall()`: of the queries whose
+        score fine-tuning raises over zero-shot, the share whose score demonstrations raise too. `intervals()` has
+        means with 95% intervals.
 
     Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.3.
 

@@ -117,8 +117,8 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
 
     Returns:
         A `FineTuned`: `changes` of the weights by the parameter's name, and `losses` `[epoch example]`, the loss of
-        each demonstration before its step (for "per_layer" summed over layers). `with tuned.applied(model): ...` runs
-        the model with the tuned weights.
+        each demonstration before its step (summed over layers for `FineTuning(method="per_layer")`, which reads
+        predictions off each layer). `with tuned.applied(model): ...` runs the model with the tuned weights.
 
     Raises:
         FineTuningDivergedError: a learning rate at which the loss is no longer finite.

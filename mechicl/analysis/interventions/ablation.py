@@ -44,10 +44,10 @@ def ablate(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
-    """Ablate each cell of a grid (for example each head) separately, or every two cells together.
+    """Ablate each cell of a grid (for example each head) on its own, or all pairs of cells.
 
-    Each cell is a run in which the component is replaced at one layer and at the cell's position, head, ... (as a whole
-    along axes that are not swept). Large effects show which parts the predictions depend on.
+    For each cell the model is run once with the component replaced there; along an axis that is not in `axes`, it is
+    replaced as a whole. Large effects show which parts the predictions depend on.
 
     Args:
         model: in eval mode: a mechicl model, or for token ids any of TransformerLens' protocol (`TransformerBridge`).

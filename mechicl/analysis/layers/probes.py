@@ -81,7 +81,7 @@ def algorithm_weights(algorithm: Callable[..., Trajectory], **settings: Any) -> 
 
 @checked
 def ols_weights(prompts: Prompts) -> Float[Tensor, "prompt point quantity"]:
-    """Compute the least-squares weights of each prefix, of minimum norm, to probe for.
+    """Compute the minimum-norm least-squares weights of each prefix, as targets of probes (`probe`).
 
     Entry t of `point` is fitted to the t points before point t; `quantity` is the matrix `[x y]` row by row.
     """

@@ -236,9 +236,9 @@ def connect_modes(
     Returns:
         A `ModeConnectivity`: `paths` has a `LossPath` by kind, `fitted` those to the fitted construction (empty without
         `family`). A `LossPath` has `alphas` (0 is a, 1 the other model), `squared_errors` `[alpha prompt]` of the query
-        on held-out prompts, and `model(alpha)`. `barriers()` has the barrier of each path by name: the largest mean
-        squared error above the line between the ends' errors, relative to the ends' mean, with a 95% interval over
-        prompts.
+        on held-out prompts, and `model(alpha)`. `barriers()` has the barrier of each path by name: the largest excess
+        of the mean squared error over the straight line between the ends' errors, divided by the ends' mean error (0:
+        no barrier), with a 95% interval over prompts.
 
     Source: von Oswald et al. 2023, section 3 and A.3; Garipov et al. 2018 for the curve; Entezari et al. 2021 for the
     matching of units.
