@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -72,6 +73,18 @@ def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
     short = Checkpoint(checkpoint.name, checkpoint.models, checkpoint.record, snapshots)
     rows, _, _ = order._order(short, checkpoint.task.sample(2, seed=0))
     assert [str(row.measured) for row in rows[:3]] == ["1 of 1 seeds", "1 of 1 seeds", "0 of 1 seeds"]
+
+
+# ---- clamps ----
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"), [([4, 3, 1, 1], 20), ([4, 1, 3, 1], 30), ([1, 1, 1, 1], 0), ([4, 1, 1, 3], None)]
+)
+def test_a_loss_has_passed_the_level_where_it_stays_below(losses, step):
+    curve = pd.DataFrame({"step": [0, 10, 20, 30], "loss": [float(loss) for loss in losses]})
+    found = import_script("clamped_induction").passing_step(curve)
+    assert math.isnan(found) if step is None else found == step
 
 
 # ---- the lecture text ----
