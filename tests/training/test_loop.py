@@ -18,7 +18,7 @@ from mechicl.base.locks import FolderInUseError, locked
 from mechicl.checkpoints import load_checkpoint, save
 from mechicl.models import HookedTransformer, build
 from mechicl.tasks import FixedTasks
-from mechicl.training import Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
+from mechicl.training import Clamp, Curriculum, Ramp, TrainingConfig, TrainingDivergedError, train
 from mechicl.training.data import make_generators
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.state import STATE_FILE, RunState
@@ -275,12 +275,14 @@ def test_two_processes_train_the_same_models_as_one(tmp_path):
     curriculum = Curriculum(points=Ramp(2, 5, 1, 3))
     free = train(small(seeds=(0, 5), steps=30, eval_every=2), tmp_path / "free", progress=False)
     target = min(free.record["curve"]["eval_loss"][7])
+    clamps = (Clamp("pattern", 0, method="freeze", snapshot=3, steps=(4, 9)), Clamp("z", 1, head=0, steps=(2, 12)))
     configs = {
         "even": small(seeds=(0, 5), gradient_clip=0.05, n_snapshots=3),
         "odd": small(batch_size=7, curriculum=curriculum),
         "stopping": small(seeds=(0, 5), steps=30, eval_every=2, target_loss=target),
         # shares of different lengths, in which different numbers of tokens can be predicted
         "tokens": reading(seeds=(0, 5), batch_size=5, model=READER.replace(dtype="float64")),
+        "clamped": reading(seeds=(0, 5), model=READER.replace(dtype="float64"), interventions=clamps),
     }
     with socket.socket() as free_port:
         free_port.bind(("127.0.0.1", 0))
