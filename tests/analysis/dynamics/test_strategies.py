@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl import algorithms, viz
-from mechicl.analysis.dynamics import StrategyTracking, fit_strategy_odds, track_strategies
+from mechicl.analysis.dynamics import StrategyTracking, align_over_training, fit_strategy_odds, track_strategies
 from mechicl.analysis.dynamics.strategies import nearest_mixture
 from mechicl.checkpoints import Checkpoint
 from mechicl.checkpoints.checkpoint import Snapshots
@@ -165,6 +165,38 @@ def test_nearest_mixtures_satisfy_the_conditions_of_a_minimum(k, seed):
     slopes = gram @ weights - cross
     assert ((slopes - slopes.amin(0)) * weights).max() < 1e-8 * (1 + slopes.abs().max())
     assert torch.allclose(distances, (weights.T @ rows - targets).square().sum(-1))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(6, 9), st.integers(1, 2), st.booleans())
+def test_shapes_of_tracked_strategies(k, n_steps, n_seeds, n_prompts, y_dim, all_points):
+    task = LinearRegression(x_dim=5, y_dim=y_dim, n_context=2)
+    matrices = torch.randn(k + n_steps * n_seeds, 5, y_dim, generator=torch.Generator().manual_seed(k))
+    learners = [AlgorithmLearner(lambda prompts, w=w: prompts.xs @ w) for w in matrices]
+    steps = [learners[k + i * n_seeds : k + (i + 1) * n_seeds] for i in range(n_steps)]
+    at = "points" if all_points else "query"
+    found = track_strategies(
+        dict(enumerate(steps)), learners[:k], task.sample(n_prompts, seed=0), at=at, n_resamples=2, progress=False
+    )
+    assert found.weights.shape == found.distances.shape == (k, n_steps, n_seeds)
+    assert found.residual.shape == (n_steps, n_seeds)
+    assert found.coordinates.shape == (2, n_steps, n_seeds)
+    assert found.learner_coordinates.shape == (2, k)
+    assert found.errors.shape == (k + 1, n_steps)
+    assert len(found.verdicts) == n_steps
+    assert len(found.left_out) == k
+    assert torch.allclose(found.weights.sum(0), torch.ones(n_steps, n_seeds).double())
+    assert (found.residual <= found.distances.amin(0) + 1e-9).all()
+
+
+def test_models_of_several_seeds_at_a_step_are_aligned_one_by_one():
+    cfg = TransformerConfig(x_dim=3, n_context=5, n_layers=1, n_heads=1, d_head=4, attention="linear")
+    seeds = [HookedTransformer(cfg, seed=seed).eval() for seed in range(2)]
+    prompts = LinearRegression(x_dim=3, n_context=5).sample(6, seed=0)
+    both = align_over_training({0: seeds, 10: seeds[:1] * 2}, AlgorithmLearner(algorithms.ols), prompts, progress=False)
+    one = align_over_training(seeds, AlgorithmLearner(algorithms.ols), prompts, progress=False)
+    assert torch.equal(both.prediction_distance[0], one.prediction_distance[:, 0])
+    assert both.mse.shape == (2, 2)
 
 
 @pytest.mark.parametrize(
