@@ -204,7 +204,7 @@ def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Sect
     for size, part in last.groupby("size"):
         values = torch.tensor(part["share"].dropna().to_numpy())
         note = f"residual {part['residual'].mean():.3f}, loss gap {part['loss_gap'].iloc[0]:.3f} nats"
-        shown = interval(values).within(0, 1) if len(values) else "none of these"
+        shown = interval(values) if len(values) else "none of these"
         rows.append(Row(f"{setting}, {size} sources: share of memorising at the end", None, shown, "seeds", note))
     wide = frame.pivot_table(index=["size", "step"], columns="seed", values="share", dropna=False)
     shares = torch.tensor(wide.to_numpy()).view(len(sizes), len(steps), -1)
