@@ -3,7 +3,7 @@
 python analyses/transience.py --folder runs/transience   # trains 30 small models on the first call; resumes
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,14 +218,15 @@ def accuracy(predictions: Float[Tensor, "*any prompt y"], prompts: Prompts) -> F
 @torch.no_grad()
 def accuracy_lost(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "layer head"]:
     """Accuracy lost when one head's output is replaced by its mean over prompts."""
-    sweep = ablate(model, prompts, "z", progress=False)
-    return accuracy(model.predict(prompts), prompts) - accuracy(sweep.predictions, prompts)
+    ablated = ablate(model, prompts, "z", progress=False).predictions
+    assert ablated is not None
+    return accuracy(model.predict(prompts), prompts) - accuracy(ablated, prompts)
 
 
 @torch.no_grad()
 def accuracy_without(model: HookedTransformer, hook: str, prompts: Prompts) -> Float[Tensor, ""]:
     """Accuracy when an activation of all layers is replaced by its mean over prompts."""
-    hooks = [
+    hooks: list[tuple[str | Callable[..., Any], Callable[..., Any]]] = [
         (f"blocks.{layer}.{hook}", lambda values, hook: values.mean(0, keepdim=True).expand_as(values))
         for layer in range(model.cfg.n_layers)
     ]

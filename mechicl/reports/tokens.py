@@ -197,7 +197,7 @@ class Tokens(Kind):
     )  # fmt: skip
     heading = "Heads and circuits ({name})"
     n_held_out, prompt_seed = 1024, 2_000_003
-    loss, plateau = "cross entropy (nats)", None
+    loss = "cross entropy (nats)"
 
     @cached_property
     def formed(self) -> HeadsOverTraining | None:
@@ -206,6 +206,10 @@ class Tokens(Kind):
         if study.snapshots is None or "curve" not in study.record or study.is_own:
             return None
         return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed, progress=self.progress)
+
+    @property
+    def plateau(self) -> None:
+        """None, so that the first loss counts: tasks of tokens have no common loss of guessing."""
 
     @property
     def traced(self) -> dict[str, Any]:

@@ -338,7 +338,7 @@ def test_bayes_over_a_pool_by_a_plain_loop(order, starts):
     got = algorithms.pool_bayes(sequences_of(rows), pool=given_pool, first=first).exp()
     for i, row in enumerate(rows):
         for t in range(8):
-            expected = loop_over_pool(row, t, pool.tolist(), order, first.tolist() if starts else None)
+            expected = loop_over_pool(row, t, pool.tolist(), order, None if first is None else first.tolist())
             assert torch.allclose(got[i, t], torch.tensor(expected, dtype=torch.float64), rtol=1e-11, atol=0)
 
 

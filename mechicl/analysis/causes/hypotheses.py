@@ -180,7 +180,7 @@ def fit_hypotheses(
 ) -> list[Hypothesis]:
     """Fit the hypotheses that `test_hypotheses` ranks: algorithms with schedules.
 
-    A schedule says how many steps of the algorithm are done after each layer. The schedule is taken whose
+    A schedule states how many steps of the algorithm are done after each layer. The schedule is taken whose
     interventions (see `interchange`) agree best with the model on some prompts.
 
     Args:

@@ -62,7 +62,7 @@ def fit_strategy_odds(
     Args:
         shares: weight of memorising divided by the weight of both strategies, 0 to 1, at each pool size and step (for
             example from `track_strategies(...).weights`). NaN leaves a condition out, for example where
-            `track_strategies` says that neither strategy fits.
+            `track_strategies` reports that neither strategy fits.
         pool_sizes: the pool sizes D, all distinct.
         steps: training steps N, 1 or more.
         loss_gaps: expected loss of the generalising strategy minus that of the memorising one on each pool. For tokens

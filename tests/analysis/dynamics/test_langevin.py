@@ -255,14 +255,14 @@ def test_a_result_is_saved_and_drawn(tmp_path):
     again = load_result(result.save(tmp_path / "coefficient"))
     torch.testing.assert_close(again.coefficients, result.coefficients)
     assert again.estimate() == result.estimate()
-    assert len(viz.plot(result).data) == 32 + 1
+    assert len(viz.plot(result).to_dict()["data"]) == 32 + 1
     over = learning_coefficient(
         {0: Weights(), 5: Weights()}, torch.zeros(1), loss=lambda m, _: m.first[0] ** 2 + m.second[0] ** 2,
         n_beta=100.0, n_chains=4, n_draws=200, burn_in=100, progress=False,
     )  # fmt: skip
-    figure = viz.plot(over, title="Two weights")
-    assert list(figure.data[-1].x) == [2.5, 5]
-    assert list(figure.data[-1].y) == pytest.approx([over.estimate(step).mean for step in (0, 5)])
+    line = viz.plot(over, title="Two weights").to_dict()["data"][-1]
+    assert list(line["x"]) == [2.5, 5]
+    assert list(line["y"]) == pytest.approx([over.estimate(step).mean for step in (0, 5)])
 
 
 @pytest.mark.parametrize(
