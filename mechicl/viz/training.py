@@ -174,13 +174,13 @@ def strategies_over_training(tracking: StrategyTracking, title: str = "Strategie
     left, middle, right = (draw.panel(i, 3) for i in range(3))
     for i, (name, color) in enumerate(zip(tracking.learners, draw.colors_for(tracking.learners), strict=True)):
         draw.add_intervals(fig, steps, tracking.curve(name), name, color, place=left, legendgroup=name)
-        x, y = tracking.learner_coordinates[:2, i, None].tolist()
+        x, y = tracking.learner_coordinates[:, i, None].tolist()
         look = {"mode": "markers", "marker": {"symbol": "diamond", "size": 12, "color": color}, "showlegend": False}
         draw.add_line(fig, x, y, name, color, place=right, legendgroup=name, **look)
     blue = draw.COLORS["trained"]
     draw.add_intervals(fig, steps, tracking.curve("residual"), "residual", blue, place=middle, showlegend=False)
     fig.add_hline(y=tracking.threshold, line={"color": "#999999", "width": 1, "dash": "dot"}, **middle)
-    for seed, (xs, ys) in enumerate(tracking.coordinates[:2].permute(2, 0, 1).tolist()):
+    for seed, (xs, ys) in enumerate(tracking.coordinates.permute(2, 0, 1).tolist()):
         look = {"mode": "lines+markers", "marker": {"size": [9, *[4] * (len(xs) - 1)], "color": blue}, "opacity": 0.7}
         draw.add_line(fig, xs, ys, "model", blue, place=right, showlegend=seed == 0, legendgroup="model", **look)
     for place in (left, middle):

@@ -1,7 +1,6 @@
 """Known models compute their algorithms, and keep their function when they are hidden or compressed."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from mechicl.constructions.known import KnownModel, previous_token_then_inductio
 from mechicl.constructions.trained import recipes
 from mechicl.models import HookedTransformer
 from mechicl.tasks import LinearRegression
+from mechicl.training import TrainingConfig
 from tests.constructions.reference import random_model
 
 # ---- known ----
@@ -71,7 +71,7 @@ def rotated(known: KnownModel) -> tuple[HookedTransformer, Hypothesis]:
 @pytest.mark.parametrize("name", recipes())
 def test_records_agree_with_recipes(name):
     checkpoint, recipe = load_checkpoint(name), recipes()[name]
-    assert checkpoint.record["training"] == json.loads(json.dumps(recipe.config.to_dict()))
+    assert TrainingConfig.from_dict(checkpoint.record["training"]).to_dict() == recipe.config.to_dict()
     assert checkpoint.record["interchange"]["hypothesis"] == recipe.hypothesis.name
     assert min(checkpoint.record["interchange"]["r2"][0].values()) >= 0.99
     assert checkpoint.record["command"] == f"python analyses/train_known.py {name} checkpoints/{name}"

@@ -9,15 +9,16 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from mechicl import constructions, viz
+from mechicl import algorithms, constructions, viz
 from mechicl.analysis import compare_circuits, fit_construction
 from mechicl.analysis.circuits import EdgeScores
+from mechicl.analysis.dynamics import StrategyTracking, track_strategies
 from mechicl.analysis.heads import HeadScores
 from mechicl.analysis.weights.paths import ModeConnectivity
 from mechicl.constructions import weights_circuit
 from mechicl.statistics import Result
 from mechicl.statistics.grids import GridTable
-from mechicl.tasks import LinearRegression
+from mechicl.tasks import LinearRegression, MarkovChains
 from mechicl.viz.html import Html
 from mechicl.viz.weights import kernel_heatmaps
 from tests.analysis.circuits.test_curves import made as curve
@@ -30,6 +31,15 @@ from tests.viz.traces import heatmaps, lines
 
 TASK = LinearRegression(x_dim=2, n_context=3)
 MODEL = constructions.gradient_descent(x_dim=2, n_context=3, step_size=0.5)
+
+
+def tracked() -> StrategyTracking:
+    """Two models that are exactly one of two strategies each."""
+    chains = MarkovChains(d_vocab=3, n_ctx=8)
+    learners = {name: algorithms.references(chains)[name] for name in ("uniform", "bigram")}
+    return track_strategies(list(learners.values()), learners, chains.sample(5, seed=0), n_resamples=2, progress=False)
+
+
 BY_HAND = {  # results that cannot be made of any numbers
     "Circuit": circuit,
     "CircuitComparison": lambda: compare_circuits(circuit(), circuit(())),
@@ -46,6 +56,7 @@ BY_HAND = {  # results that cannot be made of any numbers
     "Match": lambda: MATCH,
     "ModeConnectivity": lambda: ModeConnectivity({"raw": path(3)}, {}),
     "ShiftedLosses": shifted,
+    "StrategyTracking": tracked,
     "SubspaceSearch": searched,
     "WeightsCircuit": lambda: weights_circuit(MODEL),
     "InterventionSweep": lambda: swept(("layer", "head"), ((0, 2), (1, 3, 4))),
