@@ -238,11 +238,15 @@ class EdgeGraph:
             self._remembered = (kept.clone(), torch.cat([writes[0] for writes in batches], dim=1))
         return self._remembered[1]
 
+    @cached_property
+    def _bytes_of_parts(self) -> float:
+        return self.parts.bytes_per_row(self.tokens)
+
     def _rows(self, backward: bool = False) -> int:
         one = self.references[0, :1].numel() * self.references.element_size()
         readers = [sum(map(len, stage.edges.values())) for stage in self.stages]
         reads = 3 * sum(readers) if backward else 6 * max(readers)
-        of_parts = self.parts.bytes_per_row(self.tokens) * (len(self.stages) if backward else 1)
+        of_parts = self._bytes_of_parts * (len(self.stages) if backward else 1)
         per_row = one * (2 * len(self.nodes) + reads) + of_parts
         at_most = max(CACHE_SIZE / per_row, 1) if not backward else 2**31
         return self.budget.rows(per_row, at_most=at_most)
