@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
-from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import Natural, check_fields
-from mechicl.models.opening.sites import AXES
+from mechicl.models.opening.sites import AXES, hook_name
 
 Places = Natural | tuple[Natural, ...] | None
 PLACES = ("head", "pos", "query", "key", "neuron")
@@ -108,13 +107,13 @@ class Clamp:
     @property
     def hook_name(self) -> str:
         """The name of the clamped hook."""
-        return self.component if self.layer is None else get_act_name(self.component, self.layer)
+        return self.component if self.layer is None else hook_name(self.component, self.layer)
 
     @property
     def source_hook_name(self) -> str:
         """The name of the hook that the source's activation is taken from."""
         layer = self.layer if self.source_layer is None else self.source_layer
-        return self.component if layer is None else get_act_name(self.component, layer)
+        return self.component if layer is None else hook_name(self.component, layer)
 
     def is_active(self, step: int) -> bool:
         """True if training step `step` (from 0) has the clamp."""

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
-from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions.runs import Sites
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
-from mechicl.models.opening.sites import Site, axes_of, check_hook, nearest
+from mechicl.models.opening.sites import Site, axes_of, check_hook, hook_name, nearest
 
 Only = Mapping[str, Sequence[int] | int]
 
@@ -37,7 +36,7 @@ class CellGrid:
     @property
     def hook_names(self) -> list[str]:
         """The component's hooks in the layers that are swept."""
-        return [get_act_name(self.component, layer) for layer in self.indices[self.axes.index("layer")]]
+        return [hook_name(self.component, layer) for layer in self.indices[self.axes.index("layer")]]
 
     def cells(self) -> list[Sites]:
         """One site for each combination of indices, in order."""
@@ -72,8 +71,8 @@ def make_grid(
 
     layers = indices_along("layer", adapter.n_layers)
     for layer in layers:
-        check_hook(adapter.model, get_act_name(component, layer))
-    name = get_act_name(component, layers[0])
+        check_hook(adapter.model, hook_name(component, layer))
+    name = hook_name(component, layers[0])
     shape = adapter.record(tokens[:1], [name], 1)[name].shape[1:]
     sizes = {"layer": adapter.n_layers, **dict(zip(axes_of(component), shape, strict=False))}  # features come last
     grid = CellGrid(component, axes, tuple(indices_along(axis, sizes[axis]) for axis in axes))

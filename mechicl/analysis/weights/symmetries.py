@@ -19,7 +19,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 Pair = tuple[HookedTransformer, HookedTransformer]
 _MAY_DIFFER = {
     "d_head", "score_scale", "n_heads", "initializer_range", "dtype", "device", "seed", "use_attn_result",
-    "use_attn_in", "use_split_qkv_input", "use_hook_mlp_in", "token_clip",
+    "use_attn_state", "use_attn_in", "use_split_qkv_input", "use_hook_mlp_in", "token_clip",
 }  # fmt: skip
 _ANY_SCALE, _POSITIVE_SCALE = ("linear",), ("relu", "leaky_relu")
 

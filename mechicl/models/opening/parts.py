@@ -43,7 +43,7 @@ class TransformerParts:
         block = self.model.blocks[layer]
         attn = cast(Attention, block.attn)
         reads = (block.ln1(streams).permute(1, 2, 0, 3) for streams in (q, k, v))
-        z = attn.attend(*(attn.project(read, by) for read, by in zip(reads, "QKV", strict=True)))
+        z = attn.mix(*reads)
         return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
 
     def attention_bias(self, layer: int) -> Tensor | float:

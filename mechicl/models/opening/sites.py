@@ -12,11 +12,14 @@ from mechicl.statistics import storable
 
 BY_POS = ("pos",)
 BY_HEAD = ("pos", "head")
+BY_STATE = ("head", "pos")
 BY_KEY = ("head", "query", "key")
 BY_NEURON = ("pos", "neuron")
 AXES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mlp_in"), BY_POS),
     **dict.fromkeys(("q", "k", "v", "z", "result", "attn_in", "q_input", "k_input", "v_input"), BY_HEAD),
+    **dict.fromkeys(("gate", "step"), BY_HEAD),
+    "state": BY_STATE,
     **dict.fromkeys(("attn_scores", "pattern"), BY_KEY),
     **dict.fromkeys(("pre", "post"), BY_NEURON),
 }
@@ -25,6 +28,7 @@ and `key` positions, and of an MLP's hidden layer the `neuron`."""
 
 ON_REQUEST = {
     "hook_result": "set_use_attn_result",
+    "hook_state": "set_use_attn_state",
     "hook_attn_in": "set_use_attn_in",
     "hook_mlp_in": "set_use_hook_mlp_in",
     **dict.fromkeys(("hook_q_input", "hook_k_input", "hook_v_input"), "set_use_split_qkv_input"),
@@ -40,8 +44,9 @@ class Site:
     Attributes:
         component: "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "q", "k", "v", "z" (a head's output),
             "attn_scores", "pattern", "pre" or "post" (an MLP's hidden layer before and after its activation function);
-            if the model computes them, "result", and the inputs from the stream "attn_in", "q_input", "k_input",
-            "v_input" (of each head), "mlp_in".
+            in recurrent layers "gate" and "step"; if the model computes them, "state" (of a recurrent layer's head),
+            "result", and the inputs from the stream "attn_in", "q_input", "k_input", "v_input" (of each head),
+            "mlp_in".
         layer: number of the layer.
         pos: position; not for scores and patterns.
         head: head, for parts of the attention.
@@ -77,13 +82,19 @@ class Site:
     @property
     def hook_name(self) -> str:
         """The name of its hook."""
-        return get_act_name(self.component, self.layer)
+        return hook_name(self.component, self.layer)
 
     @property
     def index(self) -> tuple[int | slice, ...]:
         """Its index in the activation of one prompt: `activation[prompt][index]`."""
         parts = (getattr(self, axis) for axis in axes_of(self.component))
         return tuple(slice(None) if part is None else part for part in parts)
+
+
+def hook_name(component: str, layer: int) -> str:
+    """Return the name of a component's hook in a layer."""
+    # those of recurrent layers are not TransformerLens'
+    return get_act_name(component, layer, "attn" if component in ("gate", "step", "state") else None)
 
 
 def axes_of(component: str) -> tuple[str, ...]:

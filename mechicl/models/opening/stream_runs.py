@@ -155,8 +155,9 @@ def compute_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
 
 
 def has_scores(model: Any) -> bool:
-    """True if a model has the hooks at which attention between positions is cut."""
-    return f"blocks.0.{SCORES}" in hook_names(model)
+    """True if a model has the hooks at which attention between positions is cut, in all layers."""
+    names = hook_names(model)
+    return all(f"blocks.{layer}.{SCORES}" in names for layer in range(max(model.cfg.n_layers, 1)))
 
 
 def has_attention(model: Any) -> bool:

@@ -98,6 +98,8 @@ class Attention(Part):
     """True to use torch's fused kernel in runs without hooks: see `fast.fuse_attention`."""
     has_matrices: ClassVar[bool] = True
     """True if the four matrices are parameters."""
+    own_hooks: ClassVar[tuple[str, ...]] = ("attn_scores", "pattern")
+    """Hooks between those of q, k, v and that of z."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -113,7 +115,7 @@ class Attention(Part):
         # read by TransformerLens' ActivationCache when it splits the output of attention by head
         self._result_contribution_scale = cfg.damping
         rotated = ("rot_q", "rot_k") if cfg.rotates else ()
-        for name in ("q", "k", "v", *rotated, "attn_scores", "pattern", "z"):
+        for name in ("q", "k", "v", *rotated, *self.own_hooks, "z"):
             self.add_module(f"hook_{name}", HookPoint())
         if cfg.use_attn_result:
             self.hook_result = HookPoint()
@@ -128,17 +130,22 @@ class Attention(Part):
 
         Keys and values read the same stream as queries by default; each head may have its own stream.
         """
-        cfg = self.cfg
-        q = self.hook_q(self.project(query_input, "Q"))
-        k = self.hook_k(self.project(query_input if key_input is None else key_input, "K"))
-        v = self.hook_v(self.project(query_input if value_input is None else value_input, "V"))
-        z = self.attend(q, k, v)
+        cfg, z = self.cfg, self.mix(query_input, key_input, value_input)
         if cfg.use_attn_result:
             result = einsum(z, self.W_O, "batch pos head d, head d model -> batch pos head model")
             out = self.hook_result(cfg.damping * result).sum(2)
         else:
             out = cfg.damping * einsum(z, self.W_O, "batch pos head d, head d model -> batch pos model")
         return out + cfg.damping * self.b_O if cfg.attn_bias else out
+
+    def mix(
+        self, query_input: Tensor, key_input: Tensor | None = None, value_input: Tensor | None = None
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        """Compute each head's z from the streams that its queries, keys and values read; see `forward`."""
+        q = self.hook_q(self.project(query_input, "Q"))
+        k = self.hook_k(self.project(query_input if key_input is None else key_input, "K"))
+        v = self.hook_v(self.project(query_input if value_input is None else value_input, "V"))
+        return self.attend(q, k, v)
 
     @property
     def QK(self) -> FactoredMatrix:

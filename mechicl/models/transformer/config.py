@@ -11,7 +11,13 @@ import torch
 
 from mechicl.base.arguments import Count, Natural, NonNegative, Positive, check_fields, checked, strictly_between
 from mechicl.models.config_checks import DTYPES, dtype_name, read_config
-from mechicl.models.transformer.config_rules import DESCRIPTIVE, UNCOMPUTED, check_combinations, fill_defaults
+from mechicl.models.transformer.config_rules import (
+    DESCRIPTIVE,
+    RECURRENT,
+    UNCOMPUTED,
+    check_combinations,
+    fill_defaults,
+)
 from mechicl.prompts import prompt_format
 from mechicl.prompts.formats import PromptFormat
 
@@ -60,8 +66,14 @@ class TransformerConfig:
         mlp_location: "blocks" (after each attention) or "input" (one residual MLP on the embedded tokens, before the
             blocks; von Oswald et al. 2023, A.7).
         act_fn: activation of the MLPs, a name in `ELEMENTWISE`.
-        attention: "softmax", "linear", or a name in `ELEMENTWISE`, which is applied to each score; or one for each
-            layer, with commas between: "softmax,linear". By default "softmax" for token ids, else "linear".
+        attention: "softmax", "linear", or a name in `ELEMENTWISE`, which is applied to each score; a layer with a state
+            ("delta", "gated_linear", "mamba2" or "mesa", see `transformer/recurrent.py`); or one for each layer, with
+            commas between: "softmax,linear". By default "softmax" for token ids, else "linear".
+        gate: decay of a recurrent layer's state: "none", "head" (one number a head) or "key" (one for each dimension of
+            the keys; not in "mesa"); by default "head" for "gated_linear" and "mesa", "none" for "delta". The decay of
+            "mamba2" follows from its step size.
+        normalize_keys: divide a recurrent layer's keys by their length, so that states stay bounded in training; by
+            default for "delta" and "mesa".
         attention_weights: "learned", or "gradient_descent": the weights of a step of gradient descent that fits the
             y-dimensions of the stream to its others, with one learned step size a layer (the control of von Oswald et
             al. 2023, A.7). It needs one linear head, no biases, and an identity read-out.
@@ -69,7 +81,8 @@ class TransformerConfig:
         score_scale: factor on the scores; by default `1/sqrt(d_head)` if all layers are softmax, else 1.
         normalize_by_context: divide elementwise attention by the number of visible keys (Nertinger's 1/n, eq. 1).
         keys: positions that a position attends to: "causal" (itself and those before), "context" (all but the last,
-            which is the query) or "full"; by default "context" for paired prompts, else "causal".
+            which is the query) or "full"; by default "context" for paired prompts, else "causal". Recurrent layers are
+            always causal, and with "context" the query reads the state without writing to it; not "full".
         momentum: η of momentum attention, in [0, 1); 0 for none. Needs causal keys. Scores and pattern are those of
             plain attention; z has the momentum.
         momentum_over: "outputs" (z'_t = η z'_{t-1} + (1 - η) z_t from z'_0 = z_0 on: an exponential average over
@@ -111,6 +124,8 @@ class TransformerConfig:
         dtype: "float32", "float64", "bfloat16" or "float16", or torch's; read as torch's, as in TransformerLens.
         device: device of a new model; the model keeps it up to date.
         use_attn_result: compute each head's output `attn.hook_result`, which costs memory; False: no such hook.
+        use_attn_state: compute `attn.hook_state`, the states of recurrent layers after each position; False: no such
+            hook.
         use_attn_in: each head reads a copy of the stream, `hook_attn_in` `[batch pos head d_model]`.
         use_split_qkv_input: each head's queries, keys and values read separate copies, `hook_q_input` ...
         use_hook_mlp_in: the MLP reads a copy of the stream, `hook_mlp_in`. Blocks without MLP get one without neurons:
@@ -148,6 +163,8 @@ class TransformerConfig:
     attention: Filled[str] = LEFT_OUT
     attention_weights: Literal["learned", "gradient_descent"] = "learned"
     attention_slope: Finite = 0.01
+    gate: Filled[Literal["none", "head", "key"]] = LEFT_OUT
+    normalize_keys: Filled[bool] = LEFT_OUT
     score_scale: Filled[Finite] = LEFT_OUT
     normalize_by_context: bool = False
     keys: Filled[Literal["causal", "context", "full"]] = LEFT_OUT
@@ -180,6 +197,7 @@ class TransformerConfig:
     dtype: Dtype = "float32"
     device: str = "cpu"
     use_attn_result: bool = False
+    use_attn_state: bool = False
     use_attn_in: bool = False
     use_split_qkv_input: bool = False
     use_hook_mlp_in: bool = False
@@ -270,6 +288,10 @@ class TransformerConfig:
         # the mixture's defaults stay, and fields for the other kinds go
         changes = {name: getattr(self, name) for name in ("d_head", "score_scale", "initializer_range")}
         changes |= {"normalize_by_context": False} if kinds[layer] == "softmax" else {"sink": "none"}
+        if kinds[layer] not in RECURRENT:
+            changes |= {"gate": "none", "normalize_keys": False, "use_attn_state": False}
+        elif kinds[layer] == "mamba2":
+            changes["gate"] = "none"
         return self.replace(attention=kinds[layer], **changes)
 
     @property
@@ -285,7 +307,8 @@ class TransformerConfig:
         """
         plain_tokens = self.read_in == "identity" and self.d_model == self.d_token
         extras = self.normalization_type or self.attn_bias or self.momentum or self.mlp_location == "input"
-        plain = self.positional_embedding_type == "none" and self.attention != "softmax" and not extras
+        other = self.attention == "softmax" or self.attention in RECURRENT
+        plain = self.positional_embedding_type == "none" and not other and not extras
         return self.n_layers == self.y_dim == 1 and plain_tokens and plain and self.reads_only_y
 
     @property

@@ -39,6 +39,9 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 """Functions that `act_fn` and `attention` may name, none of them a lambda: models pickle. Add your own:
 `ELEMENTWISE["mine"] = function`."""
 
+RECURRENT = ("delta", "gated_linear", "mamba2", "mesa")
+"""Kinds of `attention` that keep a state; see `recurrent.py`."""
+
 # Fields of TransformerLens' configs that ours lack. Those that change what is computed, by the value that does not:
 UNCOMPUTED: dict[str, Any] = {
     "use_local_attn": False, "window_size": None, "attn_types": None, "scale_attn_by_inverse_layer_idx": False,
@@ -86,7 +89,7 @@ def fill_defaults(cfg: Any) -> None:
     _check_format(cfg)
     check_dtype_and_device(cfg)
     require(cfg.act_fn in ELEMENTWISE, f"act_fn={cfg.act_fn!r} is not one of {sorted(ELEMENTWISE)}")
-    kinds, known = cfg.attention.split(","), ["softmax", "linear", *sorted(ELEMENTWISE)]
+    kinds, known = cfg.attention.split(","), ["softmax", "linear", *RECURRENT, *sorted(ELEMENTWISE)]
     for kind in kinds:
         require(kind in known, f"attention={kind!r} is not one of {known}")
 
@@ -131,13 +134,15 @@ def fill_defaults(cfg: Any) -> None:
     fill(d_model=cfg.identity_width if follows else None)
     d_model: Any = cfg.d_model
     softmax, normed = cfg.attention == "softmax", cfg.normalization_type is not None
+    recurrent = set(kinds) & set(RECURRENT)
+    narrow = set(kinds) <= {"softmax", *RECURRENT}  # heads share the stream's width
     require(
-        not softmax or cfg.d_head is not None or d_model % cfg.n_heads == 0,
+        not narrow or cfg.d_head is not None or d_model % cfg.n_heads == 0,
         f"d_model={d_model} is not divisible by n_heads={cfg.n_heads}: give d_head",
     )
-    fill(d_head=d_model // cfg.n_heads if softmax else d_model)
+    fill(d_head=d_model // cfg.n_heads if narrow else d_model)
     d_head: Any = cfg.d_head
-    spread = 0.02 if softmax else math.sqrt(0.002 / max(cfg.n_layers, 1) / d_model)
+    spread = 0.02 if softmax or (recurrent and normed) else math.sqrt(0.002 / max(cfg.n_layers, 1) / d_model)
     fill(
         score_scale=1 / math.sqrt(d_head) if softmax else 1.0,
         final_norm=normed and cfg.read_out == "linear",
@@ -145,6 +150,8 @@ def fill_defaults(cfg: Any) -> None:
         read_bias=normed or tokens,
         initializer_range=0.8 / math.sqrt(d_model) if tokens else spread,
         rotary_dim=d_head if cfg.rotates else 0,
+        gate="head" if recurrent & {"gated_linear", "mesa"} else "none",
+        normalize_keys=bool(recurrent & {"delta", "mesa"}),
     )
 
 
@@ -163,6 +170,7 @@ def check_combinations(cfg: Any) -> None:
     """Refuse a `TransformerConfig`, its defaults filled in, whose fields exclude each other."""
     kinds, n_kinds = cfg.attention.split(","), cfg.attention.count(",") + 1
     tokens, derived = cfg.prompt_format == "token_ids", cfg.attention_weights == "gradient_descent"
+    recurrent = set(kinds) & set(RECURRENT)
     plain = (cfg.attention, cfg.n_heads, cfg.attn_bias, cfg.read_out) == ("linear", 1, False, "identity")
     for holds, message in [
         (n_kinds in (1, cfg.n_layers), f"attention={cfg.attention!r} is for {n_kinds} layers, not {cfg.n_layers}"),
@@ -176,6 +184,19 @@ def check_combinations(cfg: Any) -> None:
          f"keys='causal', or momentum=0"),
         ("softmax" in kinds or cfg.sink == "none", f"a sink needs softmax attention, got {cfg.attention!r}"),
         (cfg.attention != "softmax" or not cfg.normalize_by_context, "softmax attention is normalised already"),
+        (not recurrent or cfg.keys != "full",
+         f"attention={cfg.attention!r} has states, which positions write one after the other: keys must be 'causal', "
+         f"or 'context' for a query that writes nothing, got keys={cfg.keys!r}"),
+        (not (recurrent and (cfg.momentum or cfg.normalize_by_context or cfg.rotates)),
+         f"attention={cfg.attention!r} has no pattern: no momentum, normalize_by_context or rotary positions"),
+        (not set(kinds) & {"delta", "mesa"} or cfg.dtype in ("float32", "float64"),
+         f"attention={cfg.attention!r} solves linear systems, which need dtype 'float32' or 'float64', got "
+         f"{cfg.dtype!r}"),
+        (cfg.gate != "key" or not set(kinds) & {"mesa"}, "attention='mesa' has one gate a head: gate='head' or 'none'"),
+        (recurrent - {"mamba2"} or cfg.gate == "none",
+         f"gate={cfg.gate!r} is for attention 'delta', 'gated_linear' or 'mesa', got {cfg.attention!r}"),
+        (recurrent or not (cfg.normalize_keys or cfg.use_attn_state),
+         f"normalize_keys and use_attn_state are for attention {RECURRENT}, got {cfg.attention!r}"),
         (cfg.normalization_type or not cfg.final_norm, "final_norm needs a normalization_type"),
         (cfg.normalization_type or not cfg.skip_first_norm, "skip_first_norm needs a norm to skip"),
         (cfg.mlp_location == "blocks" or cfg.d_mlp is not None, "mlp_location='input' needs d_mlp"),

@@ -30,6 +30,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from mechicl.models.transformer.attention import Attention, elementwise_attention, key_mask, rotate, with_momentum
 from mechicl.models.transformer.layers import MLP, Block, LayerNorm
+from mechicl.models.transformer.recurrent import Recurrence
 from mechicl.prompts.prompts import lies_prompts_last
 
 ALL = slice(None)
@@ -129,6 +130,8 @@ def fast_attention(
     attn: Attention, x: Float[Tensor, "batch pos d_model"], rows: slice, columns: slice = ALL
 ) -> Float[Tensor, "batch row column"]:
     """Compute the attention layer's output at the positions `rows`, by the cheapest route."""
+    if isinstance(attn, Recurrence):
+        return attn.fast(x, rows, columns)
     cfg, n_pos = attn.cfg, x.shape[1]
     if cfg.momentum:  # each row depends on those before it
         positions = torch.arange(n_pos, device=x.device) if cfg.rotates else None

@@ -17,11 +17,13 @@ from mechicl.base.arguments import ArgumentError, checked
 from mechicl.models.holding import in_a_pass
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
+from mechicl.models.transformer.config_rules import RECURRENT
 from mechicl.models.transformer.fast import fast_block, fast_blocks, fast_norm
 from mechicl.models.transformer.layers import MLP, Block, Embed, LayerNorm, PosEmbed, Unembed
 from mechicl.models.transformer.lens_config import current_names, read_lens_config
 from mechicl.models.transformer.lens_names import LensNames
 from mechicl.models.transformer.queries import query_streams
+from mechicl.models.transformer.recurrent import CHUNK_OF_KEY_GATES, Recurrence
 from mechicl.prompts import Prompts
 
 
@@ -99,7 +101,7 @@ class HookedTransformer(LensNames):
     def reset_parameters(self, seed: int) -> None:
         """Draw new weights, the same for the same seed: matrices random, biases 0, norm weights 1 (see the config)."""
         cfg, generator = self.cfg, torch.Generator().manual_seed(seed)
-        matrices = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_gate", "W_pos")
+        matrices = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_gate", "W_step", "W_pos")
         deviations: dict[str, float] = dict.fromkeys(matrices, cfg.initializer_range)
         deviations["W_E"] = 1 / math.sqrt(cfg.d_model if cfg.prompt_format == "token_ids" else cfg.d_token)
         deviations["W_U"] = 1 / math.sqrt(cfg.d_model)
@@ -117,6 +119,9 @@ class HookedTransformer(LensNames):
                 weight.copy_(deviations[leaf] * fresh)
             else:
                 weight.fill_(constants.get(leaf, 0.0))
+        for part in self.modules():
+            if isinstance(part, Recurrence):
+                part.reset_gates()
 
     # ---- tokens in, outputs out ----
 
@@ -140,6 +145,9 @@ class HookedTransformer(LensNames):
         # before and after its activation; scores before and after masking, sink and softmax.
         cfg = self.cfg
         heads = cfg.n_heads * (4 * cfg.d_head + 2 * cfg.d_model + 4 * n_pos)
+        if self._recurrent:  # decays in each dimension; outer products, sums and copies for the solver
+            width = cfg.d_head if "mesa" in cfg.attention else 4 * CHUNK_OF_KEY_GATES
+            heads += 3 * cfg.n_heads * width * cfg.d_head
         return 4 * cfg.d_model + heads + 2 * (cfg.d_mlp or 0)
 
     @in_a_pass
@@ -182,7 +190,8 @@ class HookedTransformer(LensNames):
 
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         cfg = self.cfg
-        if cfg.keys == "full" or cfg.momentum:  # the context sees the query, or a row depends on others
+        # the context sees the query, or a row depends on others
+        if cfg.keys == "full" or cfg.momentum or self._recurrent:
             return self._query_streams_one_by_one(prompts, queries, points)
         if cfg.keys == "context" and len(points) > 1:  # points see later ones, so each prefix is a separate context
             prefixes = [
@@ -205,6 +214,11 @@ class HookedTransformer(LensNames):
         self._request_hooks(use_attn_result=use_attn_result)
 
     @checked
+    def set_use_attn_state(self, use_attn_state: bool) -> None:
+        """Turn `attn.hook_state` of recurrent layers (the state after each position) on or off."""
+        self._request_hooks(use_attn_state=use_attn_state)
+
+    @checked
     def set_use_attn_in(self, use_attn_in: bool) -> None:
         """Turn `hook_attn_in` (each head's input, before the norm) on or off, in the block and in its attention."""
         self._request_hooks(use_attn_in=use_attn_in)
@@ -225,6 +239,10 @@ class HookedTransformer(LensNames):
         `attribution_patch` needs them in every block.
         """
         self._request_hooks(use_hook_mlp_in=use_hook_mlp_in)
+
+    @property
+    def _recurrent(self) -> bool:
+        return any(kind in RECURRENT for kind in self.cfg.attention.split(","))
 
     def _request_hooks(self, **flags: bool) -> None:
         self._replace_cfg(**flags)

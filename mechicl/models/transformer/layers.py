@@ -15,7 +15,8 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.transformer.attention import Attention, GradientDescentStep, Part
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.config_rules import ELEMENTWISE
+from mechicl.models.transformer.config_rules import ELEMENTWISE, RECURRENT
+from mechicl.models.transformer.recurrent import Recurrence
 
 SPLIT_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
 
@@ -94,7 +95,8 @@ class Block(Part):
         # a looped model's blocks are one block, so it skips the first norm in every pass
         first = layer == 0 or cfg.recurrent
         self.ln1 = nn.Identity() if cfg.skip_first_norm and first else self._norm()
-        self.attn = GradientDescentStep(cfg) if cfg.attention_weights == "gradient_descent" else Attention(cfg)
+        kind = Recurrence if cfg.attention in RECURRENT else Attention
+        self.attn = GradientDescentStep(cfg) if cfg.attention_weights == "gradient_descent" else kind(cfg)
         if cfg.block_mlp:
             self.ln2 = self._norm()
             self.mlp = MLP(cfg)
@@ -115,7 +117,9 @@ class Block(Part):
         places = [(self, name, wanted) for name, wanted in requested.items()]
         # TransformerLens 4 has the heads' inputs in the attention, TransformerLens 3 in the block: here both
         places += [(self.attn, name, requested[name]) for name in ("hook_attn_in", *SPLIT_INPUTS)]
-        for module, name, wanted in (*places, (self.attn, "hook_result", cfg.use_attn_result)):
+        places += [(self.attn, "hook_result", cfg.use_attn_result)]
+        places += [(self.attn, "hook_state", cfg.use_attn_state)] if isinstance(self.attn, Recurrence) else []
+        for module, name, wanted in places:
             if wanted and not hasattr(module, name):
                 module.add_module(name, HookPoint().train(module.training))
             elif not wanted and hasattr(module, name):

@@ -1,0 +1,243 @@
+"""Layers with a state: both routes against a plain loop, hooks that read and change states, and other libraries."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mechicl.analysis import ablate, attribute, patch
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.transformer.recurrent import Recurrence, softplus_inverse
+from mechicl.tasks import LinearRegression
+from mechicl.training import TrainingConfig, train
+from mechicl.training.ensemble import Ensemble
+from tests.strategies import random_model, random_tokens
+
+KINDS = [
+    ("delta", "none"), ("delta", "head"), ("delta", "key"), ("gated_linear", "none"), ("gated_linear", "head"),
+    ("gated_linear", "key"), ("mamba2", "none"), ("mesa", "none"), ("mesa", "head"),
+]  # fmt: skip
+SIZES: dict[str, Any] = {"x_dim": 3, "n_context": 5, "n_heads": 2, "d_model": 8, "d_head": 4, "dtype": "float64"}
+INTERLEAVED: dict[str, Any] = SIZES | {"prompt_format": "interleaved", "n_layers": 2, "normalization_type": "LN"}
+TASK = LinearRegression(x_dim=3, n_context=5)
+
+
+def layer_by_loop(attn: Recurrence, x: Tensor, states_set: dict[int, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """The output `[batch pos d_model]` and states of a layer, prompt by prompt, position by position, head by head."""
+    cfg = attn.cfg
+    outs, all_states = torch.zeros_like(x), []
+    for b in range(len(x)):
+        of_heads = []
+        for h in range(cfg.n_heads):
+            state, states = None, []
+            for t in range(x.shape[1]):
+                e = x[b, t]
+                q, k, v = (e @ w[h] for w in (attn.W_Q, attn.W_K, attn.W_V))
+                if cfg.attn_bias:
+                    q, k, v = q + attn.b_Q[h], k + attn.b_K[h], v + attn.b_V[h]
+                k = k / k.norm() if cfg.normalize_keys else k
+                gate, step = torch.ones(1, dtype=x.dtype), torch.ones(1, dtype=x.dtype)
+                if cfg.gate != "none":
+                    gate = 1 / (1 + torch.exp(-(e @ attn.W_gate[h] + attn.b_gate[h])))
+                if cfg.attention != "gated_linear":
+                    raw = e @ attn.W_step[h] + attn.b_step[h]
+                    step = torch.log(1 + torch.exp(raw)) if cfg.attention == "mamba2" else 1 / (1 + torch.exp(-raw))
+                if cfg.attention == "mamba2":
+                    gate = torch.exp(-step * torch.exp(attn.A_log[h]))
+                if cfg.keys == "context" and t == x.shape[1] - 1:
+                    gate, step = torch.ones_like(gate), 0 * step
+                write = torch.cat([k, v]) if cfg.attention == "mesa" else v
+                decayed = torch.zeros(1, 1, dtype=x.dtype) if state is None else torch.diag(gate.expand(len(k))) @ state
+                if cfg.attention == "delta" and state is not None:
+                    write = write - decayed.T @ k
+                state = decayed + step * torch.outer(k, write)
+                if states_set and t in states_set:
+                    state = states_set[t][b, h]
+                states.append(state)
+                q = cfg.score_scale * q
+                if cfg.attention == "mesa":
+                    ridge = torch.diag(torch.log(1 + torch.exp(attn.ridge[h])))
+                    z = state[:, len(k) :].T @ torch.linalg.inv(state[:, : len(k)] + ridge) @ q
+                else:
+                    z = state.T @ q
+                if cfg.attention == "mamba2":
+                    z = z + attn.skip[h] * v
+                outs[b, t] += cfg.damping * z @ attn.W_O[h]
+            of_heads.append(torch.stack(states))
+        all_states.append(torch.stack(of_heads))
+    return outs + (cfg.damping * attn.b_O if cfg.attn_bias else 0), torch.stack(all_states)
+
+
+def watched(model: HookedTransformer, tokens: Tensor, name: str = "hook_state") -> Tensor:
+    with model.hooks([(lambda each: each.endswith(name), lambda activation, hook: None)]):
+        return model(tokens)
+
+
+@pytest.mark.parametrize("keys", ["causal", "context"])
+@pytest.mark.parametrize(("attention", "gate"), KINDS)
+def test_layers_equal_a_plain_loop(attention: str, gate: Any, keys: Any):
+    cfg = TransformerConfig(**SIZES, read_in="linear", read_out="linear", attention=attention, gate=gate, keys=keys,
+                            attn_bias=True, score_scale=0.7, damping=0.8, use_attn_state=True)  # fmt: skip
+    model, tokens = random_model(cfg), random_tokens(cfg, 2)
+    _, cache = model.run_with_cache(tokens)
+    expected, states = layer_by_loop(model.blocks[0].attn, cache["hook_embed"])
+    torch.testing.assert_close(cache["blocks.0.hook_attn_out"], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(cache["blocks.0.attn.hook_state"], states, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(model(tokens), watched(model, tokens), rtol=1e-10, atol=1e-12)
+
+
+def largest(values: Tensor) -> float:
+    return values.detach().abs().max().item() if values.numel() else 0.0
+
+
+def gradients(model: HookedTransformer, tokens: Tensor, outputs: Tensor) -> list[Tensor]:
+    mixture = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)
+    return list(torch.autograd.grad((outputs * mixture).sum(), [*model.parameters(), tokens]))
+
+
+@settings(max_examples=15)
+@given(
+    kind=st.sampled_from(KINDS), keys=st.sampled_from(["causal", "context"]), n_context=st.integers(0, 40),
+    prompt_format=st.sampled_from(["paired", "interleaved"]), heads=st.integers(1, 3), width=st.integers(1, 5),
+    normalize=st.booleans(), batch=st.sampled_from([0, 1, 3]), seed=st.integers(0, 100),
+)  # fmt: skip
+def test_routes_agree(kind: Any, keys: Any, n_context: int, prompt_format: Any, heads: int, width: int, normalize: bool,
+                      batch: int, seed: int):  # fmt: skip
+    cfg = TransformerConfig(
+        x_dim=2, n_context=n_context, n_layers=2, n_heads=heads, d_model=6, d_head=width, attention=kind[0],
+        gate=kind[1], keys=keys, prompt_format=prompt_format, read_in="linear", read_out="linear",
+        normalization_type="LN", normalize_keys=normalize, use_attn_state=True, dtype="float64",
+    )  # fmt: skip
+    model, tokens = random_model(cfg, seed), random_tokens(cfg, batch, seed).requires_grad_()
+    quick, by_states, hooked = model(tokens), watched(model, tokens), watched(model, tokens, "hook_embed")
+    size = 1 + largest(quick)
+    for other in (by_states, hooked):
+        torch.testing.assert_close(quick, other, rtol=0, atol=1e-10 * size)
+        for a, b in zip(gradients(model, tokens, quick), gradients(model, tokens, other), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9 * size * (1 + largest(a)))
+        quick = model(tokens)
+    single, single_tokens = copy.deepcopy(model).float(), tokens.detach().float()
+    last = single(single_tokens, at="query")
+    noise = largest(watched(single, single_tokens)[:, -1:] - quick[:, -1:])
+    assert largest(last - quick[:, -1:]) <= 1e-5 * size + 10 * noise
+
+
+@pytest.mark.parametrize(("attention", "gate"), KINDS)
+def test_changed_states_continue_the_recurrence(attention: str, gate: Any):
+    cfg = TransformerConfig(**SIZES, read_in="linear", attention=attention, gate=gate, keys="causal",
+                            use_attn_state=True, read_out="linear")  # fmt: skip
+    model, tokens = random_model(cfg), random_tokens(cfg, 3)
+    attn = model.blocks[0].attn
+    other = layer_by_loop(attn, model.embed_tokens(random_tokens(cfg, 3, 7)))[1]
+
+    def set_two(states: Tensor, hook: Any) -> Tensor:
+        states[:, :, 1], states[:, :, 3] = other[:, :, 1], other[:, :, 3]  # in place
+        return states
+
+    with model.hooks([("blocks.0.attn.hook_state", set_two)]):
+        _, cache = model.run_with_cache(tokens)
+    expected, _ = layer_by_loop(attn, cache["hook_embed"], {1: other[:, :, 1], 3: other[:, :, 3]})
+    torch.testing.assert_close(cache["blocks.0.hook_attn_out"], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ["delta", "gated_linear", "mamba2", "mesa"])
+def test_patching_states_equals_a_plain_loop(attention: str):
+    cfg = TransformerConfig(**SIZES, read_in="linear", attention=attention, use_attn_state=True, read_out="linear")
+    model = random_model(cfg)
+    clean, corrupted = (TASK.sample(4, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    sweep = patch(model, clean, corrupted, component="state", axes=("layer", "pos", "head"), progress=False)
+    assert sweep.predictions is not None
+    streams = [model.embed_tokens(model.encode(prompts)) for prompts in (clean, corrupted)]
+    attn = model.blocks[0].attn
+    (_, source), (_, own) = (layer_by_loop(attn, stream) for stream in streams)
+    for pos in range(6):
+        for head in range(2):
+            states = own[:, :, pos].clone()
+            # the other head's state stays its own
+            states[:, head] = source[:, head, pos]
+            out, _ = layer_by_loop(attn, streams[1], {pos: states})
+            expected = model.read_out((streams[1] + out)[:, -1:])[:, 0]
+            torch.testing.assert_close(sweep.predictions[0, pos, head], expected, rtol=1e-8, atol=1e-9)
+
+
+def test_attribution_of_states_is_the_derivative_of_patching():
+    cfg = TransformerConfig(**INTERLEAVED, attention="delta", use_attn_state=True)
+    model = random_model(cfg)
+    clean, corrupted = (TASK.sample(3, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    estimate = attribute(model, clean, corrupted, "state", ("layer", "pos"), progress=False).effect()
+    name, scale = "blocks.0.attn.hook_state", 1e-6
+    source = model.run_with_cache(clean)[1][name]
+
+    def loss(share: float, pos: int) -> Tensor:
+        def towards(states: Tensor, hook: Any) -> Tensor:
+            states[:, :, pos] += share * (source - states)[:, :, pos]
+            return states
+
+        with model.hooks([(name, towards)]):
+            return (model.predict(corrupted) - clean.query.ys).square().mean(-1)
+
+    for pos in (0, 4, 9):
+        slope = (loss(scale, pos) - loss(-scale, pos)) / (2 * scale)
+        torch.testing.assert_close(estimate[0, pos], slope, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("attention", ["delta", "gated_linear", "mamba2", "mesa"])
+def test_gates_and_steps_can_be_ablated(attention: str):
+    model = random_model(TransformerConfig(**INTERLEAVED, attention=attention))
+    prompts = TASK.sample(4, seed=0, dtype=torch.float64)
+    for component in ("gate", "step", "z"):
+        sweep = ablate(model, prompts, component, ("layer", "head"), method="zero", progress=False)
+        assert sweep.effect().isfinite().all()
+
+
+def test_seeds_train_together_as_alone():
+    for attention in ("delta", "gated_linear", "mamba2", "mesa", "softmax,delta"):
+        cfg = TransformerConfig(**INTERLEAVED, attention=attention)
+        models = [random_model(cfg, seed) for seed in range(2)]
+        tokens = torch.stack([random_tokens(cfg, 3, seed) for seed in range(2)])
+        together = Ensemble(models)(tokens, at="points")
+        for model, own, out in zip(models, tokens, together, strict=True):
+            torch.testing.assert_close(model(own, at="points"), out, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["delta", "mesa"])
+def test_training_reduces_the_loss(attention: str, tmp_path: Path):
+    model = TransformerConfig(**(INTERLEAVED | {"dtype": "float32", "d_mlp": 16}), attention=attention)
+    config = TrainingConfig(TASK, model, seeds=(0, 1), steps=60, batch_size=32, learning_rate=1e-2, loss="points")
+    result = train(config, tmp_path / "run", progress=False)
+    assert max(result.record["curve"]["eval_loss"][-1]) < 0.95 * min(result.record["curve"]["eval_loss"][0])
+
+
+def test_errors():
+    def refused(match: str, **fields: Any) -> None:
+        with pytest.raises(ValueError, match=match):
+            TransformerConfig(**(SIZES | fields))
+
+    refused("keys must be 'causal'", attention="delta", keys="full")
+    refused("need dtype 'float32' or 'float64', got 'float16'", attention="mesa", dtype="float16")
+    refused("one gate a head", attention="mesa", gate="key")
+    refused("gate='head' is for attention", attention="mamba2", gate="head")
+    refused("gate='head' is for attention", attention="linear", gate="head")
+    refused("normalize_keys and use_attn_state are for", attention="linear", use_attn_state=True)
+    refused("no pattern", attention="delta", keys="causal", momentum=0.5)
+    model = random_model(TransformerConfig(**SIZES, attention="delta"))
+    prompts = TASK.sample(2, seed=0, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"call model.set_use_attn_state\(True\)"):
+        patch(model, prompts, prompts, "state", progress=False)
+    model.set_use_attn_state(True)
+    with (
+        pytest.raises(ValueError, match=r"a state must stay \[2, 2, 6, 4, 4\]"),
+        model.hooks([("blocks.0.attn.hook_state", lambda states, hook: states[..., :2])]),
+    ):
+        model.predict(prompts)
+    with (
+        pytest.raises(ValueError, match=r"gates must be in \[0, 1\]"),
+        model.hooks([("blocks.0.attn.hook_gate", lambda gate, hook: 1.5 * gate)]),
+    ):
+        model.predict(prompts)
+    assert softplus_inverse(1.0) == pytest.approx(0.541324854612918)
