@@ -49,8 +49,8 @@ def patch(
         clean: the prompts whose activations replace the others ("denoising").
         corrupted: the prompts on which the model runs, of the same number and length; see `corrupt`.
         component: "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "q", "k", "v", "z" (a head's output),
-            "attn_scores", "pattern", "pre" or "post" (the MLP's hidden layer), in recurrent layers "gate" and "step"; where
-            the model computes them, "state" (of a recurrent layer: later states follow from the patched one), "result",
+            "attn_scores", "pattern", "pre" or "post" (the MLP's hidden layer), in recurrent layers "gate" and "step";
+            where the model computes them, "state" (of a recurrent layer: later states follow from it), "result",
             "attn_in", "q_input", "k_input", "v_input" and "mlp_in".
         axes: what to sweep: "layer" and any of "pos", and "head" for parts of attention, or "head", "query" and "key"
             (positions) for scores and patterns, or "pos" and "neuron" for an MLP's hidden layer; by default layer and
