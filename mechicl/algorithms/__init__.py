@@ -22,6 +22,12 @@ from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.newton import newton
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features
 from mechicl.algorithms.preconditioned import preconditioned_gd
+from mechicl.algorithms.recursive import (
+    discounted_averaging,
+    discounted_gradient_descent,
+    normalized_lms,
+    recursive_least_squares,
+)
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.spectra import ConditioningWarning, DivergenceWarning
 from mechicl.algorithms.token_counts import (
@@ -46,6 +52,8 @@ __all__ = [
     "chebyshev",
     "conjugate_gradient",
     "conjunction_bayes",
+    "discounted_averaging",
+    "discounted_gradient_descent",
     "dmmse",
     "elimination",
     "gd_plus_plus",
@@ -62,12 +70,14 @@ __all__ = [
     "network_descent",
     "newton",
     "ngram_bayes",
+    "normalized_lms",
     "ols",
     "on_features",
     "online_gradient_descent",
     "parity_bayes",
     "pool_bayes",
     "preconditioned_gd",
+    "recursive_least_squares",
     "references",
     "register",
     "register_references",

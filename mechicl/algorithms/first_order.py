@@ -1,7 +1,7 @@
 """First-order methods apart from plain descent, and bounds on all of them: Chebyshev, online, any filter."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from mechicl.algorithms.spectral_fit import SpectralLearner, SpectralProblem, ha
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import OnlineDescent
 from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Fraction, checked
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -80,38 +80,54 @@ def _reciprocal_cosh(angle: Tensor) -> Tensor:
 
 @checked
 def online_gradient_descent(
-    prompts: Prompts, *, step_size: float | None = None, at: PointsAt = "points", with_weights: bool = False
-) -> Trajectory:
+    prompts: Prompts, *, step_size: float | None = None, discount: Fraction = 1.0, at: PointsAt = "points",
+    with_weights: bool = False,
+) -> Trajectory:  # fmt: skip
     """Make one pass of gradient descent over the context, one point a step, in the order of the prompt.
 
-    `W ← W - a_t x_tᵀ (x_t W - y_t)`, from 0.
+    `W ← γ W`, `W ← W - a_t x_tᵀ (x_t W - y_t)` for each point, from 0: least mean squares, with weight decay for γ < 1.
 
     Args:
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
             step (points at 0 are left out).
+        discount: γ, the factor on the weights before each step; 1 for no weight decay.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
 
-    Source: Fu et al. 2024, section 3.2 and Table 1.
+    Source: Fu et al. 2024, section 3.2 and Table 1; Widrow & Hoff 1960, for least mean squares.
     """
     if step_size is not None:
         per_step("step_size", step_size, 1)
+
+    def rate(squared: Tensor) -> Tensor:
+        if step_size is None:
+            return torch.where(squared > 0, 1 / squared.masked_fill(squared == 0, 1.0), 0.0)
+        return torch.full_like(squared, step_size)
+
+    return descend_online(prompts, rate, "online GD", at, with_weights, discount)
+
+
+def descend_online(
+    prompts: Prompts,
+    rate: Callable[[Float[Tensor, "prompt 1 1"]], Tensor],
+    name: str,
+    at: PointsAt,
+    with_weights: bool,
+    discount: float = 1.0,
+) -> Trajectory:
+    """Make one pass over the context with a step size that may depend on the squared norm of each input."""
     xs, ys = prompts.xs.double(), prompts.ys.double()
     weights = xs.new_zeros(len(prompts), prompts.x_dim, prompts.y_dim)
     before = []
     for t in range(prompts.n_context + 1):
         x = xs[:, t, None]
         before.append(weights)
-        squared = x.square().sum(-1, keepdim=True)
-        if step_size is None:
-            rate = torch.where(squared > 0, 1 / squared.masked_fill(squared == 0, 1.0), 0.0)
-        else:
-            rate = torch.full_like(squared, step_size)
-        weights = weights - rate * x.mT @ (x @ weights - ys[:, t, None])
-    return linear_trajectory(prompts, torch.stack(before, dim=1), "online GD", at, with_weights)
+        weights = discount * weights
+        weights = weights - rate(x.square().sum(-1, keepdim=True)) * x.mT @ (x @ weights - ys[:, t, None])
+    return linear_trajectory(prompts, torch.stack(before, dim=1), name, at, with_weights)
 
 
 # ---- cards ----

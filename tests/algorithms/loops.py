@@ -70,6 +70,36 @@ def online(k, point, context, step_size=None):
     return point | {"residual": residual, "turn": residual if point["number"].item() == k else 0 * residual}
 
 
+def normalised(k, point, context, step_size, offset):
+    """As online, with a step size divided by the input's squared length and an offset."""
+    residual = point["residual"]
+    for other in context if k else []:
+        rate = step_size / (offset + float(other["x"] @ other["x"]))
+        residual = residual - rate * float(other["x"] @ point["x"]) * other["turn"]
+    return point | {"residual": residual, "turn": residual if point["number"].item() == k else 0 * residual}
+
+
+def recursive(k, point, context, discount):
+    """The inverse times x and the residual are corrected by point k."""
+    new = dict(point)
+    for other in context:
+        if other["number"].item() == k:
+            m, total = other["inverse times x"], discount + float(other["inverse times x"] @ other["x"])
+            score = float(point["inverse times x"] @ other["x"])
+            new["residual"] = point["residual"] - score / total * other["residual"]
+            new["inverse times x"] = (point["inverse times x"] - score / total * m) / discount
+    return new
+
+
+def discounted(k, point, context, step_size, discount):
+    """Residuals weighed by how far back their points lie."""
+    residual = point["residual"]
+    for other in context:
+        weight = step_size * discount ** (point["number"].item() - other["number"].item() - 1)
+        residual = residual - weight * float(other["x"] @ point["x"]) * other["residual"]
+    return point | {"residual": residual}
+
+
 def ridge_path(k, point, context, penalties):
     """The ridge prediction of the step's penalty."""
     if not context:

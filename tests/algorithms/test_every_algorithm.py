@@ -1,6 +1,7 @@
 """The common properties of all algorithms: axes, precision, what they read, weights, and arguments refused by name."""
 
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from mechicl import algorithms
 from mechicl.algorithms.gradient_descent import gd_plus_plus_filters
 from mechicl.algorithms.stepwise import (
+    DiscountedDescent,
     Hypothesis,
     KernelReading,
     NewtonSteps,
     OnlineDescent,
     QueryDescent,
+    RecursiveSteps,
     ResidualDescent,
     RidgePath,
     Runs,
@@ -48,6 +51,12 @@ ALGORITHMS = {
     "ridge_path": {"steps": [0, 3]},
     "preconditioned_gd": {"steps": [1, 2], "preconditioner": 0.3 * torch.eye(4)},
     "online_gradient_descent": {},
+    "online_gradient_descent with weight decay": {"step_size": 0.1, "discount": 0.9},
+    "normalized_lms": {"step_size": 0.5, "offset": 0.3},
+    "recursive_least_squares": {"penalty": 0.3, "discount": 0.9},
+    "recursive_least_squares, lasting penalty": {"penalty": 0.3, "discount": 0.8, "fading": False},
+    "discounted_gradient_descent": {"step_size": 0.1, "discount": 0.8},
+    "discounted_averaging": {"discount": 0.8},
     "averaging": {},
     "nearest_neighbours": {},
     "kernel_smoothing": {"bandwidth": 0.5},
@@ -61,7 +70,7 @@ PROMPTS = make_prompts(y_dim=2)
 
 
 def run(name, prompts, **options):
-    return getattr(algorithms, name.split()[0])(prompts, **ALGORITHMS[name], **options)
+    return getattr(algorithms, re.split("[ ,]", name)[0])(prompts, **ALGORITHMS[name], **options)
 
 
 @every_algorithm
@@ -166,7 +175,12 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [  # algorithm, options, and wh
     *(("gd_plus_plus", {"step_size": 0.1, "steps": [1, 3], "gamma": [0.1] * n}, "gamma") for n in (0, 2, 4)),
     *(("newton", {"alpha": alpha}, "alpha") for alpha in (0.0, nan)),
     *(("preconditioned_gd", {"steps": 2, "preconditioner": m}, "preconditioner") for m in (EYE[:3], [EYE])),
-    *((name, {"penalty": penalty}, "penalty") for name in ("ridge", "lasso") for penalty in (0, inf)),
+    *((name, {"penalty": penalty}, "penalty") for name in ("ridge", "lasso", "recursive_least_squares")
+      for penalty in (0, inf)),
+    *((name, options | {"discount": discount}, "discount") for discount in (0.0, 1.1, nan) for name, options in (
+        ("recursive_least_squares", {"penalty": 1.0}), ("discounted_gradient_descent", {"step_size": 0.1}),
+        ("discounted_averaging", {}))),
+    ("normalized_lms", {"offset": -0.1}, "offset"),
     ("bayes", {"noise_std": -0.1}, "noise_std"),
     ("bayes", {"noise_std": 0.1, "weight_std": 0.0}, "weight_std"),
     *(("bayes", {"weight_covariance": m}, "weight_covariance") for m in (EYE[:3, :3], EYE.cumsum(0), -EYE)),
@@ -217,6 +231,10 @@ CALLS = [
     (lambda: MomentsThenRidge(penalty=-0.1), "penalty"),
     (lambda: RidgeByDirections(2).predict(ONES), "3 dimensions"),
     (lambda: OnlineDescent(1).predict(ONES), "have 2"),
+    (lambda: OnlineDescent(2, offset=-1.0), "offset"),
+    (lambda: RecursiveSteps(1, penalty=1.0).predict(ONES), "have 2"),
+    (lambda: RecursiveSteps(2, penalty=0.0), "penalty"),
+    (lambda: DiscountedDescent(1, step_size=0.1, discount=1.5), "discount"),
     (lambda: best_match(EYE[None].double(), EYE[None]), "readers are torch.float64 and points torch.float32"),
     *((partial(best_match, EYE[None], EYE[None], sharpness), "sharpness") for sharpness in (-1.0, 1e300)),
     *((partial(Hypothesis, DESCENT, schedule=schedule), "schedule") for schedule in (

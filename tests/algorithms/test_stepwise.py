@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from mechicl import algorithms
 from mechicl.algorithms.stepwise import (
     AfterCopying,
+    DiscountedDescent,
     Hypothesis,
     Induction,
     KernelReading,
     NewtonSteps,
     OnlineDescent,
     QueryDescent,
+    RecursiveSteps,
     ResidualDescent,
     RidgePath,
     Runs,
@@ -57,6 +59,18 @@ def test_predictions_are_those_of_the_algorithms(prompts):
         pairs += [
             (OnlineDescent(n), algorithms.online_gradient_descent(prompts)),
             (OnlineDescent(n, step_size=0.1), algorithms.online_gradient_descent(prompts, step_size=0.1)),
+            (
+                OnlineDescent(n, step_size=0.5, offset=0.2),
+                algorithms.normalized_lms(prompts, step_size=0.5, offset=0.2),
+            ),
+            (
+                RecursiveSteps(n, penalty=0.5, discount=0.9),
+                algorithms.recursive_least_squares(prompts, penalty=0.5, discount=0.9),
+            ),
+            (
+                DiscountedDescent(1, step_size=0.1, discount=0.8),
+                algorithms.discounted_gradient_descent(prompts, step_size=0.1, discount=0.8),
+            ),
             (AfterCopying(pairs[2][0]), pairs[2][1]),
             (KernelReading(nearest), algorithms.nearest_neighbours(prompts, n_neighbours=1)),
         ]
@@ -189,6 +203,19 @@ CASES: dict[str, Callable[[int], tuple[StepwiseAlgorithm, loops.Step]]] = {
     "Newton running": lambda n: (NewtonSteps(2, answer="running"), partial(loops.newton, n_steps=4, answer="running")),
     "online": lambda n: (OnlineDescent(n), loops.online),
     "online, longer": lambda n: (OnlineDescent(n + 2, step_size=0.1), partial(loops.online, step_size=0.1)),
+    "normalised LMS": lambda n: (
+        OnlineDescent(n, step_size=0.5, offset=0.2),
+        partial(loops.normalised, step_size=0.5, offset=0.2),
+    ),
+    "recursive": lambda n: (RecursiveSteps(n, penalty=0.5, discount=0.9), partial(loops.recursive, discount=0.9)),
+    "recursive, causal": lambda n: (
+        RecursiveSteps(n + 1, penalty=0.5, discount=0.8, causal=True),
+        partial(loops.recursive, discount=0.8),
+    ),
+    "discounted": lambda n: (
+        DiscountedDescent(3, step_size=0.1, discount=0.8),
+        partial(loops.discounted, step_size=0.1, discount=0.8),
+    ),
     "ridge path": lambda n: (RidgePath(PENALTIES), partial(loops.ridge_path, penalties=PENALTIES)),
     "eigendirections": lambda n: (RidgeByDirections(X_DIM), loops.eigendirections),
     "nearest neighbour": lambda n: (KernelReading(nearest, 2), loops.nearest_neighbour),

@@ -9,15 +9,18 @@ from mechicl.algorithms.stepwise.counterfactuals import Runs
 from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent
 from mechicl.algorithms.stepwise.hypothesis import Hypothesis
 from mechicl.algorithms.stepwise.inverses import NewtonSteps, RidgePath
+from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
 
 __all__ = [
     "AfterCopying",
+    "DiscountedDescent",
     "Hypothesis",
     "Induction",
     "KernelReading",
     "NewtonSteps",
     "OnlineDescent",
     "QueryDescent",
+    "RecursiveSteps",
     "ResidualDescent",
     "RidgePath",
     "Runs",

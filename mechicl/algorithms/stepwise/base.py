@@ -164,6 +164,13 @@ def joined(context: State, query: State) -> State:
     return {name: torch.cat([context[name], query[name]], dim=1) for name in context}
 
 
+def with_numbers(state: State) -> State:
+    """Return a state with the variable "number": each point's place in the prompt, from 0."""
+    x = state["x"]
+    numbers = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)[None, :, None]
+    return state | {"number": numbers.expand(len(x), -1, 1)}
+
+
 def count(number: int, noun: str) -> str:
     """ "1 step", "2 steps"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import per_step
-from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, count, gather
-from mechicl.base.arguments import Count, Positive, checked
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, count, gather, with_numbers
+from mechicl.base.arguments import Count, NonNegative, Positive, checked
 from mechicl.prompts import Prompts
 
 
@@ -117,6 +117,7 @@ class OnlineDescent(StepwiseAlgorithm):
     Args:
         n_context: number of context points; the steps are one more. On shorter prompts the last steps do nothing.
         step_size: a, the same for all points; by default `1 / |x_k|²`, with which each point is fitted exactly.
+        offset: ε of normalised least mean squares, whose step size is `a / (ε + |x_k|²)`; None for a itself.
 
     Source: Fu et al. 2024, section 3.2.
     """
@@ -124,30 +125,34 @@ class OnlineDescent(StepwiseAlgorithm):
     variables = ("x", "residual", "turn", "number")
 
     @checked
-    def __init__(self, n_context: Count, *, step_size: float | None = None):
-        self.n_steps, self.step_size = n_context + 1, step_size
-        self.name = f"online gradient descent, {count(n_context, 'point')}"
+    def __init__(self, n_context: Count, *, step_size: float | None = None, offset: NonNegative | None = None):
+        self.n_steps = n_context + 1
+        self.step_size, self.offset = (1.0, 0.0) if step_size is None else (step_size, offset)
+        kind = "online gradient descent" if offset is None else "normalised LMS"
+        self.name = f"{kind}, {count(n_context, 'point')}"
 
     def start(self, prompts: Prompts) -> State:
         """Add each point's number to inputs and targets."""
         if prompts.n_context >= self.n_steps:
             raise ValueError(f"{self.name}, and these prompts have {prompts.n_context}")
-        state = super().start(prompts)
-        ys = state["residual"]
-        numbers = torch.arange(ys.shape[1], dtype=ys.dtype, device=ys.device)[None, :, None]
-        return state | {"number": numbers.expand(len(ys), -1, 1)}
+        return with_numbers(super().start(prompts))
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Descend on the marked point, and mark the next one."""
         residual = readers["residual"]
         if k:
             x, turn = context["x"], context["turn"]
-            squared = x.square().sum(-1, keepdim=True)
-            rate = 1 / squared.masked_fill(squared == 0, torch.inf) if self.step_size is None else self.step_size
+            rate = self._rate(x.square().sum(-1, keepdim=True))
             residual = residual - gather(readers["x"] @ x.mT, rate * turn, sees)
         # the query, whose number is the last step's, is never read
         marked = readers["number"] == k
         return readers | {"residual": residual, "turn": torch.where(marked, residual, 0.0)}
+
+    def _rate(self, squared: Tensor) -> Tensor | float:
+        if self.offset is None:
+            return self.step_size
+        size = self.offset + squared
+        return self.step_size / size.masked_fill(size == 0, torch.inf)
 
 
 Weights = Callable[[Tensor, Tensor], Tensor]

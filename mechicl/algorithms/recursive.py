@@ -1,0 +1,347 @@
+"""Algorithms that read the context once, point by point, and forget: recursive least squares, LMS, discounted moments.
+
+They are what recurrent sequence layers can compute. The state after point t is a matrix of fixed size, and a discount γ
+below 1 gives a point that lies k points back the weight γ^k.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import scipy
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.descent_cards import FEWER
+from mechicl.algorithms.first_order import descend_online
+from mechicl.algorithms.least_squares import ridge_filter
+from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, selected
+from mechicl.algorithms.spectral_fit import SCREENING
+from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
+from mechicl.algorithms.stepwise.descent import OnlineDescent
+from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
+from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
+from mechicl.base.arguments import NonNegative, Positive, between, checked
+from mechicl.learners import AlgorithmLearner, Trajectory
+from mechicl.prompts import Prompts
+from mechicl.prompts.prompts import PointsAt
+
+LEAST_DISCOUNT = 1e-3
+Discount = Annotated[float, between(LEAST_DISCOUNT, 1)]
+"""γ: the weight of a point relative to the one after it."""
+DISCOUNTS = (0.3, 0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985, 1.0)  # that fits start from
+
+
+@checked
+def recursive_least_squares(
+    prompts: Prompts, *, penalty: Positive, discount: Discount = 1.0, fading: bool = True, at: PointsAt = "points",
+    with_weights: bool = False,
+) -> Trajectory:  # fmt: skip
+    """Predict by recursive least squares with forgetting: ridge regression in which old points count less.
+
+    Point t is predicted from points i = 0..t-1 by the W of least `Σ_i γ^(t-1-i) (x_i W - y_i)² + γ^t penalty |W|²`. The
+    recursion keeps W and the inverse P of the discounted moments, from `P = I / penalty`; each point adds
+    `P xᵀ (y - x W) / (γ + x P xᵀ)` to W. Here the same W is computed in closed form. With γ = 1 it is `ridge`.
+
+    Args:
+        penalty: start of the inverse, `P_0 = I / penalty`.
+        discount: γ, between 0.001 and 1; 1 forgets nothing.
+        fading: True if the penalty is discounted with the points, as in the recursion; False for a penalty that stays,
+            as in a Mesa layer, whose moments decay and whose regulariser does not.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
+
+    Returns:
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+
+    Source: Plackett 1950, for the recursion; Haykin 2002, chapter 9, for forgetting; von Oswald et al. 2025 for
+    `fading=False`.
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0)
+        >>> recursive_least_squares(prompts, penalty=0.1, discount=0.9).predictions.shape
+        torch.Size([1, 4, 11, 1])
+    """
+
+    def run(part: Prompts) -> Trajectory:
+        second, cross = discounted_moments(part, discount, at)
+        eigenvalues, vectors = torch.linalg.eigh(second)
+        penalties = penalty * discount ** (n_before(part, at).double() * fading)[:, None]
+        filtered = ridge_filter(eigenvalues.clamp(min=0), penalties, n_context=part.n_context)
+        weights = vectors @ (filtered[..., None] * (vectors.mT @ cross))
+        return linear_trajectory(part, weights, "recursive least squares", at, with_weights)
+
+    return in_parts(prompts, (prompts.n_context + 1) * prompts.x_dim * max(prompts.x_dim, prompts.y_dim), run)
+
+
+@checked
+def normalized_lms(
+    prompts: Prompts, *, step_size: float = 1.0, offset: NonNegative = 0.0, at: PointsAt = "points",
+    with_weights: bool = False,
+) -> Trajectory:  # fmt: skip
+    """Make one pass of normalised least mean squares over the context, in the order of the prompt.
+
+    `W ← W - a x_tᵀ (x_t W - y_t) / (ε + |x_t|²)`, from 0. With ε = 0 a step takes the share a of the point's error; a
+    large ε gives plain least mean squares, which is `online_gradient_descent`.
+
+    Args:
+        step_size: a; stable between 0 and 2.
+        offset: ε, in units of x²; points at 0 are left out.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
+
+    Returns:
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+
+    Source: Nagumo & Noda 1967; Haykin 2002, chapter 6.
+    """
+
+    def rate(squared: Tensor) -> Tensor:
+        return torch.where(squared > 0, step_size / (offset + squared).masked_fill(squared == 0, 1.0), 0.0)
+
+    return descend_online(prompts, rate, "normalised LMS", at, with_weights)
+
+
+@checked
+def discounted_gradient_descent(
+    prompts: Prompts, *, step_size: float, discount: Discount = 1.0, at: PointsAt = "points", with_weights: bool = False
+) -> Trajectory:
+    """Take one step of gradient descent from 0 on `Σ_i γ^(t-1-i) (x_i W - y_i)² / 2`, in which old points count less.
+
+    The weights are `W = a Σ_i γ^(t-1-i) x_iᵀ y_i`: an exponentially weighted sum, which a linear attention layer with a
+    decayed state computes. With a discount of 1 it is one step of `gradient_descent`.
+
+    Args:
+        step_size: a, the factor on the summed gradient.
+        discount: γ, between 0.001 and 1; 1 forgets nothing.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
+
+    Returns:
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+
+    Source: von Oswald et al. 2023, Proposition 1, with the decay of Yang et al. 2024a (gated linear attention).
+    """
+    weights = step_size * discounted_moments(prompts, discount, at)[1]
+    return linear_trajectory(prompts, weights, "discounted gradient descent", at, with_weights)
+
+
+@checked
+def discounted_averaging(
+    prompts: Prompts, *, discount: Discount = 1.0, at: PointsAt = "points", with_weights: bool = False
+) -> Trajectory:
+    """Predict `x W` with the exponentially weighted average `W = Σ_i γ^(t-1-i) x_iᵀ y_i / Σ_i γ^(t-1-i)`.
+
+    With a discount of 1 it is `averaging`.
+
+    Args:
+        discount: γ, between 0.001 and 1; 1 forgets nothing.
+        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
+        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
+
+    Returns:
+        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+
+    Source: Garg et al. 2022, section 3, for the average; Dao & Gu 2024 for the weights of a state-space layer.
+    """
+    cross = discounted_moments(prompts, discount, at)[1]
+    exponents = torch.arange(prompts.n_context + 1, dtype=torch.float64, device=prompts.device)
+    before = torch.cat([exponents[:1], (discount**exponents)[:-1].cumsum(0)])  # of γ^0, γ^1, ... for each point
+    totals = selected(before, at, axis=0).clamp(min=1e-300)
+    return linear_trajectory(prompts, cross / totals[:, None, None], "discounted averaging", at, with_weights)
+
+
+def discounted_moments(
+    prompts: Prompts, discount: float, at: PointsAt
+) -> tuple[Float[Tensor, "prompt point x x"], Float[Tensor, "prompt point x y"]]:
+    """Return `Σ_i γ^(t-1-i) x_iᵀ x_i` and `Σ_i γ^(t-1-i) x_iᵀ y_i` over the points before each point, float64."""
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    both = torch.cat([xs, ys], dim=-1)
+    if at == "query":
+        ages = torch.arange(prompts.n_context - 1, -1, -1, dtype=torch.float64, device=xs.device)
+        sums = ((xs[:, :-1] * (discount**ages)[:, None]).mT @ both[:, :-1])[:, None]
+    else:
+        total, before = xs.new_zeros(len(prompts), prompts.x_dim, both.shape[-1]), []
+        for t in range(prompts.n_context + 1):
+            before.append(total)
+            total = discount * total + xs[:, t, :, None] * both[:, t, None]
+        sums = torch.stack(before, dim=1)
+    second, cross = sums.split([prompts.x_dim, prompts.y_dim], dim=-1)
+    return second, cross
+
+
+# ---- cards ----
+
+
+def _least(
+    error: Callable[[FitProblem, Sequence[float]], float], problem: FitProblem, grid: Sequence[Sequence[float]]
+) -> list[float]:
+    """Return the values with the least error: the best of a grid on a few prompts, then Nelder-Mead's method.
+
+    Values are searched by their logarithms, but for the first, a discount, by the logarithm of 1 - γ, so that values
+    near 1 are resolved. A discount of exactly 1 is tried too.
+    """
+    few, some = problem.first(SCREENING // 4), problem.first(2 * SCREENING)
+    start = min(grid, key=lambda values: error(few, values))
+
+    def value_of(logs: Any) -> list[float]:
+        return [min(max(1 - math.exp(logs[0]), LEAST_DISCOUNT), 1.0), *(math.exp(log) for log in logs[1:])]
+
+    logs = np.log([max(1 - start[0], 0.01), *start[1:]])
+    forgetting = _simplex(lambda x: error(some, value_of(x)), logs)
+    lasting = _simplex(lambda x: error(some, [1.0, *np.exp(x)]), logs[1:])
+    return min([1.0, *np.exp(lasting).tolist()], value_of(forgetting), key=lambda values: error(problem, values))
+
+
+def _simplex(error: Callable[[Any], float], start: Any) -> Any:
+    """Return the minimum that Nelder and Mead's method finds from a start."""
+    options: dict[str, Any] = {"maxfev": 150, "xatol": 1e-7, "fatol": 1e-14}
+    minimize: Any = scipy.optimize.minimize
+    return minimize(error, start, method="Nelder-Mead", options=options).x
+
+
+def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
+    """Fit recursive least squares by the discount and the penalty.
+
+    With the same number of points in every context a fading penalty predicts what some lasting penalty does.
+    """
+    mean = problem.prompts.context.xs.square().sum(1).mean().item()  # of S's eigenvalues
+    grid = [(discount, p) for discount in DISCOUNTS[3:] for p in geometric_grid(1e-6 * mean, 10 * mean, 8)]
+
+    def error(part: FitProblem, values: Sequence[float]) -> float:
+        discount, penalty = values
+        if not 1e-12 * mean < penalty < 1e6 * mean:
+            return math.inf
+        fitted = recursive_least_squares(part.prompts, discount=discount, penalty=penalty, at="query")
+        return part.error(fitted.query()[0])
+
+    discount, penalty = _least(error, problem, grid)
+    settings = {"discount": discount, "penalty": penalty}
+    return FittedAlgorithm(RECURSIVE.name, AlgorithmLearner(recursive_least_squares, settings), settings, 2)
+
+
+def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
+    """Fit normalised least mean squares by its step size, and by the offset if that comes nearer."""
+    size = problem.prompts.context.xs.square().sum(-1).mean().item()
+    some = problem.first(2 * SCREENING)
+
+    def error(part: FitProblem, step_size: float, offset: float = 0.0) -> float:
+        return part.error(normalized_lms(part.prompts, step_size=step_size, offset=offset, at="query").query()[0])
+
+    sizes = geometric_grid(0.02, 2, 12)
+    step_size, least = minimize_on_grid(lambda a: error(problem, a), sizes)
+
+    def values_of(logs: Any) -> list[float]:
+        return np.exp(np.clip(logs, -30, 10)).tolist()
+
+    starts = [(math.log(a), math.log(e)) for a in (0.3, 1.0) for e in (0.03 * size, 0.3 * size)]
+    start = min(starts, key=lambda each: error(some, *values_of(each)))
+    step_size_here, offset = values_of(_simplex(lambda x: error(some, *values_of(x)), start))
+    settings = {"step_size": step_size}
+    if error(problem, step_size_here, offset) < 0.999 * least:
+        settings = {"step_size": step_size_here, "offset": offset}
+    return FittedAlgorithm(NORMALIZED.name, AlgorithmLearner(normalized_lms, settings), settings, len(settings))
+
+
+def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
+    """Fit discounted gradient descent: its step size in closed form, the discount by search."""
+
+    def size_of(discount: float) -> float:
+        unit = discounted_gradient_descent(problem.prompts, step_size=1.0, discount=discount, at="query").query()[0]
+        return ((unit * problem.targets).sum() / unit.square().sum().clamp(min=1e-300)).item()
+
+    def error(discount: float) -> float:
+        step_size = size_of(discount)
+        fitted = discounted_gradient_descent(problem.prompts, step_size=step_size, discount=discount, at="query")
+        return problem.error(fitted.query()[0])
+
+    discount, _ = minimize_on_grid(error, DISCOUNTS)
+    settings = {"step_size": size_of(discount), "discount": discount}
+    learner = AlgorithmLearner(discounted_gradient_descent, settings)
+    return FittedAlgorithm(DISCOUNTED.member(1), learner, settings, 2)
+
+
+def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
+    """Fit the exponentially weighted average by its discount."""
+
+    def error(discount: float) -> float:
+        return problem.error(discounted_averaging(problem.prompts, discount=discount, at="query").query()[0])
+
+    settings = {"discount": minimize_on_grid(error, DISCOUNTS)[0]}
+    return FittedAlgorithm(
+        DISCOUNTED_AVERAGING.name, AlgorithmLearner(discounted_averaging, settings), settings, len(settings)
+    )
+
+
+def _recursive_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    fitted = fit_recursive(problem).hyperparameters
+    yield RecursiveSteps(problem.prompts.n_context, penalty=fitted["penalty"], discount=fitted["discount"])
+
+
+def _normalized_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    fitted = fit_normalized(problem).hyperparameters
+    yield OnlineDescent(problem.prompts.n_context, step_size=fitted["step_size"], offset=fitted.get("offset", 0.0))
+
+
+def _discounted_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    settings = fit_discounted(problem).hyperparameters
+    yield DiscountedDescent(1, step_size=settings["step_size"], discount=settings["discount"])
+    if problem.steps > 1:
+        few = problem.first(FEWER)
+
+        def error(part: FitProblem, values: Sequence[float]) -> float:
+            discount, step_size = values
+            form = DiscountedDescent(problem.steps, step_size=step_size, discount=discount)
+            return part.error(form.predict(part.prompts))
+
+        size = abs(settings["step_size"]) or 1.0
+        grid = [(discount, share * size) for discount in DISCOUNTS[3:] for share in (0.2, 0.5, 1.0)]
+        discount, step_size = _least(error, few, grid)
+        yield DiscountedDescent(problem.steps, step_size=step_size, discount=discount)
+
+
+RECURSIVE = register(
+    Algorithm(
+        name="recursive least squares",
+        trajectory=recursive_least_squares,
+        fit=lambda problem: [fit_recursive(problem)],
+        step_forms=_recursive_steps,
+        step_kinds={"recursive least squares": ("recursive", "")},
+        contains=("ridge",),
+        phrase="recursive least squares with forgetting",
+    )
+)
+NORMALIZED = register(
+    Algorithm(
+        name="normalised LMS",
+        trajectory=normalized_lms,
+        fit=lambda problem: [fit_normalized(problem)],
+        step_forms=_normalized_steps,
+        step_kinds={"normalised LMS": ("normalised LMS", "")},
+        contains=("online gradient descent",),
+        phrase="normalised least mean squares",
+    )
+)
+DISCOUNTED = register(
+    Algorithm(
+        name="discounted gradient descent",
+        trajectory=discounted_gradient_descent,
+        fit=lambda problem: [fit_discounted(problem)],
+        step_forms=_discounted_steps,
+        step_kinds={"discounted gradient descent": ("discounted", "")},
+        contains=("gradient descent", "averaging", "discounted averaging"),
+        phrase="{count} of discounted gradient descent",
+    )
+)
+DISCOUNTED_AVERAGING = register(
+    Algorithm(
+        name="discounted averaging",
+        trajectory=discounted_averaging,
+        fit=lambda problem: [fit_discounted_averaging(problem)],
+        contains=("averaging",),
+        phrase="an exponentially weighted average",
+    )
+)
