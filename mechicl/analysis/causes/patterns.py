@@ -1,0 +1,141 @@
+"""Exchange the query's attention patterns between prompts: what acts only through where the query attends?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import get_act_name
+
+from mechicl.base.arguments import Natural, checked
+from mechicl.base.memory import MEMORY, Budget
+from mechicl.models.holding import holds_models
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edits import check_edits
+from mechicl.models.opening.stream_runs import tokens_per_point
+from mechicl.prompts import Prompts
+from mechicl.statistics import Interval, Result, ratio_interval
+
+
+@dataclass(frozen=True, eq=False)
+class PatternExchange(Result):
+    """Predictions where the query attends as on another prompt; see `exchange_patterns`.
+
+    Attributes:
+        predictions: with the sources' attention patterns and everything else from the prompts, `[y prompt]`.
+        own: the model's predictions on the prompts, `[y prompt]`.
+        others: its predictions on the sources, `[y prompt]`.
+    """
+
+    predictions: Float[Tensor, "y prompt"]
+    own: Float[Tensor, "y prompt"]
+    others: Float[Tensor, "y prompt"]
+
+    def distances(self) -> dict[str, Float[Tensor, "prompt"]]:
+        """Return squared distances of each prompt.
+
+        "from own" and "from other" are those of the exchanged prediction from the model's on the prompt and on the
+        source; "between" is that of these two.
+        """
+        pairs = {
+            "from own": self.predictions - self.own,
+            "from other": self.predictions - self.others,
+            "between": self.others - self.own,
+        }
+        return {name: difference.square().sum(0) for name, difference in pairs.items()}
+
+    @property
+    def from_own(self) -> Interval:
+        """Mean squared distance from the prompt's own prediction, relative to that between both ends.
+
+        0: the exchange has no effect; 1 if it moves the prediction as far as the source's is away.
+        """
+        return self._relative("from own")
+
+    @property
+    def from_other(self) -> Interval:
+        """Mean squared distance from the source's prediction, relative to that between both ends."""
+        return self._relative("from other")
+
+    def _relative(self, name: str) -> Interval:
+        distances = self.distances()
+        return ratio_interval(distances[name], distances["between"])
+
+    def _lines(self) -> list[tuple[str, str]]:
+        return [(f"distance {name}", str(self._relative(name))) for name in ("from own", "from other")]
+
+
+@checked
+@holds_models
+@torch.no_grad()
+def exchange_patterns(
+    model: Any,
+    prompts: Prompts,
+    sources: Prompts,
+    *,
+    layers: Sequence[Natural] | None = None,
+    heads: Sequence[Natural] | None = None,
+    memory: float = MEMORY,
+) -> PatternExchange:
+    """Run a model on prompts in which the query attends as it does on other prompts.
+
+    The query's rows of the attention patterns come from a run on the sources. Streams, keys and values are the
+    prompt's own, and so are the patterns of all other tokens.
+
+    Args:
+        model: any model with hooks on attention patterns that reads prompts of points.
+        prompts: the prompts to run on, two or more.
+        sources: prompts of the same shape that patterns come from. They decide the question:
+            `prompts.with_query(other_xs)` differs in the query, `Prompts(prompts.xs, other_ys)` in the targets, and
+            `sample_sources(task, prompts, seed=...)` in the context.
+        layers: layers whose patterns are exchanged, all by default.
+        heads: heads, in each of these layers, whose patterns are exchanged, all by default.
+
+    Returns:
+        A `PatternExchange`: `from_own` and `from_other` are mean squared distances of the prediction from those on
+        prompts and on sources, relative to the distance between these two, with 95% intervals over prompts.
+
+    Example:
+        >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)
+        >>> task = LinearRegression(x_dim=5, n_context=20)
+        >>> prompts, others = (task.sample(64, seed=seed, dtype=torch.float64) for seed in (0, 1))
+        >>> exchange = exchange_patterns(model, prompts, prompts.with_query(others.query.xs))
+        >>> exchange.from_other.mean < 1e-12  # the query's x acts only through where it attends
+        True
+    """
+    adapter = ModelAdapter(model)
+    tokens_per_point(model)  # raises TypeError for models that do not read points
+    if len(prompts) < 2 or prompts.xs.shape != sources.xs.shape or prompts.ys.shape != sources.ys.shape:
+        raise ValueError(f"needs two or more prompts and sources of the same shape, got {prompts} and {sources}")
+    chosen = range(adapter.n_layers) if layers is None else layers
+    if not set(chosen) <= set(range(adapter.n_layers)):
+        raise ValueError(f"layers must be some of 0 to {adapter.n_layers - 1}, got {list(chosen)}")
+    n_heads = adapter.model.cfg.n_heads
+    if heads is not None and not set(heads) <= set(range(n_heads)):
+        raise ValueError(f"heads must be some of 0 to {n_heads - 1}, got {list(heads)}")
+    taken = slice(None) if heads is None else list(heads)
+    names = [get_act_name("pattern", layer) for layer in chosen]
+    trial = adapter.encode(prompts[:1])
+    check_edits(adapter, trial, names)
+    recorded = sum(value.nbytes for value in adapter.record(trial, names, 1).values())
+    rows = Budget(memory).holding(adapter.bytes_of_products).rows(adapter.bytes_per_row(trial) + recorded, at_most=512)
+    parts = []
+    for start in range(0, len(prompts), rows):
+        tokens, others = (adapter.encode(each[start : start + rows]) for each in (prompts, sources))
+        patterns = adapter.record(others, names, len(others))
+        hooks = [(name, partial(_put_row, row=patterns[name][:, taken, -1], heads=taken)) for name in names]
+        parts.append([adapter.run(tokens, hooks), adapter.run(tokens), adapter.run(others)])
+    predictions, own, others = (torch.cat(each).double().cpu().T for each in zip(*parts, strict=True))
+    return PatternExchange(predictions, own, others)
+
+
+def _put_row(
+    pattern: Float[Tensor, "prompt head query key"], hook: HookPoint, row: Tensor, heads: slice | list[int]
+) -> Tensor:
+    changed = pattern.clone()
+    changed[:, heads, -1] = row
+    return changed

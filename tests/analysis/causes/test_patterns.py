@@ -1,0 +1,97 @@
+"""Exchanged attention patterns: against hand-written hooks, and on models in which their effect is known."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mechicl import analysis
+from mechicl.analysis.causes import exchange_patterns, sample_sources
+from mechicl.constructions import gradient_descent, known_models
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.prompts import Prompts
+from mechicl.statistics import load_result
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=5, n_context=20)
+
+
+def transformer(seed: int = 0, **options) -> HookedTransformer:
+    config = TransformerConfig(
+        x_dim=5, n_context=20, n_layers=3, d_model=16, n_heads=2, d_mlp=32, prompt_format="interleaved",
+        attention="softmax", normalization_type="LN", initializer_range=0.3, read_in="linear", dtype="float64",
+        seed=seed, **options,
+    )  # fmt: skip
+    return HookedTransformer(config).eval()
+
+
+def prompts_and_others(n: int = 24) -> tuple[Prompts, Prompts]:
+    prompts, others = (TASK.sample(n, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    return prompts, prompts.with_query(others.query.xs)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(None, None), ((1,), None), ((0, 2), (1,))])
+def test_equals_plain_torch_hooks(layers, heads):
+    model, (prompts, others) = transformer(), prompts_and_others()
+    patterns: dict[int, Tensor] = {}
+    handles = [
+        block.attn.hook_pattern.register_forward_hook(lambda module, args, out, i=i: patterns.update({i: out.clone()}))
+        for i, block in enumerate(model.blocks)
+    ]
+    expected_others = model(model.encode(others))[:, -1]
+    for handle in handles:
+        handle.remove()
+
+    def put(i, out):
+        for head in range(2) if heads is None else heads:
+            for prompt in range(len(prompts)):
+                out[prompt, head, 40] = patterns[i][prompt, head, 40]
+        return out
+
+    handles = [
+        model.blocks[i].attn.hook_pattern.register_forward_hook(lambda module, args, out, i=i: put(i, out.clone()))
+        for i in (range(3) if layers is None else layers)
+    ]
+    expected = model(model.encode(prompts))[:, -1]
+    for handle in handles:
+        handle.remove()
+    result = exchange_patterns(model, prompts, others, layers=layers, heads=heads, memory=2**22)
+    torch.testing.assert_close(result.predictions.T, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.others.T, expected_others, rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.own.T, model.predict(prompts), rtol=0, atol=1e-9)
+    ends = (expected_others - result.own.T).square().mean()
+    assert result.from_own.mean == pytest.approx(((expected - result.own.T).square().mean() / ends).item())
+    assert result.from_other.mean == pytest.approx(((expected - expected_others).square().mean() / ends).item())
+
+
+def test_models_that_read_x_only_by_patterns_and_one_that_does_not():
+    prompts, others = prompts_and_others()
+    descent = exchange_patterns(gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), prompts, others)
+    assert descent.from_other.mean < 1e-20
+    targets = Prompts(prompts.xs, prompts.ys.flip(0))
+    unchanged = exchange_patterns(gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), prompts, targets)
+    assert unchanged.from_own.mean < 1e-20
+    known = next(known for known in known_models() if known.name == "ridge, by Cramer's rule")
+    base, source = (known.task.sample(16, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    solved = exchange_patterns(known.model, base, base.with_query(source.query.xs))  # an MLP multiplies x and weights
+    assert solved.from_own.mean < 1e-6
+    assert solved.from_other.mean == pytest.approx(1, abs=1e-3)
+
+
+def test_saved_and_printed(tmp_path):
+    prompts, _ = prompts_and_others(4)
+    result = exchange_patterns(transformer(), prompts, sample_sources(TASK, prompts, seed=1))
+    assert "distance from other" in str(result)
+    again = load_result(result.save(tmp_path / "exchange"))
+    assert again.from_own == result.from_own
+
+
+def test_refused():
+    prompts, others = prompts_and_others(4)
+    model = transformer()
+    with pytest.raises(ValueError, match="same shape"):
+        exchange_patterns(model, prompts, others[:3])
+    with pytest.raises(ValueError, match="layers must be some of 0 to 2"):
+        exchange_patterns(model, prompts, others, layers=[3])
+    with pytest.raises(ValueError, match="heads must be some of 0 to 1"):
+        exchange_patterns(model, prompts, others, heads=[2])
+    assert analysis.causes.exchange_patterns is exchange_patterns
