@@ -16,7 +16,7 @@ from mechicl.statistics import Interval
 from mechicl.viz import elements as draw
 from mechicl.viz.layered import Layout, lay_out
 
-WAYS = {"q": "#e07b00", "k": "#1f6fb4", "v": "#2a9d4a", "": "#666666"}
+WAYS = {"q": "#e07b00", "k": "#8e3b8e", "v": "#2a9d4a", "": "#666666"}
 """Colours of the edges into a head's query, key and value, and into MLPs and the output."""
 RECEIVERS = {"q": "into a query", "k": "into a key", "v": "into a value", "": "into an MLP or the output"}
 KINDS = {"shared": "#777777", "missing": "#1f6fb4", "false": "#d1495b"}

@@ -191,13 +191,18 @@ def colors_for(names: Sequence[str]) -> list[str]:
     if len(set(fixed)) == len(fixed) and None not in fixed:
         return [color for color in fixed if color is not None]
     if len(names) >= MANY or (len(names) > 1 and all(re.fullmatch(r"\D* \d+", name) for name in names)):
-        shades = [0.85 * i / max(len(names) - 1, 1) for i in range(len(names))]  # the last is too light for a line
-        return ["#" + bytes(map(round, unlabel_rgb(rgb))).hex() for rgb in sample_colorscale("Viridis", shades)]
+        return shades(len(names))
     colors: list[str] = []
     for color in fixed:
         free = [each for each in PALETTE if each not in (*colors, *fixed)] or list(PALETTE)
         colors.append(free[0] if color is None or color in colors else color)
     return colors
+
+
+def shades(n: int) -> list[str]:
+    """Return n colours of a colour scale."""
+    places = [0.85 * i / max(n - 1, 1) for i in range(n)]  # the last is too light for a line
+    return ["#" + bytes(map(round, unlabel_rgb(rgb))).hex() for rgb in sample_colorscale("Viridis", places)]
 
 
 # ---- heatmaps ----

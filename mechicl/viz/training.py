@@ -219,9 +219,10 @@ def training_history(
         draw.add_line(fig, [places[s] for s in curve["eval_step"]], losses, "each seed", draw.COLORS["trained"], **look)
     for i, (name, result) in enumerate(traced.items(), start=1):
         lines = {key.replace("_", " "): values for key, values in result.samples().items() if values.ndim == 2}
-        for (key, values), color in zip(lines.items(), draw.colors_for(list(lines)), strict=True):
+        look = {"place": draw.panel(i, 1), "legendgroup": name, "showlegend": len(lines) > 1}
+        for (key, values), color in zip(lines.items(), draw.shades(len(lines)), strict=True):
             x, means = [places[step] for step in steps[name]], [interval(seeds) for seeds in values]
-            draw.add_intervals(fig, x, means, key, color, place=draw.panel(i, 1), legendgroup=name)
+            draw.add_intervals(fig, x, means, key, color, **look)
     for step in [] if transitions is None else transitions.steps[transitions.fell].tolist():
         fig.add_vline(x=max(step, min(places.values())), line={"color": "#444444", "width": 1, "dash": "dot"})
     fig.update_xaxes(type="log").update_yaxes(rangemode="tozero")
