@@ -1,0 +1,243 @@
+"""Which algorithm do layers with a state run? DeltaNet, gated linear attention, Mamba-2 and Mesa, after training.
+
+python analyses/beyond_attention.py
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl import algorithms
+from mechicl.algorithms.card import FitProblem
+from mechicl.algorithms.recursive import discounted_moments, fit_discounted, fit_normalized, fit_recursive
+from mechicl.analysis import identify, measure_order_sensitivity
+from mechicl.checkpoints import load_checkpoint, untrained
+from mechicl.learners import AlgorithmLearner
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.reports import Comparison, Row
+from mechicl.statistics import interval
+from mechicl.tasks import LinearRegression
+from support.script import ScriptArgs, run_script
+
+KINDS = ("delta", "mesa", "gated-linear", "mamba2")
+CHECKPOINTS = (*(f"{kind}-1l" for kind in KINDS), "lsa-1l-gaussian", "delta-4l")
+TASK = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
+POINTS = (0, 1, 2, 3, 5, 7, 10, 15, 20)
+AFTER = 10  # points after which states are exchanged
+RENEWED = 0.05  # share of the weights' variance that is new at each point, on drifting prompts
+N_FITTING, N_TESTING = 1024, 512
+N_STATES = 512  # prompts whose states are recorded, and as many whose states are exchanged: states take memory
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Layers with a state next to the algorithms that theorems say they can run."""
+
+    checkpoints: tuple[str, ...] = CHECKPOINTS
+    """Names of checkpoints."""
+    n_identify: int = 256
+    """Prompts that families are fitted on."""
+
+
+def compare(args: Args) -> Comparison:
+    """Losses, families, order, forgetting and exchanged states of every checkpoint's seeds."""
+    rows, data = _references(), {}
+    for name in args.checkpoints:
+        checkpoint = load_checkpoint(name)
+        for label, models in ((name, checkpoint.models[:3]), (f"{name}, untrained", untrained(checkpoint).models[:1])):
+            found = [measured(model, args) for model in models]
+            data[label] = found
+            rows += [
+                Row(f"{label}: {key}", None, _over_seeds([one[key] for one in found]), "seeds") for key in found[0]
+            ]
+    lead = (
+        f"Up to three seeds of each model, on {N_TESTING} prompts of linear regression with d = 5 and 20 points that "
+        f"neither the models nor the algorithms were fitted on. Intervals are over seeds. Drifting prompts renew "
+        f"{RENEWED:.0%} of the weights' variance at each point."
+    )
+    return Comparison("Beyond attention: layers with a state", lead, rows, (), {"measured": data})
+
+
+def _over_seeds(values: list[Any]) -> Any:
+    if isinstance(values[0], str):
+        return "; ".join(dict.fromkeys(values))
+    if len(values) == 1:
+        return values[0]
+    return interval(torch.tensor(values, dtype=torch.float64))
+
+
+def measured(model: Any, args: Args) -> dict[str, Any]:
+    """All measurements of one model."""
+    model = model.to(torch.float64)
+    fitting, base, source = (TASK.sample(n, seed=seed, dtype=torch.float64)
+                             for n, seed in ((N_FITTING, 11), (N_TESTING, 12), (N_TESTING, 13)))  # fmt: skip
+    found: dict[str, Any] = {f"loss, {t} points": value for t, value in _curve(model, base).items()}
+    noisy = TASK.replace(noise_std=0.5).sample(N_TESTING, seed=14, dtype=torch.float64)
+    found |= {"loss, noise of 0.5": _loss(model, noisy), "loss, drift": _loss(model, drifting(N_TESTING, 15))}
+    order = measure_order_sensitivity(model, base, n_orders=6, progress=False).relative()
+    found["order sensitivity"] = order.mean
+    found["weight of the first 5 points over that of the last 5"] = forgetting(model, base)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # untrained models
+        nearest = identify(model, TASK, n_prompts=args.n_identify, with_limits=False, with_references=False, steps=1,
+                           progress=False)  # fmt: skip
+    found["identify"] = nearest.answer.name
+    found["distance of the nearest family"] = nearest.distance(nearest.best).mean
+    return found | exchanges(model, fitting, base, source)
+
+
+@torch.no_grad()
+def _loss(learner: Any, prompts: Prompts) -> float:
+    return (learner.predict(prompts).double() - prompts.query.ys).square().mean().item()
+
+
+@torch.no_grad()
+def _curve(learner: Any, prompts: Prompts) -> dict[int, float]:
+    errors = (learner.predict_prefixes(prompts).double() - prompts.ys).square().mean((0, 2))
+    return {t: errors[t].item() for t in POINTS}
+
+
+def drifting(n_prompts: int, seed: int) -> Prompts:
+    """Draw prompts whose weights take a random walk of constant variance: the query has the last weights."""
+    generator = torch.Generator().manual_seed(seed)
+    n, d = TASK.n_context + 1, TASK.x_dim
+    xs, steps = (torch.randn(n_prompts, n, d, generator=generator, dtype=torch.float64) for _ in range(2))
+    weights, ys = steps[:, 0], []
+    for t in range(n):
+        weights = (1 - RENEWED) ** 0.5 * weights + RENEWED**0.5 * steps[:, t] if t else weights
+        ys.append((xs[:, t] * weights).sum(-1, keepdim=True))
+    return Prompts(xs, torch.stack(ys, dim=1))
+
+
+@torch.no_grad()
+def forgetting(learner: Any, prompts: Prompts) -> float:
+    """Return how much the prediction changes by the labels of the first points, relative to the last, by size."""
+    before, sizes = learner.predict(prompts), []
+    for t in (*range(5), *range(prompts.n_context - 5, prompts.n_context)):
+        ys = prompts.ys.clone()
+        ys[:, t] += 0.1
+        sizes.append((learner.predict(Prompts(prompts.xs, ys)) - before).abs().mean())
+    return (torch.stack(sizes[:5]).sum() / torch.stack(sizes[5:]).sum()).item()
+
+
+# ---- exchanged states ----
+
+
+def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> dict[str, float]:
+    """Exchange the state after some points, whole or only where it carries an algorithm's state.
+
+    "counterfactual": R² of the change that an algorithm with its own state exchanged predicts, for the change that the
+    exchange of the whole state makes. "carried": the same, of the change if only the image of the algorithm's state is
+    exchanged, by a linear map from it to the model's state that was fitted to other prompts.
+    """
+    with torch.no_grad():
+        problem = FitProblem(fitting, model.predict(fitting)[None].double(), 1)
+        before, spliced = model.predict(base), _splice(source, base)
+        full = model.predict(spliced) - before
+    online, recursive, averaged = fit_normalized(problem), fit_recursive(problem), fit_discounted(problem)
+    discount, decay = recursive.hyperparameters["discount"], averaged.hyperparameters["discount"]
+    states: dict[str, tuple[Any, Callable[[Prompts], Tensor]]] = {
+        "normalised LMS": (online.learner, lambda part: _weights(part, online.hyperparameters)),
+        "recursive least squares": (recursive.learner, lambda part: _moments(part, discount)),
+        "discounted sum": (averaged.learner, lambda part: discounted_moments(part, decay, "query")[1].flatten(1)),
+    }
+    found = {}
+    for name, (learner, state_of) in states.items():
+        predicted = learner.predict(spliced) - learner.predict(base)
+        found[f"counterfactual: {name}"] = _explained(predicted, full)
+        if has_states(model):
+            few = fitting[:N_STATES], base[:N_STATES], source[:N_STATES]
+            changed = exchange(model, few[0], few[1], [state_of(each.prefix(AFTER)) for each in few])
+            found[f"carried: {name}"] = _explained(changed - before[:N_STATES], full[:N_STATES])
+    return found
+
+
+def has_states(model: Any) -> bool:
+    """Return whether a model's layers have states with hooks."""
+    return isinstance(model, HookedTransformer) and hasattr(model.blocks[0].attn, "update")
+
+
+def _splice(first: Prompts, rest: Prompts) -> Prompts:
+    """The first points of some prompts, then the rest of others: what follows is as if their states were exchanged."""
+    pairs = (first.xs, rest.xs), (first.ys, rest.ys)
+    return Prompts(*(torch.cat([a[:, :AFTER], b[:, AFTER:]], dim=1) for a, b in pairs))
+
+
+def _weights(prompts: Prompts, settings: dict[str, float]) -> Tensor:
+    weights = algorithms.normalized_lms(prompts, **settings, at="query", with_weights=True).weights  # type: ignore[arg-type]
+    assert weights is not None
+    return weights[0, :, 0].flatten(1)
+
+
+def _moments(prompts: Prompts, discount: float) -> Tensor:
+    second, cross = discounted_moments(prompts, discount, "query")
+    upper = torch.triu_indices(prompts.x_dim, prompts.x_dim)
+    return torch.cat([second[:, 0, upper[0], upper[1]], cross[:, 0].flatten(1)], dim=1)
+
+
+def _explained(predicted: Tensor, actual: Tensor) -> float:
+    return (1 - (predicted - actual).square().sum() / actual.square().sum()).item()
+
+
+@torch.no_grad()
+def exchange(
+    model: HookedTransformer, fitting: Prompts, base: Prompts, states: list[Float[Tensor, "prompt state"]]
+) -> Float[Tensor, "prompt y"]:
+    """Predict with the image of the algorithm's state exchanged in the states of all layers."""
+    position = AFTER - 1 if model.cfg.prompt_format == "paired" else 2 * AFTER - 1
+    names = [f"blocks.{layer}.attn.hook_state" for layer in range(model.cfg.n_layers)]
+    model.set_use_attn_state(True)
+    caught: dict[str, Tensor] = {}
+
+    def catch(state: Tensor, hook: Any) -> None:
+        caught[hook.name] = state[:, :, position].clone()
+
+    model.run_with_hooks(model.encode(fitting), fwd_hooks=[(name, catch) for name in names])
+    of_fitting, of_base, of_source = (torch.cat([part, torch.ones_like(part[:, :1])], dim=1) for part in states)
+    hooks = []
+    for name in names:
+        image = torch.linalg.lstsq(of_fitting, caught[name].flatten(1)).solution
+        moved = ((of_source - of_base) @ image).unflatten(1, caught[name].shape[1:])
+
+        def shift(state: Tensor, hook: Any, moved: Tensor = moved) -> Tensor:
+            state = state.clone()
+            state[:, :, position] += moved
+            return state
+
+        hooks.append((name, shift))
+    outputs = model.run_with_hooks(model.encode(base), fwd_hooks=hooks)
+    model.set_use_attn_state(False)
+    return model.decode(outputs)[:, -1]
+
+
+def _references() -> list[Row]:
+    """Losses of tuned algorithms on the same prompts."""
+    rows, noisy = [], TASK.replace(noise_std=0.5)
+    clean, tuning = (TASK.sample(n, seed=s, dtype=torch.float64) for n, s in ((N_TESTING, 12), (N_FITTING, 11)))
+    for label, prompts, fitted in (
+        ("no noise", clean, tuning),
+        ("noise of 0.5", *(noisy.sample(N_TESTING, seed=s, dtype=torch.float64) for s in (14, 16))),
+        ("drift", drifting(N_TESTING, 15), drifting(N_FITTING, 17)),
+    ):
+        problem = FitProblem(fitted, fitted.query.ys[None], 1)
+        for fit in (fit_normalized, fit_recursive, fit_discounted):
+            member = fit(problem)
+            errors = (member.learner.predict(prompts) - prompts.query.ys).square().mean(-1)
+            note = ", ".join(f"{key}={value:.3g}" for key, value in member.hyperparameters.items())
+            rows.append(Row(f"{member.name}, tuned: loss, {label}", None, interval(errors), "prompts", note))
+        ridge = AlgorithmLearner(algorithms.ridge, {"penalty": 0.25 if label == "noise of 0.5" else 1e-6})
+        errors = (ridge.predict(prompts) - prompts.query.ys).square().mean(-1)
+        rows.append(Row(f"ridge: loss, {label}", None, interval(errors), "prompts"))
+    online = fit_normalized(FitProblem(tuning, tuning.query.ys[None], 1)).learner
+    for name, learner in (("ridge", AlgorithmLearner(algorithms.ols)), ("normalised LMS", online)):
+        rows += [Row(f"{name}: loss, {t} points", None, value) for t, value in _curve(learner, clean).items()]
+    return rows
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "beyond_attention")
