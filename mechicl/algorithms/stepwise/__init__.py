@@ -3,6 +3,7 @@
 `Runs` gives counterfactual predictions; `analysis.interchange` compares a model's with them.
 """
 
+from mechicl.algorithms.stepwise.addresses import AddressDescent, AddressFit, fit_address_descent
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, query_of
 from mechicl.algorithms.stepwise.copying import AfterCopying, Induction
 from mechicl.algorithms.stepwise.counterfactuals import Runs
@@ -12,6 +13,8 @@ from mechicl.algorithms.stepwise.inverses import NewtonSteps, ResidualRidge, Rid
 from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
 
 __all__ = [
+    "AddressDescent",
+    "AddressFit",
     "AfterCopying",
     "DiscountedDescent",
     "Hypothesis",
@@ -26,5 +29,6 @@ __all__ = [
     "RidgePath",
     "Runs",
     "StepwiseAlgorithm",
+    "fit_address_descent",
     "query_of",
 ]

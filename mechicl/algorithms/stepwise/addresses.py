@@ -1,0 +1,202 @@
+"""Descent on the query's side with the kernel of a moving address, and its fit to a model."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, count, query_of
+from mechicl.base.arguments import Count, Natural, Positive, checked
+from mechicl.base.progress import progress_bar
+from mechicl.prompts import Prompts
+
+Kernel = Literal["softmax", "linear"]
+
+
+class AddressDescent(StepwiseAlgorithm):
+    """Descent on the query's side: the query reads targets by the kernel of an address, and inputs to move the address.
+
+    `p ← p + Σ_h β_h Σ_i w_hi y_i` and `z ← z - Σ_h γ_h Σ_i w_hi x_i` from `z = x`, where the weights `w_hi` of head h
+    are `softmax_i(x_iᵀ A_h z)` or, with a linear kernel, `x_iᵀ A_h z`. With one linear head, `A = I` and `β = γ`, it is
+    `QueryDescent`. With `moving_keys` all points move their addresses, and addresses are read instead of inputs:
+    `w_hi` is a kernel of `z_iᵀ A_h z`, and the address moves by `Σ_i w_hi z_i`, a step like that of GD++.
+
+    Args:
+        matrices: A of each step and head.
+        target_rates: β of each step and head.
+        address_rates: γ of each step and head.
+        kernel: "softmax" or "linear".
+        moving_keys: True if context points move their addresses too.
+        causal: True if a context point reads only itself and the points before it.
+
+    Example:
+        >>> one = torch.ones(3, 1, dtype=torch.float64)
+        >>> descent = AddressDescent(torch.eye(10).expand(3, 1, 10, 10), 0.1 * one, 0.1 * one, kernel="linear")
+        >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
+        >>> torch.allclose(descent.predict(prompts), algorithms.gradient_descent(prompts, 3, step_size=0.1).query()[0])
+        True
+    """
+
+    variables = ("x", "y", "transformed x", "prediction")
+
+    @checked
+    def __init__(
+        self,
+        matrices: Float[Tensor, "step head x x"],
+        target_rates: Float[Tensor, "step head"],
+        address_rates: Float[Tensor, "step head"],
+        *,
+        kernel: Kernel = "softmax",
+        moving_keys: bool = False,
+        causal: bool = False,
+    ):
+        self.matrices, self.target_rates, self.address_rates = matrices, target_rates, address_rates
+        self.n_steps, self.kernel, self.moving_keys, self.causal = len(matrices), kernel, moving_keys, causal
+        keys = ", keys that move" if moving_keys else ""
+        self.name = f"{kernel} address descent, {count(self.n_steps, 'step')}, {count(matrices.shape[1], 'head')}{keys}"
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """Read targets and inputs by the kernel of every reader's address."""
+        keys = context["transformed x" if self.moving_keys else "x"]
+        if not keys.shape[1]:
+            return dict(readers)
+        address = readers["transformed x"]
+        weights = self.weights(self.scores(k, address, keys), sees)
+        target_rates, address_rates = (
+            rates[k].to(address)[:, None, None] for rates in (self.target_rates, self.address_rates)
+        )
+        return readers | {
+            "prediction": readers["prediction"] + (target_rates * weights).sum(1) @ context["y"],
+            "transformed x": address - (address_rates * weights).sum(1) @ keys,
+        }
+
+    def run_query(self, prompts: Prompts) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "step head prompt point"]]:
+        """Return the query's prediction, and its scores in every step, in the prompts' dtype."""
+        xs, ys = prompts.xs, prompts.ys
+        whole = {"x": xs, "y": ys, "transformed x": xs, "prediction": torch.zeros_like(ys)}
+        context, query = context_of(whole), query_of(whole)
+        scores = []
+        for k in range(self.n_steps):
+            keys = context["transformed x" if self.moving_keys else "x"]
+            scores.append(self.scores(k, query["transformed x"], keys)[:, :, 0].transpose(0, 1))
+            query = self.step(k, query, context)
+            if self.moving_keys:
+                sees = xs.new_ones(prompts.n_context, prompts.n_context).tril() if self.causal else None
+                context = self.step(k, context, context, sees)
+        return query["prediction"][:, 0], torch.stack(scores)
+
+    def scores(
+        self, k: int, address: Float[Tensor, "prompt reader x"], keys: Float[Tensor, "prompt point x"]
+    ) -> Float[Tensor, "prompt head reader point"]:
+        """Return `x_iᵀ A_h z` of step k."""
+        return (address[:, None] @ self.matrices[k].to(address).mT) @ keys[:, None].mT
+
+    def weights(self, scores: Tensor, sees: Tensor | None = None) -> Tensor:
+        """Return the kernel of scores: readers that see no points read nothing."""
+        if self.kernel == "linear":
+            return scores if sees is None else scores * sees
+        if sees is None:
+            return scores.softmax(-1)
+        hidden = scores.masked_fill(sees == 0, -torch.inf).masked_fill((sees == 0).all(-1, keepdim=True), 0.0)
+        return hidden.softmax(-1) * sees
+
+
+@dataclass(frozen=True, eq=False)
+class AddressFit:
+    """A fitted `AddressDescent`.
+
+    Attributes:
+        algorithm: the fitted algorithm, float64.
+        unexplained: mean squared distance of its predictions on held-out prompts, relative to the mean square of the
+            targets.
+    """
+
+    algorithm: AddressDescent
+    unexplained: float
+
+
+@checked
+def fit_address_descent(
+    prompts: Prompts,
+    targets: Float[Tensor, "prompt y"],
+    *,
+    scores: Float[Tensor, "step head prompt point"] | None = None,
+    steps: Count = 6,
+    heads: Count = 4,
+    kernel: Kernel = "softmax",
+    moving_keys: bool = False,
+    causal: bool = False,
+    iterations: Count = 1500,
+    batch_size: Count = 512,
+    learning_rate: Positive = 0.01,
+    held_out: Count = 1024,
+    seed: Natural = 0,
+    progress: bool = True,
+) -> AddressFit:
+    """Fit address descent to a model's predictions, and to its attention scores, by Adam.
+
+    All its parameters are fitted: a matrix and two rates for each step and head. Predictions alone hardly determine
+    them, as softmax and linear kernels fit them equally well; scores do.
+
+    Args:
+        prompts: the prompts, of which the last `held_out` are only measured on.
+        targets: the model's predictions of the query.
+        scores: attention scores of the model's query at the context's points, for each step and head; centred over
+            points. None to fit predictions alone.
+        steps: number of steps.
+        heads: number of heads in each step.
+        kernel: "softmax" or "linear".
+        moving_keys: True for context points that move their addresses too.
+        causal: True if a context point reads only itself and the points before it.
+        iterations: number of optimizer iterations.
+        batch_size: prompts in each of them.
+        learning_rate: the largest; it falls to 0 along a cosine.
+        seed: seed of initial values and batches.
+
+    Returns:
+        `algorithm` and `unexplained`, the share of held-out predictions that it leaves unexplained.
+    """
+    if scores is not None and scores.shape[:2] != (steps, heads):
+        raise ValueError(f"scores must be of {steps} steps and {heads} heads, got {tuple(scores.shape[:2])}")
+    n_fitting = len(prompts) - held_out
+    if n_fitting < 1:
+        raise ValueError(f"held_out must be below the number of prompts, {len(prompts)}; got {held_out}")
+    generator = torch.Generator().manual_seed(seed)
+    x_dim, fitted = prompts.x_dim, prompts.to(dtype=torch.float32)
+    scale = 1.0 if kernel == "softmax" else 1 / prompts.n_context
+    noise = 0.1 * torch.randn(steps, heads, x_dim, x_dim, generator=generator)
+    values = [scale * (torch.eye(x_dim) + noise), torch.full((steps, heads), 1 / heads)]
+    values.append(values[1].clone())
+    for value in values:
+        value.requires_grad_(True)
+    options = {"kernel": kernel, "moving_keys": moving_keys, "causal": causal}
+    optimizer = torch.optim.Adam(values, lr=learning_rate)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=iterations)
+    power = targets.square().mean().item()
+    centred = None if scores is None else _centred(scores.float())
+    spread = None if centred is None else centred.square().mean((2, 3)).clamp(min=1e-12)
+    for _ in progress_bar(range(iterations), unit="iteration", progress=progress, desc="address descent"):
+        rows = torch.randint(n_fitting, (batch_size,), generator=generator)
+        predicted, found = AddressDescent(*values, **options).run_query(fitted[rows])
+        loss = (predicted - targets[rows].float()).square().mean() / power
+        if centred is not None and spread is not None:
+            distances = (_centred(found) - centred[:, :, rows]).square().mean((2, 3))
+            loss = loss + (distances / spread).mean()
+        optimizer.zero_grad()
+        if not math.isfinite(loss.item()):
+            raise ValueError("the fit diverges: take a smaller learning_rate")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(values, 1.0)
+        optimizer.step()
+        rates.step()
+    algorithm = AddressDescent(*(value.detach().double() for value in values), **options)
+    distance = (algorithm.predict(prompts[n_fitting:].to(dtype=torch.float64)) - targets[n_fitting:].double()).square()
+    return AddressFit(algorithm, distance.mean().item() / targets[n_fitting:].square().mean().item())
+
+
+def _centred(scores: Tensor) -> Tensor:
+    """Scores minus their mean over points, which a softmax ignores."""
+    return scores - scores.mean(-1, keepdim=True)

@@ -1,0 +1,51 @@
+"""A transformer that runs descent on the query's side by softmax or linear heads."""
+
+import torch
+from torch import Tensor
+
+from mechicl.algorithms.stepwise import AddressDescent
+from mechicl.base.arguments import Count, checked
+from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
+from mechicl.models import HookedTransformer
+
+
+@checked
+def address_descent(algorithm: AddressDescent, *, n_context: Count, y_dim: Count = 1) -> HookedTransformer:
+    """Build a transformer that equals `AddressDescent`: a layer that copies x to the address, then a layer a step.
+
+    Each head scores keys' inputs by its own matrix with the address of the query, and moves minus the targets to the
+    prediction and the inputs to the address. Context points move their addresses too; without `moving_keys` nothing
+    reads them.
+
+    Args:
+        algorithm: the algorithm, whose keys may move but not be causal.
+        n_context: number of context points of the config.
+        y_dim: dimension of the targets.
+
+    Example:
+        >>> matrices, rates = torch.eye(5).expand(2, 1, 5, 5), torch.ones(2, 1)
+        >>> algorithm = algorithms.stepwise.AddressDescent(matrices, rates, 0.5 * rates)
+        >>> constructions.address_descent(algorithm, n_context=20).cfg.n_layers
+        3
+    """
+    if algorithm.causal:
+        raise ValueError("algorithm must not be causal: every point of a paired prompt attends to the whole context")
+    x_dim = algorithm.matrices.shape[-1]
+    stream = Stream(x=x_dim, y=y_dim, address=x_dim, prediction=y_dim)
+    x, y, address = stream.read("x"), stream.read("y"), stream.read("address")
+    keys = address if algorithm.moving_keys else x
+    values = torch.cat([keys, y], dim=1)
+    copy = Layer(mlp=Hidden(read=x, write=stream.write("address")))
+
+    def head(matrix: Tensor, target_rate: Tensor, address_rate: Tensor) -> Head:
+        moved = [-address_rate * stream.write("address"), -target_rate * stream.write("prediction")]
+        return Head(query=address @ matrix.double().mT, key=keys, value=values, output=torch.cat(moved))
+
+    steps = zip(algorithm.matrices, algorithm.target_rates, algorithm.address_rates, strict=True)
+    layers = [Layer([head(*each) for each in zip(*step, strict=True)]) for step in steps]
+    # a context point's y stays its target: the query's y starts at 0, and takes the prediction at the end
+    answer = Hidden(read=stream.read("prediction"), write=stream.write("y"))
+    layers[-1] = Layer(layers[-1].heads, answer)
+    return assemble(
+        stream, [copy, *layers], n_context=n_context, attention=algorithm.kernel, act_fn="identity", score_scale=1.0
+    )
