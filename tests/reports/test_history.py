@@ -61,9 +61,7 @@ def test_the_report_draws_the_scores_that_it_has_measured(tmp_path):
 def test_learning_coefficients_of_the_record_share_the_axis():
     study = trained()
     saved = {"steps": [0, 10, 20], "coefficients": [[0.0, 1.0], [5.0, 6.0], [6.0, 7.0]]}
-    rows, _, data = history(
-        replace(study, record={**study.record, "learning_coefficient": saved}), {}, loss="loss"
-    )
+    rows, _, data = history(replace(study, record={**study.record, "learning_coefficient": saved}), {}, loss="loss")
     assert by_quantity(rows)["half of the change: coefficient"].ends[1] == pytest.approx(5)
     assert data["history"]["local learning coefficient"] == {"coefficient": saved["coefficients"]}
 
