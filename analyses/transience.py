@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,10 +19,11 @@ from mechicl.checkpoints import Checkpoint, Snapshots
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
-from mechicl.statistics import interval, median_interval
+from mechicl.statistics import interval
 from mechicl.tasks import GaussianClusters
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.viz.elements import add_intervals, figure
+from support import sweeps
 from support.script import ScriptArgs, run_script
 
 PRESET = PRESETS["clusters-transient"]
@@ -29,6 +31,7 @@ SEEDS = (0, 1, 2)
 BASE = "base"
 KINDS = ("known", "new", "absent", "swapped")
 SEED = 1_000_003
+CURVES = "transience.csv"
 TASK = PRESET.task
 assert isinstance(TASK, GaussianClusters)
 TASKS = {  # all trained at once
@@ -80,23 +83,25 @@ def trained(args: Args) -> dict[str, Checkpoint]:
 def compare(args: Args) -> Comparison:
     """Accuracies over training in each condition, and the heads of the base condition."""
     rows: list[Row] = []
-    data: dict[str, Any] = {"seed": SEED, "n_prompts": args.n_prompts, "curves": {}}
-    sections = []
+    data: dict[str, Any] = {"seed": SEED, "n_prompts": args.n_prompts}
+    sections, tables = [], []
     for name, checkpoint in trained(args).items():
         curves = measure_over_training(checkpoint, Accuracies(checkpoint.task, args.n_prompts), progress=False)
         rows += condition_rows(name, curves, checkpoint.record["curve"])
-        kept = {key: [[round(v, 3) for v in line] for line in each.tolist()] for key, each in curves.quantities.items()}
-        data["curves"][name] = {"steps": curves.steps, **kept}
+        for i, seed in enumerate(SEEDS):
+            columns = {key: each[:, i].numpy() for key, each in curves.quantities.items()}
+            tables.append(pd.DataFrame({"condition": name, "seed": seed, "step": curves.steps, **columns}))
         sections.append(section(name, curves))
         if name in (BASE, TWO_LAYERS):
             found, data[f"heads, {name}"] = head_rows(name, checkpoint, curves, args.n_prompts)
             rows += found
-    task = PRESET.task
+    args.out.mkdir(parents=True, exist_ok=True)
+    pd.concat(tables).to_csv(args.out / CURVES, index=False, float_format="%.3g")
     lead = (
-        f"{task!r}, one layer with two softmax heads of width 12 and an MLP of width 96 on tokens of x and y together; "
+        f"{TASK!r}, one layer with two softmax heads of width 12 and an MLP of width 96 on tokens of x and y together; "
         f"{PRESET.steps:,} steps of Adam at a constant rate, three seeds. Two layers: x and y in alternate tokens, "
         f"width 16, 512 classes, 90% bursty prompts, 6,000 steps. Accuracies are on {args.n_prompts:,} held-out bursty "
-        "prompts of each kind. Brackets are the range of three seeds."
+        "prompts of each kind. Values are medians with the range of three seeds."
     )
     return Comparison("Transience of in-context learning", lead, rows, sections, data)
 
@@ -157,8 +162,10 @@ def first_for_good(curves: OverTraining, seed: int) -> float | None:
 
 
 def over_seeds(quantity: str, values: Tensor, note: str = "") -> Row:
-    """A row with the median of a quantity and the range of its seeds."""
-    return Row(quantity, None, median_interval(values.double()), "seeds", note)
+    """A row with the median of a quantity and the range of its seeds; a number for one seed."""
+    if len(values) == 1:
+        return Row(quantity, None, values.item(), "seed", note)
+    return sweeps.over_seeds(quantity, pd.Series(values.tolist()), note)
 
 
 def head_rows(name: str, checkpoint: Checkpoint, curves: OverTraining, n_prompts: int) -> tuple[list[Row], Any]:

@@ -19,7 +19,7 @@ PICTURES = {"families": "index.md"} | {
     for name in (
         "layers", "one-layer", "gd-plus-plus", "does-it-run", "inside-gpt2-8l", "fine-tuning", "training",
         "layers-details", "five-layers", "conditioning", "known-answers", "known-answers-causes", "sweeps",
-        "sweeps-of-layers", "sweeps-of-tokens", "clamped-induction", "strategies", "beyond-attention",
+        "sweeps-of-layers", "sweeps-of-tokens", "clamped-induction", "strategies", "beyond-attention", "transience",
     )
 }  # fmt: skip
 """The page whose code makes each picture."""
@@ -34,6 +34,7 @@ def main(names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             figure = run(blocks(DOCS / page), page)["figure"]
+            os.chdir(DOCS)  # a browser does not start in a folder that was removed
         path = DOCS / "images" / f"{name}.svg"
         viz.save(figure, path, width=WIDTH, font_size=9)
         print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size / 1e3:.0f} kB")

@@ -4,10 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from mechicl import viz
+from mechicl.algorithms import references
 from mechicl.analysis import find_transitions
-from mechicl.analysis.dynamics import Transitions
+from mechicl.analysis.dynamics import OverTraining, Transitions, track_strategies
 from mechicl.checkpoints import Checkpoint
+from mechicl.prompts import Prompts, TokenSequences
 from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
 from mechicl.reports.study import Study
@@ -16,7 +20,9 @@ TITLE = "How it came about"
 WORDS = """The training on one axis of steps. Above: the loss of each seed on held-out prompts. Dotted lines mark the
     step at which a seed's loss has permanently fallen half of the way. Below: quantities at the saved snapshots, means
     over seeds with 95% intervals. The table has the step at which each of them has permanently made half of its
-    change."""
+    change. Strategies are the task's reference learners: the weights of the mixture that predicts most like the models,
+    and the residual that no mixture explains."""
+COEFFICIENT = "local learning coefficient"
 
 
 def no_history(checkpoint: Checkpoint) -> str:
@@ -31,8 +37,24 @@ def no_history(checkpoint: Checkpoint) -> str:
     return "a change needs two snapshots and a curve of finite losses" if few or not whole else ""
 
 
+def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool) -> dict[str, OverTraining]:
+    """Return the weights of the task's reference learners at the snapshots, as a panel; none without competing ones."""
+    try:
+        learners = references(study.task)
+    except TypeError:  # no reference learner is known
+        return {}
+    if len(learners) < 2 or "ols" in learners:  # ridge regression and least squares predict nearly the same
+        return {}
+    track = track_strategies(study, learners, prompts, progress=progress)
+    weights = dict(zip(track.learners, track.weights, strict=True))
+    return {"weight in the mixture of strategies": OverTraining(track.steps, weights | {"residual": track.residual})}
+
+
 def history(checkpoint: Checkpoint, traced: Mapping[str, Any], *, loss: str, plateau: float | None = None) -> Measured:
     """Draw the training of a checkpoint, and find the step of each change.
+
+    The local learning coefficient is drawn too if the record has it: "learning_coefficient" with "steps" and
+    "coefficients" `[step][seed]`.
 
     Args:
         checkpoint: models with snapshots and a curve; see `no_history`.
@@ -40,7 +62,10 @@ def history(checkpoint: Checkpoint, traced: Mapping[str, Any], *, loss: str, pla
         loss: name of the loss.
         plateau: the loss from which training falls; by default its first one.
     """
-    curve = checkpoint.record["curve"]
+    curve, saved = checkpoint.record["curve"], checkpoint.record.get("learning_coefficient")
+    if saved is not None:
+        values = torch.tensor(saved["coefficients"], dtype=torch.float64)
+        traced = {**traced, COEFFICIENT: OverTraining(tuple(saved["steps"]), {"coefficient": values})}
     falls = find_transitions(curve["eval_step"], curve["eval_loss"], plateau=plateau)
     rows = [_row(loss, falls)]
     for result in traced.values():

@@ -24,7 +24,7 @@ from mechicl.reports.causes import causes, no_causes, slow_causes
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
 from mechicl.reports.heads import model_parts, no_model_parts
-from mechicl.reports.history import history, no_history
+from mechicl.reports.history import history, no_history, strategies
 from mechicl.reports.study import as_study, task_as_text
 from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms
 from mechicl.viz.page import table
@@ -129,7 +129,7 @@ class Kind:
     @property
     def traced(self) -> dict[str, Any]:
         """Results over the snapshots of the training, by the title of their panel in the section on the training."""
-        found, question = {}, self.question
+        found, question = strategies(self.study, self.held_out[:N_TRACED], self.progress), self.question
         if "algorithm" not in self._missing and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
             name = f"unexplained by {phrase(question.answer.match.name)}"

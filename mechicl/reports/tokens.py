@@ -25,7 +25,8 @@ from mechicl.analysis.heads import HeadScores
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
 from mechicl.reports.comparison import Comparison, Measured, Section
-from mechicl.reports.kind import HISTORY, Kind, Part
+from mechicl.reports.history import strategies
+from mechicl.reports.kind import HISTORY, N_TRACED, Kind, Part
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import NOT_TESTED, Verdict, agreement_with_papers
 from mechicl.statistics import Interval, interval
@@ -213,8 +214,9 @@ class Tokens(Kind):
 
     @property
     def traced(self) -> dict[str, Any]:
-        """The highest scores of heads."""
-        return {} if self.formed is None else {"highest score of a head": self.formed}
+        """The strategies of tasks with reference learners, and the highest scores of heads."""
+        found = strategies(self.study, self.held_out[:N_TRACED], self.progress)
+        return found if self.formed is None else {**found, "highest score of a head": self.formed}
 
     @property
     def data(self) -> dict[str, Any]:

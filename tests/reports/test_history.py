@@ -1,14 +1,15 @@
 """The section on the training draws what other parts measured, and dates each change by a plain loop."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mechicl.analysis.dynamics import OverTraining
-from mechicl.checkpoints import Snapshots, stack_models
+from mechicl.checkpoints import Snapshots, load_checkpoint, stack_models
 from mechicl.models import HookedTransformer
-from mechicl.reports.history import history, no_history
+from mechicl.reports.history import history, no_history, strategies
 from mechicl.reports.study import Study
 from mechicl.reports.tokens import Tokens
 from tests.reports import by_quantity, made
@@ -55,6 +56,28 @@ def test_the_report_draws_the_scores_that_it_has_measured(tmp_path):
     scores = data["history"]["highest score of a head"]
     assert scores == {name: data["formation"][name] for name in ("previous_token", "induction")}
     assert "How it came about" in path.read_text()
+
+
+def test_learning_coefficients_of_the_record_share_the_axis():
+    study = trained()
+    saved = {"steps": [0, 10, 20], "coefficients": [[0.0, 1.0], [5.0, 6.0], [6.0, 7.0]]}
+    rows, _, data = history(replace(study, record={**study.record, "learning_coefficient": saved}), {}, loss="loss")
+    assert by_quantity(rows)["half of the change: coefficient"].ends[1] == pytest.approx(5)
+    assert data["history"]["local learning coefficient"] == {"coefficient": saved["coefficients"]}
+
+
+def test_competing_strategies_are_traced():
+    checkpoint = load_checkpoint("markov-2l")
+    study = Study(checkpoint.name, checkpoint.models, checkpoint.record, checkpoint.snapshots)
+    (panel,) = strategies(study, study.task.sample(64, seed=0), progress=False).values()
+    weights = panel.quantities
+    assert list(weights) == ["bigram", "unigram", "uniform", "residual"]
+    assert weights["uniform"][0].item() > 0.5
+    assert weights["bigram"][-1].item() > 0.9
+    assert strategies(trained(), WORDS.sample(8, seed=0), progress=False) == {}
+    linear = load_checkpoint("lsa-1l")
+    study = Study(linear.name, linear.models, linear.record, linear.snapshots)
+    assert strategies(study, linear.task.sample(8, seed=0), progress=False) == {}
 
 
 @pytest.mark.parametrize(
