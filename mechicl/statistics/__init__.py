@@ -10,6 +10,7 @@ from mechicl.statistics.intervals import (
     crossed_interval,
     difference_interval,
     interval,
+    mean_of_intervals,
     median_interval,
     ratio_interval,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "difference_interval",
     "interval",
     "load_result",
+    "mean_of_intervals",
     "median_interval",
     "ratio_interval",
     "storable",

@@ -238,10 +238,38 @@ def crossed_interval(
     variances.append(float(means[1:].mean(1).var(ddof=1)) if n_prompts > 1 and n_resamples > 1 else 0.0)
     if not math.isfinite(mean) or max(n_seeds, n_prompts) < 2:
         return Interval(mean, math.nan, math.nan, n_seeds, level)
+    return _of_two_variances(mean, variances, (n_seeds, n_prompts), level)
+
+
+@checked
+def mean_of_intervals(values: Sequence[Interval]) -> Interval:
+    """Return the mean over seeds of quantities that are known with intervals over shared prompts.
+
+    The variance is that over seeds plus the mean of the seeds' variances over prompts, as if all seeds had the prompts'
+    sampling error in common. This is an upper bound; `crossed_interval` is exact but needs the values of each prompt.
+
+    Args:
+        values: each seed's quantity with its interval over prompts; ends that are NaN add no variance.
+    """
+    means, level = np.array([value.mean for value in values]), values[0].level
+    quantiles = [student_t_quantile(0.5 + level / 2, max(value.n - 1, 1)) for value in values]
+    errors = [value.half_width / q for value, q in zip(values, quantiles, strict=True)]
+    if len(values) < 2 or not np.isfinite(means).all():
+        return replace(values[0], n=len(values), mean=float(means.mean()))
+    variances = [float(means.var(ddof=1)) / len(values), float(np.nan_to_num(np.square(errors)).mean())]
+    sizes = len(values), max(min(value.n for value in values), 2)
+    return _of_two_variances(float(means.mean()), variances, sizes, level)
+
+
+def _of_two_variances(mean: float, variances: Sequence[float], sizes: tuple[int, int], level: float) -> Interval:
+    """Return the interval of a mean by its variances over seeds and prompts, and the numbers of both."""
     total = sum(variances)
-    shares = (v**2 / max(n - 1, 1) for v, n in zip(variances, (n_seeds, n_prompts), strict=True))
-    half = student_t_quantile(0.5 + level / 2, total**2 / sum(shares)) * math.sqrt(total) if total**2 else 0.0
-    return Interval(mean, mean - half, mean + half, n_seeds, level)
+    if total < 1e-300:
+        return Interval(mean, mean, mean, sizes[0], level)
+    shares = [variance / total for variance in variances]  # Satterthwaite's degrees of freedom
+    free = 1 / sum(share**2 / max(n - 1, 1) for share, n in zip(shares, sizes, strict=True))
+    half = student_t_quantile(0.5 + level / 2, free) * math.sqrt(total)
+    return Interval(mean, mean - half, mean + half, sizes[0], level)
 
 
 def _trimmed_means(
