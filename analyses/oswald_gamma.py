@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mechicl import viz
 from mechicl.analysis import fit_construction
 from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis.weights.fits import ConstructionFit
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.descent import published_gammas
-from mechicl.statistics import interval
+from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import LinearRegression
 from support.claims import Claim, Claims
 from support.script import ScriptArgs, regression_checkpoint, run_script
@@ -27,11 +30,11 @@ class Args(ScriptArgs):
     checkpoints: tuple[str, ...] = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
     """Names or folders."""
     n_prompts: int = 8192
-    """Prompts that parameters are matched and tuned on."""
+    """Prompts that parameters are matched on, in each draw."""
     draws: int = 5
-    """Independent draws of prompts that GD++ is tuned on."""
+    """Independent draws of prompts that GD++ is matched and tuned on."""
     n_tuned: int = 50_000
-    """Prompts in each of these draws."""
+    """Prompts in each draw that GD++ is tuned on."""
     seed: int = 0
     """Seed of the prompts."""
 
@@ -43,21 +46,27 @@ def compare(args: Args) -> Comparison:
     for name in args.checkpoints:
         checkpoint, task = regression_checkpoint(name)
         n = task.n_context
-        fit = fit_construction(checkpoint.models, "gd++", task, n_prompts=args.n_prompts, seed=args.seed)
-        for kind, members in (("in the weights", fit.projected), ("matched to predictions", fit.matched)):
-            assert members is not None
-            gamma, a = (interval(members.parameters[key][:, 0]) for key in ("gamma", "step_size"))
-            rows.append(Row(f"γ {kind}, n = {n}", by_n.get(n), gamma, "seeds", f"step size a = {a}"))
-            numbers.append({"n": n, "kind": kind, **{k: v[:, 0].tolist() for k, v in members.parameters.items()}})
+        seeds = [args.seed + 100 * draw for draw in range(args.draws)]
+        fits = [fit_construction(checkpoint.models, "gd++", task, n_prompts=args.n_prompts, seed=s) for s in seeds]
+        fit, over = fits[0], f"seeds and {args.draws} draws of {args.n_prompts:,} prompts"
+        matched = {key: torch.stack([_matched(each, key) for each in fits], 1) for key in ("gamma", "step_size")}
+        weights = {key: values[:, 0] for key, values in fit.projected.parameters.items()}
+        a, found = interval(weights["step_size"]), crossed_interval(matched["step_size"])
+        rows += [
+            Row(f"γ in the weights, n = {n}", by_n.get(n), interval(weights["gamma"]), "seeds", f"step size a = {a}"),
+            Row(f"γ matched to predictions, n = {n}", by_n.get(n), crossed_interval(matched["gamma"]), over,
+                f"step size a = {found}"),
+        ]  # fmt: skip
+        for kind, values in (("in the weights", weights), ("matched to predictions", matched)):
+            numbers.append({"n": n, "kind": kind, **{key: each.tolist() for key, each in values.items()}})
         best = torch.tensor(
             [_least_loss(task, args.n_tuned, args.seed + 2 + draw) for draw in range(args.draws)], dtype=torch.float64
         )
         rows.append(Row(f"γ with the least loss, n = {n}", None, interval(best), f"draws of {args.n_tuned:,} prompts"))
-        for kind, members in (("in the weights", fit.projected), ("matched to predictions", fit.matched)):
-            assert members is not None
-            over = members.parameters["gamma"][:, 0].median() / best  # one seed may be far from its optimum
-            rows.append(Row(f"γ {kind} (median seed) over that with the least loss, n = {n}", None, interval(over),
-                            f"draws of {args.n_tuned:,} prompts"))  # fmt: skip
+        median = weights["gamma"].median(), matched["gamma"].median(0).values  # one seed may be far from its optimum
+        for kind, gamma in zip(("in the weights", "matched to predictions"), median, strict=True):
+            rows.append(Row(f"γ {kind} (median seed) over that with the least loss, n = {n}", None,
+                            interval(gamma / best), f"draws of {args.n_tuned:,} prompts"))  # fmt: skip
         lines["in the weights"].append(interval(fit.projected.parameters["gamma"][:, 0]))
         lines["published"].append(interval(fit.beta.new_tensor([by_n[n]])) if n in by_n else None)
         lines["best on the task"].append(interval(best))
@@ -70,6 +79,12 @@ def compare(args: Args) -> Comparison:
     )
     figures = [Section("γ by number of points", "Bands are 95% intervals over seeds.", figure)]
     return Comparison("γ of GD++ in trained weights (A.10)", lead, rows, figures, {"fits": numbers})
+
+
+def _matched(fit: ConstructionFit, name: str) -> Float[Tensor, "seed"]:
+    """A parameter of the members of GD++ that predict most like the models, by seed."""
+    assert fit.matched is not None
+    return fit.matched.parameters[name][:, 0]
 
 
 @cache

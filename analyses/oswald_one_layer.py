@@ -15,7 +15,7 @@ from mechicl.constructions import gradient_descent
 from mechicl.learners import squared_errors
 from mechicl.reports import Comparison, Row
 from mechicl.reports.one_layer import OneLayer
-from mechicl.reports.rows import over_seeds
+from mechicl.reports.rows import over_seeds_and_prompts
 from mechicl.statistics import interval
 from support.checks import below, equal, every, near, reads, together
 from support.claims import Claim, Claims
@@ -76,9 +76,9 @@ def _size_rows(name: str) -> list[Row]:
     rows = [Row(f"{task.x_dim} points in as many dimensions: half-MSE of gradient descent", None, interval(descent / 2),
                 "prompts")]  # fmt: skip
     for kind, learners in (("trained", models), ("half-way", halves)):
-        ratios = [(squared_errors(learner, prompts).mean() / descent.mean()).item() for learner in learners]
+        errors = torch.stack([squared_errors(learner, prompts)[:, 0] for learner in learners])
         rows.append(Row(f"{task.x_dim} points in as many dimensions: loss over gradient descent's, {kind}", "1",
-                        *over_seeds(ratios, checkpoint)))  # fmt: skip
+                        *over_seeds_and_prompts(errors, checkpoint, descent)))  # fmt: skip
     return rows
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,9 @@ from mechicl.learners import AlgorithmLearner, Learner
 from mechicl.prompts import Prompts
 
 ROUNDING = 1e-10  # squared distances, relative to squared predictions: below, two learners predict the same
+Freedom = Literal["fixed", "per prefix", "tuned per step"]
+"""What the scale of an algorithm's steps adapts to: nothing (one value for all prefixes and steps), each prefix's
+second moments, or these with a factor for each step that is tuned on other prompts."""
 EACH = "parameters for each step"
 """The variant of a family whose members have separate parameters for each step."""
 COPYING = "copying, then "
@@ -106,6 +109,8 @@ class Algorithm:
             `fit` nor `parameters`, `identify` does not try the algorithm.
         path: function from prompts to the parameters of `trajectory` with which `match` compares steps with layers; the
             prompts decide scales such as a stable step size. None if there are no steps to compare with.
+        freedom: what the scale of the steps of `path` adapts to. Families that are compared should have the same.
+        other_paths: `path` with other freedom, such as one fixed step size.
         layer_name: name in tables of layers, if not `name`.
         step_forms: function from a `FitProblem` to the algorithm as causal models (`StepwiseAlgorithm`) with fitted
             values.
@@ -122,6 +127,8 @@ class Algorithm:
     parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     fit: Callable[[FitProblem], Iterable[FittedAlgorithm]] | None = None
     path: Callable[[Prompts], dict[str, Any]] | None = None
+    freedom: Freedom = "fixed"
+    other_paths: Mapping[Freedom, Callable[[Prompts], dict[str, Any]]] = field(default_factory=dict)
     layer_name: str = ""
     step_forms: Callable[[FitProblem], Iterable[StepwiseAlgorithm]] | None = None
     step_kinds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -165,16 +172,21 @@ class Algorithm:
         return [FittedAlgorithm(self.member(values.get("steps")), learners[best], settings, len(values))]
 
     @checked
-    def on(self, prompts: Prompts, **parameters: Any) -> AlgorithmLearner:
+    def on(self, prompts: Prompts, freedom: Freedom | None = None, **parameters: Any) -> AlgorithmLearner:
         """Return the learner whose `trajectory(prompts)` has the steps that `match` compares with layers.
 
         Args:
             prompts: prompts that decide scales, such as a stable step size.
+            freedom: what the scale of the steps adapts to; by default the card's `freedom`.
             parameters: values that replace those of `path`, for example `steps`.
         """
         if self.path is None or self.trajectory is None:
             raise ValueError(f"{self.name!r} has no path: it has no steps that layers could be compared with")
-        return AlgorithmLearner(self.trajectory, {**self.path(prompts), **parameters})
+        paths = {**self.other_paths, self.freedom: self.path}
+        path = paths.get(freedom or self.freedom)
+        if path is None:
+            raise ValueError(f"freedom of {self.name!r} must be one of {', '.join(paths)}; got {freedom!r}")
+        return AlgorithmLearner(self.trajectory, {**path(prompts), **parameters})
 
 
 def nearest_learner(name: str, learners: Sequence[Learner], problem: FitProblem) -> int:

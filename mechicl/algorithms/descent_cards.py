@@ -22,13 +22,15 @@ from mechicl.algorithms.gradient_descent import (
 from mechicl.algorithms.spectral_fit import MARGIN, SCREENING, SpectralLearner, SpectralProblem, largest_stable
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, count, query_of
 from mechicl.algorithms.stepwise.descent import QueryDescent, ResidualDescent
-from mechicl.algorithms.tuning import geometric_grid, stable_step_size
+from mechicl.algorithms.tuning import geometric_grid, stable_step_size, tuned_each_step
+from mechicl.prompts import Prompts
 
 MOST_STEPS = 12  # of families with separate parameters for each step
 FEW_STEPS = (2, 3, 4)
 """Numbers of steps that are tried in addition to the model's number of layers."""
 # 65,536, where Fu et al. have 4,096, so that no layer's best lies at the end; any number of steps costs the same
 PATH_STEPS = tuple(sorted({round(2 ** (i / 3)) for i in range(49)}))
+TUNED_STEPS = 32  # with a tuned step size each
 PAST = "each point from its past"
 FEW, FEWER = 256, 128  # prompts on which step forms are fitted; fewer where every try runs the algorithm
 
@@ -264,12 +266,26 @@ def _parameters_of_steps(problem: FitProblem, *, with_gammas: bool) -> tuple[lis
     return sizes.tolist(), gammas.tolist()
 
 
+def _tuned_path(prompts: Prompts) -> dict[str, Any]:
+    def advance(k: int, eigenvalues: Tensor, before: Tensor, factor: float) -> Tensor:
+        largest = eigenvalues.amax(-1, keepdim=True).clamp(min=1e-300)
+        return before + factor / largest * (1 - eigenvalues * before)
+
+    sizes = tuned_each_step(prompts, TUNED_STEPS, advance)
+    return {"steps": tuple(range(1, TUNED_STEPS + 1)), "step_size": sizes, "per_prefix": True}
+
+
 GRADIENT_DESCENT = register(
     Algorithm(
         name="gradient descent",
         trajectory=gradient_descent,
         fit=_fit_descent,
-        path=lambda prompts: {"steps": PATH_STEPS, "step_size": stable_step_size(prompts)},
+        path=lambda _: {"steps": PATH_STEPS, "step_size": 1.0, "per_prefix": True},
+        freedom="per prefix",
+        other_paths={
+            "fixed": lambda prompts: {"steps": PATH_STEPS, "step_size": stable_step_size(prompts)},
+            "tuned per step": _tuned_path,
+        },
         step_forms=_descent_steps,
         step_kinds={
             "gradient descent, residuals in the context": ("gradient descent", ""),

@@ -197,6 +197,7 @@ CHEBYSHEV = register(
         trajectory=chebyshev,
         fit=_fit_chebyshev,
         path=lambda _: {"steps": tuple(range(1, 31))},
+        freedom="per prefix",
         phrase="{count} of Chebyshev's iteration",
     )
 )

@@ -20,7 +20,8 @@ def gradient_descent(
     prompts: Prompts,
     steps: Steps = 1,
     *,
-    step_size: float,
+    step_size: float | Sequence[float],
+    per_prefix: bool = False,
     initial_weights: Float[Tensor, "x y"] | None = None,
     at: PointsAt = "points",
     with_weights: bool = False,
@@ -32,7 +33,10 @@ def gradient_descent(
 
     Args:
         steps: number of steps, or several in any order; 0 gives the initial prediction.
-        step_size: a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
+        step_size: a, the factor on the summed gradient: one number, or one for each step up to the largest of `steps`.
+            Von Oswald et al.'s η is `a * n_context`.
+        per_prefix: step sizes are in units of `1 / λ_max` of each prefix: 1 suits all prefixes, as Newton's default
+            `alpha` does. Otherwise they are the same for all.
         initial_weights: W_0 `[x y]` of every run; 0 by default.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
@@ -51,16 +55,24 @@ def gradient_descent(
         torch.Size([3, 4, 11, 1])
     """
     numbers = step_numbers(steps)
-    per_step("step_size", step_size, 1)
+    sizes = per_step("step_size", step_size, 1 if isinstance(step_size, int | float) else max(numbers))
+
+    def filters(eigenvalues: Tensor) -> Tensor:
+        largest = eigenvalues.amax(-1, keepdim=True) if per_prefix else torch.ones(1).to(eigenvalues)
+        each = [size / largest.clamp(min=1e-300) for size in sizes]
+        if isinstance(step_size, int | float):
+            return torch.stack([gradient_descent_filter(eigenvalues, k, each[0]) for k in numbers])
+        return gd_plus_plus_filters(eigenvalues, each, [0.0] * len(each))[list(numbers)]
+
     return spectral_trajectory(
         prompts,
-        lambda eigenvalues: torch.stack([gradient_descent_filter(eigenvalues, k, step_size) for k in numbers]),
-        name="gradient descent",
+        filters,
+        name="gradient descent, per prefix" if per_prefix else "gradient descent",
         steps=numbers,
         at=at,
         with_weights=with_weights,
         initial_weights=initial_weights,
-        parameters=f"step_size={step_size}",
+        parameters=f"step_size={reprlib.repr(step_size)}",
     )
 
 

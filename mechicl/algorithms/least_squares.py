@@ -259,7 +259,9 @@ RIDGE = register(
     )
 )
 RIDGE_PATH = register(
-    Algorithm(name="ridge path", trajectory=ridge_path, path=lambda _: {"steps": tuple(range(1, 25))})
+    Algorithm(
+        name="ridge path", trajectory=ridge_path, path=lambda _: {"steps": tuple(range(1, 25))}, freedom="per prefix"
+    )
 )
 LEAST_SQUARES = register(
     Algorithm(

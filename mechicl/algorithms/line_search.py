@@ -145,12 +145,18 @@ def _or_one(values: Tensor) -> Tensor:
 # 28 numbers of steps up to 1024, which runs them all
 SEARCH_STEPS = tuple(sorted({round(1024 ** (i / 27)) for i in range(28)}))
 STEEPEST_DESCENT = register(
-    Algorithm(name="steepest descent", trajectory=steepest_descent, path=lambda _: {"steps": SEARCH_STEPS})
+    Algorithm(
+        name="steepest descent",
+        trajectory=steepest_descent,
+        path=lambda _: {"steps": SEARCH_STEPS},
+        freedom="per prefix",
+    )
 )
 CONJUGATE_GRADIENTS = register(
     Algorithm(
         name="conjugate gradients",
         trajectory=conjugate_gradient,
         path=lambda prompts: {"steps": tuple(range(1, 2 * prompts.x_dim + 1))},
+        freedom="per prefix",
     )
 )

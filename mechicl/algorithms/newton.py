@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,16 +10,17 @@ from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import FEW, FEWER, named
-from mechicl.algorithms.spectra import Steps, spectral_trajectory, step_numbers
+from mechicl.algorithms.spectra import Steps, second_moments, spectral_trajectory, step_numbers
 from mechicl.algorithms.spectral_fit import MARGIN, SpectralLearner, SpectralProblem, largest_stable
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import NewtonSteps
-from mechicl.algorithms.tuning import geometric_grid
+from mechicl.algorithms.tuning import geometric_grid, tuned_each_step
 from mechicl.base.arguments import Positive, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
+PATH_ITERATIONS = tuple(range(1, 24))
 MOST_ITERATIONS = 12  # of the step forms
 
 
@@ -28,6 +30,7 @@ def newton(
     steps: Steps = 1,
     *,
     alpha: Positive | None = None,
+    factors: Sequence[float] | None = None,
     at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:
@@ -38,6 +41,8 @@ def newton(
     Args:
         steps: number of iterations, or several in any order; 0 predicts `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix, with which it always converges.
+        factors: multiply the start αS and each iteration's result by these numbers, one more than the largest of
+            `steps`; none by default.
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
         with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
@@ -51,6 +56,10 @@ def newton(
     authors' code has the default.
     """
     numbers = step_numbers(steps)
+    if factors is not None and len(factors) != max(numbers) + 1:
+        raise ValueError(
+            f"factors must be {max(numbers) + 1} numbers for {max(numbers)} iterations, got {len(factors)}"
+        )
 
     def filters(eigenvalues: Tensor) -> Tensor:
         if alpha is None:
@@ -62,7 +71,12 @@ def newton(
             if bool((alpha * eigenvalues.square() >= 2).any()):
                 limit = 2 / eigenvalues.square().max().item()
                 raise ValueError(f"alpha={alpha:g} does not converge: on these prompts it must be below {limit:g}")
-        return torch.stack([newton_filter(eigenvalues, k, each) for k in numbers])
+        if factors is None:
+            return torch.stack([newton_filter(eigenvalues, k, each) for k in numbers])
+        after = [factors[0] * each * eigenvalues]
+        for factor in factors[1:]:
+            after.append(factor * after[-1] * (2 - eigenvalues * after[-1]))
+        return torch.stack(after)[list(numbers)]
 
     return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, at=at, with_weights=with_weights)
 
@@ -149,12 +163,27 @@ def _causal_parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
     return iterations, {parameter: value}
 
 
+def _fixed_path(prompts: Prompts) -> dict[str, Any]:
+    eigenvalues = torch.linalg.eigvalsh(second_moments(prompts, "query")[0])
+    return {"steps": PATH_ITERATIONS, "alpha": 1 / _norms(eigenvalues).max().item()}
+
+
+def _tuned_path(prompts: Prompts) -> dict[str, Any]:
+    def advance(k: int, eigenvalues: Tensor, before: Tensor, factor: float) -> Tensor:
+        moved = before * (2 - eigenvalues * before) if k else eigenvalues / _norms(eigenvalues)
+        return factor * moved
+
+    return {"steps": PATH_ITERATIONS, "factors": tuned_each_step(prompts, max(PATH_ITERATIONS) + 1, advance)}
+
+
 NEWTON = register(
     Algorithm(
         name="Newton",
         trajectory=newton,
         fit=lambda problem: [fit_newton(problem.spectral, range(16))],
-        path=lambda _: {"steps": tuple(range(1, 24))},
+        path=lambda _: {"steps": PATH_ITERATIONS},
+        freedom="per prefix",
+        other_paths={"fixed": _fixed_path, "tuned per step": _tuned_path},
         step_forms=_newton_steps,
         step_kinds={"Newton": ("Newton", "")},
         phrase="{count} of Newton's method",

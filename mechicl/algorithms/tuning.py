@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 
 import scipy
 import torch
+from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import gradient_descent_filter
 from mechicl.algorithms.spectra import PrefixSpectra
 from mechicl.base.arguments import Count, checked
 from mechicl.prompts import Prompts
 
+TUNED_ON = 512  # prompts for `tuned_each_step`
 DIVERGED = 1e50  # errors beyond count as this, so that no search computes with infinities
 
 
@@ -85,6 +87,32 @@ def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
     n_grid = 80 + 10 * math.ceil(math.log2(steps))  # neighbours differ by 10% or less
     grid = [limit * (1000 * steps) ** (i / n_grid - 1) for i in range(n_grid + 1)]
     return minimize_on_grid(error, [0.0, *grid])[0]
+
+
+def tuned_each_step(
+    prompts: Prompts, steps: int, advance: Callable[[int, Tensor, Tensor, float], Tensor]
+) -> list[float]:
+    """Tune a factor for each step of a spectral iteration, one after the other.
+
+    After each step the mean squared error of all points is least, given the steps before.
+
+    Args:
+        prompts: prompts to tune on; the first 512 are used.
+        advance: function of the step's number, the eigenvalues, the filter before the step and its factor, which
+            returns the filter after it. The first filter is 0.
+    """
+    prompts = prompts[:TUNED_ON].to(torch.float64)
+    spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, at="points")
+    current, factors = torch.zeros_like(spectra.eigenvalues), []
+    for k in range(steps):
+
+        def error(factor: float, k: int = k, before: Tensor = current) -> float:
+            predictions = spectra.predict(advance(k, spectra.eigenvalues, before, factor)[None])[0]
+            return (predictions - prompts.ys).square().mean().item()
+
+        factors.append(minimize_on_grid(error, geometric_grid(0.1, 30, 30), tolerance=1e-4)[0])
+        current = advance(k, spectra.eigenvalues, current, factors[-1])
+    return factors
 
 
 @checked

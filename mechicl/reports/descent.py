@@ -25,8 +25,18 @@ from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.kind import ALGORITHM, CAUSES, HEADS, HISTORY, Kind, Part
 from mechicl.reports.one_layer import nearest_in_weights
 from mechicl.reports.published import published
-from mechicl.reports.rows import Row, Value, above, below, equal, near, over_seeds
-from mechicl.statistics import interval, median_interval, ratio_interval
+from mechicl.reports.rows import (
+    Row,
+    Value,
+    above,
+    below,
+    equal,
+    near,
+    over_models,
+    over_seeds_and_prompts,
+    seeds_and_prompts,
+)
+from mechicl.statistics import crossed_interval, interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 N_SHIFTED = 4096  # prompts at each scale
@@ -34,6 +44,7 @@ N_TUNING, TUNING_SEED = 8192, 2**31 + 1
 N_DEEP_PATHS = 2000  # prompts along paths of models with five layers and more
 MOST_OWN = 8  # steps with separate parameters that are tuned with a clip: more take minutes
 SOURCE = "vonoswald2023"
+TRIM, TRIMMED = 0.01, "each without the 1% of prompts that it is worst on"
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 WORDS = {
     "learning": "Half-MSE of each seed on held-out prompts. The dashed line is tuned gradient descent with the same "
@@ -49,7 +60,6 @@ Tuned = SpectralLearner | ClippedDescent
 
 def _losses(kind: "Descent") -> Measured:
     errors, references, held_out, one = kind.squared_errors, kind.reference_errors, kind.held_out, len(kind.models) == 1
-    over = "prompts" if one else "seeds"
     left = f"{int(left_the_plateau(errors, held_out).sum())} of {len(kind.models)} left the plateau of predicting 0"
     rows = [Row("half-MSE, trained, mean of the seeds", None, interval(errors.mean(0) / 2), "prompts", left)]
     for name, values in references.items():
@@ -57,15 +67,18 @@ def _losses(kind: "Descent") -> Measured:
         rows.append(Row(f"half-MSE, {name}, tuned", None, interval(values / 2), "prompts", settings))
     claims = _claims(kind.cfg.n_layers, kind.cfg.attention, kind.cfg.normalization_type)
     for name, values in references.items():
-        ratio, _, note = over_seeds(errors.mean(-1) / values.mean(), kind.study)
-        ratio = ratio_interval(errors[0], values) if one else ratio
+        ratio, over, note = over_seeds_and_prompts(errors, kind.study, values)
+        ratio, over = (ratio_interval(errors[0], values), "prompts") if one else (ratio, over)
         claim, check = claims.get("GD++" if "++" in name else "gradient descent", (None, None))
         rows.append(Row(f"loss, trained over {name}", claim, ratio, over, note or "on the same prompts",
                         check(ratio) if check else None, SOURCE if claim else ""))  # fmt: skip
+        trimmed, _, note = over_seeds_and_prompts(errors, kind.study, values, trim=TRIM)
+        rows.append(Row(f"loss, trained over {name}, {TRIMMED}", None, trimmed, over, note))
     for name, learner in kind.references.items():
         cosines = torch.stack([align(model, learner, held_out[:4096]).sensitivity_cosine for model in kind.models])
-        cosine = interval(cosines[0][cosines[0].isfinite()] if one else cosines.nanmean(-1))
+        cosine = crossed_interval(cosines) if not one else interval(cosines[0][cosines[0].isfinite()])
         claim = ("near 1", near(cosine, 1), SOURCE) if "++" in name else (None, None, "")
+        over = "prompts" if one else seeds_and_prompts(*cosines.shape)
         rows.append(Row(f"sensitivity cosine with {name}", claim[0], cosine, over, "", *claim[1:]))
     data = {"references": {name: values.mean().item() for name, values in references.items()}}
     name, values = next(iter(references.items()))
@@ -236,11 +249,9 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
     for kind, members in (("projected", fit.projected), ("layerwise", fit.layerwise), ("matched", fit.matched)):
         if members is None:
             continue
-        ratio = interval(torch.tensor([r.mean for r in fit.loss_ratios(members)]))
-        distance = interval(torch.tensor([d.mean for d in fit.relative_distances(members)]))
-        rows.append(Row(f"loss, {kind} member over trained", None, ratio, "seeds"))
+        rows.append(over_models(f"loss, {kind} member over trained", fit.loss_ratios(members)))
         name = f"squared distance of predictions, {kind} member, over squared predictions"
-        rows.append(Row(name, None, distance, "seeds"))
+        rows.append(over_models(name, fit.relative_distances(members)))
     for name in ("distance_KQ", "distance_PV"):
         values = interval(getattr(fit, name).flatten(1).mean(1))
         label = f"relative distance of W_{name[-2:]} from the projected member, mean of the layers"

@@ -21,9 +21,9 @@ from mechicl.models import HookedTransformer
 from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.kind import ALGORITHM, FINETUNING, HEADS, HISTORY, Kind, Part
 from mechicl.reports.published import published
-from mechicl.reports.rows import Row, equal, near
+from mechicl.reports.rows import Row, equal, near, seeds_and_prompts
 from mechicl.reports.verdict import NEAR, percent
-from mechicl.statistics import Interval, interval
+from mechicl.statistics import Interval, crossed_interval, interval, mean_of_intervals
 from mechicl.tasks import LinearRegression
 from mechicl.viz.page import table
 
@@ -64,7 +64,7 @@ def _losses(kind: "OneLayer") -> Measured:
         Row("half-MSE, trained, mean of the seeds", half, interval(kind.squared_errors.mean(0) / 2), "prompts",
             source=SOURCE),
         Row("loss, trained over tuned gradient descent", "1 (Fig. 2)" if kind.standard else None,
-            kind.loss_ratio, "seeds", "on the same prompts", equal(kind.loss_ratio, 1), SOURCE),
+            kind.loss_ratio, kind.over, "on the same prompts", equal(kind.loss_ratio, 1), SOURCE),
     ]  # fmt: skip
     reference, training = kind.descent_errors.mean().item(), kind.study.record.get("training", {})
     if "eval_prompts" in training and "eval_seed" in training:  # on the prompts of the learning curve
@@ -80,11 +80,12 @@ def _alignment(kind: "OneLayer") -> Measured:
     names = ("sensitivity_cosine", "prediction_distance", "sensitivity_distance")
     rows = []
     for name in names:
-        mean = interval(torch.stack([getattr(each, name).mean() for each in alignments]))
+        values = torch.stack([getattr(each, name) for each in alignments])
+        mean = crossed_interval(values)
         claim = ("near 1 (Fig. 2)" if kind.standard else None, near(mean, 1), SOURCE)
         published_, agrees, source = claim if name == "sensitivity_cosine" else (None, None, "")
         quantity = f"{name.replace('_', ' ')}, trained against gradient descent"
-        rows.append(Row(quantity, published_, mean, "seeds", "", agrees, source))
+        rows.append(Row(quantity, published_, mean, seeds_and_prompts(*values.shape), "", agrees, source))
     if kind.study.snapshots is None or kind.study.is_own:
         return rows, [], {"alignment_over_training": None}
     during = kind.during
@@ -119,11 +120,11 @@ def _paths(kind: "OneLayer") -> Measured:
         "rescaled": [interpolate(m, kind.construction, kind.held_out, kind="rescaled") for m in kind.models],
         "not rescaled": [interpolate(m, kind.construction, kind.held_out, kind="raw") for m in kind.models],
     }
-    excess = {name: interval(torch.tensor([p.midpoint_excess().mean for p in each])) for name, each in between.items()}
+    excess = {name: mean_of_intervals([p.midpoint_excess() for p in each]) for name, each in between.items()}
     rows = [
         Row("excess loss at the middle of the rescaled path", "none (Fig. 2)" if kind.standard else None,
-            excess["rescaled"], "seeds", "relative to the ends", near(excess["rescaled"], 0), SOURCE),
-        Row("excess loss at the middle of the path without rescaling", None, excess["not rescaled"], "seeds"),
+            excess["rescaled"], kind.over, "relative to the ends", near(excess["rescaled"], 0), SOURCE),
+        Row("excess loss at the middle of the path without rescaling", None, excess["not rescaled"], kind.over),
     ]  # fmt: skip
     betas = ", ".join(f"{read_weight_products(model).gauge().item():.3f}" for model in kind.models)
     data = [
@@ -175,7 +176,7 @@ def _exact_loss(kind: "OneLayer") -> Measured:
     nertinger = kind.task == LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
     printed = published("nertinger_table1")["linear"][0] if nertinger else None
     note = f"loss ratio times the exact MSE of the best single step, {exact:.5f}"
-    row = Row("MSE, trained, freed of the prompts' sampling error", printed, scaled, "seeds", note,
+    row = Row("MSE, trained, freed of the prompts' sampling error", printed, scaled, kind.over, note,
               source="nertinger2025", section="Learning")  # fmt: skip
     return [row], [], {}
 
@@ -301,8 +302,13 @@ class OneLayer(Kind):
 
     @property
     def loss_ratio(self) -> Interval:
-        """Loss over gradient descent's, over seeds."""
-        return interval(self.squared_errors.mean(-1) / self.descent_errors.mean())
+        """Loss over gradient descent's, over seeds and prompts."""
+        return crossed_interval(self.squared_errors, self.descent_errors[None])
+
+    @property
+    def over(self) -> str:
+        """The samples of intervals over seeds and held-out prompts."""
+        return seeds_and_prompts(*self.squared_errors.shape)
 
     @property
     def data(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.heads import ablate_heads, model_parts, no_model_parts, restore_stream
 from mechicl.reports.kind import ALGORITHM, HISTORY, Kind, Part
 from mechicl.reports.layers import match_layers
-from mechicl.reports.rows import Row
+from mechicl.reports.rows import Row, seeds_and_prompts
 from mechicl.reports.verdict import Verdict
-from mechicl.statistics import interval, ratio_interval
+from mechicl.statistics import crossed_interval, interval, ratio_interval
 
 N_SHIFTED, N_FITTING, N_PATCHED = 1024, 4096, 64
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -51,8 +51,9 @@ def _loss(kind: "Own") -> Measured:
         if name != study.name
     ]
     if len(study.models) > 1:
-        every = torch.stack([squared_errors(model, prompts).mean() for model in study.models])
-        rows.append(Row("squared error (MSE) of the query, all seeds", None, interval(every), "seeds"))
+        every = torch.stack([squared_errors(model, prompts).mean(1) for model in study.models])
+        over = seeds_and_prompts(*every.shape)
+        rows.append(Row("squared error (MSE) of the query, all seeds", None, crossed_interval(every), over))
     return rows, [Section("Loss by context length", WORDS["loss"], drawn)], {}
 
 

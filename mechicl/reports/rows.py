@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import check_fields, checked
 from mechicl.checkpoints import Checkpoint
-from mechicl.statistics import Interval, interval, median_interval
+from mechicl.statistics import Interval, crossed_interval, interval, mean_of_intervals, median_interval
 
 ROUNDING = 1e-6
 """An interval this near to a whole number (for 0: a thousandth of it) differs from it by float32 rounding only."""
@@ -170,11 +171,41 @@ def over_seeds(
     return statistic(sample), f"seed{'s' if len(sample) != 1 else ''}", note
 
 
+def over_seeds_and_prompts(
+    values: Float[Tensor, "seed prompt"], checkpoint: Checkpoint, over: Tensor | None = None, *, trim: float = 0.0
+) -> tuple[Interval, str, str]:
+    """Return an interval over all seeds of a checkpoint and their shared prompts, and a note without stuck seeds.
+
+    Args:
+        values: one for each model of the checkpoint and each prompt.
+        over: values that divide, and share of the prompts with the largest values to leave out (`trim`): as in
+            `crossed_interval`.
+
+    Returns:
+        `measured`, `over` and `note` of a row.
+    """
+    reference = None if over is None else over.reshape(-1, values.shape[1])
+
+    def measured(kept: Sequence[int]) -> Interval:
+        return crossed_interval(values[kept], reference, trim=trim)
+
+    seeds, note = range(len(values)), ""
+    if stuck := checkpoint.stuck:
+        without = as_text(measured([i for i in seeds if i not in stuck]))
+        note = f"without {len(stuck)} of {len(values)} stuck seeds: {without}"
+    return measured([*seeds]), seeds_and_prompts(*values.shape), note
+
+
+def seeds_and_prompts(n_seeds: int, n_prompts: int) -> str:
+    """Return the samples of an interval over seeds and prompts, for the row's `over`: its number of seeds is `n`."""
+    return f"seed{'s' if n_seeds != 1 else ''} and {n_prompts:,} prompts"
+
+
 def over_models(
     quantity: str, values: Sequence[Interval], checkpoint: Checkpoint | None = None,
     printed: float | str | None = None, note: str = "", check: Callable[[Value], bool] | None = None, source: str = "",
 ) -> Row:  # fmt: skip
-    """Make a row of a quantity over the models of a checkpoint, or over prompts if there is one model.
+    """Make a row of a quantity over the models of a checkpoint and the prompts, or over prompts if there is one model.
 
     Args:
         values: value of each model, with its interval over prompts.
@@ -184,11 +215,13 @@ def over_models(
     """
     measured, over = values[0], "prompts"
     if len(values) > 1:
-        means = torch.tensor([value.mean for value in values], dtype=torch.float64)
-        measured, over, without = interval(means[means.isfinite()]), "seeds", ""
-        if checkpoint is not None and len(values) == len(checkpoint.models) and means.isfinite().all():
-            measured, over, without = over_seeds(means, checkpoint)
-        note = "; ".join(filter(None, (note, without)))
+        known = [value for value in values if math.isfinite(value.mean)]
+        measured = mean_of_intervals(known) if known else Interval(math.nan, math.nan, math.nan, 0)
+        over = seeds_and_prompts(len(known), min((value.n for value in known), default=0))
+        stuck = checkpoint.stuck if checkpoint is not None and len(known) == len(checkpoint.models) else ()
+        if stuck:
+            without = as_text(mean_of_intervals([value for i, value in enumerate(values) if i not in stuck]))
+            note = "; ".join(filter(None, (note, f"without {len(stuck)} of {len(values)} stuck seeds: {without}")))
     return Row(quantity, printed, measured, over, note, check and check(measured), source)
 
 

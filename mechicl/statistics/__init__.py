@@ -5,16 +5,26 @@
 >>> print(alignment.intervals()["sensitivity_cosine"])                       # the same, of any result's fields
 """
 
-from mechicl.statistics.intervals import Interval, difference_interval, interval, median_interval, ratio_interval
+from mechicl.statistics.intervals import (
+    Interval,
+    crossed_interval,
+    difference_interval,
+    interval,
+    mean_of_intervals,
+    median_interval,
+    ratio_interval,
+)
 from mechicl.statistics.results import Result, load_result
 from mechicl.statistics.storage import storable
 
 __all__ = [
     "Interval",
     "Result",
+    "crossed_interval",
     "difference_interval",
     "interval",
     "load_result",
+    "mean_of_intervals",
     "median_interval",
     "ratio_interval",
     "storable",

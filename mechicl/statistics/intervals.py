@@ -191,6 +191,104 @@ def median_interval(
     return _between(median, np.concatenate(parts), n, level, "median")
 
 
+@checked(undefined=True)
+def crossed_interval(
+    values: Float[Tensor, "seed prompt"],
+    over: Float[Tensor, "#seed prompt"] | None = None,
+    level: ConfidenceLevel = 0.95,
+    *,
+    trim: Fraction = 0.0,
+    n_resamples: Count = 400,
+) -> Interval:
+    """Return the mean over seeds and prompts, or a ratio of means, with an interval for other seeds and other prompts.
+
+    All seeds share the prompts, so the means of the seeds have the prompts' sampling error in common and an interval
+    over seeds alone is too narrow. Seeds and prompts are two crossed factors: the variance of the mean is the sum of
+    that over seeds and that over prompts, which are resampled for all seeds together (bootstrap). The quantile is
+    Student's t with Satterthwaite's degrees of freedom, as a bootstrap of three seeds would be too narrow.
+
+    Args:
+        values: one for each seed and prompt, such as squared errors. Values that are not finite are left out.
+        over: values that divide, such as the squared errors of an algorithm on the same prompts: each seed's mean is
+            divided by their mean.
+        trim: share of the prompts with the largest values that each mean leaves out, of `values` and of `over`
+            separately, for heavy-tailed losses.
+        n_resamples: number of resamples of the prompts.
+
+    Returns:
+        `Interval` with the mean over seeds of the (trimmed) means or ratios, and `n` seeds. With one seed, the interval
+        is over prompts. The ends are NaN if a seed has no finite values, or with a single value.
+
+    Source: Owen 2007 ("The pigeonhole bootstrap"), for two crossed factors; Satterthwaite 1946.
+
+    Example:
+        >>> crossed_interval(squared_errors_of_seeds, squared_errors_of_gd)    # [seed prompt], [1 prompt]
+    """
+    n_seeds, n_prompts = values.shape
+    if not n_prompts or not n_seeds:
+        return Interval(math.nan, math.nan, math.nan, n_seeds, level)
+    # of n resampled prompts, n - 1 are drawn: the variance of their mean is then that of the mean without bias
+    drawn = np.random.default_rng(0).multinomial(max(n_prompts - 1, 1), np.full(n_prompts, 1 / n_prompts), n_resamples)
+    counts = np.concatenate([np.ones((1, n_prompts)), drawn])
+    means = _trimmed_means(values, counts, trim)
+    if over is not None:
+        means = means / _trimmed_means(over, counts, trim)
+    mean, (seeds, *_) = float(means[0].mean()), means
+    variances = [float(seeds.var(ddof=1)) / n_seeds] if n_seeds > 1 else [0.0]
+    variances.append(float(means[1:].mean(1).var(ddof=1)) if n_prompts > 1 and n_resamples > 1 else 0.0)
+    if not math.isfinite(mean) or max(n_seeds, n_prompts) < 2:
+        return Interval(mean, math.nan, math.nan, n_seeds, level)
+    return _of_two_variances(mean, variances, (n_seeds, n_prompts), level)
+
+
+@checked
+def mean_of_intervals(values: Sequence[Interval]) -> Interval:
+    """Return the mean over seeds of quantities that are known with intervals over shared prompts.
+
+    The variance is that over seeds plus the mean of the seeds' variances over prompts, as if all seeds had the prompts'
+    sampling error in common. This is an upper bound; `crossed_interval` is exact but needs the values of each prompt.
+
+    Args:
+        values: each seed's quantity with its interval over prompts; ends that are NaN add no variance.
+    """
+    means, level = np.array([value.mean for value in values]), values[0].level
+    quantiles = [student_t_quantile(0.5 + level / 2, max(value.n - 1, 1)) for value in values]
+    errors = [value.half_width / q for value, q in zip(values, quantiles, strict=True)]
+    if len(values) < 2 or not np.isfinite(means).all():
+        return replace(values[0], n=len(values), mean=float(means.mean()))
+    variances = [float(means.var(ddof=1)) / len(values), float(np.nan_to_num(np.square(errors)).mean())]
+    sizes = len(values), max(min(value.n for value in values), 2)
+    return _of_two_variances(float(means.mean()), variances, sizes, level)
+
+
+def _of_two_variances(mean: float, variances: Sequence[float], sizes: tuple[int, int], level: float) -> Interval:
+    """Return the interval of a mean by its variances over seeds and prompts, and the numbers of both."""
+    total = sum(variances)
+    if total < 1e-300:
+        return Interval(mean, mean, mean, sizes[0], level)
+    shares = [variance / total for variance in variances]  # Satterthwaite's degrees of freedom
+    free = 1 / sum(share**2 / max(n - 1, 1) for share, n in zip(shares, sizes, strict=True))
+    half = student_t_quantile(0.5 + level / 2, free) * math.sqrt(total)
+    return Interval(mean, mean - half, mean + half, sizes[0], level)
+
+
+def _trimmed_means(
+    values: Float[Tensor, "seed prompt"], counts: Float[np.ndarray, "resample prompt"], trim: float
+) -> Float[np.ndarray, "resample seed"]:
+    """Return each seed's mean of the smallest values on resampled prompts, all but a share `trim` of them."""
+    means = []
+    for row in values.detach().cpu().double().numpy():
+        known = np.flatnonzero(np.isfinite(row))
+        order = known[np.argsort(row[known])] if trim else known
+        weights = counts[:, order]
+        if trim:
+            before = np.cumsum(weights, 1) - weights
+            weights = np.clip((1 - trim) * weights.sum(1, keepdims=True) - before, 0, weights)
+        with np.errstate(invalid="ignore"):  # NaN for a seed without finite values
+            means.append(weights @ row[order] / weights.sum(1))
+    return np.stack(means, 1)
+
+
 @checked
 def student_t_quantile(probability: Fraction, degrees_of_freedom: Positive) -> float:
     """Return a quantile of Student's t distribution."""

@@ -1,5 +1,6 @@
 """Iterations against plain loops and known optimality, and tuned step sizes against scans."""
 
+import itertools
 import math
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from mechicl import algorithms
 from mechicl.algorithms import spectra
+from mechicl.algorithms.descent_cards import GRADIENT_DESCENT
 from mechicl.algorithms.gradient_descent import gradient_descent_filter
+from mechicl.algorithms.newton import NEWTON
 from mechicl.algorithms.tuning import minimize_on_grid
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -323,3 +326,64 @@ def test_values_that_diverge_count_as_bad_ones():
     steep = minimize_on_grid(lambda v: (v - 1) ** 2 if v < 1.01 else v * 1e200, [0.5, 0.9, 1.5, 2.0])
     assert steep[0] == pytest.approx(1, abs=1e-6)
     assert minimize_on_grid(lambda v: math.nan, [1.0, 2.0])[1] > 1e40
+
+
+# ---- step sizes for each prefix and each step ----
+def by_loop(xs: torch.Tensor, ys: torch.Tensor, factors: list[float]) -> torch.Tensor:
+    """Gradient descent from 0 on one prefix with steps of these sizes over the largest eigenvalue."""
+    moment = xs.T @ xs
+    largest = torch.linalg.eigvalsh(moment)[-1]
+    weights = torch.zeros(xs.shape[1], ys.shape[1], dtype=torch.float64)
+    for factor in factors:
+        weights = weights - factor / largest * (moment @ weights - xs.T @ ys)
+    return weights
+
+
+@pytest.mark.parametrize("factors", [0.7, [0.7, 1.5, 0.2]])
+def test_step_sizes_per_prefix_are_in_units_of_each_prefix_stable_one(factors):
+    prompts = LinearRegression(x_dim=3, n_context=5, y_dim=2).sample(6, seed=1, dtype=torch.float64)
+    found = algorithms.gradient_descent(prompts, [1, 3], step_size=factors, per_prefix=True)
+    each = factors if isinstance(factors, list) else [factors] * 3
+    for i, n in itertools.product(range(6), range(1, 6)):
+        for k, steps in enumerate((1, 3)):
+            weights = by_loop(prompts.xs[i, :n], prompts.ys[i, :n], each[:steps])
+            torch.testing.assert_close(found.predictions[k, i, n], prompts.xs[i, n] @ weights)
+    assert found.predictions[:, :, 0].abs().max() == 0
+
+
+def test_a_step_size_for_each_step_is_not_relative_without_per_prefix():
+    prompts = LinearRegression(x_dim=3, n_context=5).sample(6, seed=1, dtype=torch.float64)
+    found = algorithms.gradient_descent(prompts, [2], step_size=[0.1, 0.2]).predictions
+    torch.testing.assert_close(
+        found, algorithms.gd_plus_plus(prompts, [2], step_size=[0.1, 0.2], gamma=0.0).predictions
+    )
+
+
+@pytest.mark.parametrize("card", [GRADIENT_DESCENT, NEWTON])
+def test_tuned_steps_err_less_than_untuned_ones_and_less_from_step_to_step(card):
+    task = LinearRegression(x_dim=3, n_context=8)
+    prompts = task.sample(512, seed=0, dtype=torch.float64)
+
+    def losses(freedom):
+        learner = card.on(prompts, freedom)
+        return learner.trajectory(prompts).step_errors(prompts).mean((1, 2))
+
+    tuned, untuned, fixed = (losses(freedom) for freedom in ("tuned per step", "per prefix", "fixed"))
+    assert bool((tuned.diff() <= 1e-12).all())
+    assert bool((tuned[:4] < untuned[:4]).all())
+    assert bool((untuned[:4] < fixed[:4]).all())
+
+
+def test_newtons_factors_multiply_each_iterate():
+    prompts = LinearRegression(x_dim=3, n_context=6).sample(4, seed=2, dtype=torch.float64)
+    found = algorithms.newton(prompts, [0, 2], factors=[0.5, 1.2, 1.1], at="query")
+    for i, (xs, ys) in enumerate(zip(prompts.context.xs, prompts.context.ys, strict=True)):
+        moment = xs.T @ xs
+        inverse = 0.5 * moment / (moment @ moment.T).norm()
+        first = inverse
+        for factor in (1.2, 1.1):
+            inverse = factor * (2 * inverse - inverse @ moment @ inverse)
+        for k, expected in enumerate((first, inverse)):
+            torch.testing.assert_close(found.predictions[k, i, 0], prompts.xs[i, -1] @ expected @ xs.T @ ys)
+    with pytest.raises(ValueError, match="factors must be 3 numbers for 2 iterations, got 2"):
+        algorithms.newton(prompts, [2], factors=[1.0, 1.0])

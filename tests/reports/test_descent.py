@@ -108,7 +108,7 @@ def test_references_are_tuned_and_losses_are_relative_to_theirs():
     around = [descended(tuning, [(factor * a, 0.0)] * 2).mean() for factor in (0.97, 1.0, 1.03)]
     assert around[1] < min(around[0], around[2])
     assert looped().data["references"][name] == pytest.approx(loss_of([(a, 0.0)] * 2), rel=0.01)
-    for result, over in ((looped(), "seeds"), (layered(), "prompts")):
+    for result, over in ((looped(), "seeds and 200 prompts"), (layered(), "prompts")):
         losses = result.data["mse"]
         expected = sum(losses) / len(losses) / result.data["references"][name]
         assert mean(result, f"loss, trained over {name}") == pytest.approx(expected)

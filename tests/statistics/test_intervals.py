@@ -11,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechicl.statistics import Interval, difference_interval, interval, median_interval, ratio_interval
+from mechicl.statistics import (
+    Interval,
+    crossed_interval,
+    difference_interval,
+    interval,
+    median_interval,
+    ratio_interval,
+)
 from mechicl.statistics.intervals import percentile_interval
 from mechicl.statistics.storage import decode
 
@@ -175,3 +182,69 @@ def test_many_samples_are_resampled_in_parts(monkeypatch):
 def test_what_makes_no_interval_is_named(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
+
+
+# ---- seeds and prompts ----
+def crossed(rng, seeds, prompts, seed_std, prompt_std, rest_std):
+    parts = [rng.normal(size=shape) for shape in ((seeds, 1), (1, prompts), (seeds, prompts))]
+    stds = (seed_std, prompt_std, rest_std)
+    return torch.from_numpy(sum(std * part for std, part in zip(stds, parts, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "prompts", "seed_std", "one_way_at_most"), [(3, 200, 0.02, 0.8), (4, 100, 0.1, 0.8), (5, 300, 1.0, 0.98)]
+)
+def test_crossed_intervals_cover_where_intervals_over_seeds_do_not(seeds, prompts, seed_std, one_way_at_most):
+    rng, n = np.random.default_rng(1), 300
+    tables = [crossed(rng, seeds, prompts, seed_std, 1.0, 0.5) for _ in range(n)]
+    covered = sum(0.0 in crossed_interval(table, n_resamples=200) for table in tables) / n
+    one_way = sum(0.0 in interval(table.mean(1)) for table in tables) / n
+    assert 0.90 <= covered <= 0.98
+    assert one_way <= one_way_at_most
+    if seed_std == 1.0:  # seeds alone decide: both are Student's interval over seeds
+        assert one_way >= 0.9
+
+
+def test_crossed_intervals_of_ratios_cover_the_ratio_of_expectations():
+    rng, n, covered, one_way = np.random.default_rng(2), 300, 0, 0
+    for _ in range(n):
+        reference = torch.from_numpy(rng.exponential(size=(1, 300)))
+        factors = 1 + 0.02 * torch.from_numpy(rng.normal(size=(3, 1)))
+        values = factors * reference * torch.from_numpy(rng.exponential(size=(1, 300)))
+        covered += 1.0 in crossed_interval(values, reference, n_resamples=200)
+        one_way += 1.0 in interval(values.mean(1) / reference.mean())
+    assert 0.90 <= covered / n <= 0.98
+    assert one_way / n < 0.8
+
+
+def test_crossed_intervals_have_the_two_variances_of_the_mean():
+    table = crossed(np.random.default_rng(3), 4, 50, 1.0, 1.0, 1.0)
+    measured = crossed_interval(table, n_resamples=20_000)
+    variances = table.mean(1).var().item() / 4, table.mean(0).var().item() / 50
+    free = sum(variances) ** 2 / (variances[0] ** 2 / 3 + variances[1] ** 2 / 49)
+    half = scipy.stats.t.ppf(0.975, free) * math.sqrt(sum(variances))
+    assert measured.mean == pytest.approx(table.mean().item())
+    assert measured.half_width == pytest.approx(half, rel=0.02)
+    same = table[0].expand(4, 50)  # equal seeds: the prompts' interval
+    assert crossed_interval(same, n_resamples=20_000).half_width == pytest.approx(
+        interval(same[0]).half_width, rel=0.03
+    )
+
+
+def test_trimmed_means_leave_out_the_largest_values():
+    table = crossed(np.random.default_rng(4), 3, 200, 1.0, 1.0, 1.0).exp()
+    table[:, 7] = 1e9
+    expected = table.sort().values[:, :198].mean(1) / 2.0
+    assert crossed_interval(table, torch.full((1, 200), 2.0), trim=0.01).mean == pytest.approx(expected.mean().item())
+    holes = table.clone()
+    holes[1, 7] = nan
+    assert math.isfinite(crossed_interval(holes, trim=0.01).half_width)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1)])
+def test_crossed_intervals_without_enough_values_have_no_ends(shape):
+    assert math.isnan(crossed_interval(torch.ones(shape)).low)
+
+
+def test_a_seed_without_finite_values_leaves_the_mean_undefined():
+    assert math.isnan(crossed_interval(torch.tensor([[1.0, 2.0], [nan, nan]])).mean)

@@ -135,6 +135,38 @@ def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
     return cosines.clamp(-1, 1)
 
 
+def similarity_by_prefix(
+    a: Trajectory, b: Trajectory, prompts: Prompts
+) -> tuple[Float[Tensor, "step_a step_b prompt"], Float[Tensor, "step_a step_b point"]]:
+    """Cosine between the errors of two learners for each number of points before, over all prompts.
+
+    `similarity_of_errors` is a cosine along each prompt, in which prefixes with large errors decide: without noise,
+    those with no more points than dimensions, where all learners that fit their points err alike. Here the errors after
+    n points are divided by their root mean square over the prompts, so that each n counts equally.
+
+    Returns:
+        The mean over n of the products of normalised errors for each prompt, whose mean over prompts is the mean of the
+        cosines; and the cosines for n = 1, 2, ... If one learner makes no error after n points, the cosine is 0; if
+        neither does, it is NaN and n is left out. Errors below the targets' rounding (4e-6 of them
+        in float32, 1e-10 in float64) count as none.
+    """
+    shape = a.predictions.shape[2]
+    sizes = prompts.ys.double().square().mean((0, 2)).sqrt()[-min(shape, prompts.n_context) :]
+    units = []
+    for trajectory in (a, b):
+        errors = _errors(trajectory, prompts)
+        errors = errors.unflatten(2, (len(sizes), -1))  # [step prompt point y]
+        root = errors.square().mean((1, 3), keepdim=True).sqrt()
+        none = root <= max(32 * torch.finfo(prompts.dtype).eps, 1e-10) * sizes[:, None]
+        units.append((torch.where(none, 0.0, errors / root.masked_fill(none, 1.0)), ~none[:, 0, :, 0]))
+    (unit_a, errs_a), (unit_b, errs_b) = units
+    counted = errs_a[:, None] | errs_b[None]  # [step_a step_b point]
+    n_y = unit_a.shape[-1]
+    products = einsum(unit_a, unit_b, "a prompt point y, b prompt point y -> a b prompt") / n_y
+    cosines = einsum(unit_a, unit_b, "a prompt point y, b prompt point y -> a b point") / (n_y * len(prompts))
+    return products / counted.sum(-1, keepdim=True), cosines.masked_fill(~counted, math.nan)
+
+
 def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a step_b prompt point"]:
     """Cosine between the weights that two learners induce from every prefix with 1 to n points; NaN for zero weights.
 

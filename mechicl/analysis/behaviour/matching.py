@@ -12,8 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.algorithms.card import Algorithm
-from mechicl.analysis.behaviour.alignment import induced_weights, similarity_of_errors, similarity_of_weights
+from mechicl.algorithms.card import Algorithm, Freedom
+from mechicl.analysis.behaviour.alignment import (
+    induced_weights,
+    similarity_by_prefix,
+    similarity_of_errors,
+    similarity_of_weights,
+)
 from mechicl.analysis.behaviour.growth import Growth, fit_growth
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
@@ -25,7 +30,7 @@ from mechicl.statistics import Interval, Result, interval, storable
 from mechicl.statistics.intervals import percentile_interval
 from mechicl.statistics.results import COSINE, index_of
 
-Similarity = Literal["errors", "weights"]
+Similarity = Literal["errors", "normalised errors", "weights"]
 STEP_COPIES = 4  # a trajectory has a prediction, and weights, for each step where `bytes_per_prompt` counts one
 
 
@@ -60,9 +65,11 @@ class Match(Result):
         column_name: the learner whose steps match them (an algorithm's iterations).
         rows: the steps of the one, such as layers 0 to n_layers.
         columns: the steps of the other.
-        similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points.
-        by_point: similarities of weights for each number of points from 1, averaged over prompts, `[row column point]`;
-            None for errors.
+        similarities: cosines `[row column prompt]`; of weights, averaged over the numbers of points. Of normalised
+            errors, terms of a mean over prompts that is the mean of `by_point` over the numbers of points.
+        by_point: similarities for each number of points from 1, `[row column point]`: of weights averaged over prompts,
+            of errors the cosine over all prompts.
+        freedom: what the scale of an algorithm's steps adapts to, if its card was given.
     """
 
     row_name: str
@@ -72,6 +79,7 @@ class Match(Result):
     similarities: Float[Tensor, "row column prompt"] = field(metadata=COSINE)
     similarity: Similarity
     by_point: Float[Tensor, "row column point"] | None = None
+    freedom: str = ""
 
     def samples(self) -> dict[str, Tensor]:
         """Return the similarities without `by_point`, which is a mean already."""
@@ -185,6 +193,7 @@ def match(
     prompts: Prompts,
     *,
     similarity: Similarity = "errors",
+    freedom: Freedom | None = None,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Match:
@@ -200,8 +209,13 @@ def match(
             token (x, y) per point) is compared on the query, others on all points. With one target, the cosine of two
             single errors is only ±1: use "weights" there.
         similarity: "errors" for the cosine between the two learners' errors along each prompt (of all points after the
-            first); "weights" for the cosine between their induced weights, the exact derivatives of predictions with
-            respect to the prompts' own queries (the paper regresses them on sampled ones: `regressed_weights`).
+            first), as published; "normalised errors" for the mean over the numbers of points before of the cosine over
+            prompts, in which every number counts equally (the published measure depends on the largest errors, those
+            after few points); "weights" for the cosine between their induced weights, the exact derivatives of
+            predictions with respect to the prompts' own queries (the paper regresses them on sampled ones:
+            `regressed_weights`).
+        freedom: what the step sizes of b adapt to, if b is a card: "fixed", "per prefix" or "tuned per step"; by
+            default the card's `freedom`. Compare families with the same one.
 
     Returns:
         A `Match`: `similarities` are cosines `[row column prompt]` between each step of a (row) and of b (column),
@@ -217,21 +231,23 @@ def match(
     """
     if len(prompts) == 0:
         raise ValueError("match() needs at least one prompt")
-    b = b.on(prompts) if isinstance(b, Algorithm) else b
+    given = (freedom or b.freedom) if isinstance(b, Algorithm) else ""
+    b = b.on(prompts, freedom) if isinstance(b, Algorithm) else b
     for each in (a, b):
         if isinstance(each, Trajectory) and each.predictions.shape[1] != len(prompts):
             raise ValueError(f"the trajectory of {each.name or 'a learner'} is not of {prompts}")
     # both learners' trajectories at once, each of several steps
     per_prompt = STEP_COPIES * sum(bytes_per_prompt(each, prompts) for each in (a, b))
     size = Budget(memory).rows(per_prompt, at_most=256)
-    parts, by_point, counts = [], [], []
+    parts, by_point, counts, batches = [], [], [], []
     for start in progress_bar(range(0, len(prompts), size), unit="batch", progress=progress, desc="match"):
         place = slice(start, start + size)
         batch = prompts[place]
         steps_a, steps_b = _on_common_points(
             *(_trajectory(each, batch, place, similarity == "weights") for each in (a, b))
         )
-        if similarity == "errors":
+        if similarity != "weights":
+            batches.append((steps_a, steps_b))
             parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
         else:
             values = similarity_of_weights(steps_a, steps_b).cpu()
@@ -239,8 +255,18 @@ def match(
             by_point.append(values.nansum(2))
             counts.append(values.isfinite().sum(2))
     means = torch.stack(by_point).sum(0) / torch.stack(counts).sum(0) if by_point else None
+    similarities = torch.cat(parts, dim=-1)
+    if batches:
+        whole = (_joined(each) for each in zip(*batches, strict=True))
+        normalised, means = (each.cpu() for each in similarity_by_prefix(*whole, prompts))
+        similarities = normalised if similarity == "normalised errors" else similarities
     names = steps_a.name or "a", steps_b.name or "b"
-    return Match(*names, steps_a.steps, steps_b.steps, torch.cat(parts, dim=-1), similarity, means)
+    return Match(*names, steps_a.steps, steps_b.steps, similarities, similarity, means, given)
+
+
+def _joined(parts: Sequence[Trajectory]) -> Trajectory:
+    predictions = torch.cat([part.predictions.cpu() for part in parts], dim=1)
+    return Trajectory(parts[0].steps, predictions, parts[0].name)
 
 
 def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, with_weights: bool) -> Trajectory:
