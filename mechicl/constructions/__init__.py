@@ -22,6 +22,12 @@ from mechicl.constructions.gradient_descent import (
 from mechicl.constructions.hiding import hide
 from mechicl.constructions.known import known_models
 from mechicl.constructions.newton import newton, with_pseudo_examples
+from mechicl.constructions.recurrent import (
+    discounted_averaging,
+    discounted_gradient_descent,
+    online_gradient_descent,
+    recursive_least_squares,
+)
 from mechicl.constructions.supports import weights_circuit
 from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 
@@ -34,6 +40,8 @@ __all__ = [
     "compress",
     "copy_targets",
     "copy_then_gradient_descent",
+    "discounted_averaging",
+    "discounted_gradient_descent",
     "gd_plus_plus",
     "gradient_descent",
     "hide",
@@ -42,7 +50,9 @@ __all__ = [
     "known_models",
     "linear_optimum",
     "newton",
+    "online_gradient_descent",
     "preconditioned_gd",
+    "recursive_least_squares",
     "relu_optimum",
     "softmax_gradient_descent",
     "weights_circuit",

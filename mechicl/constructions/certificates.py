@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mechicl import algorithms
 from mechicl.base.arguments import Count, checked
+from mechicl.constructions import recurrent
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent
 from mechicl.constructions.gradient_descent import (
     gd_plus_plus,
@@ -30,6 +31,7 @@ from mechicl.prompts import Prompts
 X_DIM, Y_DIM, N_CONTEXT, STEPS = 6, 2, 12, 5
 SIZES: dict[str, Any] = {"x_dim": X_DIM, "y_dim": Y_DIM, "n_context": N_CONTEXT}
 STEP_SIZE, GAMMA, SCORE_SCALE, PENALTY, COPY_SCALE = 0.05, 0.02, 0.01, 0.3, 20.0
+DISCOUNT = 0.9
 ALPHA = 1e-3  # below 2 / λ_max² of all prompts here, of which λ_max is about 10
 OSWALD, FU, NERTINGER, NOTE = "von Oswald et al. 2023", "Fu et al. 2024", "Nertinger 2025", "the lecture note on ICL"
 
@@ -132,7 +134,32 @@ def certificates(seed: int = 0, n_prompts: int = 64) -> Iterator[Certificate]:
     yield _certify(f"{NERTINGER}, Theorem 2", linear_optimum, model, single, expected)
     expected = _weighted_targets(scores.relu(), single) / n / (0.5 * (n - 1) / n + (X_DIM + 2) / n)
     yield _certify(f"{NERTINGER}, Theorem 4", relu_optimum, relu_optimum(x_dim=X_DIM, n_context=n), single, expected)
+    yield from _recurrent_layers(prompts)
     yield from _operations(prompts)
+
+
+def _recurrent_layers(prompts: Prompts) -> Iterator[Certificate]:
+    delta, gated, mesa = (
+        "Yang et al. 2024, DeltaNet",
+        "Yang et al. 2024, gated linear attention",
+        "von Oswald et al. 2025",
+    )
+    forgets: dict[str, Any] = {"discount": DISCOUNT}
+    step: dict[str, Any] = {"step_size": STEP_SIZE}
+    penalty: dict[str, Any] = {"penalty": PENALTY}
+    online, descent = algorithms.online_gradient_descent, algorithms.discounted_gradient_descent
+    recursive = partial(algorithms.recursive_least_squares, fading=False)
+    for theorem, construction, options, algorithm in (
+        (delta, recurrent.online_gradient_descent, step, online),
+        ("Yang et al. 2025, Gated DeltaNet", recurrent.online_gradient_descent, step | forgets, online),
+        (f"{mesa}, ridge", recurrent.recursive_least_squares, penalty, algorithms.ridge),
+        (f"{mesa}, forgetting", recurrent.recursive_least_squares, penalty | forgets, recursive),
+        (f"{gated}, no gate", recurrent.discounted_gradient_descent, step, algorithms.gradient_descent),
+        (gated, recurrent.discounted_gradient_descent, step | forgets, descent),
+        ("Dao & Gu 2024, Mamba-2", recurrent.discounted_averaging, forgets, algorithms.discounted_averaging),
+    ):
+        expected = algorithm(prompts, **options).query()[0]
+        yield _certify(theorem, construction, construction(**SIZES, **options), prompts, expected)
 
 
 def _operations(prompts: Prompts) -> Iterator[Certificate]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mechicl.base.arguments import Natural, NonNegative, checked
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.transformer.recurrent import Recurrence
 from mechicl.prompts import Prompts
 
 JUNK = 4
@@ -36,8 +37,8 @@ def hide(
     matrices (gauges) stand between W_Q and W_K, and between W_V and W_O, of each head.
 
     Args:
-        model: a model without norms, clipping, gates, attention biases or rotary positions, for example one of
-            `mechicl.constructions`.
+        model: a model without norms, clipping, gated MLPs, attention biases, rotary positions or gates of single
+            dimensions, for example one of `mechicl.constructions`; the ridge of a Mesa head is one number.
         distractors: number of heads added to each layer, which read the stream with random weights and write into
             dimensions that the model does not read; each MLP also gets 4 * distractors random hidden units.
         junk_prompts: prompts, or token ids; with them, distractors also read the output of earlier distractors, scaled
@@ -124,6 +125,7 @@ def check_basis_free(cfg: TransformerConfig, *, biases: bool = False) -> None:
         "gated_mlp=True": cfg.gated_mlp and cfg.d_mlp is not None,
         "positional_embedding_type='rotary'": cfg.rotates,  # which would turn the gauges' axes too
         "attn_bias=True": cfg.attn_bias and not biases,
+        "gate='key'": cfg.gate == "key",
         "read_bias=True": cfg.read_bias and not biases,
     }
     broken = [name for name, broken in reasons.items() if broken]
@@ -139,6 +141,8 @@ def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor,
     n_heads, width = old.W_Q.shape[0], old.W_Q.shape[2]
     for head in range(n_heads):
         scores, values = (_well_conditioned(normal, width) for _ in range(2))
+        if isinstance(old, Recurrence) and old.cfg.attention in ("delta", "mesa"):
+            scores = torch.linalg.qr(scores).Q  # keys meet keys: only rotations cancel
         attn.W_Q[head] = stream.T @ old.W_Q[head].double() @ scores
         attn.W_K[head] = stream.T @ old.W_K[head].double() @ torch.linalg.inv(scores).T
         attn.W_V[head] = stream.T @ old.W_V[head].double() @ values
@@ -146,6 +150,13 @@ def _hide_heads(attn: Any, old: Any, stream: Tensor, read: Tensor, rest: Tensor,
     if hasattr(attn, "sink"):
         attn.sink[:n_heads] = old.sink
     scale = read.shape[0] ** -0.5
+    if isinstance(old, Recurrence):
+        attn.reset_gates()
+        for name in sorted(set(old._parameters) & {"W_gate", "W_step"}):
+            getattr(attn, name)[:n_heads] = stream.T @ getattr(old, name).double()
+            getattr(attn, name)[n_heads:] = scale * read.T @ normal(read.shape[0], getattr(old, name).shape[-1])
+        for name in sorted(set(old._parameters) & {"b_gate", "b_step", "A_log", "skip", "ridge"}):
+            getattr(attn, name)[:n_heads] = getattr(old, name)
     for head in range(n_heads, attn.W_Q.shape[0]):
         for weight in (attn.W_Q, attn.W_K, attn.W_V):
             weight[head] = scale * read.T @ normal(read.shape[0], width)

@@ -5,7 +5,7 @@ of the position with the step size b, and is read by the query q (score_scale in
 
 - "gated_linear": `S_t = diag(a_t) S_{t-1} + k_t v_tᵀ`, `z_t = S_tᵀ q_t` (Yang et al. 2024);
 - "mamba2": the same with `a_t = exp(-b_t A)` and the write scaled by b: `S_t = a_t S_{t-1} + b_t k_t v_tᵀ`,
-  `z_t = S_tᵀ q_t + D v_t` (Dao and Gu 2024; queries are their C, keys B, values x, steps Δ);
+  `z_t = S_tᵀ q_t + D v_t` (Dao & Gu 2024; queries are their C, keys B, values x, steps Δ);
 - "delta": `S_t = D_t - b_t k_t (k_tᵀ D_t - v_tᵀ)` with `D_t = diag(a_t) S_{t-1}`, `z_t = S_tᵀ q_t` (Yang et al. 2024;
   with gates Yang et al. 2025): a step of gradient descent on `|k_tᵀ S - v_tᵀ|² / 2`;
 - "mesa": `G_t = a_t G_{t-1} + b_t k_t k_tᵀ`, `R_t = a_t R_{t-1} + b_t k_t v_tᵀ`, `z_t = R_tᵀ (G_t + Λ)⁻¹ q_t` (von
