@@ -176,7 +176,7 @@ def fit_online(problem: FitProblem) -> FittedAlgorithm:
 
 def _online_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     step_size = fit_online(problem).hyperparameters.get("step_size")
-    yield OnlineDescent(problem.prompts.n_context, step_size=step_size)
+    yield OnlineDescent(problem.prompts.n_context, step_size=step_size, causal=problem.causal)
 
 
 ANY_POLYNOMIAL = register(

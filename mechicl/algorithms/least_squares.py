@@ -11,7 +11,7 @@ from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, regi
 from mechicl.algorithms.descent_cards import named
 from mechicl.algorithms.spectra import ConditioningWarning, Steps, n_before, spectral_trajectory, step_numbers
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
-from mechicl.algorithms.stepwise.inverses import RidgeByDirections, RidgePath
+from mechicl.algorithms.stepwise.inverses import ResidualRidge, RidgeByDirections, RidgePath
 from mechicl.algorithms.tuning import geometric_grid
 from mechicl.base.arguments import NonNegative, Positive, checked
 from mechicl.base.warning import warn
@@ -238,6 +238,8 @@ def _ridge_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     yield named(RidgePath([penalty]), "ridge regression in one step")
     yield RidgePath([max(penalty, floor) * 2.0**k for k in range(N_PENALTIES - 2, -1, -1)] + [penalty])
     yield RidgeByDirections(problem.prompts.x_dim, penalty=penalty)
+    if problem.causal:  # where points learn from their own past, as in a recurrent layer
+        yield ResidualRidge(1, penalty=penalty, causal=True)
 
 
 RIDGE = register(
@@ -250,6 +252,7 @@ RIDGE = register(
             "ridge regression in one step": ("ridge regression in one step", ""),
             "ridge path": ("ridge path", ""),
             "ridge by eigendirections": ("ridge by", ""),
+            "ridge of residuals": ("ridge of residuals", ""),
         },
         contains=("least squares",),
         phrase="ridge regression",

@@ -278,12 +278,14 @@ def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
 
 def _recursive_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     fitted = fit_recursive(problem).hyperparameters
-    yield RecursiveSteps(problem.prompts.n_context, penalty=fitted["penalty"], discount=fitted["discount"])
+    options = {"penalty": fitted["penalty"], "discount": fitted["discount"]}
+    yield RecursiveSteps(problem.prompts.n_context, **options, causal=problem.causal)
 
 
 def _normalized_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     fitted = fit_normalized(problem).hyperparameters
-    yield OnlineDescent(problem.prompts.n_context, step_size=fitted["step_size"], offset=fitted.get("offset", 0.0))
+    options = {"step_size": fitted["step_size"], "offset": fitted.get("offset", 0.0)}
+    yield OnlineDescent(problem.prompts.n_context, **options, causal=problem.causal)
 
 
 def _discounted_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:

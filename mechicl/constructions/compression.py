@@ -13,6 +13,7 @@ from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.base.progress import progress_bar
 from mechicl.constructions.hiding import check_basis_free, in_another_stream
 from mechicl.models import HookedTransformer
+from mechicl.models.transformer.config_rules import check_attends
 from mechicl.prompts import Prompts
 
 BATCH = 64
@@ -63,6 +64,7 @@ def compress(
         (14, 18)
     """
     check_basis_free(model.cfg)
+    check_attends(model.cfg)
     if d_model > model.cfg.d_model:
         raise ValueError(f"d_model must be at most the model's {model.cfg.d_model}, got {d_model}")
     if not len(prompts):

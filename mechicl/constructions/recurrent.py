@@ -6,7 +6,7 @@ and the query's stream takes in minus the prediction.
 
 Two things they cannot do. Stacked layers are not epochs: a layer is causal, so a context point's residual is that of
 the weights after this point, not after the whole pass; for several epochs give the context several times. Nor is there
-momentum: the state has no room for a velocity.
+momentum: the state does not contain a velocity.
 """
 
 import math

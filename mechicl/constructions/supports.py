@@ -12,6 +12,7 @@ from mechicl.constructions.hiding import check_basis_free
 from mechicl.models import HookedTransformer
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
 from mechicl.models.transformer.attention import Attention, elementwise_attention
+from mechicl.models.transformer.config_rules import check_attends
 from mechicl.models.transformer.layers import MLP
 
 
@@ -68,6 +69,7 @@ def weights_circuit(
         head 0.0 | head 1.0 → output
     """
     check_basis_free(model.cfg, biases=True)
+    check_attends(model.cfg)
     supports = _Supports(model, tolerance)
     edges = _on_paths([edge for edge in list_edges(model) if supports.meet(edge)])
     linked = {edge.sender for edge in edges}

@@ -79,6 +79,15 @@ def normalised(k, point, context, step_size, offset):
     return point | {"residual": residual, "turn": residual if point["number"].item() == k else 0 * residual}
 
 
+def residual_ridge(k, point, context, penalty):
+    """The prediction of ridge regression on the others' residuals is taken from the residual."""
+    second, cross = penalty * np.eye(len(point["x"])), np.zeros((len(point["x"]), len(point["residual"])))
+    for other in context:
+        second = second + np.outer(other["x"], other["x"])
+        cross = cross + np.outer(other["x"], other["residual"])
+    return point | {"residual": point["residual"] - point["x"] @ np.linalg.solve(second, cross)}
+
+
 def recursive(k, point, context, discount):
     """The inverse times x and the residual are corrected by point k."""
     new = dict(point)

@@ -22,6 +22,7 @@ from mechicl.algorithms.stepwise import (
     QueryDescent,
     RecursiveSteps,
     ResidualDescent,
+    ResidualRidge,
     RidgePath,
     Runs,
     StepwiseAlgorithm,
@@ -54,6 +55,7 @@ def test_predictions_are_those_of_the_algorithms(prompts):
         (RidgePath((10.0, 0.3)), algorithms.ridge(prompts, penalty=0.3)),
         (RidgeByDirections(x_dim, penalty=0.3), algorithms.ridge(prompts, penalty=0.3)),
         (MomentsThenRidge(penalty=0.3), algorithms.ridge(prompts, penalty=0.3)),
+        (ResidualRidge(1, penalty=0.3), algorithms.ridge(prompts, penalty=0.3)),
     ]
     if n:
         pairs += [
@@ -215,6 +217,15 @@ CASES: dict[str, Callable[[int], tuple[StepwiseAlgorithm, loops.Step]]] = {
     "discounted": lambda n: (
         DiscountedDescent(3, step_size=0.1, discount=0.8),
         partial(loops.discounted, step_size=0.1, discount=0.8),
+    ),
+    "online, causal, twice": lambda n: (
+        OnlineDescent(n, step_size=0.1, passes=2, causal=True),
+        lambda k, *points: loops.online(k % (n + 1), *points, step_size=0.1),
+    ),
+    "ridge of residuals": lambda n: (ResidualRidge(2, penalty=0.5), partial(loops.residual_ridge, penalty=0.5)),
+    "ridge of residuals, causal": lambda n: (
+        ResidualRidge(2, penalty=0.5, causal=True),
+        partial(loops.residual_ridge, penalty=0.5),
     ),
     "ridge path": lambda n: (RidgePath(PENALTIES), partial(loops.ridge_path, penalties=PENALTIES)),
     "eigendirections": lambda n: (RidgeByDirections(X_DIM), loops.eigendirections),

@@ -8,7 +8,7 @@ from mechicl.algorithms.stepwise.copying import AfterCopying, Induction
 from mechicl.algorithms.stepwise.counterfactuals import Runs
 from mechicl.algorithms.stepwise.descent import KernelReading, OnlineDescent, QueryDescent, ResidualDescent
 from mechicl.algorithms.stepwise.hypothesis import Hypothesis
-from mechicl.algorithms.stepwise.inverses import NewtonSteps, RidgePath
+from mechicl.algorithms.stepwise.inverses import NewtonSteps, ResidualRidge, RidgePath
 from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "QueryDescent",
     "RecursiveSteps",
     "ResidualDescent",
+    "ResidualRidge",
     "RidgePath",
     "Runs",
     "StepwiseAlgorithm",

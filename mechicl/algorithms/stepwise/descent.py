@@ -108,7 +108,7 @@ class QueryDescent(StepwiseAlgorithm):
 
 
 class OnlineDescent(StepwiseAlgorithm):
-    """One pass of gradient descent over the context, one of its points a step, in the order of the prompt.
+    """Passes of gradient descent over the context, one of its points a step, in the order of the prompt.
 
     A step takes `a_k r_k <x_k, x_j>` from every point's residual; the query carries minus the running prediction. The
     variable "turn" is the residual of the point that is next, and 0 at all others; an additional first step marks the
@@ -118,6 +118,9 @@ class OnlineDescent(StepwiseAlgorithm):
         n_context: number of context points; the steps are one more. On shorter prompts the last steps do nothing.
         step_size: a, the same for all points; by default `1 / |x_k|²`, with which each point is fitted exactly.
         offset: ε of normalised least mean squares, whose step size is `a / (ε + |x_k|²)`; None for a itself.
+        passes: number of passes, each on the residuals that the one before left.
+        causal: True if a context point reads only itself and the points before it. Passes are then not epochs, since a
+            point's residual is that of the weights after this point: so do stacked recurrent layers.
 
     Source: Fu et al. 2024, section 3.2.
     """
@@ -125,21 +128,24 @@ class OnlineDescent(StepwiseAlgorithm):
     variables = ("x", "residual", "turn", "number")
 
     @checked
-    def __init__(self, n_context: Count, *, step_size: float | None = None, offset: NonNegative | None = None):
-        self.n_steps = n_context + 1
+    def __init__(
+        self, n_context: Count, *, step_size: float | None = None, offset: NonNegative | None = None, passes: Count = 1,
+        causal: bool = False,
+    ):  # fmt: skip
+        self.n_context, self.n_steps, self.causal = n_context, passes * (n_context + 1), causal
         self.step_size, self.offset = (1.0, 0.0) if step_size is None else (step_size, offset)
         kind = "online gradient descent" if offset is None else "normalised LMS"
-        self.name = f"{kind}, {count(n_context, 'point')}"
+        self.name = f"{kind}, {count(n_context, 'point')}{f', {passes} passes' if passes > 1 else ''}"
 
     def start(self, prompts: Prompts) -> State:
         """Add each point's number to inputs and targets."""
-        if prompts.n_context >= self.n_steps:
+        if prompts.n_context > self.n_context:
             raise ValueError(f"{self.name}, and these prompts have {prompts.n_context}")
         return with_numbers(super().start(prompts))
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Descend on the marked point, and mark the next one."""
-        residual = readers["residual"]
+        residual, k = readers["residual"], k % (self.n_context + 1)
         if k:
             x, turn = context["x"], context["turn"]
             rate = self._rate(x.square().sum(-1, keepdim=True))

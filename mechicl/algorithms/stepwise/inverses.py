@@ -137,6 +137,43 @@ class RidgeByDirections(StepwiseAlgorithm):
         return readers | {"prediction": readers["prediction"] + readers["x"] @ solution}
 
 
+class ResidualRidge(StepwiseAlgorithm):
+    """Ridge regression in every step on the residuals of the step before, which every point carries.
+
+    `r_j ← r_j - x_j (S + λ)⁻¹ Σ_i x_iᵀ r_i` with `S = Σ_i x_iᵀ x_i` over the points i that j reads. The query, whose
+    target counts as 0, carries minus the prediction: after one step that of ridge regression.
+
+    Args:
+        steps: number of steps.
+        penalty: λ.
+        causal: True if a context point reads only itself and the points before it, as in a recurrent layer.
+
+    Source: von Oswald et al. 2025, section 3, for a layer that does this.
+
+    Example:
+        >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
+        >>> expected = algorithms.ridge(prompts, penalty=0.5).query()[0]
+        >>> torch.allclose(ResidualRidge(1, penalty=0.5).predict(prompts), expected)
+        True
+    """
+
+    variables = ("x", "residual")
+
+    @checked
+    def __init__(self, steps: Count, *, penalty: Positive, causal: bool = False):
+        self.n_steps, self.penalty, self.causal = steps, penalty, causal
+        self.name = f"ridge of residuals, {count(steps, 'step')}"
+
+    def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
+        """Subtract the prediction of ridge regression on the context's residuals from every reader's residual."""
+        x, n_readers = context["x"], readers["x"].shape[1]
+        seen = x.new_ones(n_readers, x.shape[1]) if sees is None else sees.to(x)
+        second = torch.einsum("ri,pia,pib->prab", seen, x, x)
+        cross = torch.einsum("ri,pia,piy->pray", seen, x, context["residual"])
+        weights = torch.linalg.solve(second + self.penalty * torch.eye(x.shape[-1]).to(x), cross)
+        return readers | {"residual": readers["residual"] - (readers["x"][..., None, :] @ weights)[..., 0, :]}
+
+
 class MomentsThenRidge(StepwiseAlgorithm):
     """Ridge regression in two steps: a sum over the context, then a function of it that reads nothing more.
 

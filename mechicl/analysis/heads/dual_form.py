@@ -16,6 +16,7 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import hook_names
 from mechicl.models.transformer.attention import key_mask
+from mechicl.models.transformer.config_rules import check_attends
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
@@ -84,6 +85,7 @@ def read_dual_form(
     refuse_wrapped(model, "the dual form is made of W_O")
     adapter, cfg = ModelAdapter(model), model.cfg
     check_layer(layer, cfg.n_layers - 1)
+    check_attends(cfg)
     if getattr(cfg, "momentum", 0):
         raise ValueError(f"the dual form needs attention without momentum, and this model has momentum={cfg.momentum}")
     tokens, names = _encode(adapter, prompts), _hooks(model, layer)

@@ -31,6 +31,7 @@ from mechicl.base.memory import MEMORY
 from mechicl.learners import Learner, prompt_batches
 from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.transformer.attention import elementwise_attention
+from mechicl.models.transformer.config_rules import check_attends
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 
@@ -231,6 +232,7 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
 
 def _check_model(model: HookedTransformer, *, one_target: bool = False) -> None:
     cfg = model.cfg
+    check_attends(cfg)
     needed = {
         "prompt_format": "paired", "n_layers": 1, "keys": "context", "normalization_type": None, "attn_bias": False,
         "block_mlp": False, "token_clip": None, "positional_embedding_type": "none",

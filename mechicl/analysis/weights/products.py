@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.base.arguments import Count, check_fields, checked
 from mechicl.models import HookedTransformer
+from mechicl.models.transformer.config_rules import check_attends
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.statistics import storable
 
@@ -111,6 +112,7 @@ def read_weight_products(model: HookedTransformer) -> WeightProducts:
     other = {name: getattr(cfg, name) for name, value in needed.items() if getattr(cfg, name) != value}
     if other:
         raise ValueError(f"weight products describe models with {needed}; this one has {other}")
+    check_attends(cfg)
     if cfg.rotates:
         raise ValueError("with positional_embedding_type='rotary' scores depend on positions, not on products alone")
     assert cfg.x_dim is not None

@@ -64,6 +64,13 @@ DESCRIPTIVE: dict[str, Any] = {
 }  # fmt: skip
 
 
+def check_attends(cfg: Any) -> None:
+    """Refuse (ValueError) a model with recurrent layers, for code that computes with attention's scores."""
+    kinds = getattr(cfg, "attention", None)
+    if isinstance(kinds, str) and set(kinds.split(",")) & set(RECURRENT):
+        raise ValueError(f"this needs attention, and the model has attention={kinds!r}: its layers keep states instead")
+
+
 def fill_defaults(cfg: Any) -> None:
     """Give the fields of a `TransformerConfig` that were left out their defaults, which depend on the other fields."""
 

@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mechicl import constructions
 from mechicl.analysis import ablate, attribute, patch
+from mechicl.analysis.heads import read_dual_form
+from mechicl.analysis.weights import read_weight_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.recurrent import Recurrence, softplus_inverse
 from mechicl.tasks import LinearRegression
@@ -24,7 +27,8 @@ KINDS = [
 ]  # fmt: skip
 SIZES: dict[str, Any] = {"x_dim": 3, "n_context": 5, "n_heads": 2, "d_model": 8, "d_head": 4, "dtype": "float64"}
 INTERLEAVED: dict[str, Any] = SIZES | {"prompt_format": "interleaved", "n_layers": 2, "normalization_type": "LN"}
-TASK = LinearRegression(x_dim=3, n_context=5)
+TASK_SIZES = {"x_dim": 3, "n_context": 5}
+TASK = LinearRegression(**TASK_SIZES)
 
 
 def layer_by_loop(attn: Recurrence, x: Tensor, states_set: dict[int, Tensor] | None = None) -> tuple[Tensor, Tensor]:
@@ -240,4 +244,77 @@ def test_errors():
         model.hooks([("blocks.0.attn.hook_gate", lambda gate, hook: 1.5 * gate)]),
     ):
         model.predict(prompts)
+    model = constructions.online_gradient_descent(**TASK_SIZES, step_size=0.3)
+    for refuses in (constructions.weights_circuit, read_weight_products, lambda each: read_dual_form(each, prompts)):
+        with pytest.raises(ValueError, match="this needs attention, and the model has attention='delta'"):
+            refuses(model)
     assert softplus_inverse(1.0) == pytest.approx(0.541324854612918)
+
+
+# ---- other libraries ----
+def random_inputs(n_pos: int = 20, keys: int = 4, values: int = 4) -> tuple[Tensor, ...]:
+    """Queries, keys and values `[batch head pos d]`, gates and steps `[batch head pos 1]`, float32."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n_pos, d, generator=generator) for d in (keys, keys, values))
+    gate, step = (torch.rand(2, 3, n_pos, 1, generator=generator) * 0.6 + 0.3 for _ in range(2))
+    return q, k / k.norm(dim=-1, keepdim=True), v, gate, step
+
+
+def mixer(attention: str, heads: int = 3, **fields: Any) -> Recurrence:
+    cfg = TransformerConfig(x_dim=3, n_context=5, n_heads=heads, d_head=4, attention=attention, **fields)
+    return HookedTransformer(cfg).blocks[0].attn
+
+
+def test_layers_equal_flash_linear_attention():
+    naive = {
+        name: pytest.importorskip(f"fla.ops.{name}.naive") for name in ("gated_delta_rule", "simple_gla", "mesa_net")
+    }
+    compare_with_flash_linear_attention(naive)
+
+
+def compare_with_flash_linear_attention(naive: dict[str, Any]) -> None:
+    q, k, v, gate, step = random_inputs()
+    theirs = [each.transpose(1, 2) for each in (q, k, v)]
+    log, beta = gate[..., 0].log().transpose(1, 2), step[..., 0].transpose(1, 2)
+    ridge = torch.full((3, 4), 0.7)
+    attn = mixer("mesa")
+    with torch.no_grad():
+        attn.ridge.fill_(softplus_inverse(0.7))
+    pairs = [
+        (naive["gated_delta_rule"].naive_recurrent_gated_delta_rule(*theirs, beta, log, scale=1.0)[0],
+         mixer("delta"), step),
+        (2 * naive["simple_gla"].naive_recurrent_simple_gla(*theirs, log)[0],  # their scale is 1 / sqrt(4)
+         mixer("gated_linear"), torch.ones_like(step)),
+        (naive["mesa_net"].naive_mesa_net_exact(*theirs, log, ridge, beta)[0], attn, step),
+    ]  # fmt: skip
+    for expected, layer, steps in pairs:
+        for z in (layer.read(layer.states(k, v, gate, steps), q, v), layer.read_in_chunks(q, k, v, gate, steps)):
+            torch.testing.assert_close(z.transpose(1, 2), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_mamba_layer_equals_that_of_transformers():
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Config, Mamba2Mixer
+
+    torch.manual_seed(0)
+    config = Mamba2Config(hidden_size=12, num_heads=3, head_dim=8, state_size=4, n_groups=1, expand=2, chunk_size=8)
+    theirs = Mamba2Mixer(config, layer_idx=0).eval()
+    theirs.A_log.copy_(torch.rand(3))
+    theirs.D.copy_(torch.randn(3))
+    stream = torch.randn(2, 21, 12)
+    expected = theirs(stream)
+    # their projections and convolution around our recurrence
+    gate, mixed, dt = theirs.in_proj(stream).split([24, 24 + 2 * 4, 3], dim=-1)
+    mixed = torch.nn.functional.silu(theirs.conv1d(mixed.mT)[..., :21].mT)
+    v, k, q = mixed.split([24, 4, 4], dim=-1)
+    v = v.unflatten(-1, (3, 8)).transpose(1, 2)
+    q, k = (each[:, None].expand(-1, 3, -1, -1) for each in (q, k))
+    step = torch.nn.functional.softplus(dt + theirs.dt_bias).transpose(1, 2)[..., None]
+    ours = mixer("mamba2")
+    ours.A_log.copy_(theirs.A_log)
+    ours.skip.copy_(theirs.D)
+    decay = (-step * ours.A_log.exp()[:, None, None]).exp()
+    for z in (ours.read(ours.states(k, v, decay, step), q, v), ours.read_in_chunks(q, k, v, decay, step)):
+        out = theirs.out_proj(theirs.norm(z.transpose(1, 2).flatten(2), gate))
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
