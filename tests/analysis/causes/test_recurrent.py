@@ -1,5 +1,7 @@
 """Hand-written recurrent layers pass the causal test of the algorithm that they run, plain and hidden; others fail."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from mechicl.constructions.known import KnownModel, _hidden
 from mechicl.models import HookedTransformer
 from mechicl.tasks import LinearRegression
 
-SIZES = {"x_dim": 3, "n_context": 8}
+SIZES: dict[str, Any] = {"x_dim": 3, "n_context": 8}
 TASK = LinearRegression(**SIZES)
 
 

@@ -27,7 +27,7 @@ KINDS = [
 ]  # fmt: skip
 SIZES: dict[str, Any] = {"x_dim": 3, "n_context": 5, "n_heads": 2, "d_model": 8, "d_head": 4, "dtype": "float64"}
 INTERLEAVED: dict[str, Any] = SIZES | {"prompt_format": "interleaved", "n_layers": 2, "normalization_type": "LN"}
-TASK_SIZES = {"x_dim": 3, "n_context": 5}
+TASK_SIZES: dict[str, Any] = {"x_dim": 3, "n_context": 5}
 TASK = LinearRegression(**TASK_SIZES)
 
 
