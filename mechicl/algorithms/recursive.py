@@ -284,8 +284,8 @@ def _recursive_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
 
 def _normalized_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     fitted = fit_normalized(problem).hyperparameters
-    options = {"step_size": fitted["step_size"], "offset": fitted.get("offset", 0.0)}
-    yield OnlineDescent(problem.prompts.n_context, **options, causal=problem.causal)
+    step_size, offset = fitted["step_size"], fitted.get("offset", 0.0)
+    yield OnlineDescent(problem.prompts.n_context, step_size=step_size, offset=offset, causal=problem.causal)
 
 
 def _discounted_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:

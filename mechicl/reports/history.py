@@ -37,7 +37,7 @@ def no_history(checkpoint: Checkpoint) -> str:
     return "a change needs two snapshots and a curve of finite losses" if few or not whole else ""
 
 
-def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool) -> dict[str, OverTraining]:
+def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool) -> dict[str, Any]:
     """Return the weights of the task's reference learners at the snapshots, as a panel; none without competing ones."""
     try:
         learners = references(study.task)

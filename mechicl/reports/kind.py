@@ -129,7 +129,8 @@ class Kind:
     @property
     def traced(self) -> dict[str, Any]:
         """Results over the snapshots of the training, by the title of their panel in the section on the training."""
-        found, question = strategies(self.study, self.held_out[:N_TRACED], self.progress), self.question
+        found: dict[str, Any] = {**strategies(self.study, self.held_out[:N_TRACED], self.progress)}
+        question = self.question
         if "algorithm" not in self._missing and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
             name = f"unexplained by {phrase(question.answer.match.name)}"

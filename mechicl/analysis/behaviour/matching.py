@@ -257,8 +257,8 @@ def match(
     means = torch.stack(by_point).sum(0) / torch.stack(counts).sum(0) if by_point else None
     similarities = torch.cat(parts, dim=-1)
     if batches:
-        whole = (_joined(each) for each in zip(*batches, strict=True))
-        normalised, means = (each.cpu() for each in similarity_by_prefix(*whole, prompts))
+        first, second = (_joined(each) for each in zip(*batches, strict=True))
+        normalised, means = (each.cpu() for each in similarity_by_prefix(first, second, prompts))
         similarities = normalised if similarity == "normalised errors" else similarities
     names = steps_a.name or "a", steps_b.name or "b"
     return Match(*names, steps_a.steps, steps_b.steps, similarities, similarity, means, given)
