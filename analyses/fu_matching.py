@@ -6,10 +6,10 @@ python analyses/fu_matching.py --checkpoint gpt2-8l-ill     # ill-conditioned (B
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
+from mechicl.analysis.behaviour.matching import Similarity
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Row
 from mechicl.reports.layers import Layers, match_layers
@@ -25,7 +25,7 @@ class Args(ScriptArgs):
 
     checkpoint: str = "gpt2-8l"
     """Name or folder of an interleaved model."""
-    similarities: tuple[Literal["errors", "weights"], ...] = ("errors", "weights")
+    similarities: tuple[Similarity, ...] = ("errors", "normalised errors", "weights")
     """Similarities to match layers and iterations by."""
     n_prompts: int = 1024
     """Held-out prompts to compare on."""
@@ -51,7 +51,7 @@ ITEMS = {  # of each checkpoint: the figures on growth and on nearness, for erro
     "gpt2-8l-1h": {"errors": ("Fig. 12", "Fig. 12"), "weights": ("Fig. 13", "Fig. 13")},
 }
 SETTINGS = {"gpt2-8l": "", "gpt2-8l-ill": "ill-conditioned, ", "gpt2-8l-1h": "one head, "}
-UNTESTED = "size: not tested yet on a larger model"
+UNTESTED = "unresolved: no run on a larger model"
 PLACE = "a ridge path in the model's place"
 PRINTED_NEARNESS = {  # the best of each column of its heatmaps
     "Fig. 10": "in the paper's own table .14 and .02 in layers 3 and 4, -.002 to .002 in layers 5 to 12",
@@ -122,11 +122,17 @@ def _nearness(paper: Claims, item: str, similarity: str, setting: str) -> None:
         item, f"{setting}{similarity}: similarity to the best Newton iteration minus that to the best gradient descent "
         "step, by layer", f"{minus} gradient descent".replace("*", layers),
         check=every(at_most, 0.001) if reversed_ else every(above, 0), published=published,
-        controls={"gradient descent on the paper's grid": [f"{minus} gradient descent on the paper's grid"],
+        controls={"as published, one step size for all prefixes": [f"{minus} gradient descent, fixed"],
+                  "on the paper's grid": [f"{minus} gradient descent on the paper's grid"],
+                  **{f"both {freedom}": [f"{similarity}: layer *, best Newton, {freedom} minus best gradient descent, "
+                                         f"{freedom}"] for freedom in ("fixed", "tuned per step")},
+                  **({"every number of points counted equally": [f"normalised {minus} gradient descent"]}
+                     if similarity == "errors" and paper.has(f"normalised {minus} gradient descent") else {}),
                   "ridge path": [f"{minus} ridge path"], "steepest descent": [f"{minus} steepest descent"],
                   "how alike Newton and gradient descent are, in this size and the paper's": [limit]},
         cause="" if reversed_ else _cause(paper, minus),
-        why=PRINTED_NEARNESS.get(item, ""),
+        why="; ".join(filter(None, ("Newton's α and the step size of gradient descent both adapt to each prefix",
+                                    PRINTED_NEARNESS.get(item, "")))),
     )  # fmt: skip
     rivals = ("gradient descent", "ridge path", "steepest descent", "conjugate gradients", "Chebyshev")
     lines = {f"minus {rival}": paper.pick(f"{minus} {rival}") for rival in rivals}
@@ -140,13 +146,16 @@ def _nearness(paper: Claims, item: str, similarity: str, setting: str) -> None:
 
 
 def _cause(paper: Claims, minus: str) -> str:
-    """Why Newton is not nearer: the paper's grid, if more layers are nearer on it; else what no run has tested yet."""
+    """Why Newton is not nearer: the paper's steps and grid, if more layers are nearer with them; else unresolved."""
     nearer, on_grid = (
         sum(not isinstance(row.measured, str) and row.ends[0] > 0 for row in paper.pick(f"{minus} {descent}"))
         for descent in ("gradient descent", "gradient descent on the paper's grid")
     )
     if on_grid > nearer:
-        return "measure: the paper's grid has no number of gradient descent steps between 1 and 50"
+        return (
+            "measure: the paper's gradient descent has one step size for all prefixes, and no number of steps between "
+            "1 and 50"
+        )
     return UNTESTED
 
 

@@ -113,7 +113,7 @@ def claims(comparison: Comparison) -> list[Claim]:
               check=together(lambda a, b, c: above(a, b) and above(a, c)),
               published="most similar to Newton",
               controls={"rivals": [f"{cosine} 3 and {family}" for family in rivals]},
-              cause="size: not tested yet on a larger model")  # fmt: skip
+              cause="unresolved: no run on a larger model")  # fmt: skip
     paper.add("Fig. 8", "layer 8, n = d: cosine of weights with OLS, Newton", f"{cosine} 8 and OLS",
               f"{cosine} 8 and Newton", check=together(below))  # fmt: skip
     paper.add("Fig. 15", "share of the last layer's weights outside the span of 1, 2, 3, 4 points",

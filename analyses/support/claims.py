@@ -10,13 +10,13 @@ from mechicl.reports import Row
 from mechicl.reports.rows import NoNumberError, equal
 from support.checks import Check
 
-CAUSES = ("erratum", "size", "setting", "measure")
+CAUSES = ("erratum", "size", "setting", "measure", "unresolved")
 """Why a claim may differ: the paper errs; the model is smaller or trained on less; another setting than the paper's;
-another measure of the same thing."""
+another measure of the same thing. "unresolved" if no experiment supports any of these."""
 UNTRAINED = "untrained"
 """Label of the control that `run_script` measures itself: the same rows of models with new initial weights."""
 ADDED = ("controls", "cause", "control_verdicts")
-Standing = Literal["agrees", "agrees in part", "differs", "no evidence", "not printed", "open"]
+Standing = Literal["agrees", "agrees in part", "differs", "unresolved", "no evidence", "not printed", "open"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Claim:
         published: the paper's words; empty if they are in the rows.
         why: what a reader of the verdict should know.
         controls: rows to compare the claim with, by label: the same quantities, or others, of a control.
-        cause: why it differs, in a word or two ("erratum", "size", "setting", "measure"): one of `CAUSES` first.
+        cause: why it differs, in a word or two: one of `CAUSES` first.
         trained: whether it is about trained models; otherwise untrained models are not a control.
         control_verdicts: by label, the verdict that the claim would get with a control's rows.
         saved_outcomes: results of the check, of a claim that was read from a file; None if words were measured for a
@@ -87,10 +87,13 @@ class Claim:
 
     @property
     def standing(self) -> Standing:
-        """The verdict in the index: "no evidence" if untrained models agree too.
+        """The verdict in the index: "no evidence" if untrained models agree too, "unresolved" for an unknown cause.
 
-        Such an entry is not evidence about training, so it does not count as agreeing.
+        An entry that holds of untrained models is not evidence about training, so it does not count as agreeing. One
+        that differs, or agrees in part, without an experiment on the cause does not count as differing.
         """
+        if self.cause.startswith("unresolved") and self.verdict in ("differs", "agrees in part"):
+            return "unresolved"
         alike = self.trained and self.control_verdicts.get(UNTRAINED) == "agrees" == self.verdict
         return "no evidence" if alike else self.verdict
 
@@ -171,6 +174,10 @@ class Claims:
             ValueError: there is none.
         """
         return self.pick(quantity)[0]
+
+    def has(self, quantity: str) -> bool:
+        """Whether a row has this quantity, or one that a shell pattern matches."""
+        return any(fnmatch.fnmatchcase(row.quantity, quantity) for row in self.table)
 
     def pick(self, *quantities: str | Row) -> list[Row]:
         """Rows by quantity or shell pattern, in this order; rows are returned unchanged.

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from mechicl.algorithms import cards
+from mechicl.algorithms.card import Freedom
 from mechicl.algorithms.descent_cards import GRADIENT_DESCENT
 from mechicl.algorithms.least_squares import RIDGE_PATH
+from mechicl.algorithms.newton import NEWTON
 from mechicl.analysis import Lens, Match, Readouts, fit_readouts, match
 from mechicl.analysis.behaviour import rank_families, regressed_weights
 from mechicl.analysis.behaviour.growth import Growth
@@ -20,8 +22,8 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.learners import IterativeLearner, Trajectory
 from mechicl.models import PromptedModel, build
 from mechicl.reports.published import published
-from mechicl.reports.rows import Row, above, near, over_models
-from mechicl.statistics import interval
+from mechicl.reports.rows import Row, above, near, over_models, seeds_and_prompts
+from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import LinearRegression, Task
 
 SOURCE = "fu2024"
@@ -38,6 +40,15 @@ PUBLISHED_GROWTH = {
 QUERIES = 2  # for each dimension of the inputs, to regress weights on
 PER_LAYER, ONE_READOUT = "errors, a readout a layer", "errors, one readout for all layers"
 GRID = "gradient descent on the paper's grid"
+OTHER_FREEDOMS: tuple[Freedom, ...] = ("fixed", "tuned per step")
+EXTRA = {
+    f"{card.name}, {freedom}": (card, freedom) for card in (NEWTON, GRADIENT_DESCENT) for freedom in OTHER_FREEDOMS
+}
+"""Newton's method and gradient descent with other freedom than the rest, which adapts to each prefix."""
+PAIRS = [("Newton", "gradient descent, fixed")] + [
+    (f"Newton, {freedom}", f"gradient descent, {freedom}") for freedom in OTHER_FREEDOMS
+]
+"""Families that are also compared: as published (one step size for all prefixes), and with equal freedom."""
 IN_ITS_PLACE = "a ridge path in the model's place"
 RESOLVED = 256
 
@@ -75,9 +86,11 @@ class LayerMatching:
         self.queries = task.sample(QUERIES * task.x_dim, seed=seed + 2).query.xs
         self.similarities, self.shared = tuple(similarities), shared
         self.resamples, self.progress = resamples, progress
+        scale = task.sample(N_SCALE, seed=SCALE_SEED)
         learners: dict[str, IterativeLearner] = {
             **reference_families(task),
-            GRID: GRADIENT_DESCENT.on(task.sample(N_SCALE, seed=SCALE_SEED), steps=PAPER_GRID),
+            GRID: GRADIENT_DESCENT.on(scale, "fixed", steps=PAPER_GRID),
+            **{name: card.on(scale, freedom) for name, (card, freedom) in EXTRA.items()},
         }
         self.families = {name: learner.trajectory(self.prompts) for name, learner in learners.items()}
         known = learners if "weights" in similarities else {}
@@ -95,8 +108,8 @@ class LayerMatching:
         errors = LayerErrors.of(trajectory, self.prompts, at="points")
         matched = MatchedSeed(readouts, errors)
         for similarity in self.similarities:
-            if similarity == "errors":
-                self._add(matched, "errors", trajectory)
+            if similarity != "weights":
+                self._add(matched, similarity, trajectory)
                 continue
             # as in the paper, A.3.1: regressed on queries from the inputs' distribution
             weights = regressed_weights(readouts, self.prompts, self.queries)
@@ -143,11 +156,12 @@ class LayerMatching:
 
     def _add(self, matched: MatchedSeed, label: str, trajectory: Trajectory) -> None:
         similarity: Similarity = "weights" if label == "weights" else "errors"
+        similarity = "normalised errors" if label == "normalised errors" else similarity
         families = self.with_weights if similarity == "weights" else self.families
         matches = {
             name: match(trajectory, each, self.prompts, similarity=similarity) for name, each in families.items()
         }
-        matched.matches[label] = {name: each for name, each in matches.items() if name != GRID}
+        matched.matches[label] = {name: each for name, each in matches.items() if name not in (GRID, *EXTRA)}
         matched.rankings[label] = rank_families(matches)
         several = {name: matches[name] for name in GROWING}
         matched.growths[label] = fit_growths(several, self.resamples)
@@ -190,18 +204,25 @@ def fit_growths(matches: Mapping[str, Match], resamples: int) -> dict[str, Growt
 
 def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) -> list[Row]:
     """Make all rows of one compared quantity: last layer, growth, differences from Newton, the nearest family."""
-    own = label in ("errors", "weights")
+    own = label in ("errors", "normalised errors", "weights")
     rows = _last_layer(label, seeds, checkpoint) if own else []
     rows += growth_rows(label, [seed.growths[label] for seed in seeds], GROWING, checkpoint)
     rankings = [seed.rankings[label] for seed in seeds]
-    for rival in (*RIVALS, GRID) if own else ("gradient descent", "ridge path"):
-        claim = {"printed": "positive (Fig. 7)", "check": lambda value: above(value, 0), "source": SOURCE}
-        claim = claim if rival == "gradient descent" else {}
-        differences = zip(*(ranking.minus("Newton", rival) for ranking in rankings), strict=True)
+    rivals = [("Newton", rival) for rival in ((*RIVALS, GRID) if own else ("gradient descent", "ridge path"))]
+    for first, rival in (*rivals, *(PAIRS if own else ())):
+        claim = rival == "gradient descent" and label != "normalised errors"
+        differences = torch.stack([ranking.of(first) - ranking.of(rival) for ranking in rankings], 1)
         for layer, values in zip(rankings[0].rows, differences, strict=True):
             if layer:
-                quantity = f"{label}: layer {layer:g}, best Newton minus best {rival}"
-                rows.append(over_models(quantity, values, checkpoint, note="steps chosen on other prompts", **claim))
+                measured = crossed_interval(values) if len(values) > 1 else interval(values[values.isfinite()])
+                over = seeds_and_prompts(*values.shape) if len(values) > 1 else "prompts"
+                rows.append(Row(f"{label}: layer {layer:g}, best {first} minus best {rival}",
+                                "positive (Fig. 7)" if claim else None, measured, over, "steps chosen on other prompts",
+                                above(measured, 0) if claim else None, SOURCE if claim else ""))  # fmt: skip
+    if own:
+        rows += [over_models(f"{label}: layer {layer:g}, similarity to the best Newton step",
+                             [each.best_similarities("Newton")[i] for each in rankings], checkpoint)
+                 for i, layer in enumerate(rankings[0].rows) if layer]  # fmt: skip
     over = f"{len(seeds)} seeds" if len(seeds) > 1 else "prompts"
     rows += [Row(f"{label}: layer {layer:g}, nearest family", None, _nearest(rankings, layer), over)
              for layer in rankings[0].rows[1:]]  # fmt: skip
@@ -271,14 +292,13 @@ def growth_rows(
 
 def _nearest(rankings: Sequence[FamilyRanking], layer: float) -> str:
     """The nearest family and those tied with it: over seeds if there are several, else over prompts."""
-    families, i = [name for name in rankings[0].families if name != GRID], rankings[0].rows.index(layer)
-    means = {
-        name: torch.tensor([ranking.similarities[ranking.families.index(name), i].nanmean() for ranking in rankings])
-        for name in families
-    }
-    order = sorted(families, key=lambda name: -means[name].mean().nan_to_num(nan=-2.0).item())
+    families = [name for name in rankings[0].families if name not in (GRID, *EXTRA)]
+    i = rankings[0].rows.index(layer)
+    values = {name: torch.stack([ranking.of(name)[i] for ranking in rankings]) for name in families}
+    order = sorted(families, key=lambda name: -values[name].nanmean().nan_to_num(nan=-2.0).item())
     if len(rankings) == 1:
         tied = [name for name in rankings[0].nearest(layer) if name in families]
     else:
-        tied = [name for name in order if name == order[0] or interval(means[order[0]] - means[name]).low <= 0]
+        best = values[order[0]]
+        tied = [name for name in order if name == order[0] or crossed_interval(best - values[name]).low <= 0]
     return f"{tied[0]}; as near: {', '.join(tied[1:])}" if tied[1:] else tied[0]

@@ -14,20 +14,20 @@ from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.prompts import Prompts
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.kind import ALGORITHM, CAUSES, FINETUNING, HEADS, HISTORY, Kind, Part
-from mechicl.reports.layer_matches import GRID, GROWING, LayerMatching, seed_rows, untrained_rows
+from mechicl.reports.layer_matches import EXTRA, GRID, GROWING, LayerMatching, seed_rows, untrained_rows
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import Verdict
 from mechicl.statistics import interval, ratio_interval
 from mechicl.viz.behaviour import match_curve
 
 N_HELD_OUT = 1024  # as in analyses/fu_matching.py
-LEFT_OUT = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Chebyshev", GRID))
+LEFT_OUT = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Chebyshev", GRID, *EXTRA))
 
 
 def match_layers(
     checkpoint: Checkpoint,
     *,
-    similarities: Sequence[Similarity] = ("errors",),
+    similarities: Sequence[Similarity] = ("errors", "normalised errors"),
     n_prompts: int = N_HELD_OUT,
     n_fitting: int = 4096,
     seed: int = 0,
@@ -43,7 +43,7 @@ def match_layers(
 
     Args:
         checkpoint: interleaved, causal models with their task in the record; others are a CheckpointError.
-        similarities: quantities to compare: errors, weights or both.
+        similarities: quantities to compare: errors as published, errors normalised for each number of points, weights.
         seed: seed of the `n_fitting` prompts to fit readouts on; the `n_prompts` held-out ones have the next.
         shared: also match errors with one readout per layer for all points, and with the model's own readout.
     """
@@ -76,7 +76,10 @@ def match_layers(
             sections += _match_figures(label, matches, seeds[0].growths[label])
             data[label] = {name: _numbers(each) for name, each in matches.items()}
     data["nearest"] = {
-        label: {f"{layer:g}": [name for name in ranking.nearest(layer) if name != GRID] for layer in ranking.rows[1:]}
+        label: {
+            f"{layer:g}": [name for name in ranking.nearest(layer) if name not in (GRID, *EXTRA)]
+            for layer in ranking.rows[1:]
+        }
         for label, ranking in seeds[0].rankings.items()
     }
     data["by_seed"] = [
@@ -147,7 +150,7 @@ def layers_as_text(comparison: Comparison) -> str:
 def _match_figures(
     similarity: Similarity, matches: Mapping[str, Match], growths: Mapping[str, Growth]
 ) -> list[Section]:
-    compared = "errors" if similarity == "errors" else "induced weights"
+    compared = "induced weights" if similarity == "weights" else similarity
     several = {name: matched for name, matched in matches.items() if len(matched.columns) > 1}
     heatmaps = [
         Section(f"Similarity of {compared}: {name}",
@@ -191,4 +194,5 @@ def _numbers(matched: Match) -> dict[str, Any]:
         {"step": b.column, "low": b.low, "high": b.high, "similarity": b.similarity.mean, "at_edge": b.at_edge}
         for b in matched.best()
     ]
-    return {"layers": matched.rows, "steps": matched.columns, "mean": matched.mean().tolist(), "best": best}
+    rounded = [[float(f"{value:.5g}") for value in row] for row in matched.mean().tolist()]
+    return {"layers": matched.rows, "steps": matched.columns, "mean": rounded, "best": best}

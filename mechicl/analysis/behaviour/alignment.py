@@ -145,10 +145,10 @@ def similarity_by_prefix(
     n points are divided by their root mean square over the prompts, so that each n counts equally.
 
     Returns:
-        The mean over n of the products of normalised errors for each prompt, whose mean over prompts is the mean of the
-        cosines; and the cosines for n = 1, 2, ... If one learner makes no error after n points, the cosine is 0; if
-        neither does, it is NaN and n is left out. Errors below the targets' rounding (4e-6 of them
-        in float32, 1e-10 in float64) count as none.
+        A term for each prompt whose mean over prompts is the mean over n of the cosines, and whose spread gives the
+        interval of this mean (delta method); and the cosines for n = 1, 2, ... If one learner makes no error after n
+        points, the cosine is 0; if neither does, it is NaN and n is left out. Errors below the targets' rounding (4e-6
+        of them in float32, 1e-10 in float64) count as none.
     """
     shape = a.predictions.shape[2]
     sizes = prompts.ys.double().square().mean((0, 2)).sqrt()[-min(shape, prompts.n_context) :]
@@ -164,6 +164,10 @@ def similarity_by_prefix(
     n_y = unit_a.shape[-1]
     products = einsum(unit_a, unit_b, "a prompt point y, b prompt point y -> a b prompt") / n_y
     cosines = einsum(unit_a, unit_b, "a prompt point y, b prompt point y -> a b point") / (n_y * len(prompts))
+    # c = Σ uv / (Σ u² Σ v²)^(1/2) moves by uv - c (u² + v²) / 2 with a prompt, whose mean over prompts is 0
+    squares_a = einsum(unit_a.square().mean(-1), cosines, "a prompt point, a b point -> a b prompt")
+    squares_b = einsum(unit_b.square().mean(-1), cosines, "b prompt point, a b point -> a b prompt")
+    products = products - (squares_a + squares_b) / 2 + cosines.sum(-1, keepdim=True)
     return products / counted.sum(-1, keepdim=True), cosines.masked_fill(~counted, math.nan)
 
 

@@ -302,10 +302,17 @@ class FamilyRanking(Result):
     steps: tuple[tuple[float, ...], ...]
     similarities: Float[Tensor, "family row prompt"] = field(metadata=COSINE)
 
+    def of(self, family: str) -> Float[Tensor, "row prompt"]:
+        """Return each layer's cosines with the best step of a family."""
+        return self.similarities[index_of("family", family, self.families)]
+
     def minus(self, family: str, other: str) -> list[Interval]:
         """Return each layer's mean cosine of one family minus that of another, with a 95% interval over prompts."""
-        a, b = (self.similarities[index_of("family", name, self.families)] for name in (family, other))
-        return [interval(difference[difference.isfinite()]) for difference in a - b]
+        return [interval(difference[difference.isfinite()]) for difference in self.of(family) - self.of(other)]
+
+    def best_similarities(self, family: str) -> list[Interval]:
+        """Return each layer's mean cosine with the best step of a family, with a 95% interval over prompts."""
+        return [interval(values[values.isfinite()]) for values in self.of(family)]
 
     def nearest(self, row: float) -> list[str]:
         """Return the name of the family nearest to a layer, then those of the families tied with it.
