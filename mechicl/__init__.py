@@ -13,6 +13,7 @@ from mechicl.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mechicl.checkpoints import load as load
+    from mechicl.interop import load_language_model as load_language_model
     from mechicl.models import wrap as wrap
     from mechicl.reports import report as report
 
@@ -26,7 +27,10 @@ _SUBMODULES = (
     "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",
     "tasks", "training", "viz",
 )  # fmt: skip
-_FUNCTIONS = {"load": "mechicl.checkpoints", "report": "mechicl.reports", "wrap": "mechicl.models"}
+_FUNCTIONS = {
+    "load": "mechicl.checkpoints", "load_language_model": "mechicl.interop", "report": "mechicl.reports",
+    "wrap": "mechicl.models",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -17,8 +17,10 @@ from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
 UNTRAINED_SEED = 1_000_003
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "vocab_size", "n_positions")
+WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "vocab_size")
 """Names in configs of `transformers` of sizes that are dimensions of weights."""
+MOST_POSITIONS = 2**17
+"""Largest `n_positions` in a folder whose weights have fewer: rotary positions have no weights."""
 MOST_CONFIG = 2**20
 """Largest config.json in bytes."""
 
@@ -76,9 +78,9 @@ def load_language_model(
 
     Raises:
         UnknownSeedError: the mechicl checkpoint has no such seed.
-        ValueError: the mechicl checkpoint was not trained on texts or was given a revision; the config in a folder
-            claims more or larger layers than its safetensors contain; or TransformerLens does not support the
-            architecture.
+        ValueError: the mechicl checkpoint was not trained on texts; a revision was given for a folder; the config in a
+            folder claims more or larger layers than its safetensors contain; there is no tokenizer; or TransformerLens
+            does not support the architecture.
         ImportError: a GGUF file without the package `gguf`.
         OSError: no such model, or no network connection to fetch it.
 
@@ -94,6 +96,10 @@ def load_language_model(
         if not isinstance(checkpoint.task, TopicClassification):
             raise ValueError(f"{checkpoint.name} was trained on {type(checkpoint.task).__name__}, not on texts")
         return LanguageModel(checkpoint.name, checkpoint.model(seed).to(device), topic_tokenizer())
+    if folder.is_dir() and revision is not None:
+        raise ValueError(f"revision is for models on the hub, and {name} is a folder: give the revision's own folder")
+    if not folder.is_dir() and not _is_hub_name(str(name)):
+        raise FileNotFoundError(f"{name} is neither a folder nor a name on the hub, such as EleutherAI/pythia-160m")
     if gguf_file is not None:
         bridge = _bridge_of_gguf(str(name), gguf_file, revision, device, dtype)
     else:
@@ -101,6 +107,8 @@ def load_language_model(
             _check_folder(folder)
         bridge = _bridge(str(name), revision, seed or 0, device, dtype)
     bridge.eval()
+    if bridge.tokenizer is None or getattr(bridge.tokenizer, "vocab_size", 1) == 0:
+        raise ValueError(f"{name} has no tokenizer: save one into its folder, by tokenizer.save_pretrained")
     title = folder.name if folder.is_dir() else str(name)
     return LanguageModel(f"{title}@{revision}" if revision else title, bridge, bridge.tokenizer)
 
@@ -112,7 +120,11 @@ def is_language_model(name: str | Path) -> bool:
         return False
     if folder.is_dir():
         return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
-    return str(name).count("/") == 1 and not str(name).startswith((".", "/"))
+    return "/" in str(name) and _is_hub_name(str(name))
+
+
+def _is_hub_name(name: str) -> bool:
+    return name.count("/") < 2 and not name.startswith((".", "/", "~"))
 
 
 def _bridge(name: str, revision: str | None, seed: int, device: str | torch.device, dtype: torch.dtype) -> Any:
@@ -187,7 +199,9 @@ def _check_folder(folder: Path) -> None:
     tensors = [tensor for path in folder.glob("*.safetensors") for tensor in read_outline(path)[0].values()]
     if not tensors:
         raise ValueError(f"{folder} has no safetensors; weights in other formats are not read")
-    bounds = dict.fromkeys(LAYERS, len(tensors)) | dict.fromkeys(WIDTHS, max(max(t.shape, default=1) for t in tensors))
+    widest = max(max(t.shape, default=1) for t in tensors)
+    bounds = dict.fromkeys(LAYERS, len(tensors)) | dict.fromkeys(WIDTHS, widest)
+    bounds["n_positions"] = max(widest, MOST_POSITIONS)
     for name, bound in bounds.items():
         value = config.get(name)
         if isinstance(value, int | float) and value > bound:

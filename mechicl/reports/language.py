@@ -1,5 +1,6 @@
 """The report on a language model: does it learn in context, which heads carry that, and how stable is the answer?"""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Sizes:
     n_prompts: int
     n_effects: int
     n_resamples: int
-    shots: tuple[int, ...] = (0, 2, 4, 8, 16)
+    shots: tuple[int, ...]
 
 
 def report_language(
@@ -74,9 +75,11 @@ def report_language(
     chosen = tuple(tasks or (QUICK if quick else WORD_TASKS))
     if unknown := [name for name in chosen if name not in WORD_TASKS]:
         raise ValueError(f"tasks must be some of {list(WORD_TASKS)}, got {unknown}")
-    sizes = Sizes(chosen, 16, 16, 6, (0, 2, 8, 16)) if quick else Sizes(chosen, 50, 32, 20)
+    chosen, most, left_out = _that_fit(language, chosen)
+    shots = tuple(n for n in ((0, 2, 8, 16) if quick else (0, 2, 4, 8, 16)) if n <= most)
+    sizes = Sizes(chosen, 16, 16, 6, shots) if quick else Sizes(chosen, 50, 32, 20, shots)
     started, options = time.perf_counter(), {"memory": memory, "progress": progress}
-    n_heads = min(N_HEADS, language.model.cfg.n_layers * language.model.cfg.n_heads // 4)
+    n_heads = min(N_HEADS, max(1, language.model.cfg.n_layers * language.model.cfg.n_heads // 4))
     with progress_bar(total=4, unit="part", progress=progress, desc="report") as bar:
         scores = icl_score(language, chosen, shots=sizes.shots, n_prompts=sizes.n_prompts, seed=SEED, **options)
         bar.update()
@@ -119,12 +122,37 @@ def report_language(
         f"{language.model.cfg.n_layers} layers, {language.model.cfg.n_heads} heads. Prompts show pairs of words "
         f"and end with "
         f"a query; a prediction is right if the most probable next token is the first token of the answer. "
-        f"Intervals are 95% over prompts. {_origin(language)}Measured in {time.perf_counter() - started:.0f} s.",
+        f"Intervals are 95% over prompts. {left_out}{_origin(language)}"
+        f"Measured in {time.perf_counter() - started:.0f} s.",
         _rows(scores, vector, stable, ablations),
         _sections(scores, vector, stable, heads, ablations),
         {"few_shot": _accuracies(scores), "function_vector_heads": [list(head) for head in vector.heads]},
     )
     return comparison.write(folder, "report", opening=_verdict(scores, vector, stable, ablations, induction))
+
+
+def _that_fit(language: LanguageModel, tasks: tuple[str, ...]) -> tuple[tuple[str, ...], int, str]:
+    """The tasks that the tokenizer and the model's context allow, the most demonstrations, and a text on the others."""
+    errors: dict[str, str] = {}
+    for n_shots in (16, 10):  # the function vector needs 10
+        fitting = []
+        for task in tasks:
+            try:
+                prompts = word_prompts(language.tokenizer, task, n_prompts=1, n_shots=n_shots, labels="random")
+            except ValueError as error:
+                errors[task] = str(error)
+                continue
+            n_ctx = getattr(language.model.cfg, "n_ctx", None) or math.inf
+            if prompts.ids.shape[1] <= n_ctx:
+                fitting.append(task)
+            else:
+                errors[task] = f"{prompts.ids.shape[1]} tokens are more than the model's context of {n_ctx}"
+        if fitting:
+            left_out = ", ".join(task.replace("_", " ") for task in tasks if task not in fitting)
+            text = f"Left out, because too few pairs fit the tokenizer or the context: {left_out}. " if left_out else ""
+            return tuple(fitting), n_shots, text
+    task, reason = next(iter(errors.items()))
+    raise ValueError(f"none of the tasks can be written for {language.name}; {task}: {reason}")
 
 
 def _origin(language: LanguageModel) -> str:

@@ -93,12 +93,17 @@ def read_word_task(path: str | Path, *, name: str | None = None, template: str =
     """
     path = Path(path)
     check_file(path, MOST_BYTES)
-    with path.open(encoding="utf-8", newline="") as file:
+    pairs = []
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         rows = csv.DictReader(file)
         if not {"input", "output"} <= set(rows.fieldnames or ()):
             raise ValueError(f"{path} must have the columns input and output, got {rows.fieldnames}")
-        pairs = tuple((row["input"].strip(), (row["output"] or "").strip()) for row in rows)
-    return WordTask(name or path.stem, pairs, template)
+        for row in rows:
+            if None in row:
+                raise ValueError(f"{path}, line {rows.line_num}, has more cells than the header: put texts with commas "
+                                 "in quotes")  # fmt: skip
+            pairs.append(tuple((row[name] or "").strip() for name in ("input", "output")))
+    return WordTask(name or path.stem, tuple(pairs), template)
 
 
 WORD_TASKS: dict[str, WordTask] = {path.stem: read_word_task(path) for path in sorted(FOLDER.glob("*.csv"))}
@@ -148,16 +153,17 @@ def word_prompts(
     """Draw few-shot prompts of a word task, as token ids: demonstrations (input and output), then a query.
 
     All prompts have the same number of tokens, so that a position has the same meaning in each. Only pairs with the
-    most common numbers of tokens in input and output are used. The same seed gives the same queries for all kinds of
-    labels, and except for "other task" the same inputs in the demonstrations.
+    most common numbers of tokens in input and output are used, and none with a token that the tokenizer does not know
+    or that contains the end of a query and the start of its answer. The same seed gives the same queries for all kinds
+    of labels, and except for "other task" the same inputs in the demonstrations.
 
     Args:
         tokenizer: the language model's tokenizer, with the interface of `transformers`.
         task: task, or the name of one in `WORD_TASKS`.
         n_shots: demonstrations per prompt; 0 for zero-shot prompts.
         labels: outputs that demonstrations show. "true": the right ones; "shuffled": exchanged within a prompt, so that
-            no input has its own output; "random": words of other tasks; "other task": the demonstrations are pairs of
-            `other` instead.
+            no input has its own output (if no output is that of more than half of them); "random": words of other
+            tasks; "other task": the demonstrations are pairs of `other` instead.
         other: task of the demonstrations, required for labels="other task" and refused otherwise.
 
     Returns:
@@ -191,6 +197,9 @@ def word_prompts(
         if len(shown) < n_shots:
             raise ValueError(f"task {_named(other).name!r} has {len(shown)} pairs of one length, n_shots is {n_shots}")
     words = _random_words(tokenizer, task, pairs) if labels == "random" else []
+    if labels == "random" and len(words) < n_shots:
+        raise ValueError(f"other tasks have {len(words)} outputs with as many tokens as those of task {task.name!r}, "
+                         f"n_shots is {n_shots}: leave out labels='random'")  # fmt: skip
     generator, of_labels = (torch.Generator().manual_seed(seed) for _ in range(2))
     texts, queries = [], []
     for _ in range(n_prompts):
@@ -204,7 +213,7 @@ def word_prompts(
         if labels == "random":
             outputs = [words[i] for i in draw if i < len(words)][:n_shots]
         elif labels == "shuffled" and n_shots:
-            outputs = outputs[1:] + outputs[:1]  # the order is random, so a rotation exchanges all outputs
+            outputs = _exchanged(outputs)
         lines = [task.write(word, output) for (word, _), output in zip(examples, outputs, strict=True)]
         texts.append(task.separator.join([*lines, task.write(queries[-1][0])]))
     ids, targets = _with_targets(tokenizer, task, pairs, texts, [answer for _, answer in queries])
@@ -225,23 +234,40 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _lengths(tokenizer: Any, task: WordTask, pair: tuple[str, str]) -> tuple[int, int]:
-    query = len(_encode(tokenizer, task.write(pair[0])))
-    return query, len(_encode(tokenizer, task.write(*pair))) - query
+def _exchanged(outputs: list[str]) -> list[str]:
+    """Exchange outputs between places. As few places as possible keep an equal output."""
+    exchanged = outputs[1:] + outputs[:1]
+    if any(a == b for a, b in zip(outputs, exchanged, strict=True)):  # move groups of equal outputs past each other
+        order = sorted(range(len(outputs)), key=outputs.__getitem__)
+        most = max(Counter(outputs).values())
+        for place, source in zip(order, order[most:] + order[:most], strict=True):
+            exchanged[place] = outputs[source]
+    return exchanged
+
+
+def _lengths(tokenizer: Any, task: WordTask, pair: tuple[str, str]) -> tuple[int, int] | None:
+    """Numbers of tokens of query and answer; None if a token is unknown or contains parts of both."""
+    query, whole = _encode(tokenizer, task.write(pair[0])), _encode(tokenizer, task.write(*pair))
+    if whole[: len(query)] != query or len(whole) == len(query):
+        return None
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return None if unknown is not None and unknown in whole else (len(query), len(whole) - len(query))
 
 
 def _pairs_of_one_length(tokenizer: Any, task: WordTask) -> list[tuple[str, str]]:
     lengths = [_lengths(tokenizer, task, pair) for pair in task.pairs]
-    ((common, _),) = Counter(lengths).most_common(1)
+    if not any(lengths):
+        raise ValueError(f"the tokenizer cannot write task {task.name!r}: each pair has an unknown token, or one that "
+                         "contains the end of a query and the start of its answer; use another template")  # fmt: skip
+    ((common, _),) = Counter(filter(None, lengths)).most_common(1)
     return [pair for pair, length in zip(task.pairs, lengths, strict=True) if length == common]
 
 
 def _random_words(tokenizer: Any, task: WordTask, pairs: Sequence[tuple[str, str]]) -> list[str]:
     own = {output for _, output in task.pairs}
     words = {output for each in WORD_TASKS.values() for _, output in each.pairs} - own
-    length = _lengths(tokenizer, task, pairs[0])[1]
-    first = pairs[0][0]
-    return sorted(word for word in words if _lengths(tokenizer, task, (first, word))[1] == length)
+    length, first = _lengths(tokenizer, task, pairs[0]), pairs[0][0]
+    return sorted(word for word in words if _lengths(tokenizer, task, (first, word)) == length)
 
 
 def _with_targets(

@@ -85,7 +85,7 @@ class Clamp:
             raise ValueError(f"{empty[0]} has no place: leave it out to replace all")
         allowed = {"value": ("value",), "copy": (*SOURCE_FIELDS, "snapshot"), "freeze": ("snapshot",)}
         for name in ("value", *SOURCE_FIELDS, "snapshot"):
-            if getattr(self, name) not in (None, 0.0) and name not in allowed.get(self.method, ()):
+            if getattr(self, name) != (0.0 if name == "value" else None) and name not in allowed.get(self.method, ()):
                 raise ValueError(f"method={self.method!r} has no {name}: leave it out, or change the method")
         if self.method == "copy" and self.source is None:
             raise ValueError("method='copy' needs a source: the name or folder of a checkpoint")

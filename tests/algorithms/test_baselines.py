@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -278,3 +279,21 @@ def test_it_is_pytorchs_network_and_adam_trained_on_each_prefix_alone(y_dim):
                 torch.nn.functional.mse_loss(network(prompts.xs[n, :t]), prompts.ys[n, :t]).backward()
                 optimizer.step()
             torch.testing.assert_close(everything.predictions[0, n, t], network(prompts.xs[n, t]), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("weight_std", [0.7, 3.0])
+def test_logistic_regression_on_one_point_in_closed_form(weight_std):
+    prompts = Prompts(torch.tensor([[[1.5], [2.0]]]).double(), torch.tensor([[[1.0], [0.0]]]).double())
+    found = {
+        kind: algorithms.logistic(prompts, weight_std=weight_std, posterior=kind).predictions[0, 0, :, 0]
+        for kind in ("mode", "laplace")
+    }
+    # the derivative of the log density at the mode: 1.5 / (1 + exp(1.5 w)) = w / weight_std²
+    mode = scipy.optimize.brentq(lambda w: 1.5 / (1 + math.exp(1.5 * w)) - w / weight_std**2, 0, 100)
+    share = 1 / (1 + math.exp(-1.5 * mode))
+    spread = 2.0 / math.sqrt(1 / weight_std**2 + 1.5**2 * share * (1 - share))
+    mean, _ = scipy.integrate.quad(
+        lambda z: math.tanh((2 * mode + spread * z) / 2) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi), -12, 12
+    )
+    assert found["mode"].tolist() == pytest.approx([0, math.tanh(mode)], abs=1e-9)
+    assert found["laplace"].tolist() == pytest.approx([0, mean], abs=1e-4)

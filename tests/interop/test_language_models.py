@@ -10,10 +10,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, GPTJConfig, GPTJForCausalLM, PreTrainedTokenizerFast
 
 from mechicl.analysis import FineTuning, compare_with_finetuning
 from mechicl.analysis.finetuning import draw_texts
+from mechicl.analysis.language import loss_by_position
 from mechicl.checkpoints import random_weights
 from mechicl.interop import load_language_model
 from mechicl.interop.language_models import is_language_model
@@ -115,6 +116,36 @@ def test_a_folder_with_a_pipe_is_refused(gpt2, name):
     make_no_file(folder / name, "pipe")
     with bounded(), pytest.raises(ValueError, match=f"{name} is a pipe"):
         load_language_model(folder)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_more_rotary_positions_than_weights_are_allowed(tmp_path, gpt2):
+    folder, _ = gpt2
+    config = GPTJConfig(n_layer=1, n_head=2, n_embd=8, n_positions=2048, rotary_dim=2, vocab_size=len(WORDS))
+    GPTJForCausalLM(config).save_pretrained(tmp_path / "gptj")
+    for file in folder.glob("tokenizer*"):
+        (tmp_path / "gptj" / file.name).write_bytes(file.read_bytes())
+    assert load_language_model(tmp_path / "gptj").model.cfg.n_layers == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_folders_without_the_revision_or_a_tokenizer(gpt2):
+    folder, _ = gpt2
+    with pytest.raises(ValueError, match="revision is for models on the hub"):
+        load_language_model(folder, revision="step1000")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises((ValueError, OSError), match="tokenizer"):
+        load_language_model(folder)
+    with pytest.raises(FileNotFoundError, match="neither a folder nor a name on the hub"):
+        load_language_model(folder / "nothing")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_prompts_longer_than_the_context(gpt2):
+    language = load_language_model(gpt2[0])
+    with pytest.raises(ValueError, match="65 tokens, and the model reads at most 64"):
+        loss_by_position(language, torch.zeros(1, 65, dtype=torch.long))
 
 
 # ---- loading language models by name, revision and gguf file: what is refused, and how errors read ----

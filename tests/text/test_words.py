@@ -1,5 +1,6 @@
 """Tasks of words and few-shot prompts; texts as shots, against tokens and positions worked out by hand."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -182,3 +183,52 @@ def test_files(tmp_path):
 def test_errors(call, named):
     with pytest.raises(ValueError, match=named):
         call()
+
+
+def test_files_of_spreadsheets(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("input,output\nup,down\nhot,cold\n", encoding="utf-8-sig")
+    assert read_word_task(path).pairs == (("up", "down"), ("hot", "cold"))
+    path.write_text("input,output\nFrance,Paris, a city\nItaly,Rome\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2, has more cells"):
+        read_word_task(path)
+    path.write_text("output,input\nParis,France\nRome\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="blank word"):
+        read_word_task(path)
+
+
+@pytest.mark.parametrize("outputs", ["ab", "abbc", "abcdefg"])
+def test_shuffled_outputs_are_never_the_own_ones(outputs):
+    task = WordTask(
+        "letters", tuple((f"{i:02d}", outputs[i % len(outputs)]) for i in range(28)), "{input}:{output}", ";"
+    )
+    tokenizer = _CHARACTERS
+    prompts = word_prompts(tokenizer, task, n_shots=27, n_prompts=10, labels="shuffled")
+    for row, query in zip(prompts.ids.tolist(), prompts.queries, strict=True):
+        shown = dict(each.split(":") for each in "".join(map(chr, row)).split(";")[:-1])
+        right = {word: output for word, output in task.pairs if word != query}
+        assert shown.keys() == right.keys()
+        assert sorted(shown.values()) == sorted(right.values())
+        n_most = max(Counter(right.values()).values())
+        assert sum(shown[word] == right[word] for word in right) == max(0, 2 * n_most - 27)
+
+
+def test_pairs_that_the_tokenizer_cannot_write():
+    pairs = tuple((f"{i}", f"{'?' if i < 6 else i} q") for i in range(10))
+    known = word_prompts(_CHARACTERS, WordTask("t", pairs, "{input}:{output}"), n_shots=3, n_prompts=30)
+    assert set(known.queries) == set("6789")  # the other six have an unknown token
+    with pytest.raises(ValueError, match="cannot write task"):
+        word_prompts(_CHARACTERS, WordTask("t", pairs[:6], "{input}:{output}"), n_shots=1)
+    long = WordTask("t", tuple((f"{i}", f"{i}" * 80) for i in range(10)), "{input}:{output}")
+    with pytest.raises(ValueError, match="other tasks have 0 outputs"):
+        word_prompts(_CHARACTERS, long, n_shots=2, labels="random")
+
+
+class _Tokenizer:
+    unk_token_id = ord("?")
+
+    def __call__(self, text, add_special_tokens=True):
+        return _Characters(text)
+
+
+_CHARACTERS = _Tokenizer()

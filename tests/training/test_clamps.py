@@ -294,6 +294,7 @@ def test_an_axis_of_a_sweep_can_be_the_interventions(tmp_path):
         ({"component": "pattern", "layer": 0, "pos": 3}, r"'pattern' has the axes .* not \['pos'\]"),
         ({"component": "z", "layer": 0, "head": ()}, "head has no place"),
         ({"component": "z", "layer": 0, "source": "x"}, "method='value' has no source"),
+        ({"component": "z", "layer": 0, "source_head": 0}, "method='value' has no source_head"),
         ({"component": "z", "layer": 0, "method": "mean", "value": 1.0}, "method='mean' has no value"),
         ({"component": "z", "layer": 0, "method": "copy"}, "needs a source"),
         ({"component": "resid_pre", "layer": 0, "method": "copy", "source": "x", "source_head": 1}, "has no heads"),

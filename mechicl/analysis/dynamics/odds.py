@@ -76,7 +76,8 @@ def fit_strategy_odds(
         `parameters`, for the first `(log g, α, log k, β)`; `predicted`, the shares at all sizes and steps.
 
     Raises:
-        ValueError: sizes that do not fit together, shares outside 0 to 1, or no condition to fit or to predict.
+        ValueError: sizes that do not fit together, shares outside 0 to 1, fewer than two sizes or steps to fit, or no
+            condition to predict.
 
     Source: after Wurgaft et al. 2025, "In-Context Learning Strategies Emerge Rationally".
 
@@ -94,7 +95,7 @@ def fit_strategy_odds(
         )
     if len(set(pool_sizes)) != len(pool_sizes) or not set(held_out) < set(pool_sizes) or not held_out:
         raise ValueError(f"held_out must be some of the different pool_sizes {tuple(pool_sizes)}, got {held_out}")
-    measured = shares.double().numpy()
+    measured = shares.double().numpy(force=True)
     known = np.isfinite(measured)
     if ((measured < 0) | (measured > 1)).any():
         raise ValueError("shares must be from 0 to 1, or NaN for a condition that is left out")
@@ -102,6 +103,10 @@ def fit_strategy_odds(
     fitted = known & ~predicted
     if not predicted.any() or not fitted.any():
         raise ValueError("shares must have values both at fitted and at held-out pool sizes, the others are NaN")
+    sizes, times = (int(fitted.any(axis).sum()) for axis in ((1, 2), (0, 2)))
+    if sizes < 2 or times < 2:
+        raise ValueError("shares must have values at two or more fitted pool sizes and steps, or the law's powers are "
+                         f"arbitrary; got {sizes} sizes and {times} steps")  # fmt: skip
     conditions = _conditions(pool_sizes, steps, loss_gaps)
     counts, sums = fitted.sum(-1), np.where(fitted, measured, 0).sum(-1)
     parameters, predictions, scores = {}, {}, ({}, {})

@@ -254,7 +254,11 @@ def _predicted(learner: Any, prompts: Any, at: PointsAt, memory: float) -> Float
         found = [each.exp() * scored for each, scored in logs]
     else:
         found = [predictions_at(learner, part, at).cpu().double() for part in prompt_batches(learner, prompts, memory)]
-    return torch.cat([part.flatten(1) for part in found])
+    predictions = torch.cat([part.flatten(1) for part in found])
+    if not predictions.isfinite().all():
+        name = getattr(learner, "name", type(learner).__name__)
+        raise ValueError(f"predictions must be finite, but {name} predicts NaN or infinity: leave out that step")
+    return predictions
 
 
 def _components(rows: Float[Tensor, "row prompt output"]) -> tuple[Float[Tensor, "component row"], tuple[float, ...]]:

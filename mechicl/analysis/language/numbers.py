@@ -55,7 +55,8 @@ class TextLearner:
     ):
         self.language, self.x_bound, self.y_bound, self.memory = language, x_bound, y_bound, memory
         self.classes = classes
-        self.outputs = dict(classes or {f"{i:02d}": y_bound * (i / 49.5 - 1) for i in range(100)})
+        numbers = {f"{i:02d}": y_bound * (i / 49.5 - 1) for i in range(100)}
+        self.outputs = numbers if classes is None else dict(classes)
         if len(self.outputs) < 2:
             raise ValueError(f"classes must have at least two texts, got {list(self.outputs)}")
 

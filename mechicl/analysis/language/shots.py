@@ -98,6 +98,10 @@ def icl_score(
     """
     tasks = (tasks,) if isinstance(tasks, WordTask | str) else tuple(tasks)
     adapter = ModelAdapter(language.model, "query")
+    names = tuple(task if isinstance(task, str) else task.name for task in tasks)
+    for name, values in (("tasks", names), ("labels", labels), ("shots", shots)):
+        if not values or len(set(values)) < len(values) or "other task" in values:
+            raise ValueError(f"{name} must be one or more different ones, without 'other task', got {list(values)}")
     shape = (len(tasks), len(labels), len(shots), n_prompts)
     accuracy, log_probability = torch.empty(shape), torch.empty(shape)
     cells = [(t, k, s) for t in range(len(tasks)) for s in range(len(shots)) for k in range(len(labels))]
@@ -112,7 +116,6 @@ def icl_score(
         targets = prompts.targets.to(logits.device)
         accuracy[t, k, s] = (logits.argmax(-1) == targets).float()
         log_probability[t, k, s] = logits.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    names = tuple(task if isinstance(task, str) else task.name for task in tasks)
     return FewShotScores(names, tuple(labels), tuple(shots), accuracy, log_probability)
 
 

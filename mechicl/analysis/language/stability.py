@@ -2,10 +2,11 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -52,7 +53,7 @@ def stability(
 
     Args:
         find: function of a draw that returns scores `[layer head]` or of any other shape (the `top` largest are the
-            selection), a `Circuit` (its edges are), or a collection of hashable items.
+            selection; a tensor or array), a `Circuit` (its edges are), or a collection of hashable items.
         draws: arguments of `find`, one for each repetition: prompts, seeds, thresholds.
         top: number of scores that are selected; not used for circuits and collections, for which it may be None.
 
@@ -73,7 +74,7 @@ def stability(
     pairs = torch.ones(len(draws), len(draws))
     for i, j in itertools.permutations(range(len(draws)), 2):
         first, second = set(selections[i]), set(selections[j])
-        pairs[i, j] = len(first & second) / max(len(first | second), 1)
+        pairs[i, j] = len(first & second) / len(first | second) if first | second else 1.0
     others = (pairs.sum(1) - 1) / (len(draws) - 1)
     return Stability(tuple(tuple(map(_named, selection)) for selection in selections), others)
 
@@ -81,12 +82,16 @@ def stability(
 def _selected(found: Any, top: int | None) -> list[Hashable]:
     if isinstance(found, Circuit):
         return list(found.edges)
-    if not isinstance(found, Iterable):
+    if isinstance(found, np.ndarray):
+        found = torch.from_numpy(found)
+    if not isinstance(found, Iterable) or isinstance(found, Mapping):
         raise TypeError(f"find must return scores, a Circuit or a collection, got {described(found)}")
     if not isinstance(found, Tensor):
         return list(found)
     if top is None:
         raise ValueError("top must be a number if find returns scores, got None")
+    if found.isnan().any() or top >= found.numel():
+        raise ValueError(f"find must return more than top={top} scores without NaN, got {described(found)}")
     order = found.flatten().argsort(descending=True)[:top]
     return [tuple(int(i) for i in torch.unravel_index(index, found.shape)) for index in order]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -45,14 +46,26 @@ class CausalModel:
     @checked
     def values(self, ids: Int[Tensor, " pos"]) -> dict[str, Any]:
         """Return the value of each variable in a prompt, by name."""
-        return {name: read(ids) for name, read in self.variables.items()}
+        return {name: _plain(read(ids)) for name, read in self.variables.items()}
 
     @checked
     def interchange(self, base: Int[Tensor, " pos"], source: Int[Tensor, " pos"], variable: str) -> int:
         """Return the answer's token id for a prompt `base`, with one variable's value taken from another prompt."""
         if variable not in self.variables:
             raise ValueError(f"variable must be one of {list(self.variables)}, got {variable!r}")
-        return self.output(self.values(base) | {variable: self.variables[variable](source)})
+        return self.answer(self.values(base) | {variable: _plain(self.variables[variable](source))})
+
+    def answer(self, values: Mapping[str, Any]) -> int:
+        """Return the answer's token id for values of all variables."""
+        answer = _plain(self.output(values))
+        if not isinstance(answer, Integral) or answer < 0:
+            raise ValueError(f"output must return a token id, 0 or more, got {answer!r}")
+        return int(answer)
+
+
+def _plain(value: Any) -> Any:
+    """A number instead of a tensor with one entry: equal tensors have different hashes."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,11 +162,16 @@ def align_variables(
     """
     if variable not in causal.variables:
         raise ValueError(f"variable must be one of {list(causal.variables)}, got {variable!r}")
+    for name, place in (("pos", pos), ("read", read)):
+        if not -ids.shape[1] <= place < ids.shape[1]:
+            raise ValueError(f"{name} must be a position of the {ids.shape[1]} in ids, got {place}")
+    if layers is not None and (not layers or not set(layers) <= set(range(model.cfg.n_layers))):
+        raise ValueError(f"layers must be some of 0 to {model.cfg.n_layers - 1}, got {list(layers)}")
     ids = ids.unique(dim=0)  # a repeated prompt could be in both halves
     if len(ids) < 4:
         raise ValueError(f"ids must contain at least four different prompts, got {len(ids)}")
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
-    by_value = sorted(range(len(ids)), key=lambda i: repr(causal.variables[variable](ids[i])))
+    by_value = sorted(range(len(ids)), key=lambda i: repr(causal.values(ids[i])[variable]))
     halves = ids[by_value[::2]], ids[by_value[1::2]]  # a value that two prompts have is in both
     check_eval_mode(model)
     if untrained is None and isinstance(model, HookedTransformer):
@@ -161,8 +179,10 @@ def align_variables(
         cfg = model.cfg.replace(initializer_range=spread)
         untrained = HookedTransformer(cfg, seed=seed + 1).to(next(model.parameters()).dtype).eval()
     fitting, held_out = (_pairs(causal, variable, half, n_pairs, seed + i) for i, half in enumerate(halves))
-    intact = {causal.output(causal.values(row)) for row in ids}
+    intact = {causal.answer(causal.values(row)) for row in ids}
     classes = torch.tensor(sorted({*intact, *fitting.outputs, *held_out.outputs}))
+    if (largest := int(classes.max())) >= model.cfg.d_vocab:
+        raise ValueError(f"output must return token ids below {model.cfg.d_vocab}, got {largest}")
     place = ids.shape[1] + pos if pos < 0 else pos
     layers = tuple(range(model.cfg.n_layers)) if layers is None else tuple(layers)
     from transformer_lens.tools.analysis.interchange import arbitrary_targets  # takes seconds
@@ -209,7 +229,7 @@ def _pairs(causal: CausalModel, variable: str, ids: Int[Tensor, "prompt pos"], n
     outputs, rows = [], []
     for row, (i, j) in enumerate(zip(base.tolist(), source.tolist(), strict=True)):
         output = causal.interchange(ids[i], ids[j], variable)
-        if output != causal.output(causal.values(ids[i])):
+        if output != causal.answer(causal.values(ids[i])):
             outputs.append(output)
             rows.append(row)
         if len(rows) == n:

@@ -219,6 +219,8 @@ def steering(
     """
     if not 0 <= layer < model.cfg.n_layers:
         raise ValueError(f"layer must be 0 to {model.cfg.n_layers - 1}, got {layer}")
+    if len(vector) != model.cfg.d_model:
+        raise ValueError(f"vector must have the width {model.cfg.d_model} of the stream, got {len(vector)}")
 
     def add(stream: Tensor, hook: Any) -> Tensor:
         place = slice(None) if pos is None else pos

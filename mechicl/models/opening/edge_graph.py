@@ -88,7 +88,8 @@ class EdgeGraph:
         if embedded is not None:  # only the number of tokens matters
             tokens = tokens[:1].expand(len(embedded), *tokens.shape[1:])
         with torch.no_grad():
-            self.embedded = self.parts.embed(tokens) if embedded is None else embedded
+            stream = self.parts.embed(tokens)  # also records how a bridge calls its parts
+        self.embedded = stream if embedded is None else embedded
         self.tokens, self.references, self.budget = tokens, references, Budget(memory)
         self.nodes = list_nodes(adapter.model)
         self.edges = list_edges(adapter.model)

@@ -79,7 +79,8 @@ def record_writes(
     The run starts from the embedded tokens, or from another stream.
     """
     parts, cfg = take_apart(adapter), adapter.model.cfg
-    stream = parts.embed(tokens) if embedded is None else embedded
+    stream = parts.embed(tokens)  # also records how a bridge calls its parts
+    stream = stream if embedded is None else embedded
     outputs, n_key_heads = [stream[None]], len(list_key_heads(adapter.model))
     for layer in range(cfg.n_layers):
         reads = (stream.expand(n, *stream.shape) for n in (cfg.n_heads, n_key_heads, n_key_heads))

@@ -199,6 +199,17 @@ def test_models_of_several_seeds_at_a_step_are_aligned_one_by_one():
     assert both.mse.shape == (2, 2)
 
 
+class _Constant:
+    def __init__(self, value):
+        self.value = value
+
+    def predict(self, prompts):
+        return torch.full_like(prompts.ys[:, -1], self.value)
+
+
+POINTS = {"ols": AlgorithmLearner(algorithms.ols), "averaging": AlgorithmLearner(algorithms.averaging)}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -209,6 +220,14 @@ def test_models_of_several_seeds_at_a_step_are_aligned_one_by_one():
         ({"strategies": {"uniform": refs["uniform"]}}, "must differ from a constant"),
         ({"checkpoint": {0: [refs["bigram"]], 1: [refs["bigram"]] * 2}}, r"as many seeds, got \[1, 2\]"),
         ({"threshold": 0.0}, "threshold"),
+        (
+            {
+                "prompts": LinearRegression(x_dim=2, n_context=4).sample(5, seed=0),
+                "strategies": POINTS,
+                "checkpoint": {0: POINTS["ols"], 7: _Constant(float("nan"))},
+            },
+            "_Constant predicts NaN",
+        ),
         ({"checkpoint": [TokenAlgorithmLearner(algorithms.uniform_tokens, {"d_vocab": 5})]}, "as many outputs"),
     ],
 )
@@ -298,6 +317,8 @@ def test_where_the_logistic_baseline_is_true_it_wins():
         ({"shares": torch.full((6, 5, 1), 1.5)}, "from 0 to 1"),
         ({"shares": torch.full((6, 5, 1), torch.nan)}, "the others are NaN"),
         ({"loss_gaps": (-1.0, *GAPS[1:])}, "loss_gaps"),
+        ({"held_out": SIZES[1:]}, "got 1 sizes and 5 steps"),
+        ({"shares": torch.full((6, 1, 1), 0.5), "steps": (10,)}, "got 5 sizes and 1 steps"),
     ],
 )
 def test_bad_arguments_of_the_odds_are_named(changes, named):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import ablate
+from mechicl.analysis import ablate, score_edges
 from mechicl.analysis.language import (
     CausalModel,
     ablate_matched,
@@ -70,6 +70,10 @@ def test_few_shot_scores(language, hf_model):
         torch.testing.assert_close(scores.log_probability[1, k, 1], expected, atol=1e-4, rtol=0)
         assert scores.accuracy[1, k, 1].equal((logits.argmax(-1) == prompts.targets).float())
     assert scores.log_probability[1, 0, 0].equal(scores.log_probability[1, 2, 0])
+    zero = word_prompts(language.tokenizer, "plural", n_shots=0, n_prompts=5, seed=3)
+    expected = logits_of(hf_model, zero.ids).log_softmax(-1).gather(1, zero.targets[:, None])[:, 0]
+    for k in range(3):  # without demonstrations all labels are the same
+        torch.testing.assert_close(scores.log_probability[1, k, 0], expected, atol=1e-4, rtol=0)
     difference = scores.accuracy[1, 0, 1] - scores.accuracy[1, 1, 1]
     assert scores.gain("plural").mean == pytest.approx(difference.mean().item())
     with pytest.raises(ValueError, match="capitals"):
@@ -230,3 +234,59 @@ def test_sweeps_from_a_position_on_are_whole_runs(language, hf_model):
             expected = logits_of(hf_model, prompts.ids, [(hf_model.model.layers[layer].self_attn.o_proj, put)])
             assert swept.predictions is not None
             torch.testing.assert_close(swept.predictions[layer, i], expected, atol=1e-4, rtol=0)
+
+
+def test_variables_may_be_tensors():
+    plain = CausalModel({"a": lambda ids: int(ids[0])}, lambda values: values["a"])
+    tensors = CausalModel({"a": lambda ids: ids[0]}, lambda values: values["a"])
+    ids = torch.tensor([[3, 1], [2, 1]])
+    for causal in (plain, tensors):
+        assert causal.interchange(ids[0], ids[1], "a") == 2
+        assert type(causal.values(ids[0])["a"]) is int
+    with pytest.raises(ValueError, match="token id"):
+        CausalModel({"a": lambda ids: ids[0]}, lambda values: -1).interchange(ids[0], ids[1], "a")
+
+
+def test_places_of_variables_are_checked(language):
+    causal = CausalModel({"a": lambda ids: ids[0] % 2}, lambda values: values["a"])
+    ids = torch.randint(50, (40, 4), generator=torch.Generator().manual_seed(0))
+    cases = (({"pos": 4}, "pos"), ({"read": -5}, "read"), ({"layers": []}, "layers"), ({"layers": [3]}, "0 to 2"))
+    for wrong, named in cases:
+        with pytest.raises(ValueError, match=named):
+            align_variables(language.model, causal, "a", ids, progress=False, **wrong)
+    beyond = CausalModel(causal.variables, lambda values: values["a"] + 10**6)
+    with pytest.raises(ValueError, match="token ids below"):
+        align_variables(language.model, beyond, "a", ids, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"shots": []}, "shots"), ({"labels": []}, "labels"), ({"tasks": []}, "tasks"),
+     ({"tasks": ["plural", "plural"]}, "tasks"), ({"labels": ["true", "other task"]}, "other task")],
+)  # fmt: skip
+def test_empty_or_repeated_axes_of_few_shot_scores(language, options, named):
+    with pytest.raises(ValueError, match=named):
+        icl_score(language, **{"tasks": ["plural"], **options}, n_prompts=2, progress=False)
+
+
+def test_stability_of_arrays_and_of_nothing():
+    array = torch.tensor([[0.1, 3.0], [2.0, 0.2]]).numpy()
+    assert stability(lambda _: array, [0, 1], top=2, progress=False).selections[0] == ("0.1", "1.0")
+    assert stability(lambda _: [], [0, 1], progress=False).mean().mean == 1
+    for wrong in (array * float("nan"), array[:1]):
+        with pytest.raises(ValueError, match="more than top=2"):
+            stability(lambda _, wrong=wrong: wrong, [0, 1], top=2, progress=False)
+    with pytest.raises(TypeError, match="collection"):
+        stability(lambda _: {"a": 1.0}, [0, 1], progress=False)
+
+
+def test_edges_of_a_language_model_are_scored_with_all_defaults(language):
+    ids = word_prompts(language.tokenizer, "plural", **DRAW).ids
+    scores = score_edges(language.model, ids[:2, :5], progress=False)
+    assert len(scores.edges) > 0
+    assert all(torch.isfinite(each).all() for each in scores.samples().values())
+
+
+def test_steering_by_a_vector_of_another_width(language):
+    with pytest.raises(ValueError, match="width 32"), steering(language.model, torch.zeros(3), layer=0):
+        pass
