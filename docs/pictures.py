@@ -19,7 +19,7 @@ PICTURES = {"families": "index.md"} | {
     for name in (
         "layers", "one-layer", "gd-plus-plus", "does-it-run", "inside-gpt2-8l", "fine-tuning", "training",
         "layers-details", "five-layers", "conditioning", "known-answers", "known-answers-causes", "sweeps",
-        "sweeps-of-layers", "similarity-of-errors", "sweeps-of-tokens", "clamped-induction", "strategies",
+        "sweeps-of-layers", "sweeps-of-tokens", "clamped-induction", "strategies",
     )
 }  # fmt: skip
 """The page whose code makes each picture."""
