@@ -200,7 +200,7 @@ def _check_folder(folder: Path) -> None:
     if not tensors:
         raise ValueError(f"{folder} has no safetensors; weights in other formats are not read")
     widest = max(max(t.shape, default=1) for t in tensors)
-    bounds = dict.fromkeys(LAYERS, len(tensors)) | dict.fromkeys(WIDTHS, widest)
+    bounds: dict[str, int] = {**dict.fromkeys(LAYERS, len(tensors)), **dict.fromkeys(WIDTHS, widest)}
     bounds["n_positions"] = max(widest, MOST_POSITIONS)
     for name, bound in bounds.items():
         value = config.get(name)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mechicl.algorithms import cards
-from mechicl.algorithms.card import Freedom
+from mechicl.algorithms.card import Algorithm, Freedom
 from mechicl.algorithms.descent_cards import GRADIENT_DESCENT
 from mechicl.algorithms.least_squares import RIDGE_PATH
 from mechicl.algorithms.newton import NEWTON
@@ -41,7 +41,7 @@ QUERIES = 2  # for each dimension of the inputs, to regress weights on
 PER_LAYER, ONE_READOUT = "errors, a readout a layer", "errors, one readout for all layers"
 GRID = "gradient descent on the paper's grid"
 OTHER_FREEDOMS: tuple[Freedom, ...] = ("fixed", "tuned per step")
-EXTRA = {
+EXTRA: dict[str, tuple[Algorithm, Freedom]] = {
     f"{card.name}, {freedom}": (card, freedom) for card in (NEWTON, GRADIENT_DESCENT) for freedom in OTHER_FREEDOMS
 }
 """Newton's method and gradient descent with other freedom than the rest, which adapts to each prefix."""

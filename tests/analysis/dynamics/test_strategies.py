@@ -207,7 +207,7 @@ class _Constant:
         return torch.full_like(prompts.ys[:, -1], self.value)
 
 
-POINTS = {"ols": AlgorithmLearner(algorithms.ols), "averaging": AlgorithmLearner(algorithms.averaging)}
+ON_POINTS = {"ols": AlgorithmLearner(algorithms.ols), "averaging": AlgorithmLearner(algorithms.averaging)}
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ POINTS = {"ols": AlgorithmLearner(algorithms.ols), "averaging": AlgorithmLearner
         (
             {
                 "prompts": LinearRegression(x_dim=2, n_context=4).sample(5, seed=0),
-                "strategies": POINTS,
-                "checkpoint": {0: POINTS["ols"], 7: _Constant(float("nan"))},
+                "strategies": ON_POINTS,
+                "checkpoint": {0: ON_POINTS["ols"], 7: _Constant(float("nan"))},
             },
             "_Constant predicts NaN",
         ),

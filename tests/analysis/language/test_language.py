@@ -250,7 +250,7 @@ def test_variables_may_be_tensors():
 def test_places_of_variables_are_checked(language):
     causal = CausalModel({"a": lambda ids: ids[0] % 2}, lambda values: values["a"])
     ids = torch.randint(50, (40, 4), generator=torch.Generator().manual_seed(0))
-    cases = (({"pos": 4}, "pos"), ({"read": -5}, "read"), ({"layers": []}, "layers"), ({"layers": [3]}, "0 to 2"))
+    cases: Any = (({"pos": 4}, "pos"), ({"read": -5}, "read"), ({"layers": []}, "layers"), ({"layers": [3]}, "0 to 2"))
     for wrong, named in cases:
         with pytest.raises(ValueError, match=named):
             align_variables(language.model, causal, "a", ids, progress=False, **wrong)
