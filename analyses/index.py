@@ -49,7 +49,7 @@ predicates in `support/checks.py`:
   "0", "none" and "small" mean within 0.05, with an interval no wider; a sign, an order, "above" and "below" must be
   true of whole intervals.
 - **agrees in part**: true for some of an entry's values, which are counted. **differs**: true for none.
-- **unresolved**: false for some or all values, and no experiment says why.
+- **unresolved**: false for some or all values, and no experiment shows why.
 - **no evidence**: untrained models agree too, so the entry is not evidence about training.
 - **not printed**: the paper has no number or claim to compare with. **open**: no script measures it yet.
 

@@ -1,4 +1,4 @@
-"""What the similarity of errors of Fu et al. 2024 (A.3.1) measures: controls, and layers after more points than d.
+"""Test the similarity of errors of Fu et al. 2024 (A.3.1) on controls, and on layers after more points than d.
 
 python analyses/similarity_of_errors.py
 """

@@ -89,7 +89,7 @@ class Claim:
     def standing(self) -> Standing:
         """The verdict in the index: "no evidence" if untrained models agree too, "unresolved" for an unknown cause.
 
-        An entry that holds of untrained models is not evidence about training, so it does not count as agreeing. One
+        An entry that is true of untrained models is not evidence about training, so it does not count as agreeing. One
         that differs, or agrees in part, without an experiment on the cause does not count as differing.
         """
         if self.cause.startswith("unresolved") and self.verdict in ("differs", "agrees in part"):

@@ -8,8 +8,8 @@ of the position with the step size b, and is read by the query q (score_scale in
   `z_t = S_tᵀ q_t + D v_t` (Dao & Gu 2024; queries are their C, keys B, values x, steps Δ);
 - "delta": `S_t = D_t - b_t k_t (k_tᵀ D_t - v_tᵀ)` with `D_t = diag(a_t) S_{t-1}`, `z_t = S_tᵀ q_t` (Yang et al. 2024;
   with gates Yang et al. 2025): a step of gradient descent on `|k_tᵀ S - v_tᵀ|² / 2`;
-- "mesa": `G_t = a_t G_{t-1} + b_t k_t k_tᵀ`, `R_t = a_t R_{t-1} + b_t k_t v_tᵀ`, `z_t = R_tᵀ (G_t + Λ)⁻¹ q_t` (von
-  Oswald et al. 2025): regularised least squares. Its state is `[G R]`, `[d_key d_key + d_value]`.
+- "mesa": `G_t = a_t G_{t-1} + b_t k_t k_tᵀ`, `R_t = a_t R_{t-1} + b_t k_t v_tᵀ`, `z_t = R_tᵀ (G_t + Λ)⁻¹ q_t`:
+  regularised least squares (von Oswald et al. 2025). Its state is `[G R]`, `[d_key d_key + d_value]`.
 
 `Recurrence.states` is this definition, position by position. `read_in_chunks` computes all z by products of matrices,
 as attention does; runs take it unless the states are hooked. Tensors are `[batch head pos d]` here, gates

@@ -182,6 +182,7 @@ REFUSED = {  # what is refused because the model ignores it
     "BERT": IGNORED,
     "GPT": {"resid_post"},
 }
+RECURRENT = {"gate", "step", "state"}
 ABSENT = {
     "T5": set(COMPONENTS),
     "Mamba": set(COMPONENTS) - {"resid_pre", "resid_post"},
@@ -200,7 +201,7 @@ def test_each_component_is_right_or_refused(family):
         if component in REFUSED.get(family, ()):
             assert agreement.refusal is not None
             assert "ignores edits" in agreement.refusal or "does not fire" in agreement.refusal
-        elif component in ABSENT.get(family, {"resid_mid"} if family in PARALLEL else ()):
+        elif component in RECURRENT | ABSENT.get(family, {"resid_mid"} if family in PARALLEL else set()):
             assert "the model has no hook" in (agreement.refusal or "")
         else:
             assert agreement.refusal is None, component
