@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -181,8 +181,9 @@ def align_variables(
     fitting, held_out = (_pairs(causal, variable, half, n_pairs, seed + i) for i, half in enumerate(halves))
     intact = {causal.answer(causal.values(row)) for row in ids}
     classes = torch.tensor(sorted({*intact, *fitting.outputs, *held_out.outputs}))
-    if (largest := int(classes.max())) >= cast(int, model.cfg.d_vocab):
-        raise ValueError(f"output must return token ids below {model.cfg.d_vocab}, got {largest}")
+    n_logits = getattr(model.cfg, "d_vocab_out", None) or model.cfg.d_vocab
+    if (largest := int(classes.max())) >= n_logits:
+        raise ValueError(f"output must return token ids below {n_logits}, got {largest}")
     place = ids.shape[1] + pos if pos < 0 else pos
     layers = tuple(range(model.cfg.n_layers)) if layers is None else tuple(layers)
     from transformer_lens.tools.analysis.interchange import arbitrary_targets  # takes seconds
