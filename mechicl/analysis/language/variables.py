@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -181,7 +181,8 @@ def align_variables(
     fitting, held_out = (_pairs(causal, variable, half, n_pairs, seed + i) for i, half in enumerate(halves))
     intact = {causal.answer(causal.values(row)) for row in ids}
     classes = torch.tensor(sorted({*intact, *fitting.outputs, *held_out.outputs}))
-    n_logits = getattr(model.cfg, "d_vocab_out", None) or model.cfg.d_vocab
+    n_out = getattr(model.cfg, "d_vocab_out", None) or -1
+    n_logits = n_out if n_out > 0 else cast(int, model.cfg.d_vocab)
     if (largest := int(classes.max())) >= n_logits:
         raise ValueError(f"output must return token ids below {n_logits}, got {largest}")
     place = ids.shape[1] + pos if pos < 0 else pos
