@@ -278,8 +278,7 @@ def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
 
 def _recursive_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     fitted = fit_recursive(problem).hyperparameters
-    options = {"penalty": fitted["penalty"], "discount": fitted["discount"]}
-    yield RecursiveSteps(problem.prompts.n_context, **options, causal=problem.causal)
+    yield RecursiveSteps(problem.prompts.n_context, **fitted, causal=problem.causal)
 
 
 def _normalized_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:

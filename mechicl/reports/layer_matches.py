@@ -292,14 +292,13 @@ def growth_rows(
 
 def _nearest(rankings: Sequence[FamilyRanking], layer: float) -> str:
     """The nearest family and those tied with it: over seeds if there are several, else over prompts."""
-    families = [name for name in rankings[0].families if name not in (GRID, *EXTRA)]
-    i = rankings[0].rows.index(layer)
-    values = {name: torch.stack([ranking.of(name)[i] for ranking in rankings]) for name in families}
-    order = sorted(families, key=lambda name: -values[name].nanmean().nan_to_num(nan=-2.0).item())
-    tied = order[:1]
-    for name in order[1:]:
-        differences = values[order[0]] - values[name]
-        finite = differences[differences.isfinite()]
-        if len(finite) and (crossed_interval(differences) if len(rankings) > 1 else interval(finite)).low <= 0:
-            tied.append(name)
+    if len(rankings) == 1:
+        tied = rankings[0].nearest(layer, without=(GRID, *EXTRA))
+    else:
+        families = [name for name in rankings[0].families if name not in (GRID, *EXTRA)]
+        i = rankings[0].rows.index(layer)
+        values = {name: torch.stack([ranking.of(name)[i] for ranking in rankings]) for name in families}
+        order = sorted(families, key=lambda name: -values[name].nanmean().nan_to_num(nan=-2.0).item())
+        best = values[order[0]]
+        tied = [name for name in order if name == order[0] or crossed_interval(best - values[name]).low <= 0]
     return f"{tied[0]}; as near: {', '.join(tied[1:])}" if tied[1:] else tied[0]

@@ -76,10 +76,7 @@ def match_layers(
             sections += _match_figures(label, matches, seeds[0].growths[label])
             data[label] = {name: _numbers(each) for name, each in matches.items()}
     data["nearest"] = {
-        label: {
-            f"{layer:g}": [name for name in ranking.nearest(layer) if name not in (GRID, *EXTRA)]
-            for layer in ranking.rows[1:]
-        }
+        label: {f"{layer:g}": ranking.nearest(layer, without=(GRID, *EXTRA)) for layer in ranking.rows[1:]}
         for label, ranking in seeds[0].rankings.items()
     }
     data["by_seed"] = [

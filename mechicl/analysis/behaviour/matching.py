@@ -248,18 +248,19 @@ def match(
         )
         if similarity != "weights":
             batches.append((steps_a, steps_b))
-            parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
+            if similarity == "errors":
+                parts.append(similarity_of_errors(steps_a, steps_b, batch).cpu())
         else:
             values = similarity_of_weights(steps_a, steps_b).cpu()
             parts.append(values.nanmean(-1))
             by_point.append(values.nansum(2))
             counts.append(values.isfinite().sum(2))
     means = torch.stack(by_point).sum(0) / torch.stack(counts).sum(0) if by_point else None
-    similarities = torch.cat(parts, dim=-1)
     if batches:
         first, second = (_joined(each) for each in zip(*batches, strict=True))
         normalised, means = (each.cpu() for each in similarity_by_prefix(first, second, prompts))
-        similarities = normalised if similarity == "normalised errors" else similarities
+        parts = parts or [normalised]
+    similarities = torch.cat(parts, dim=-1)
     names = steps_a.name or "a", steps_b.name or "b"
     return Match(*names, steps_a.steps, steps_b.steps, similarities, similarity, means, given)
 
@@ -314,14 +315,15 @@ class FamilyRanking(Result):
         """Return each layer's mean cosine with the best step of a family, with a 95% interval over prompts."""
         return [interval(values[values.isfinite()]) for values in self.of(family)]
 
-    def nearest(self, row: float) -> list[str]:
+    def nearest(self, row: float, without: Sequence[str] = ()) -> list[str]:
         """Return the name of the family nearest to a layer, then those of the families tied with it.
 
         A family is tied if the difference from the first, prompt by prompt, has a 95% interval that covers 0.
+        Families in `without` are not compared.
         """
         i = index_of("row", row, self.rows)
         means = dict(zip(self.families, self.similarities[:, i].nanmean(-1).nan_to_num(-2.0).tolist(), strict=True))
-        order = sorted(self.families, key=lambda name: -means[name])
+        order = sorted((name for name in self.families if name not in without), key=lambda name: -means[name])
         return [name for name in order if name == order[0] or self.minus(order[0], name)[i].low <= 0]
 
 
