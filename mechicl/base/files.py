@@ -20,6 +20,7 @@ MOST_VALUES = 4_000_000
 """Most values, names and brackets in such a file; each takes up to a hundred bytes of memory."""
 MOST_BYTES_OF_WORDS = 8 * 2**20
 """Largest such file with non-ASCII characters, which take four bytes each; JSON written here has none."""
+_NUMBERS = re.compile(r"\[(\n[-+.\deE,\s]+)\]")
 TEMPORARY = re.compile(r"\.(?P<machine>[^.]+)\.(?P<process>\d+)\.tmp$")
 
 
@@ -159,8 +160,12 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def json_bytes(data: Any) -> bytes:
-    """Encode data as JSON; TypeError for other values than JSON's, ValueError for a number that is not finite."""
-    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+    """Encode data as JSON, a list of numbers on one line.
+
+    TypeError for other values than JSON's, ValueError for a number that is not finite.
+    """
+    text = json.dumps(data, indent=1, allow_nan=False)
+    return (_NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n").encode()
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:

@@ -268,7 +268,7 @@ def _check_plain(name: str, value: Any, depth: int = 0) -> None:
 def _record_digest(record: dict[str, Any]) -> str:
     """Digest of a record without its digests, after a round trip: if JSON writes two keys alike, the last stays."""
     record = {name: value for name, value in record.items() if name != "sha256"}
-    return hashlib.sha256(json_bytes(json.loads(json_bytes(record)))).hexdigest()
+    return hashlib.sha256((json.dumps(json.loads(json_bytes(record)), indent=1) + "\n").encode()).hexdigest()
 
 
 def _check_seeds(record: dict[str, Any], n_models: int) -> None:
