@@ -31,7 +31,7 @@ ROUNDING = 1e-10
 def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Predict `x W` with the averaging estimator `W = (1/n) Σ_i x_iᵀ y_i` over the n earlier points.
 
-    It is consistent for inputs of identity covariance.
+    It is consistent for inputs of identity covariance. Source: Garg et al. 2022, section 3.
 
     Args:
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
@@ -39,8 +39,6 @@ def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool =
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Garg et al. 2022, section 3.
     """
     xs, ys = prompts.xs.double(), prompts.ys.double()
     n = n_before(prompts, "points").clamp(min=1)[:, None, None]
@@ -117,7 +115,8 @@ def lasso(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
 
     Sums run over the n points before the predicted one. The minimum is exact: weights are piecewise linear in the
     penalty, and their path is followed from a penalty at which all are 0 down to the requested one. Gradients flow to
-    the query's input, not to the context.
+    the query's input, not to the context. Source: Tibshirani 1996; Efron et al. 2004, section 3, for the path; Garg et
+    al. 2022, section 5, compare with it.
 
     Args:
         penalty: factor on the sum of absolute weights, > 0; scikit-learn calls it alpha. For no penalty use `ols`.
@@ -126,8 +125,6 @@ def lasso(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Tibshirani 1996; Efron et al. 2004, section 3, for the path; Garg et al. 2022, section 5, compare with it.
     """
     x_dim, y_dim = prompts.x_dim, prompts.y_dim
 
@@ -195,7 +192,8 @@ def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") 
     """Predict the mean target of the earlier points in the same leaf of a greedily grown regression tree.
 
     Each node splits on the sign of the input coordinate that leaves the least squared error (the first if several do),
-    as long as both signs occur among its points and the error falls.
+    as long as both signs occur among its points and the error falls. Source: Breiman et al. 1984; Garg et al. 2022,
+    section 5, on the signs of the inputs.
 
     Args:
         depth: largest number of splits on the way to a leaf.
@@ -203,8 +201,6 @@ def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") 
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Breiman et al. 1984; Garg et al. 2022, section 5, on the signs of the inputs.
     """
     n_points, wide = prompts.n_context + 1, max(prompts.x_dim, prompts.y_dim)
     return in_parts(

@@ -1,8 +1,7 @@
 """The card of an algorithm: everything that the library knows about it, in one place.
 
-`analysis.match`, `identify`, `test_hypotheses` and the reports read the cards, and nothing else: how an algorithm's
-parameters are fitted to a model's predictions, which of its steps layers are compared with, its step forms, the simpler
-algorithms that it contains, and its name in a sentence.
+`match`, `identify`, `test_hypotheses` and the reports read only the cards: how parameters are fitted to a model, which
+steps layers are compared with, the step forms, the simpler algorithms that it contains, and its name in a sentence.
 """
 
 import dataclasses
@@ -220,7 +219,7 @@ def register(card: Algorithm) -> Algorithm:
 
 @checked
 def cards() -> list[Algorithm]:
-    """Return the cards of all algorithms in the order in which analyses try them; families for scale come last."""
+    """Return the card (`Algorithm`) of every algorithm in the library; mere bounds (`for_scale`) come last."""
     return sorted(CARDS.values(), key=lambda card: card.for_scale)
 
 

@@ -32,7 +32,8 @@ def in_weights_classifier(
 ) -> Trajectory:
     """Classify each input among the known training classes, without reading the context (in-weights learning).
 
-    It is the exact posterior over classes, for inputs `(mean + ε η) / √(1 + ε²)` with η from N(0, I / x_dim).
+    It is the exact posterior over classes, for inputs `(mean + ε η) / √(1 + ε²)` with η from N(0, I / x_dim). Source:
+    Reddy 2024 for the task.
 
     Args:
         means: class means, `GaussianClusters.means`.
@@ -43,8 +44,6 @@ def in_weights_classifier(
 
     Returns:
         `Trajectory` with one step: `predictions` `[step prompt point y]` are the probabilities of the labels.
-
-    Source: Reddy 2024 for the task.
     """
     if means.shape[1] != prompts.x_dim or labels.shape[1] != prompts.y_dim:
         raise ValueError(f"means {tuple(means.shape)} and labels {tuple(labels.shape)} are not of {prompts}")
@@ -66,7 +65,7 @@ def in_context_classifier(
 
     It sums over all ways to split the points so far into classes of `burstiness` points with one label each, weighted
     by how well the inputs of each class agree. With `burstiness=1` each point is a separate class, and the query's
-    prediction is one head of softmax attention over the context.
+    prediction is one head of softmax attention over the context. Source: Reddy 2024 for the task.
 
     Args:
         prompts: bursty prompts of `tasks.GaussianClusters` with new classes. A point before the query may be of a class
@@ -81,8 +80,6 @@ def in_context_classifier(
 
     Raises:
         ValueError: `burstiness` does not divide `n_context`, or there are too many ways to split the context.
-
-    Source: Reddy 2024 for the task.
     """
     if prompts.n_context % burstiness:
         raise ValueError(f"burstiness must divide n_context={prompts.n_context}, got {burstiness}")

@@ -216,8 +216,7 @@ def _causal_descent(
 ) -> StepwiseAlgorithm:
     """Fit descent whose points each read their own past, by step sizes and γ.
 
-    `start` is one step size for all steps, fitted to the last prediction alone, or one a step and then a γ for all but
-    the last, fitted to the predictions after every step.
+    `start`: one step size for the last prediction, or step sizes (and all γ but the last) for all predictions.
     """
     few, each = problem.first(FEWER), len(start) > 1
     targets = few.after_steps if each else few.targets[None]

@@ -1,7 +1,6 @@
 """Learners of Boolean functions.
 
-Inputs and targets are -1 or 1. Predictions are the target's mean given the earlier points, 2 P(y = 1) - 1: they have
-the least squared error, and their signs the fewest errors.
+Inputs and targets are -1 or 1, and predictions the target's mean given the earlier points, 2 P(y = 1) - 1.
 """
 
 import itertools
@@ -27,7 +26,8 @@ def conjunction_bayes(
     """Predict by exact Bayes over all 3^d conjunctions, for inputs of `tasks.Conjunctions`.
 
     A function's weight is its prior times the probability of the inputs up to and including the predicted point's
-    (inputs that satisfy the function are drawn more often), and 0 if it disagrees with an earlier target.
+    (inputs that satisfy the function are drawn more often), and 0 if it disagrees with an earlier target. Source:
+    Bhattamishra et al. 2024 for the task.
 
     Args:
         prompts: inputs and targets are -1 or 1.
@@ -40,8 +40,6 @@ def conjunction_bayes(
 
     Raises:
         ValueError: there are too many conjunctions to enumerate, or values other than -1 and 1.
-
-    Source: Bhattamishra et al. 2024 for the task.
 
     Example:
         >>> task = Conjunctions(x_dim=4, n_context=20)
@@ -108,7 +106,7 @@ def elimination(prompts: Prompts) -> Trajectory:
     """Learn a conjunction by elimination: predict the "and" of the literals that are true in all positive examples.
 
     A literal is a variable or its negation. It starts from all literals, so it predicts -1 before the first positive
-    example, and never errs on a negative one.
+    example, and never errs on a negative one. Source: Valiant 1984, "A theory of the learnable".
 
     Args:
         prompts: inputs and targets are -1 or 1, as in `tasks.Conjunctions`.
@@ -116,8 +114,6 @@ def elimination(prompts: Prompts) -> Trajectory:
     Returns:
         `Trajectory` with one step: `predictions` `[step prompt point y]` are -1 or 1, point t predicted from points
         0..t-1.
-
-    Source: Valiant 1984, "A theory of the learnable".
     """
     _check_signs(prompts)
     positive = prompts.ys == 1

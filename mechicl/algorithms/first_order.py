@@ -29,7 +29,8 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
     S = XᵀX and B = XᵀY sum over the points before the predicted one. After k steps the residual in the eigendirection λ
     of S is `T_k(z(λ)) / T_k(z(0))`. T_k is the Chebyshev polynomial, and z maps `[λ_min, λ_max]`, the range of S's
     nonzero eigenvalues, linearly onto [-1, 1]. Of all methods whose weights after k steps are `p(S) B` with a
-    polynomial p of degree k - 1, it has the smallest worst-case residual over that interval.
+    polynomial p of degree k - 1, it has the smallest worst-case residual over that interval. Source: Golub & Varga
+    1961; Fu et al. 2024, section 4, compare models with gradient descent instead.
 
     Args:
         steps: number k of steps, or several in any order; 0 predicts 0.
@@ -38,8 +39,6 @@ def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", wi
 
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
-
-    Source: Golub & Varga 1961; Fu et al. 2024, section 4, compare models with gradient descent instead.
     """
     numbers = step_numbers(steps)
     return spectral_trajectory(
@@ -86,6 +85,7 @@ def online_gradient_descent(
     """Make one pass of gradient descent over the context, one point a step, in the order of the prompt.
 
     `W ← γ W`, `W ← W - a_t x_tᵀ (x_t W - y_t)` for each point, from 0: least mean squares, with weight decay for γ < 1.
+    Source: Fu et al. 2024, section 3.2 and Table 1; Widrow & Hoff 1960, for least mean squares.
 
     Args:
         step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
@@ -96,8 +96,6 @@ def online_gradient_descent(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Fu et al. 2024, section 3.2 and Table 1; Widrow & Hoff 1960, for least mean squares.
     """
     if step_size is not None:
         per_step("step_size", step_size, 1)

@@ -29,7 +29,7 @@ def gradient_descent(
     """Run gradient descent on `Σ_i (x_i W - y_i)² / 2`, summed over the points before the predicted one; predict `x W`.
 
     Any number of steps costs the same. With λ_max the largest eigenvalue of S = XᵀX, the iteration diverges for a step
-    size below 0 or above 2/λ_max.
+    size below 0 or above 2/λ_max. Source: von Oswald et al. 2023, section 2, eq. 3.
 
     Args:
         steps: number of steps, or several in any order; 0 gives the initial prediction.
@@ -46,8 +46,6 @@ def gradient_descent(
 
     Warns:
         DivergenceWarning: it diverges on more than half of the full contexts, in more than one step.
-
-    Source: von Oswald et al. 2023, section 2, eq. 3.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0)
@@ -111,7 +109,7 @@ def gd_plus_plus(
 
     Step: `ΔW = a XᵀY`, `y ← y - x ΔW`, `x ← x - γ x S`, with the current X and `S = XᵀX` of the points before the
     predicted one; the prediction is the sum of the query's `x ΔW`. All steps are computed in the eigenbasis of the
-    first S.
+    first S. Source: von Oswald et al. 2023, appendix A.10, eq. 23.
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
@@ -126,8 +124,6 @@ def gd_plus_plus(
     Warns:
         DivergenceWarning: the residual grows on more than half of the full contexts, in more than one step. It does not
             where every a and γ is between 0 and 2/λ_max of the first S.
-
-    Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
     numbers = step_numbers(steps)
     step_sizes, gammas = per_step("step_size", step_size, max(numbers)), per_step("gamma", gamma, max(numbers))
@@ -147,10 +143,9 @@ def gd_plus_plus_filters(
     step_sizes: Sequence[float] | Sequence[Tensor] | Float[Tensor, "step *extra"],
     gammas: Sequence[float] | Sequence[Tensor] | Float[Tensor, "step *extra"],
 ) -> Float[Tensor, "after ..."]:
-    """Return the filters of GD++ after 0, 1, 2, ... steps: `Σ_i a_i (λ_i / λ) Π_{j<i} (1 - a_j λ_j)`.
+    """Return the filters of GD++ after 0, 1, 2, ... steps: `Σ_i a_i (λ_i / λ) Π_{j<i} (1 - a_j λ_j)`, differentiable.
 
-    `λ_i` is the eigenvalue that the inputs have before step i: `λ_0 = λ`, `λ_{i+1} = λ_i (1 - γ_i λ_i)²`.
-    Differentiable with respect to all parameters.
+    Before step i an input has the eigenvalue `λ_i`: `λ_0 = λ`, `λ_{i+1} = λ_i (1 - γ_i λ_i)²`.
     """
     # All tokens' coordinates along one eigenvector are multiplied alike, by 1 - γ λ_i, so two numbers describe them:
     # x = stretch * x_0, and XᵀY = moment * X_0ᵀY_0. A step predicts a x XᵀY = a stretch moment x_0 B, takes a λ_i of
@@ -171,10 +166,7 @@ def gd_plus_plus_filters(
 def momentum_filter(
     eigenvalues: Float[Tensor, "*any"], steps: int, step_size: float | Tensor, momentum: float | Tensor
 ) -> Float[Tensor, "..."]:
-    """Return the filter of gradient descent with momentum (heavy ball): `v ← β v + a (1 - λ f)`, `f ← f + v`, from 0.
-
-    Source: Polyak 1964.
-    """
+    """Return the filter of momentum descent (Polyak 1964): `v ← β v + a (1 - λ f)`, `f ← f + v`, from 0."""
     total = velocity = torch.zeros_like(eigenvalues)
     for _ in range(steps):
         velocity = momentum * velocity + step_size * (1 - eigenvalues * total)

@@ -39,7 +39,7 @@ def kernel_smoothing(
 
     A wide kernel gives the mean target, a narrow one that of the nearest context point; the "exponential" kernel is
     softmax attention with scores `<x, x_i>/h` and values y_i. The first point's prediction is 0. Gradients flow to the
-    query and to the context.
+    query and to the context. Source: Nadaraya 1964; Watson 1964. Von Oswald et al. 2023, A.8, liken attention to it.
 
     Args:
         bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); `tuned_bandwidth` finds one.
@@ -48,8 +48,6 @@ def kernel_smoothing(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Nadaraya 1964; Watson 1964. Von Oswald et al. 2023, A.8, liken attention to it.
 
     Example:
         >>> prompts = SineRegression().sample(100, seed=0)
@@ -73,12 +71,11 @@ def tuned_bandwidth(prompts: Prompts, *, kernel: Kernel = "gaussian") -> float:
 
     Searched between 1/1000 and 100 times the largest spread of the log-kernel's values on a context (its square root
     for the "gaussian" one, whose bandwidth is a distance): a geometric grid, then Brent's method around the best point.
+    Source: von Oswald et al. 2023, section 3, tune gradient descent this way.
 
     Args:
         prompts: prompts to tune on; their query targets are used, so evaluate on others.
         kernel: "gaussian" or "exponential", as for `kernel_smoothing`.
-
-    Source: von Oswald et al. 2023, section 3, tune gradient descent this way.
     """
     if len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context, got {prompts}")

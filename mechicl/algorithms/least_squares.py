@@ -29,8 +29,9 @@ N_PENALTIES = 12  # of a ridge path step by step, each half of the one before
 def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Predict by ordinary least squares, `S⁺ B`: the solution of minimum norm where the context allows several.
 
-    S = XᵀX and B = XᵀY sum over the points before the predicted one. Directions whose singular value in X is below
-    `ε max(n, d)` times the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. Directions whose singular value in X is below `ε
+    max(n, d)` times the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`. Source:
+    Fu et al. 2024, section 3.1.
 
     Args:
         at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
@@ -41,8 +42,6 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
-
-    Source: Fu et al. 2024, section 3.1.
     """
     return _penalised(prompts, 0.0, "OLS", at, with_weights)
 
@@ -51,7 +50,8 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Predict by ridge regression: W minimises `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
 
-    S = XᵀX and B = XᵀY sum over the points before the predicted one.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. Source: Garg et al. 2022; the lecture notes
+    "Transformers as meta-optimizers", Theorem 3.1.
 
     Args:
         penalty: λ > 0; for no penalty, or one near rounding noise, use `ols`.
@@ -63,8 +63,6 @@ def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
-
-    Source: Garg et al. 2022; the lecture notes "Transformers as meta-optimizers", Theorem 3.1.
     """
     return _penalised(prompts, penalty, f"ridge({penalty:g})", at, with_weights)
 
@@ -81,7 +79,8 @@ def ridge_path(
 
     S = XᵀX and B = XᵀY sum over the points before the predicted one. Use it as a control for `newton`: it looks like an
     iteration, but each step is computed in closed form. Its first penalty `p_0 = ‖S Sᵀ‖_F^(1/2)` is slightly larger
-    than S's top eigenvalue; it is also the λ at which Newton's first residual `1 - αλ²` is 0.
+    than S's top eigenvalue; it is also the λ at which Newton's first residual `1 - αλ²` is 0. Source: the lecture notes
+    "Transformers as meta-optimizers", Theorem 3.1, for each penalty.
 
     Args:
         steps: number k of halvings, or several in any order; 0 uses `p_0`.
@@ -90,8 +89,6 @@ def ridge_path(
 
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
-
-    Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1, for each penalty.
     """
     numbers = step_numbers(steps)
 
@@ -115,7 +112,8 @@ def bayes(
     """Predict the posterior mean of linear regression with Gaussian weights and noise: the best possible prediction.
 
     It is ridge with penalty `noise_std² / weight_std²`, or without noise minimum-norm least squares; with a covariance
-    C of the weights, the same on inputs `x C^(1/2)`.
+    C of the weights, the same on inputs `x C^(1/2)`. Source: the lecture notes "Transformers as meta-optimizers",
+    Theorem 3.1.
 
     Args:
         noise_std: standard deviation of the label noise.
@@ -126,8 +124,6 @@ def bayes(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1.
     """
     if weight_covariance is not None:
         root = _covariance_root(weight_covariance, prompts)

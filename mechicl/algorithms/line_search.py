@@ -24,9 +24,9 @@ def steepest_descent(
 ) -> Trajectory:
     """Run gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
 
-    S = XᵀX and B = XᵀY sum over the points before the predicted one. With the residual `r = B - S W` a step is
-    `W ← W + a r`, `a = |r|² / rᵀSr`. Each target has separate line searches, so that its prediction does not depend on
-    the other targets. The cost grows with the largest number of steps.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. With the residual `r = B - S W` a step is `W ← W +
+    a r`, `a = |r|² / rᵀSr`. Each target has separate line searches, so that its prediction does not depend on the other
+    targets. The cost grows with the largest number of steps. Source: Cauchy 1847.
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
@@ -35,8 +35,6 @@ def steepest_descent(
 
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
-
-    Source: Cauchy 1847.
     """
     return _line_searches(prompts, steps, _steepest, "steepest descent", at, with_weights)
 
@@ -47,9 +45,9 @@ def conjugate_gradient(
 ) -> Trajectory:
     """Run conjugate gradients from 0 on `S W = B`: after k steps the least error that k gradients can reach.
 
-    S = XᵀX and B = XᵀY sum over the points before the predicted one. No method whose weights are combinations of
-    `B, SB, ..., S^(k-1) B` has a smaller squared error on these points. It ends at least squares, after one step for
-    each distinct eigenvalue of S. Each target is a separate problem.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. No method whose weights are combinations of `B,
+    SB, ..., S^(k-1) B` has a smaller squared error on these points. It ends at least squares, after one step for each
+    distinct eigenvalue of S. Each target is a separate problem. Source: Hestenes & Stiefel 1952.
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
@@ -58,8 +56,6 @@ def conjugate_gradient(
 
     Returns:
         `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
-
-    Source: Hestenes & Stiefel 1952.
     """
     return _line_searches(prompts, steps, _conjugate, "conjugate gradients", at, with_weights)
 
@@ -67,10 +63,7 @@ def conjugate_gradient(
 def _line_searches(
     prompts: Prompts, steps: Steps, iteration: Iteration, name: str, at: PointsAt, with_weights: bool
 ) -> Trajectory:
-    """Run the iteration in the eigenbasis of each prefix's S, where multiplying by S is elementwise.
-
-    Unlike a fixed polynomial of S, line searches depend on B too: there is no filter to share between prompts.
-    """
+    """Run the iteration in the eigenbasis of each prefix's S; line searches depend on B, so no filter is shared."""
     numbers = step_numbers(steps)
     n_points = prompts.n_context + 1 if at == "points" else 1
     per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, len(numbers) * prompts.y_dim)

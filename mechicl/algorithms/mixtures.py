@@ -36,7 +36,8 @@ def mixture_bayes(
     """Predict the posterior mean for prompts of several kinds, each with its noise level and scale of the weights.
 
     All settings are equally likely. It is the mean of ridge regressions with penalties `noise_std² / weight_std²`,
-    weighted by the evidence of each: the best prediction on `tasks.MixedRegression`.
+    weighted by the evidence of each: the best prediction on `tasks.MixedRegression`. Source: Bai et al. 2023, on mixed
+    noise levels.
 
     Args:
         noise_stds: standard deviations of the label noise, one for each setting.
@@ -46,8 +47,6 @@ def mixture_bayes(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Bai et al. 2023, on mixed noise levels.
     """
     stds = tuple(weight_stds) * (len(noise_stds) if len(weight_stds) == 1 else 1)
     if not noise_stds or len(stds) != len(noise_stds):
@@ -69,7 +68,8 @@ def sparse_bayes(
 ) -> Trajectory:
     """Predict the posterior mean where `sparsity` of the weights, at unknown places, are normal and all others 0.
 
-    All choices of inputs are equally likely, and all are tried: 1140 of them for 3 of 20.
+    All choices of inputs are equally likely, and all are tried: 1140 of them for 3 of 20. Source: Garg et al. 2022,
+    section 5, for the task.
 
     Args:
         sparsity: number of weights that are not zero, 1 to x_dim.
@@ -80,8 +80,6 @@ def sparse_bayes(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Garg et al. 2022, section 5, for the task.
     """
     if sparsity > prompts.x_dim:
         raise ValueError(f"sparsity must be 1 to x_dim={prompts.x_dim}, got {sparsity}")
@@ -160,7 +158,8 @@ def dmmse(
     """Predict by the posterior mean of a finite pool of weights: the discrete minimum mean squared error estimator.
 
     It is Bayes-optimal if all tasks of the pool are equally likely and the noise is Gaussian: a model near it has
-    learned the pool by heart. With a growing pool of draws from N(0, I) it becomes `bayes`.
+    learned the pool by heart. With a growing pool of draws from N(0, I) it becomes `bayes`. Source: Raventós et al.
+    2023, section 2.
 
     Args:
         pool: weights of the tasks: `[task x]` for one target, or `[task x y]`.
@@ -171,8 +170,6 @@ def dmmse(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Raventós et al. 2023, section 2.
     """
     weights = _checked_pool(prompts, pool)
 

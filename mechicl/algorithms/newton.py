@@ -36,7 +36,9 @@ def newton(
 ) -> Trajectory:
     """Run iterative Newton for the inverse of S: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
-    S = XᵀX and B = XᵀY sum over the points before the predicted one. Any number of steps costs the same.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. Any number of steps costs the same. Source: Fu et
+    al. 2024, section 3.2 and C.3, whose `α = 2 / ‖S Sᵀ‖₂` is on the boundary and does not converge; the authors' code
+    has the default.
 
     Args:
         steps: number of iterations, or several in any order; 0 predicts `x αS B`.
@@ -51,9 +53,6 @@ def newton(
 
     Raises:
         ValueError: `alpha` is too large to converge on these prompts.
-
-    Source: Fu et al. 2024, section 3.2 and C.3, whose `α = 2 / ‖S Sᵀ‖₂` is on the boundary and does not converge; the
-    authors' code has the default.
     """
     numbers = step_numbers(steps)
     if factors is not None and len(factors) != max(numbers) + 1:

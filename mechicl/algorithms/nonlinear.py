@@ -74,8 +74,8 @@ def logistic(
 ) -> Trajectory:
     """Predict the expected label, from -1 to 1, where `P(y = 1) = 1 / (1 + exp(-x w))` with weights N(0, weight_std²).
 
-    Newton's method finds the weights of largest posterior density, those of logistic regression with the penalty
-    `|w|² / (2 weight_std²)`.
+    Newton's method finds the weights of largest posterior density, those of logistic regression with the penalty `|w|²
+    / (2 weight_std²)`. Source: Bai et al. 2023; MacKay 1992 for the average.
 
     Args:
         prompts: labels (targets) of the context are -1 and 1, as in `tasks.LogisticRegression`.
@@ -86,8 +86,6 @@ def logistic(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Bai et al. 2023; MacKay 1992 for the average.
     """
     labels = prompts.ys[:, :-1]
     if not (labels.abs() == 1).all():
@@ -169,7 +167,8 @@ def network_descent(
     """Train a two-layer ReLU network on the earlier points' mean squared error by Adam, and predict with it.
 
     Every prefix trains a separate network, all from the same initial weights: uniform in ±1/√n for a layer of n inputs,
-    biases included, as in PyTorch. It predicts 0 before the first point. Gradients do not flow to the context.
+    biases included, as in PyTorch. It predicts 0 before the first point. Gradients do not flow to the context. Source:
+    Garg et al. 2022, section 5, and the authors' code (100 units, 100 steps, learning rate 0.005).
 
     Args:
         n_hidden: number of hidden units.
@@ -179,8 +178,6 @@ def network_descent(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Garg et al. 2022, section 5, and the authors' code (100 units, 100 steps, learning rate 0.005).
     """
     n_points = prompts.n_context + 1
     largest = (n_points if at == "points" else 1) * n_hidden * max(n_points, prompts.x_dim)

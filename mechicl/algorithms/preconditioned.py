@@ -42,7 +42,8 @@ def preconditioned_gd(
 ) -> Trajectory:
     """Run preconditioned gradient descent on the mean squared error: `W_{k+1} = W_k - A_k (S W_k - B) / n`, from 0.
 
-    S = XᵀX and B = XᵀY sum over the n points before the predicted one; before the first point it predicts 0.
+    S = XᵀX and B = XᵀY sum over the n points before the predicted one; before the first point it predicts 0. Source:
+    Nertinger 2025, Theorem 1 and section 2, where the sign is printed as plus.
 
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
@@ -56,8 +57,6 @@ def preconditioned_gd(
     Warns:
         DivergenceWarning: repeating the steps makes errors grow (the product of all `I - A_k S / n` has a spectral
             radius above 1) on more than half of the full contexts of the first 256 prompts, in more than one step.
-
-    Source: Nertinger 2025, Theorem 1 and section 2, where the sign is printed as plus.
     """
     numbers = step_numbers(steps)
     last, shape = max(numbers), (prompts.x_dim, prompts.x_dim)

@@ -1,7 +1,6 @@
-"""Algorithms that read the context once, point by point, and forget: recursive least squares, LMS, discounted moments.
+"""Algorithms that read the context once and forget: recursive least squares, LMS, discounted moments.
 
-They are what recurrent sequence layers can compute. The state after point t is a matrix of fixed size, and a discount γ
-below 1 gives a point that lies k points back the weight γ^k.
+The state has a fixed size, as in recurrent layers; with discount γ, a point k points back has the weight γ^k.
 """
 
 import math
@@ -43,8 +42,9 @@ def recursive_least_squares(
     """Predict by recursive least squares with forgetting: ridge regression in which old points count less.
 
     Point t is predicted from points i = 0..t-1 by the W of least `Σ_i γ^(t-1-i) (x_i W - y_i)² + γ^t penalty |W|²`. The
-    recursion keeps W and the inverse P of the discounted moments, from `P = I / penalty`; each point adds
-    `P xᵀ (y - x W) / (γ + x P xᵀ)` to W. Here the same W is computed in closed form. With γ = 1 it is `ridge`.
+    recursion keeps W and the inverse P of the discounted moments, from `P = I / penalty`; each point adds `P xᵀ (y - x
+    W) / (γ + x P xᵀ)` to W. Here the same W is computed in closed form. With γ = 1 it is `ridge`. Source: Plackett
+    1950, for the recursion; Haykin 2002, chapter 9, for forgetting; von Oswald et al. 2025 for `fading=False`.
 
     Args:
         penalty: start of the inverse, `P_0 = I / penalty`.
@@ -56,9 +56,6 @@ def recursive_least_squares(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Plackett 1950, for the recursion; Haykin 2002, chapter 9, for forgetting; von Oswald et al. 2025 for
-    `fading=False`.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0)
@@ -85,7 +82,8 @@ def normalized_lms(
     """Make one pass of normalised least mean squares over the context, in the order of the prompt.
 
     `W ← W - a x_tᵀ (x_t W - y_t) / (ε + |x_t|²)`, from 0. With ε = 0 a step takes the share a of the point's error; a
-    large ε gives plain least mean squares, which is `online_gradient_descent`.
+    large ε gives plain least mean squares, which is `online_gradient_descent`. Source: Nagumo & Noda 1967; Haykin 2002,
+    chapter 6.
 
     Args:
         step_size: a; stable between 0 and 2.
@@ -95,8 +93,6 @@ def normalized_lms(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Nagumo & Noda 1967; Haykin 2002, chapter 6.
     """
 
     def rate(squared: Tensor) -> Tensor:
@@ -112,7 +108,8 @@ def discounted_gradient_descent(
     """Take one step of gradient descent from 0 on `Σ_i γ^(t-1-i) (x_i W - y_i)² / 2`, in which old points count less.
 
     The weights are `W = a Σ_i γ^(t-1-i) x_iᵀ y_i`: an exponentially weighted sum, which a linear attention layer with a
-    decayed state computes. With a discount of 1 it is one step of `gradient_descent`.
+    decayed state computes. With a discount of 1 it is one step of `gradient_descent`. Source: von Oswald et al. 2023,
+    Proposition 1, with the decay of Yang et al. 2024a (gated linear attention).
 
     Args:
         step_size: a, the factor on the summed gradient.
@@ -122,8 +119,6 @@ def discounted_gradient_descent(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: von Oswald et al. 2023, Proposition 1, with the decay of Yang et al. 2024a (gated linear attention).
     """
     weights = step_size * discounted_moments(prompts, discount, at)[1]
     return linear_trajectory(prompts, weights, "discounted gradient descent", at, with_weights)
@@ -135,7 +130,8 @@ def discounted_averaging(
 ) -> Trajectory:
     """Predict `x W` with the exponentially weighted average `W = Σ_i γ^(t-1-i) x_iᵀ y_i / Σ_i γ^(t-1-i)`.
 
-    With a discount of 1 it is `averaging`.
+    With a discount of 1 it is `averaging`. Source: Garg et al. 2022, section 3, for the average; Dao & Gu 2024 for the
+    weights of a state-space layer.
 
     Args:
         discount: γ, between 0.001 and 1; 1 forgets nothing.
@@ -144,8 +140,6 @@ def discounted_averaging(
 
     Returns:
         `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
-
-    Source: Garg et al. 2022, section 3, for the average; Dao & Gu 2024 for the weights of a state-space layer.
     """
     cross = discounted_moments(prompts, discount, at)[1]
     exponents = torch.arange(prompts.n_context + 1, dtype=torch.float64, device=prompts.device)
@@ -181,8 +175,7 @@ def _least(
 ) -> list[float]:
     """Return the values with the least error: the best of a grid on a few prompts, then Nelder-Mead's method.
 
-    Values are searched by their logarithms, but for the first, a discount, by the logarithm of 1 - γ, so that values
-    near 1 are resolved. A discount of exactly 1 is tried too.
+    The search is in logarithms, for the discount γ that of 1 - γ; γ = 1 is tried too.
     """
     few, some = problem.first(SCREENING // 4), problem.first(2 * SCREENING)
     start = min(grid, key=lambda values: error(few, values))
@@ -204,10 +197,7 @@ def _simplex(error: Callable[[Any], float], start: Any) -> Any:
 
 
 def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
-    """Fit recursive least squares by the discount and the penalty.
-
-    With the same number of points in every context a fading penalty predicts what some lasting penalty does.
-    """
+    """Fit the discount and the penalty; with one number of points, a lasting penalty replaces a fading one."""
     mean = problem.prompts.context.xs.square().sum(1).mean().item()  # of S's eigenvalues
     grid = [(discount, p) for discount in DISCOUNTS[3:] for p in geometric_grid(1e-6 * mean, 10 * mean, 8)]
 

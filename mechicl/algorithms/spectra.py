@@ -38,20 +38,14 @@ class DivergenceWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class PrefixSpectra:
-    """Eigenvalues of each prefix's second moments, with the point's and the targets' coordinates in its eigenbasis.
+    """Eigenvalues of each prefix's second moments, with the point's and the targets' coordinates in its eigenbasis."""
 
-    Attributes:
-        eigenvalues: λ `[prompt point x]`, ascending, of S over the points before each point; never negative, and
-            exactly 0 (as are the targets' coordinates) in directions that a prefix with few points does not span.
-        point_coordinates: `x_t U` `[prompt point x]`.
-        target_coordinates: `Uᵀ B` `[prompt point x y]`.
-        eigenvectors: U `[prompt point x x]`, in columns.
-    """
-
+    # λ `[prompt point x]`, ascending, of S over the points before each point; never negative, and exactly 0 (as are the
+    # targets' coordinates) in directions that a prefix with few points does not span.
     eigenvalues: Float[Tensor, "prompt point x"]
-    point_coordinates: Float[Tensor, "prompt point x"]
-    target_coordinates: Float[Tensor, "prompt point x y"]
-    eigenvectors: Float[Tensor, "prompt point x x"]
+    point_coordinates: Float[Tensor, "prompt point x"]  # `x_t U` `[prompt point x]`
+    target_coordinates: Float[Tensor, "prompt point x y"]  # `Uᵀ B` `[prompt point x y]`
+    eigenvectors: Float[Tensor, "prompt point x x"]  # U `[prompt point x x]`, in columns
 
     @classmethod
     def decompose(
@@ -174,15 +168,10 @@ def spectral_trajectory(
 ) -> Trajectory:
     """Compute the predictions of a spectral algorithm in float64; they are returned in the prompts' dtype.
 
-    Gradients flow to the query. Those to the context are NaN where eigenvalues of S coincide, as in a prefix with fewer
-    points than dimensions.
-
-    Args:
-        filters: eigenvalues to filter values, one slice for each of `steps`.
-        initial_weights: the learner's weights `[x y]` before any step; the algorithm then fits the residual.
-        parameters: names and values of an iteration's parameters, for a `DivergenceWarning` where the residual grows on
-            most of the full contexts in more than one step. Values between 0 and `2 / λ_max(S)` always converge.
-        of_inputs: decompose each prefix's X in place of its S: slower, but keeps digits that S loses.
+    Gradients flow to the query; those to the context are NaN where eigenvalues of S coincide. `filters` maps
+    eigenvalues to filter values, one slice for each of `steps`, and is fitted to the residual of `initial_weights` `[x
+    y]`. `parameters` names an iteration's parameters, for a `DivergenceWarning` where the residual grows on most of the
+    full contexts in more than one step. `of_inputs` decomposes X in place of S: slower, but keeps digits that S loses.
     """
     if initial_weights is not None and initial_weights.shape != (prompts.x_dim, prompts.y_dim):
         expected = (prompts.x_dim, prompts.y_dim)  # another shape might be broadcast without an error
@@ -253,10 +242,7 @@ def residuals_grow(
 def warn_where_most_diverge(
     parameters: str, diverging: Bool[Tensor, "context"], condition: str, quantity: str, values: Float[Tensor, "context"]
 ) -> None:
-    """Warn of an algorithm's `parameters` that diverge on more than half of the contexts.
-
-    The message states the `condition` for convergence and the `values` on the contexts of the `quantity` in it.
-    """
+    """Warn of `parameters` that violate the `condition` for convergence (on `values`) on over half of the contexts."""
     share = diverging.double().mean().item()
     if share > 0.5:  # False for no contexts, whose mean is NaN
         middle, low, high = (value.item() for value in (values.median(), values.min(), values.max()))

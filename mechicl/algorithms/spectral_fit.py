@@ -67,16 +67,12 @@ class SpectralProblem:
 
     Every algorithm that applies a function f to `S = XᵀX = U diag(λ) Uᵀ` predicts `Σ_i f(λ_i) (xU)_i (UᵀB)_i`. The
     products `(xU)_i (UᵀB)_i` depend on the prompts alone: with them the prediction is linear in the numbers f(λ_i).
-
-    Attributes:
-        eigenvalues: λ `[prompt x]`.
-        contributions: each eigendirection's part of the prediction with f = 1, `[prompt x y]`.
-        targets: `[prompt y]`.
     """
 
-    eigenvalues: Float[Tensor, "prompt x"]
+    eigenvalues: Float[Tensor, "prompt x"]  # λ `[prompt x]`
+    # each eigendirection's part of the prediction with f = 1, `[prompt x y]`.
     contributions: Float[Tensor, "prompt x y"]
-    targets: Float[Tensor, "prompt y"]
+    targets: Float[Tensor, "prompt y"]  # `[prompt y]`
 
     @classmethod
     def from_prompts(cls, prompts: Prompts, targets: Float[Tensor, "prompt y"]) -> "SpectralProblem":
@@ -133,10 +129,7 @@ class SpectralProblem:
         numbers: Sequence[int],
         grid: Callable[[int], list[float]],
     ) -> tuple[int, float, float]:
-        """Return the number of steps, the value and the error of the nearest member; the fewest steps among equals.
-
-        The search begins with some numbers of steps, and tries others between the best ones.
-        """
+        """Return number of steps (fewest among equals), value and error of the nearest member."""
         few, screened = self.first(SCREENING), {}
 
         def screen(k: int) -> None:
@@ -172,11 +165,7 @@ class SpectralProblem:
     def descend(
         self, family: Callable[[Tensor], Tensor], start: Float[Tensor, "parameter"], *, evaluations: int = 80
     ) -> tuple[Float[Tensor, "parameter"], float]:
-        """Return the hyperparameters with the least error downhill from a start (Levenberg-Marquardt), and that error.
-
-        The differentiable family maps hyperparameters `[parameter prompt x]` to filter values `[prompt x]`,
-        elementwise.
-        """
+        """Return the hyperparameters of least error from a start (Levenberg-Marquardt), and that error."""
         # Levenberg-Marquardt needs the slope of every residual with respect to every parameter. Each eigenvalue gets
         # its own copy of the parameters: one backward pass from the sum of all filter values then gives
         # d f(λ_i) / d parameter for all eigenvalues at once, and the contributions add them up to residuals.
@@ -222,11 +211,7 @@ def largest_stable(power: int) -> float:
 
 
 def polynomials(degree: int, largest: float) -> Callable[[Tensor], Tensor]:
-    """Return the first Chebyshev polynomials on `[0, largest]`, as a basis of filters: `[... degree]`.
-
-    They are bounded by 1 there, so that their coefficients' least-squares problem is well conditioned, unlike that of
-    the powers of λ, which span the same functions.
-    """
+    """Return the first Chebyshev polynomials on `[0, largest]` as filters: better conditioned than powers of λ."""
 
     def basis(eigenvalues: Tensor) -> Tensor:
         z = 2 * eigenvalues / largest - 1

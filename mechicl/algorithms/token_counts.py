@@ -1,6 +1,6 @@
 """Learners of token sequences, which count the tokens so far or average over a finite pool of sources.
 
-Log-probabilities are in nats, float64: entry `read` i predicts token i + 1 from tokens 0..i.
+Log-probabilities are in nats, float64: index i of `read` predicts token i + 1 from tokens 0..i.
 """
 
 import math
@@ -28,7 +28,7 @@ def uniform_tokens(sequences: TokenSequences, *, d_vocab: VocabularySize) -> Flo
         d_vocab: number of different tokens.
 
     Returns:
-        Log-probabilities in nats, float64, all `-log(d_vocab)`; entry `read` i predicts token i + 1.
+        Log-probabilities in nats, float64, all `-log(d_vocab)`; index i of `read` predicts token i + 1.
     """
     return torch.full_like(_one_hot(sequences, d_vocab), -math.log(d_vocab))
 
@@ -40,7 +40,7 @@ def unigram_bayes(
     """Predict the next token from how often each token b has occurred so far: `(n_b + a) / (n + k a)`.
 
     It is the posterior mean if tokens are independent. On Markov chains it is simpler than `bigram_bayes`, and models
-    learn it first.
+    learn it first. Source: Edelman et al. 2024, section 2.
 
     Args:
         sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
@@ -48,9 +48,7 @@ def unigram_bayes(
         concentration: concentration a of the symmetric Dirichlet prior over tokens; 1 is a uniform prior.
 
     Returns:
-        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i.
-
-    Source: Edelman et al. 2024, section 2.
+        Log-probabilities in nats, float64; index i of `read` predicts token i + 1 from tokens 0..i.
     """
     return _posterior_mean(_one_hot(sequences, d_vocab).cumsum(1), concentration)
 
@@ -63,7 +61,7 @@ def bigram_bayes(
 
     It is Bayes-optimal on `tasks.MarkovChains` of the same concentration, if the first state carries no information
     about the chain. An induction head computes the same counts, of the tokens that followed earlier occurrences of a
-    token.
+    token. Source: Edelman et al. 2024, section 2.
 
     Args:
         sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
@@ -71,9 +69,7 @@ def bigram_bayes(
         concentration: concentration c of the Dirichlet prior over each row of the transition matrix; 1 is uniform.
 
     Returns:
-        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i.
-
-    Source: Edelman et al. 2024, section 2.
+        Log-probabilities in nats, float64; index i of `read` predicts token i + 1 from tokens 0..i.
 
     Example:
         >>> ids = torch.tensor([[0, 1, 0, 1, 0]])
@@ -90,8 +86,9 @@ def ngram_bayes(
 ) -> Float[Tensor, "prompt read token"]:
     """Predict the next token from how often each token has followed the last `order` tokens so far.
 
-    On sequences from `tasks.MarkovChains` of this order and concentration it is Bayes-optimal at all positions that
-    the task scores. Order 1 is `bigram_bayes`. Before `order` tokens have been read, all tokens are equally likely.
+    On sequences from `tasks.MarkovChains` of this order and concentration it is Bayes-optimal at all positions that the
+    task scores. Order 1 is `bigram_bayes`. Before `order` tokens have been read, all tokens are equally likely. Source:
+    Edelman et al. 2024, on n-grams.
 
     Args:
         sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
@@ -100,9 +97,7 @@ def ngram_bayes(
         concentration: concentration of the Dirichlet prior over the next token; 1 is uniform.
 
     Returns:
-        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i.
-
-    Source: Edelman et al. 2024, on n-grams.
+        Log-probabilities in nats, float64; index i of `read` predicts token i + 1 from tokens 0..i.
     """
     read, one_hot = sequences.read, _one_hot(sequences, d_vocab)
     equal = read[:, :, None] == read[:, None, :]  # [prompt pos earlier]
@@ -125,7 +120,8 @@ def pool_bayes(
     """Predict by exact Bayes over a finite pool of equally likely sources: urns, or Markov chains of any order.
 
     A model near it has memorised the pool. It is optimal on `tasks.BallsAndUrns` and `tasks.MarkovChains` with this
-    pool. If a sequence is impossible for all sources, those for which the fewest tokens are impossible count.
+    pool. If a sequence is impossible for all sources, those for which the fewest tokens are impossible count. Source:
+    Park et al. 2024, retrieval solutions; Wurgaft et al. 2025, memorising predictor.
 
     Args:
         sequences: token sequences; every id is below the pool's number of tokens. `predictable` is not used.
@@ -134,13 +130,11 @@ def pool_bayes(
         first: probabilities of the first token in each chain (of order 1); None if it is independent of the chain.
 
     Returns:
-        Log-probabilities in nats, float64; entry `read` i predicts token i + 1 from tokens 0..i. Before a whole history
+        Log-probabilities in nats, float64; index i of `read` predicts token i + 1. Before a whole history
         has been read, all tokens are equally likely.
 
     Raises:
         ValueError: probabilities that are negative or do not sum to 1, or a number of histories that is not a power.
-
-    Source: Park et al. 2024, retrieval solutions; Wurgaft et al. 2025, memorising predictor.
 
     Example:
         >>> task = MarkovChains(d_vocab=3, n_ctx=30, n_chains=4)

@@ -56,7 +56,7 @@ def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
 
     One step has a closed form, `Σ ŷ·y / Σ ŷ²` with ŷ the prediction for step size 1. More steps are searched: a
     geometric grid up to `4 / mean λ_max`, which starts low enough for early stopping on noisy targets, then Brent's
-    method around the best point.
+    method around the best point. Source: von Oswald et al. 2023, section 3.
 
     Args:
         prompts: prompts to tune on; their query targets are used, so evaluate on others. The paper tunes on 10,000.
@@ -64,8 +64,6 @@ def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
 
     Returns:
         a, the factor on the summed gradient. Von Oswald et al.'s η is `a * n_context`.
-
-    Source: von Oswald et al. 2023, section 3.
     """
     if len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"tuning needs prompts with context, got {prompts}")
@@ -92,14 +90,10 @@ def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
 def tuned_each_step(
     prompts: Prompts, steps: int, advance: Callable[[int, Tensor, Tensor, float], Tensor]
 ) -> list[float]:
-    """Tune a factor for each step of a spectral iteration, one after the other.
+    """Tune a factor for each step of a spectral iteration in turn, to the least mean squared error of all points.
 
-    After each step the mean squared error of all points is least, given the steps before.
-
-    Args:
-        prompts: prompts to tune on; the first 512 are used.
-        advance: function of the step's number, the eigenvalues, the filter before the step and its factor, which
-            returns the filter after it. The first filter is 0.
+    `advance` maps the step's number, the eigenvalues, the filter before the step (first 0) and its factor to the filter
+    after it. The first 512 prompts are used.
     """
     prompts = prompts[:TUNED_ON].to(torch.float64)
     spectra = PrefixSpectra.decompose(prompts.xs, prompts.ys, at="points")
@@ -117,10 +111,9 @@ def tuned_each_step(
 
 @checked
 def stable_step_size(prompts: Prompts) -> float:
-    """Return the step size `1 / λ_max` with which `gradient_descent` converges on every prefix of the prompts.
+    """Return `1 / λ_max`, with which `gradient_descent` converges on every prefix (factor on the summed gradient).
 
-    λ_max is the largest eigenvalue of S = XᵀX over all contexts; prefixes have smaller ones. The step size is the
-    factor on the summed gradient.
+    λ_max is the largest eigenvalue of S = XᵀX over all contexts; prefixes have smaller ones.
     """
     context = prompts.context.xs.double()
     largest = torch.linalg.matrix_norm(context, ord=2).square().max().item() if context.numel() else 0.0

@@ -90,10 +90,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file so that a crash at any moment leaves the old or the new contents, never a mixture.
-
-    Temporary files that killed processes of this machine left of it are removed.
-    """
+    """Replace a file atomically, even in a crash, and remove temporary files that killed processes left."""
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # a folder may be shared between machines, whose processes have the same ids
@@ -160,10 +157,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def json_bytes(data: Any) -> bytes:
-    """Encode data as JSON, a list of numbers on one line.
-
-    TypeError for other values than JSON's, ValueError for a number that is not finite.
-    """
+    """Encode as JSON, lists of numbers on one line; TypeError for other values, ValueError for non-finite numbers."""
     text = json.dumps(data, indent=1, allow_nan=False)
     return (_NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n").encode()
 

@@ -22,9 +22,9 @@ class FolderInUseError(ValueError):
 def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
     """Lock a folder during a `with` block; the operating system releases the lock when the process ends.
 
-    The lock is the file `.lock`, which contains the name of the process that locked it last. Reading needs no lock. On
-    a file system without `flock`, filelock uses the existence of the file instead; it then cannot notice that a process
-    of another machine was killed. With `wait=False` a locked folder is a `FolderInUseError` that names the process.
+    The lock is the file `.lock` with the name of the last process that locked it; reading needs none. Without `flock`,
+    filelock uses the file's existence and cannot notice that a process of another machine was killed. With `wait=False`
+    a locked folder is a `FolderInUseError` that names the process.
     """
     path = Path(folder, LOCK_FILE)
     path.parent.mkdir(parents=True, exist_ok=True)

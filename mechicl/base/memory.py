@@ -31,15 +31,10 @@ class TooLittleMemory(ValueError):
 
 @dataclass(frozen=True)
 class Budget:
-    """A bound on memory, and how much of it is taken.
+    """A bound on memory, and how much of it is taken."""
 
-    Attributes:
-        memory: the bound, in bytes.
-        kept: bytes that are needed throughout: results, activations to patch in.
-    """
-
-    memory: float = MEMORY
-    kept: float = 0.0
+    memory: float = MEMORY  # the bound, in bytes
+    kept: float = 0.0  # bytes that are needed throughout: results, activations to patch in
 
     def holding(self, *kept: Kept) -> "Budget":
         """Return the budget with more bytes kept."""

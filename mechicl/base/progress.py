@@ -47,11 +47,8 @@ def progress_bar(
 ) -> tqdm | Silent:
     """Show a bar over `items`, or over `total` steps that are counted by `update()`; it disappears at the end.
 
-    Args:
-        unit: singular noun for one item: "prompt", "run", "epoch".
-        total: number of items, where `len(items)` does not give it.
-        initial: number of items done in an earlier process.
-        desc: a word or two in front of the bar.
+    `unit` is a singular noun for one item, `initial` the number done in an earlier process, `desc` a word or two in
+    front.
     """
     if not progress:
         return Silent(items)

@@ -15,8 +15,8 @@ WORTH_A_THREAD = 2**21
 def threads_worth(multiplications: float) -> int:
     """Return the number of threads for work with this many multiplications between two synchronisations.
 
-    It is the square root of the work in units of `WORTH_A_THREAD`: the gain of each thread falls with their number, the
-    cost of awaiting them grows with it. It depends on nothing else, so the same work gives the same bits again.
+    It is the square root of the work in units of `WORTH_A_THREAD`, because the cost of awaiting threads grows with
+    their number. It depends on nothing else, so the same work gives the same bits again.
 
     Example:
         >>> threads_worth(10_000)

@@ -70,10 +70,7 @@ def _run(words: list[str]) -> None:
 
 
 def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegistry | None]:
-    """The commands for tyro, and the rules that parse their words.
-
-    The options of `train PRESET` are fields of configs, which import torch: only a preset in the words has them.
-    """
+    """The commands for tyro and parsing rules; `train PRESET` gets config fields (needs torch) only with a preset."""
     train, registry = Train, None
     completions = any(word.startswith("--tyro-") for word in words)
     if "train" in words or completions:

@@ -36,11 +36,11 @@ def compress(
 ) -> CompressedModel:  # fmt: skip
     """Move a model into a stream of fewer dimensions (superposition), and train it to imitate the original.
 
-    The stream is projected onto the principal directions (uncentred) of its values on the prompts. If the model uses
-    at most `d_model` dimensions, as many compiled programs do, this is exact and needs no training. Otherwise
-    unrelated directions share dimensions, and Adam trains all weights (its learning rate falls to 0 along a cosine) to
-    reproduce the outputs and the projected streams of the original. Each head and MLP keeps its role, but weights no
-    longer show the circuit. If training makes the model worse, the projected one is returned.
+    The result tests analyses: each head and MLP keeps its role, but weights no longer show the circuit. The stream is
+    projected onto the principal directions (uncentred) of its values on the prompts. If the model uses at most
+    `d_model` dimensions, as many compiled programs do, this is exact. Otherwise unrelated directions share dimensions,
+    and Adam trains all weights to reproduce the outputs and projected streams of the original; if that makes the model
+    worse, the projected one is returned. Source: Lindner et al. 2023, section 5, who train the projection alone.
 
     Args:
         model: a mechicl model that `hide` accepts (no norms, gates, clipping, biases or rotary positions).
@@ -53,8 +53,6 @@ def compress(
         `CompressedModel`: `model`; `stream` `[d_model new_d_model]` with orthonormal columns, the map into the new
         stream; `projected` and `trained`, the mean squared difference of the model's outputs from the original's after
         projection and after training (absolute, over all positions and entries, on the given prompts).
-
-    Source: Lindner et al. 2023, section 5, who train the projection alone.
 
     Example:
         >>> model = constructions.induction(d_vocab=4, n_ctx=6)

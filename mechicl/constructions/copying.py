@@ -34,7 +34,8 @@ def copy_targets(
 
     Linear: exact. Softmax: relative error of order `(n + 1) e^(-score_scale / 2)`, below rounding with the default
     scale. The sink's score is half that of a match. A position that copies or erases loses `e^(-score_scale / 2)` of
-    its attention to the sink; other positions leave `2 n e^(-score_scale / 2)` to the keys.
+    its attention to the sink; other positions leave `2 n e^(-score_scale / 2)` to the keys. Source: von Oswald et al.
+    2023, Proposition 3.
 
     Args:
         n_context: largest number of context points; the model refuses longer prompts, for which it has no positions.
@@ -44,8 +45,6 @@ def copy_targets(
     Returns:
         A one-layer model. `model(prompts, stop_at_layer=1)` is the stream `[prompt pos d_model]`, whose last `y_dim`
         entries are the y-subspace; the model's own prediction is 0.
-
-    Source: von Oswald et al. 2023, Proposition 3.
     """
     options: dict[str, Any] = {} if attention == "linear" else {
         "attention": "softmax", "score_scale": score_scale, "sink": "fixed", "sink_score": score_scale / 2
@@ -66,7 +65,7 @@ def copy_then_gradient_descent(
     """Build `copy_targets` and gradient descent on the points after it: `steps + 1` layers, for interleaved prompts.
 
     Exact: `model.predict(prompts)` equals `algorithms.gradient_descent` from 0 up to rounding, on prompts of up to
-    `n_context` points; the model refuses longer ones.
+    `n_context` points; the model refuses longer ones. Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
     Args:
         n_context: largest number of context points.
@@ -76,8 +75,6 @@ def copy_then_gradient_descent(
 
     Warns:
         DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
-
-    Source: von Oswald et al. 2023, Proposition 3 and section 4.
     """
     step_size = stable_step_size(step_size, steps, largest_eigenvalue)
     return _copy_then([step_size] * steps, x_dim, y_dim, n_context)
@@ -123,6 +120,7 @@ def induction(
 
     The other heads do nothing; or, with a seed, they are distractors: random weights that read the whole stream, with
     scores of standard deviation about 1 and no sink, and write into a subspace "junk", which only distractors read.
+    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Induction heads".
 
     Args:
         d_vocab: number of different tokens.
@@ -135,8 +133,6 @@ def induction(
 
     Returns:
         A float64 model: `model(ids)` are the logits `[prompt pos d_vocab]`.
-
-    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Induction heads".
 
     Example:
         >>> model = induction(d_vocab=10, n_ctx=8)

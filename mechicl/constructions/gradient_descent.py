@@ -32,7 +32,8 @@ def gradient_descent(
     """Build a linear-attention model that runs gradient descent on the context's squared error, one step per layer.
 
     Exact: `model.predict(prompts)` equals `algorithms.gradient_descent` up to rounding, for every prompt. The model has
-    one head, width `x_dim + y_dim` and `steps` looped layers (with shared weights).
+    one head, width `x_dim + y_dim` and `steps` looped layers (with shared weights). Source: von Oswald et al. 2023,
+    Proposition 1 and appendix A.1.
 
     Args:
         n_context: number of context points; it is recorded only, and prompts of any number work.
@@ -42,8 +43,6 @@ def gradient_descent(
 
     Warns:
         DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
-
-    Source: von Oswald et al. 2023, Proposition 1 and appendix A.1.
 
     Example:
         >>> model = gradient_descent(x_dim=10, n_context=10, step_size=0.6, steps=5)
@@ -77,7 +76,7 @@ def gd_plus_plus(
 
     S = XᵀX of the context's current inputs. Exact: `model.predict(prompts)` equals `algorithms.gd_plus_plus` up to
     rounding. The model has one head, width `x_dim + y_dim` and `steps` layers, with shared weights if all steps are
-    equal.
+    equal. Source: von Oswald et al. 2023, appendix A.10, eq. 23.
 
     Args:
         n_context: number of context points; it is recorded only, and prompts of any number work.
@@ -88,8 +87,6 @@ def gd_plus_plus(
     Warns:
         DivergenceWarning: there are several steps, and they leave a larger residual along the top eigenvector than at
             the start. This cannot happen if every a and γ is between 0 and 2 / largest_eigenvalue.
-
-    Source: von Oswald et al. 2023, appendix A.10, eq. 23.
     """
     step_sizes, gammas = per_step("step_size", step_size, steps), per_step("gamma", gamma, steps)
     parameters = f"GD++ with step_size={reprlib.repr(step_size)}, gamma={reprlib.repr(gamma)}"
@@ -119,13 +116,11 @@ def preconditioned_gd(
 
     S = XᵀX and B = XᵀY of the n context points. Exact: `model.predict(prompts)` equals `algorithms.preconditioned_gd`
     up to rounding, for any n. The model has one head, width `x_dim + y_dim` and `steps` layers, with shared weights if
-    all matrices are equal.
+    all matrices are equal. Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
 
     Args:
         n_context: number of context points; it is recorded only, and prompts of any number work.
         preconditioner: A `[x x]`, one for all steps or one per step.
-
-    Source: Nertinger 2025, Theorem 1, with the sign of section 2 corrected.
     """
     matrices = [preconditioner] * steps if isinstance(preconditioner, Tensor) else list(preconditioner)
     if len(matrices) != steps or any(matrix.shape != (x_dim, x_dim) for matrix in matrices):
@@ -158,7 +153,8 @@ def kernel_gradient_descent(
 
     Exact: `model.predict(prompts)` equals `algorithms.gradient_descent` on prompts whose inputs are replaced by their
     features, up to rounding. In the limit of many steps it is kernel regression with `k(x, x') = m(x)·m(x')`. The model
-    has one head, width `x_dim + y_dim + feature`, an MLP on the input, and `steps` looped layers.
+    has one head, width `x_dim + y_dim + feature`, an MLP on the input, and `steps` looped layers. Source: von Oswald et
+    al. 2023, Proposition 2.
 
     Args:
         weights: weights of the features `[x feature]`.
@@ -170,8 +166,6 @@ def kernel_gradient_descent(
 
     Warns:
         DivergenceWarning: more than one step, and the step size is below 0 or above 2 / largest_eigenvalue.
-
-    Source: von Oswald et al. 2023, Proposition 2.
     """
     step_size = stable_step_size(step_size, steps, largest_eigenvalue)
     x_dim, n_features = weights.shape
@@ -193,15 +187,14 @@ def softmax_gradient_descent(
     leading term is linear. With the sink (a key with score `SINK_SCORE = 30` and value 0) the normaliser is the sink's
     and the limit of small scores is gradient descent: its relative error is `O(score_scale²)`, plus at most about `n
     e^(-SINK_SCORE)` because the keys still contribute to the normaliser. Without it the normaliser follows the scores,
-    and the limit is the *centred* sum `Σ y_i (s_i - mean s)` instead of `Σ y_i s_i`.
+    and the limit is the *centred* sum `Σ y_i (s_i - mean s)` instead of `Σ y_i s_i`. Source: von Oswald et al. 2023,
+    A.9, eq. 16 to 21, which drop the normaliser.
 
     Args:
         n_context: number of context points; without a sink the step size holds for exactly this number.
         step_size: a, the factor on the gradient of `Σ_i (x_i W - y_i)² / 2`.
         score_scale: factor on the scores, small against `1 / max |<x_i, x>|`; rounding grows as it shrinks.
         sink: add the sink; the paper's heads have none.
-
-    Source: von Oswald et al. 2023, A.9, eq. 16 to 21, which drop the normaliser.
     """
     (step_size,) = per_step("step_size", step_size, 1)
     stream = Stream(x=x_dim, y=y_dim)
@@ -224,13 +217,12 @@ def linear_optimum(
 
     It is one step of preconditioned gradient descent with `A = ((n+1)/n Σ + (tr(Σ) + ν²)/n I)⁻¹`; its loss is
     `analysis.weights.linear_attention_optimum` of the eigenvalues of Σ, n and ν². Compare a trained layer with it.
+    Source: Nertinger 2025, Theorem 2 (Ahn et al. 2023).
 
     Args:
         covariance: Σ `[x x]`, symmetric and positive semidefinite.
         n_context: number n of context points that it is optimal for.
         noise_variance: variance ν² of the label noise in the context; the query's target has none.
-
-    Source: Nertinger 2025, Theorem 2 (Ahn et al. 2023).
 
     Example:
         >>> linear_optimum(covariance=torch.eye(5), n_context=20).cfg.n_layers
@@ -255,14 +247,13 @@ def linear_optimum(
 def relu_optimum(*, x_dim: Count, n_context: Count) -> HookedTransformer:
     """Build the layer of ReLU attention with the least expected squared error on `x, w ~ N(0, I)` without noise.
 
-    Compare a trained layer with it, by `model.predict(prompts)`. Its loss is
-    `d - (d/2)² / ((d/2) (½ (n-1)/n + (d+2)/n))`: 1.970 for d = 5 and n = 20.
+    Compare a trained layer with it, by `model.predict(prompts)`. Its loss is `d - (d/2)² / ((d/2) (½ (n-1)/n +
+    (d+2)/n))`: 1.970 for d = 5 and n = 20. Source: Nertinger 2025, Theorem 4, with a sign corrected: here a point
+    counts if its score is positive.
 
     Args:
         x_dim: dimension d of the inputs; there is one target.
         n_context: number n of context points that it is optimal for.
-
-    Source: Nertinger 2025, Theorem 4, with a sign corrected: here a point counts if its score is positive.
     """
     stream = Stream(x=x_dim, y=1)
     scale = 1 / (0.5 * (n_context - 1) / n_context + (x_dim + 2) / n_context)

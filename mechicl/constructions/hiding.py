@@ -89,10 +89,7 @@ def hide(
 def in_another_stream(
     model: HookedTransformer, stream: Float[Tensor, "d_model new_d_model"], distractors: int = 0
 ) -> HookedTransformer:
-    """Return a model's read-in and read-out in a stream of another width, in float64, with zeros in all blocks.
-
-    Layers get more heads, `distractors`, and MLPs four times as many more hidden units.
-    """
+    """Return a float64 copy with zero blocks in a wider stream, with `distractors` more heads and wider MLPs."""
     cfg, width = model.cfg, stream.shape[1]
     concatenated = cfg.positional_embedding_type in ("one_hot", "sinusoidal")
     placed = {"positional_embedding_type": "standard"} if concatenated else {}

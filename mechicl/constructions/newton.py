@@ -29,7 +29,8 @@ def newton(
     S = XᵀX and B = XᵀY of the context. Exact: `model.predict(prompts)` equals `algorithms.newton` up to rounding. Every
     token carries `(x, y, M x)`. The first layer writes `αSx`; each following layer subtracts half of `M S M x` by
     attention and doubles the rest by an MLP; the last one reads the context's y by the scores `<M x_j, x>`. The model
-    has k + 2 layers and width 2 x_dim + y_dim.
+    has k + 2 layers and width 2 x_dim + y_dim. Source: Fu et al. 2024, Theorem 1, in a shorter and exact form without
+    its mov, mul and div layers.
 
     Args:
         n_context: number of context points; it is recorded only, and prompts of any number work.
@@ -40,8 +41,6 @@ def newton(
 
     Warns:
         DivergenceWarning: more than one iteration, and `alpha` is at least 2 / largest_eigenvalue².
-
-    Source: Fu et al. 2024, Theorem 1, in a shorter and exact form without its mov, mul and div layers.
 
     Example:
         >>> newton(x_dim=5, n_context=20, steps=6, alpha=1e-3).cfg.n_layers
@@ -75,8 +74,9 @@ def with_pseudo_examples(prompts: Prompts, penalty: NonNegative) -> Prompts:
     """Add d context points `(√λ e_i, 0)` to each prompt, on which least squares is ridge regression with penalty λ.
 
     On these prompts `newton(x_dim=d, n_context=n + d, steps=k, alpha=α, ...)`, with α below `2 / (λ_max + λ)²`, solves
-    for `(S + λI)⁻¹ B`: in eigendirection i of S = XᵀX with relative error `(1 - α (λ_i + λ)²)^(2^k)`. With
-    `λ = σ_ε² / σ_w²` (variances of noise and weights) it is the Bayes predictor.
+    for `(S + λI)⁻¹ B`: in eigendirection i of S = XᵀX with relative error `(1 - α (λ_i + λ)²)^(2^k)`. With `λ = σ_ε² /
+    σ_w²` (variances of noise and weights) it is the Bayes predictor. Source: the lecture notes "Transformers as
+    meta-optimizers", Theorem 3.1, whose Neumann series needs many more terms.
 
     Args:
         prompts: prompts with n context points.
@@ -84,9 +84,6 @@ def with_pseudo_examples(prompts: Prompts, penalty: NonNegative) -> Prompts:
 
     Returns:
         Prompts with n + d context points, the new ones first.
-
-    Source: the lecture notes "Transformers as meta-optimizers", Theorem 3.1, whose Neumann series needs many more
-    terms.
 
     Example:
         >>> model = newton(x_dim=5, n_context=20 + 5, steps=12, alpha=1e-3)

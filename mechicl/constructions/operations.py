@@ -1,8 +1,7 @@
 """The operations of proofs about transformers: moves, affine maps, products, quotients, sums.
 
-Each writes its result into the subspace `target`, replacing its content (`total` adds to it), at every position (`mov`
-at some). Reads come before writes, so that a target may also be a source. Arguments are names of subspaces, unless
-stated otherwise. Source: Fu et al. 2024, C.1, Proposition 1 and Lemma 1, after Akyürek et al. 2023.
+Each replaces the content of the subspace `target` (`total` adds to it) at every position (`mov` at some), and reads
+before it writes. Arguments name subspaces. Source: Fu et al. 2024, C.1, Proposition 1 and Lemma 1.
 """
 
 import math
@@ -17,16 +16,11 @@ from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream
 
 
 def mov(stream: Stream, source: str, target: str, moves: Sequence[tuple[int, int]]) -> Layer:
-    """Copy a subspace from one position into a subspace at another, by attention on one-hot positions.
+    """Copy `source` at one position into `target` at another, for pairs of positions `moves`, all at once.
 
-    Exact with linear and ReLU attention, without normalisation, and with keys that show both positions: "full", or
-    "causal" for moves to later ones. Of two heads, one adds the new content and one removes the old.
-
-    Args:
-        stream: a stream with one-hot positions in the subspace "position".
-        source: name of the subspace to copy, of the target's dimension.
-        target: name of the subspace to copy into.
-        moves: pairs of positions (from, to), all at once.
+    Two attention heads read one-hot positions in the subspace "position"; one adds the new content, the other removes
+    the old. Exact with linear and ReLU attention, without normalisation, and with keys that show both positions:
+    "full", or "causal" for moves to later ones.
     """
     n_positions, targets = stream.dimensions.get("position", 0), [to for _, to in moves]
     if not moves or len(set(targets)) < len(targets) or not all(0 <= p < n_positions for pair in moves for p in pair):
@@ -48,15 +42,10 @@ def aff(
     stream: Stream, weights: Mapping[str, Float[Tensor, "_ target"]], target: str, *,
     bias: Float[Tensor, "target"] | None = None, act_fn: str = "identity",
 ) -> Hidden:  # fmt: skip
-    """Compute an affine map of subspaces, `target ← Σ_s h_s W_s + b`, by an MLP.
+    """Compute an affine map of subspaces, `target ← Σ_s h_s W_s + b`, by an MLP; `weights` has W_s `[source target]`.
 
-    Exact up to rounding; with "square", rounding of numbers above 1 is relative to their squares.
-
-    Args:
-        weights: W `[source target]` for each subspace that is read, by its name.
-        target: name of the subspace that the result replaces.
-        bias: b, 0 by default.
-        act_fn: the model's activation: "identity", or "relu" or "square" with two units instead of one.
+    Exact up to rounding, with `act_fn` "identity", or "relu" or "square" with two units instead of one; with "square",
+    rounding of numbers above 1 is relative to their squares.
     """
     read = -stream.read(target)  # the MLP adds to the stream, so it subtracts the target's content
     for source, matrix in weights.items():
@@ -70,14 +59,8 @@ def aff(
 def mul(stream: Stream, left: str, right: str, target: str, *, shape: tuple[int, int, int] | None = None) -> Hidden:
     """Multiply two subspaces by an MLP with the "square" activation: `4 a b = (a + b)² - (a - b)²`.
 
-    Exact up to rounding, which is relative to `(|a| + |b|)²` and `(|target| + 1)²`.
-
-    Args:
-        left: name of the subspace of the first factor, a.
-        right: name of the subspace of the second factor, b.
-        target: name of the subspace that the product replaces.
-        shape: (rows, inner, columns) of a product of matrices, stored row by row: left is rows x inner, right inner x
-            columns; (1, d, 1) is an inner product. By default the product is elementwise.
+    Exact up to rounding, which is relative to `(|a| + |b|)²` and `(|target| + 1)²`. The product is elementwise, or with
+    `shape` (rows, inner, columns) one of matrices stored row by row; (1, d, 1) is an inner product.
     """
     return joined(_products(stream, left, right, target, shape), erased(stream, target))
 
@@ -125,16 +108,10 @@ def div(
 
 @checked
 def total(stream: Stream, source: str, target: str, *, n_positions: Count) -> Head:
-    """Sum a subspace over all positions, and add the sum to the target at each of them, by one head of attention.
+    """Sum `source` over all positions, and add the sum to `target` at each of them, by one head of attention.
 
     Exact up to rounding in attention that is normalised: linear or ReLU with `normalize_by_context`, or softmax without
-    a sink. All keys have equal scores, so each gets `1 / n_positions`.
-
-    Args:
-        stream: a stream with one-hot positions in the subspace "position".
-        source: name of the subspace to sum, of the target's dimension.
-        target: name of the subspace to add the sum to.
-        n_positions: number of keys that a position attends to; 1 in linear or ReLU attention that is not normalised.
+    a sink. All keys have equal scores, so each gets `1 / n_positions` (the number of keys; 1 without normalisation).
     """
     _same_dimensions(stream, source, target)
     one = stream.read("position").sum(1, keepdim=True)

@@ -29,14 +29,13 @@ def online_gradient_descent(
     """Build a DeltaNet layer that makes one pass of gradient descent, one point a step: least mean squares.
 
     `W ← γ W`, `W ← W - a x_tᵀ (x_t W - y_t)` for each context point, from 0. Exact: `model.predict(prompts)` equals
-    `algorithms.online_gradient_descent` up to rounding, for any number of points.
+    `algorithms.online_gradient_descent` up to rounding, for any number of points. Source: Yang et al. 2024, section
+    2.2, for DeltaNet as online gradient descent; Yang et al. 2025 for the gate.
 
     Args:
         n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a.
         discount: γ, the factor on the weights before each step (weight decay); with 1 the layer has no gate.
-
-    Source: Yang et al. 2024, section 2.2, for DeltaNet as online gradient descent; Yang et al. 2025 for the gate.
 
     Example:
         >>> model = online_gradient_descent(x_dim=10, n_context=10, step_size=0.6)
@@ -56,14 +55,12 @@ def recursive_least_squares(
 
     The weights minimise `Σ_i γ^(n-1-i) (x_i W - y_i)² + penalty |W|²`. Exact: `model.predict(prompts)` equals
     `algorithms.ridge` for γ = 1 and `algorithms.recursive_least_squares` with `fading=False` otherwise, up to rounding,
-    for any number of points.
+    for any number of points. Source: von Oswald et al. 2025, section 3.
 
     Args:
         n_context: number of context points; it is recorded only, and prompts of any number work.
         penalty: λ, which does not decay.
         discount: γ; with 1 the layer has no gate.
-
-    Source: von Oswald et al. 2025, section 3.
 
     Example:
         >>> recursive_least_squares(x_dim=10, n_context=10, penalty=0.1).cfg.attention
@@ -83,14 +80,12 @@ def discounted_gradient_descent(
 
     The weights are `W = a Σ_i γ^(n-1-i) x_iᵀ y_i`. Exact: `model.predict(prompts)` equals
     `algorithms.discounted_gradient_descent`, and with γ = 1 one step of `algorithms.gradient_descent`, up to rounding,
-    for any number of points.
+    for any number of points. Source: von Oswald et al. 2023, Proposition 1, with the decay of Yang et al. 2024.
 
     Args:
         n_context: number of context points; it is recorded only, and prompts of any number work.
         step_size: a, the factor on the summed gradient.
         discount: γ; with 1 the layer is linear attention, without a gate.
-
-    Source: von Oswald et al. 2023, Proposition 1, with the decay of Yang et al. 2024.
     """
     return _layer("gated_linear", x_dim, y_dim, n_context, discount, output=step_size)
 
@@ -103,12 +98,11 @@ def discounted_averaging(
 
     `W = Σ_i γ^(n-1-i) x_iᵀ y_i / Σ_i γ^(n-1-i)`. Exact: on prompts of n_context points `model.predict(prompts)` equals
     `algorithms.discounted_averaging` up to rounding. For other numbers the divisor differs, since the layer only sums.
+    Source: Dao & Gu 2024, section 5, for the layer; Garg et al. 2022, section 3, for the average.
 
     Args:
         n_context: number n of context points, which determines the divisor.
         discount: γ.
-
-    Source: Dao & Gu 2024, section 5, for the layer; Garg et al. 2022, section 3, for the average.
     """
     step = math.log(2)  # softplus(0)
     total = sum(discount**k for k in range(n_context))

@@ -40,9 +40,8 @@ def weights_circuit(
 ) -> WeightsCircuit:
     """Find the circuit of a hand-built model from its weights: which parts write subspaces that later parts read.
 
-    There is an edge if the subspace that the sender can write overlaps with the one that the receiver reads: the
-    product of their weights is not zero. That is independent of the basis, so a model obfuscated by `hide` has the
-    circuit of the original.
+    There is an edge if the subspace that the sender can write overlaps with the one that the receiver reads. That is
+    independent of the basis, so a model obfuscated by `hide` has the circuit of the original.
 
     - A head can write the image under `W_V W_O` of the stream before it; an MLP can write the rows of `W_out` of the
       hidden units that can be nonzero. Biases count, except attention's output bias.
@@ -57,8 +56,7 @@ def weights_circuit(
     Args:
         model: a mechicl model of token ids or points, without norms, clipping, gates and rotary positions.
         tolerance: subspaces whose cosine is at most this do not overlap, and directions at most this size, relative to
-            the largest, are ignored. Weights that were rotated in float64 are zero to about 1e-12; use 1e-3 for a model
-            that was rotated in float32.
+            the largest, are ignored; use 1e-3 for a model that was rotated in float32.
 
     Returns:
         `WeightsCircuit`: `nodes` (heads and MLPs) and `edges` (sender, receiver and the head's "q", "k" or "v").

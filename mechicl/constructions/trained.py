@@ -1,7 +1,4 @@
-"""Trained models that contain an algorithm: made by interchange training, not written by hand.
-
-`python analyses/train_known.py NAME FOLDER` trains one of `recipes()` anew.
-"""
+"""Models trained by interchange to contain an algorithm (`python analyses/train_known.py NAME FOLDER`)."""
 
 import functools
 from dataclasses import dataclass

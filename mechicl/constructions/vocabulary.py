@@ -1,8 +1,8 @@
 """A small vocabulary for weights written by hand: named subspaces of the residual stream, heads and MLPs on them.
 
-A construction states the subspaces that a head reads and writes, never an index. Many weights give the same model: only
-the products query keyᵀ and value output matter, and any invertible matrix between their factors cancels (a gauge). Here
-factors read and write whole subspaces, scale factors are in `output`, and unused dimensions of d_head are 0.
+A construction states the subspaces that a head reads and writes, never an index. Only the products query keyᵀ and value
+output matter, and any invertible matrix between their factors cancels (a gauge): here factors read and write whole
+subspaces, scale factors are in `output`, and unused dimensions of d_head are 0.
 """
 
 from collections.abc import Sequence
@@ -153,10 +153,10 @@ def assemble(
         stream: `Stream(x=10, y=1, ...)`, the dimensions of the subspaces. On paired prompts (one token (x, y) per
             point) the first two are "x" and "y". On interleaved prompts (x_1, y_1, x_2, ...) the first is "token" and
             the last "y"; concatenated positions, if any, are the second. All other subspaces start at zero.
-        layers: for each layer a list of heads, or `Layer(heads, mlp)`. A `Head(query, key, value, output)` has four
-            matrices: the score of a query with stream e_q for a key with stream e_k is `<e_q query, e_k key>`, and the
-            key adds `e_k value output` times its attention. `stream.read` and `stream.write` make such matrices.
-        n_context: number of context points in the config; models without positions also run on other numbers.
+        layers: for each layer a list of heads, or `Layer(heads, mlp)`. In a `Head(query, key, value, output)` of
+            matrices (made by `stream.read` and `stream.write`), the score of a query with stream e_q for a key with
+            stream e_k is `<e_q query, e_k key>`, and the key adds `e_k value output` times its attention.
+        n_context: number of context points in the config; without positions, others work too.
         initial_weights: W_0 `[x y]`: on paired prompts the query token is `(x, -x W_0)`, so that the prediction starts
             at `x W_0`; 0 by default.
         input_mlp: an MLP on the tokens before the first layer, instead of MLPs in layers: `vocabulary.Hidden(read,

@@ -24,7 +24,8 @@ SAME_IN_BLOCKS = {
 def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> HookedTransformer:
     """Convert a model trained by the code of Garg et al. 2022 (their repository `in-context-learning`).
 
-    Its predictions agree with those of the original up to float precision.
+    Its predictions agree with those of the original up to float precision. Source: Garg et al. 2022, section 3; Fu et
+    al. 2024, section 4.
 
     Args:
         state_dict: state dict of its `TransformerModel` (`_read_in`, `_backbone`, `_read_out`), which its checkpoint
@@ -36,8 +37,6 @@ def from_garg(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ho
 
     Raises:
         ValueError: a family other than gpt2, a missing entry, or weights that do not fit the config.
-
-    Source: Garg et al. 2022, section 3; Fu et al. 2024, section 4.
 
     Example:
         >>> config = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 3, "n_head": 4}

@@ -17,16 +17,9 @@ def garg_task(config: Mapping[str, Any], *, step: int | None = None) -> PromptDi
     """Return the task in a run's config, with the numbers of points and of non-zero inputs that its curriculum reached.
 
     Supported on Gaussian inputs, with their `task_kwargs`: "linear_regression", "noisy_linear_regression",
-    "sparse_linear_regression", "quadratic_regression", "relu_2nn_regression" and "decision_tree". A limit on
-    `num_training_examples` is ignored: it does not change the distribution.
-
-    Args:
-        config: the run's `config.yaml` as a mapping.
-        step: training step of a snapshot; by default the end of training.
-
-    Returns:
-        None if the config has no training section or, with a warning that gives the reason, if the library has no such
-        task: another one, other inputs, or a pool of `num_tasks` tasks, which those runs do not save.
+    "sparse_linear_regression", "quadratic_regression", "relu_2nn_regression" and "decision_tree". `config` is the run's
+    `config.yaml` as a mapping, `step` a snapshot's (default: the end). None without a training section or, with a
+    warning, for another task, other inputs, or a pool of `num_tasks` tasks, which those runs do not save.
     """
     training, model = config.get("training"), config.get("model")
     if not isinstance(training, Mapping) or not isinstance(model, Mapping) or "task" not in training:

@@ -1,8 +1,6 @@
-"""Untrusted files of other projects: plain YAML, and tensors as `torch.save` writes them.
+"""Untrusted files of other projects: plain YAML, and tensors as `torch.save` writes them (no code is run).
 
-`torch.load(weights_only=True)` runs no code from a file. The sizes of a file's parts are checked before it is loaded,
-and the sizes of its tensors afterwards: views can repeat an element, and parts can be compressed. A structure written
-by hand, at most 1 MiB, may still take torch long to read.
+Sizes of parts are checked before loading, those of tensors after it (views repeat elements, parts compress).
 """
 
 from pathlib import Path

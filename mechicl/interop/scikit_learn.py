@@ -29,13 +29,13 @@ def from_sklearn(
 ) -> "SklearnLearner":
     """Make a learner from a scikit-learn estimator, which is fitted to each prompt's context and predicts the query.
 
-    If the context is too short for the estimator (five-fold cross-validation of three points), the learner predicts
-    the mean of the context's targets, or 0 if there are none; the minimal length is found by trying on the first
-    prompt. Warnings of many fits become one, with their number. A classifier whose context has one class predicts it.
+    If the context is too short for the estimator (found by trying on the first prompt), the learner predicts the mean
+    of the context's targets, or 0 without any. A classifier whose context has one class predicts it. Warnings of many
+    fits become one, with their number.
 
     Args:
-        estimator: a regressor, a classifier, a pipeline or a search over hyperparameters; it is copied for each fit.
-            If it takes only one target, each of several targets gets its own copy.
+        estimator: a regressor, classifier, pipeline or search; it is copied for each fit, and for each of several
+            targets.
         n_jobs: number of processes (joblib's); -1 for one per core.
         seed: value for every `random_state` that is None, so that predictions are reproducible.
         progress: show a progress bar over fits.

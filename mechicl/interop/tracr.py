@@ -100,7 +100,8 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
     """Convert a program that tracr compiled to a `HookedTransformer` with the same residual stream.
 
     Its algorithm is known, so it is ground truth for analyses. tracr itself is not needed for the conversion. Every
-    layer has attention and an MLP; parts that the program does not need have zero weights.
+    layer has attention and an MLP; parts that the program does not need have zero weights. Source: Lindner et al. 2023,
+    section 3.
 
     Args:
         compiled: the result of `tracr.compiler.compiling.compile_rasp_to_model`.
@@ -116,8 +117,6 @@ def from_tracr(compiled: Any, *, dtype: torch.dtype = torch.float32) -> Compiled
     Raises:
         TypeError: compiled is not a compiled model.
         ValueError: the model has norms or an activation other than ReLU, or inconsistent or non-finite weights.
-
-    Source: Lindner et al. 2023, section 3.
 
     Example:
         >>> from tracr.compiler.compiling import compile_rasp_to_model

@@ -1,8 +1,7 @@
 """Learners of points: the protocols, algorithms as learners, and their predictions and errors.
 
-A learner turns a prompt into a prediction: a trained transformer, ridge regression, five steps of gradient
-descent, a transformer whose weights were written by hand. Everything in the package makes learners, compares them
-or opens one.
+A learner turns a prompt into a prediction: a trained transformer, ridge regression, five steps of gradient descent, a
+transformer whose weights were written by hand. Everything in the package makes learners, compares them or opens one.
 """
 
 import dataclasses
@@ -24,10 +23,7 @@ from mechicl.prompts.prompts import PointsAt
 
 @runtime_checkable
 class Learner(Protocol):
-    """Interface of a learner of points: anything that predicts a prompt's target from its context and query.
-
-    Models, `AlgorithmLearner` and your own classes with a method `predict` all are learners.
-    """
+    """Anything that predicts queries from contexts: models, `AlgorithmLearner`, your classes with `predict`."""
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Return the query's prediction."""
@@ -318,7 +314,7 @@ def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
 def prompt_batches(
     learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1, reserved: float = 0.0
 ) -> Iterator[Prompts]:
-    """Yield the prompts in batches on which a learner's predictions take at most `memory` bytes, to predict in parts.
+    """Split prompts into batches on which a learner's predictions take at most `memory` bytes.
 
     Args:
         learner: the learner; its method `bytes_per_prompt(prompts)`, if it has one, replaces a general estimate.

@@ -19,7 +19,7 @@ class TokenLearner(Protocol):
     """Interface of a learner of tokens: it predicts the next token's probabilities from the tokens before it."""
 
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-        """Return log-probabilities (nats) of the next token: entry `read` i predicts token i + 1 from tokens 0..i."""
+        """Return log-probabilities (nats): index i of `read` predicts token i + 1 from tokens 0..i."""
         ...
 
 
@@ -29,7 +29,7 @@ class TokenAlgorithmLearner:
 
     Attributes:
         algorithm: takes `TokenSequences` and the hyperparameters, and returns log-probabilities in nats
-            `[prompt read token]`: entry `read` i predicts token i + 1 from tokens 0..i.
+            `[prompt read token]`: index i of `read` predicts token i + 1 from tokens 0..i.
         hyperparameters: keyword arguments of every call.
 
     Example:
@@ -51,21 +51,16 @@ class TokenAlgorithmLearner:
 
     @checked
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
-        """Return the algorithm's log-probabilities in nats: entry `read` i predicts token i + 1."""
+        """Return the algorithm's log-probabilities in nats: index i of `read` predicts token i + 1."""
         return self.algorithm(sequences, **self.hyperparameters)
 
 
 @dataclass(frozen=True, eq=False)
 class LogitsLearner:
-    """A network that returns logits for token ids, as a learner: `HookedTransformer`, a bridge, any such module.
+    """A network that returns logits for token ids, as a learner: `HookedTransformer`, a bridge, any such module."""
 
-    Attributes:
-        model: takes ids `[prompt pos]` and returns logits `[prompt pos token]`.
-        name: name in tables and pictures.
-    """
-
-    model: Callable[..., Any]
-    name: str = "model"
+    model: Callable[..., Any]  # takes ids `[prompt pos]` and returns logits `[prompt pos token]`
+    name: str = "model"  # name in tables and pictures
 
     def log_probabilities(self, sequences: TokenSequences) -> Float[Tensor, "prompt read token"]:
         """Return the log-softmax of the logits, float64."""
@@ -118,7 +113,7 @@ def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) ->
         sequences: sequences to predict.
 
     Returns:
-        Log-probabilities in nats, float64 on the CPU: entry `read` i predicts token i + 1 from tokens 0..i.
+        Log-probabilities in nats, float64 on the CPU: index i of `read` predicts token i + 1 from tokens 0..i.
 
     Raises:
         ValueError: the learner returns another shape, or probabilities that do not sum to 1.
@@ -142,7 +137,7 @@ def token_losses(learner: TokenLearner, sequences: TokenSequences) -> Float[Tens
         sequences: sequences to predict; tokens where `predictable` is False are not scored.
 
     Returns:
-        Losses, float64 on the CPU: entry `read` i is the loss of token i + 1; NaN where it is not scored.
+        Losses, float64 on the CPU, NaN where a token is not scored; index i of `read` is the loss of token i + 1.
     """
     targets = sequences.targets().cpu()
     logs = token_log_probabilities(learner, sequences)

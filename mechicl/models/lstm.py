@@ -142,10 +142,7 @@ class LSTMBlock(nn.Module):
         return hidden.contiguous(), (after[0], after[1])
 
     def scan(self, stream: Float[Tensor, "batch pos d_model"], stops: list[int]) -> tuple[Tensor, State]:
-        """Compute the hidden states up to the last stop, and both states `[batch stop d_model]` after each.
-
-        A stop is a number of tokens; stops are in ascending order.
-        """
+        """Compute hidden states, and both states `[batch stop d_model]` after ascending numbers of tokens."""
         state, parts, states = self.start(stream), [stream[:, :0]], []
         for first, stop in zip([0, *stops], stops, strict=False):
             if stop > first:

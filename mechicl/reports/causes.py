@@ -43,9 +43,7 @@ def causal_part(
 ) -> Measured:
     """Test hypotheses on each model by interventions: rows by family, pictures of the first model, numbers.
 
-    Args:
-        checkpoint: models that read prompts of points.
-        control: also test an untrained model and one whose trained weights are shuffled.
+    The models read prompts of points. `control` also tests an untrained model and one whose weights are shuffled.
     """
     tests = [test_hypotheses(m, task, n_prompts=n_prompts, seed=seed, progress=progress) for m in checkpoint.models]
     families: dict[str, list[Interchange]] = {}

@@ -62,10 +62,7 @@ class Comparison:
 
     @checked
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:
-        """Save NAME.json and NAME.html in a folder, which is made if need be, and return the path of the page.
-
-        `opening` is a section to put first on the page.
-        """
+        """Save NAME.json and NAME.html (after the `opening` section) in a folder; return the path of the page."""
         out = Path(out)
         out.mkdir(parents=True, exist_ok=True)
         self.write_numbers(out / f"{name}.json")

@@ -145,10 +145,9 @@ def _shifts(kind: "Descent") -> Measured:
 
 
 class Descent(Kind):
-    """Models on paired prompts, in float64, against tuned descent with one step per layer.
+    """Models on paired prompts, in float64, against tuned descent with one step per layer and the same clip.
 
-    Step sizes and γ are shared or one per step. If the model clips its tokens, descent is tuned with the same clip
-    (von Oswald et al. 2023, A.2). Source: Figs. 3, 7, 8, 12 and 14.
+    Step sizes and γ are shared or one per step (von Oswald et al. 2023, A.2, Figs. 3, 7, 8, 12 and 14).
     """
 
     parts = (

@@ -69,11 +69,10 @@ def restore_stream(model: Any, prompts: Prompts, *, seed: int, progress: bool) -
 def measure_model_parts(
     model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool = True
 ) -> Measured:
-    """Measure rows, sections and numbers on heads, ablation and patching of a model.
+    """Measure rows, sections and numbers on heads, ablation and patching of a model, on two prompts or more.
 
-    Args:
-        prompts: at least two, of two context points or more. In large models only the first 8 are patched.
-        others: prompts on which the strongest head is measured again; means of ablation are over all of both.
+    In large models only the first 8 are patched. On `others` the strongest head is measured again; ablation's means are
+    over both.
     """
     labels = model.cfg.format.labels(prompts.n_context)
     patched = prompts[: max(N_FEWEST, RUNS // (model.cfg.n_layers * model.cfg.n_heads * len(labels)))]

@@ -53,14 +53,9 @@ def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool) 
 def history(checkpoint: Checkpoint, traced: Mapping[str, Any], *, loss: str, plateau: float | None = None) -> Measured:
     """Draw the training of a checkpoint, and find the step of each change.
 
-    The local learning coefficient is drawn too if the record has it: "learning_coefficient" with "steps" and
-    "coefficients" `[step][seed]`.
-
-    Args:
-        checkpoint: models with snapshots and a curve; see `no_history`.
-        traced: results over the snapshots, by the title of their panel.
-        loss: name of the loss.
-        plateau: the loss from which training falls; by default its first one.
+    `traced` has results over the snapshots by the title of their panel; `plateau` is the loss from which training falls
+    (default: the first). The local learning coefficient is drawn if the record has it: "learning_coefficient" with
+    "steps" and "coefficients" `[step][seed]`.
     """
     curve, saved = checkpoint.record["curve"], checkpoint.record.get("learning_coefficient")
     if saved is not None:

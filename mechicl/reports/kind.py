@@ -34,26 +34,20 @@ N_TRACED = 64  # prompts that heads are scored on at each snapshot
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a report.
+    """A part of a report."""
 
-    Attributes:
-        name: name of the part, for `sections=` and `--sections`.
-        measure: function of the report that returns rows, sections and numbers.
-        missing: function that returns the reason why this model has no such part; empty if it has.
-        slow: function that returns the reason why the part is measured only on request; empty if it is quick.
-    """
-
-    name: str
-    measure: Callable[[Any], Measured]
+    name: str  # name of the part, for `sections=` and `--sections`
+    measure: Callable[[Any], Measured]  # function of the report that returns rows, sections and numbers
+    # function that returns the reason why this model has no such part; empty if it has.
     missing: Callable[[Any], str] = lambda kind: ""
+    # function that returns the reason why the part is measured only on request; empty if it is quick.
     slow: Callable[[Any], str] = lambda kind: ""
 
 
 class Kind:
     """A report on one kind of model; subclasses list their parts.
 
-    A `Study` as checkpoint also has the user's own task and learners. `n_prompts` and `seed` of the held-out prompts
-    are by default the kind's.
+    `Study` checkpoints have the user's task and learners; `n_prompts` and `seed` (held out) are the kind's.
     """
 
     parts: ClassVar[tuple[Part, ...]] = ()

@@ -56,21 +56,10 @@ def report_language(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Path:
-    """Study how a language model learns in context, and write report.html and report.json.
+    """Study how a language model learns in context, write report.html and report.json, and return the page's path.
 
-    Args:
-        language: a language model with its tokenizer, from `load_language_model`.
-        folder: folder of the report.
-        tasks: names of tasks in `mechicl.text.WORD_TASKS`; by default all of them, or five with `quick`.
-        quick: fewer tasks, prompts and random heads.
-        memory: bound on memory in bytes.
-        progress: whether to show progress bars.
-
-    Returns:
-        The path of the page.
-
-    Example:
-        >>> report_language(load_language_model("HuggingFaceTB/SmolLM2-135M"), "report", quick=True)
+    The `language` comes from `load_language_model`; `tasks` are names in `mechicl.text.WORD_TASKS`, by default all, or
+    five with `quick`, which also takes fewer prompts and random heads.
     """
     chosen = tuple(tasks or (QUICK if quick else WORD_TASKS))
     if unknown := [name for name in chosen if name not in WORD_TASKS]:

@@ -64,10 +64,11 @@ class MatchedSeed:
         growths: growth of the families' best steps over layers, where enough layers have one.
     """
 
-    readouts: Readouts
-    errors: LayerErrors
+    readouts: Readouts  # fitted readouts for each layer and point; errors and weights are read with them
+    errors: LayerErrors  # held-out errors of the readouts
     matches: dict[str, dict[str, Match]] = field(default_factory=dict)
-    rankings: dict[str, FamilyRanking] = field(default_factory=dict)
+    rankings: dict[str, FamilyRanking] = field(default_factory=dict)  # families by similarity, by quantity
+    # growth of the families' best steps over layers, where enough layers have one.
     growths: dict[str, dict[str, Growth]] = field(default_factory=dict)
 
 

@@ -37,15 +37,10 @@ def match_layers(
     """Fit readouts, and match every layer of every seed with every family.
 
     Newton's method is compared with gradient descent, as in the paper, and with rivals that the paper does not try: a
-    ridge path, which has no iterations, steepest descent, conjugate gradients and Chebyshev's polynomials. Steps are
-    chosen on half of the prompts and similarities measured on the others. Rows are over seeds if there are several, and
-    over prompts otherwise. Source: Fu et al. 2024, section 4 and B.1 to B.4.
-
-    Args:
-        checkpoint: interleaved, causal models with their task in the record; others are a CheckpointError.
-        similarities: quantities to compare: errors as published, errors normalised for each number of points, weights.
-        seed: seed of the `n_fitting` prompts to fit readouts on; the `n_prompts` held-out ones have the next.
-        shared: also match errors with one readout per layer for all points, and with the model's own readout.
+    ridge path, steepest descent, conjugate gradients and Chebyshev's polynomials. Steps are chosen on half of the
+    prompts and similarities measured on the others; rows are over seeds if there are several. Readouts are fitted on
+    `n_fitting` prompts of `seed`; `shared` also matches one readout per layer for all points, and the model's own.
+    Other models than interleaved, causal ones are a CheckpointError. Source: Fu et al. 2024, section 4 and B.1 to B.4.
     """
     model, task = checkpoint.models[0], checkpoint.task
     if not model.cfg.one_pass:

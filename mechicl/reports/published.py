@@ -33,10 +33,7 @@ def published(key: str) -> dict[str, Any]:
 
 
 def read_sources() -> dict[str, dict[str, str]]:
-    """Read the fields of every entry of `sources.bib`, by key.
-
-    The file must have one `name = {value},` per line.
-    """
+    """Read every entry of `sources.bib` by key; the file must have one `name = {value},` per line."""
     text = files("mechicl").joinpath("sources.bib").read_text(encoding="utf-8")
     entries = re.findall(r"^@\w+\{([^,]+),\n(.*?)^\}", text, flags=re.DOTALL | re.MULTILINE)
     return {key: dict(re.findall(r"^\s*(\w+) = \{(.*)\},?$", fields, flags=re.MULTILINE)) for key, fields in entries}

@@ -150,15 +150,9 @@ def above(value: Value, other: Value) -> bool:
 def over_seeds(
     values: Tensor | Sequence[float], checkpoint: Checkpoint, *, median: bool = False
 ) -> tuple[Interval, str, str]:
-    """Return an interval over all seeds of a checkpoint, and in a note the same without stuck seeds.
+    """Return `measured`, `over` and `note` of a row: an interval over all seeds, and the same without stuck seeds.
 
-    Args:
-        values: one per seed, in the checkpoint's order.
-        checkpoint: the models, some of which may be stuck (`Checkpoint.stuck_seeds`).
-        median: the median with a bootstrap interval instead of the mean, for skewed quantities.
-
-    Returns:
-        `measured`, `over` and `note` of a row.
+    `values` has one per seed, in the checkpoint's order; `median` uses the median, with a bootstrap, for skewed ones.
     """
     sample = torch.as_tensor(values, dtype=torch.float64).flatten()
     if len(sample) != len(checkpoint.models):
@@ -174,15 +168,9 @@ def over_seeds(
 def over_seeds_and_prompts(
     values: Float[Tensor, "seed prompt"], checkpoint: Checkpoint, over: Tensor | None = None, *, trim: float = 0.0
 ) -> tuple[Interval, str, str]:
-    """Return an interval over all seeds of a checkpoint and their shared prompts, and a note without stuck seeds.
+    """Return `measured`, `over` and `note` of a row: an interval over all seeds and shared prompts, likewise.
 
-    Args:
-        values: one for each model of the checkpoint and each prompt.
-        over: values that divide, and share of the prompts with the largest values to leave out (`trim`): as in
-            `crossed_interval`.
-
-    Returns:
-        `measured`, `over` and `note` of a row.
+    `values` has one per model and prompt; `over` (a divisor) and `trim` are as in `crossed_interval`.
     """
     reference = None if over is None else over.reshape(-1, values.shape[1])
 
@@ -207,11 +195,8 @@ def over_models(
 ) -> Row:  # fmt: skip
     """Make a row of a quantity over the models of a checkpoint and the prompts, or over prompts if there is one model.
 
-    Args:
-        values: value of each model, with its interval over prompts.
-        checkpoint: the models; None if some of them have no value.
-        printed: published value, of the paper with the key `source` in sources.bib.
-        check: function that decides from the measured value if the paper is right.
+    `values` is by model, with intervals over prompts; the `checkpoint` is None if some have none. `printed` is the
+    published value of the paper `source`, and `check` decides from the measured one if the paper is right.
     """
     measured, over = values[0], "prompts"
     if len(values) > 1:

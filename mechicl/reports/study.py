@@ -19,20 +19,13 @@ N_CHOOSING, CHOOSING_SEED = 512, 4_000_003  # prompts that seeds without a learn
 
 @dataclass(frozen=True, eq=False)
 class Study(Checkpoint):
-    """A checkpoint as a report reads it; its first model is the one that is opened.
-
-    Attributes:
-        drawn_from: the task; None for the one in the record.
-        compare: the user's learners to compare with, by name.
-        chosen: a sentence on how the opened seed was chosen; empty if there is one model.
-        built: cache of the models of snapshots.
-    """
+    """A checkpoint as a report reads it; its first model is the one that is opened."""
 
     models: list[Any]
-    drawn_from: Any = None
-    compare: Mapping[str, Learner] = field(default_factory=dict)
-    chosen: str = ""
-    built: dict[int, list[Any]] = field(default_factory=dict, repr=False)
+    drawn_from: Any = None  # the task; None for the one in the record
+    compare: Mapping[str, Learner] = field(default_factory=dict)  # the user's learners to compare with, by name
+    chosen: str = ""  # a sentence on how the opened seed was chosen; empty if there is one model
+    built: dict[int, list[Any]] = field(default_factory=dict, repr=False)  # cache of the models of snapshots
 
     def models_at(self, snapshot: int) -> list[Any]:
         """Return the models at a snapshot, which are built once."""
@@ -77,14 +70,7 @@ class Study(Checkpoint):
 def study(
     model: Any, task: Any = None, *, compare: Learners = (), seed: int | None = None, task_index: int | None = None
 ) -> Study:
-    """Prepare a checkpoint, a model or several seeds of one for a report.
-
-    Args:
-        model: a learner, several (seeds of one training), or a checkpoint.
-        task: the task to draw prompts from; by default the checkpoint's.
-        compare: learners to compare with, with names or named after themselves.
-        seed: the training seed to open; by default the one with the least held-out loss.
-        task_index: for a checkpoint that was trained on several tasks, the index of the task.
+    """Prepare a checkpoint, a model or several seeds of one for a report; arguments are those of `reports.report`.
 
     Raises:
         CheckpointError: no task, no model (of that seed), or a task index that the checkpoint does not have.

@@ -18,17 +18,10 @@ PICTURES = 12
 
 
 def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") -> Path:
-    """Write sweep.html (offline) and sweep.json in a folder; return the path of the page.
+    """Write sweep.html (offline) and sweep.json of a sweep's table in a folder; return the path of the page.
 
     Every measured value has a section: a phase diagram if the grid has two axes or more, lines with intervals over
-    seeds if it has one, and a table.
-
-    Args:
-        grid: the table of a sweep (`sweeps.load_table`), which may be unfinished.
-        out: the folder; made if need be.
-
-    Example:
-        >>> write_sweep_page(load_table("runs/rates"), "runs/rates/report")
+    seeds if it has one, and a table. The table may be unfinished.
     """
     if grid.frame.empty:
         raise ValueError("no cell of the sweep is done yet")

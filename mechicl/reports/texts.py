@@ -155,10 +155,7 @@ def _figures(
 
 
 class Texts(Kind):
-    """Reading demonstrations and fine-tuning on them, of models that read texts of the made-up language.
-
-    At most 200 queries of each task are measured on. Source: Dai et al. 2023; Bar Natan, Deutch & Magar.
-    """
+    """Reading against fine-tuning on demonstrations, at most 200 queries per task (Dai et al. 2023)."""
 
     parts = (Part("demonstrations", _demonstrations),)
     heading = "Reading demonstrations and fine-tuning on them ({name})"

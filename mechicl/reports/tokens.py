@@ -186,10 +186,7 @@ def _losses(model: HookedTransformer, sequences: TokenSequences) -> tuple[Tensor
 
 
 class Tokens(Kind):
-    """Loss, head scores during and after training, patching and the circuit of a model that reads token ids.
-
-    Source: Elhage et al. 2021; Olsson et al. 2022.
-    """
+    """Loss, heads, patching and circuit of a model of token ids (Elhage et al. 2021; Olsson et al. 2022)."""
 
     parts = (
         Part("learning", _learning), Part("heads", _heads), Part("learner", _learner, _no_chains),

@@ -65,19 +65,12 @@ def explained_terms(words: str) -> Section:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The opening of a report.
+    """The opening of a report."""
 
-    Attributes:
-        headline: the answer in a few words.
-        sentences: answers by question, such as "Which algorithm?".
-        picture: the figure that shows the first answer.
-        numbers: the numbers behind the sentences, as plain data.
-    """
-
-    headline: str
-    sentences: dict[str, str]
-    picture: go.Figure | None = None
-    numbers: dict[str, Any] = field(default_factory=dict)
+    headline: str  # the answer in a few words
+    sentences: dict[str, str]  # answers by question, such as "Which algorithm?"
+    picture: go.Figure | None = None  # the figure that shows the first answer
+    numbers: dict[str, Any] = field(default_factory=dict)  # the numbers behind the sentences, as plain data
 
     def section(self) -> Section:
         """Return the verdict as the first section of a page."""
@@ -90,23 +83,14 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The algorithm that a model behaves like.
+    """The algorithm that a model behaves like."""
 
-    Attributes:
-        headline: the answer in a few words.
-        nearness: "like" an algorithm; "nearest" to one, but not like it; or "none".
-        match: the algorithm that is named.
-        rivals: other algorithms that fit equally well on these prompts.
-        words: the answer as sentences.
-        numbers: behind it.
-    """
-
-    headline: str
-    nearness: Nearness
-    match: FamilyMatch
-    rivals: list[FamilyMatch]
-    words: str
-    numbers: dict[str, Any]
+    headline: str  # the answer in a few words
+    nearness: Nearness  # "like" an algorithm; "nearest" to one, but not like it; or "none"
+    match: FamilyMatch  # the algorithm that is named
+    rivals: list[FamilyMatch]  # other algorithms that fit equally well on these prompts
+    words: str  # the answer as sentences
+    numbers: dict[str, Any]  # behind it
 
 
 def percent(value: Interval | float) -> str:
@@ -192,10 +176,9 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
 def since_when(
     steps: Sequence[int], distances: Sequence[float], answer: Answer, threshold: float
 ) -> tuple[str, int | None]:
-    """Find the first snapshot from which on a model stays near to its algorithm: sentences, and the step if any.
+    """Find the first snapshot from which on a model stays near its algorithm: sentences, and the step if any.
 
-    Distances are unexplained shares at each of `steps`, the training steps of snapshots; up to `threshold` they are
-    near.
+    Near is an unexplained share of at most `threshold`, at the training `steps` of the snapshots.
     """
     far = [i for i, distance in enumerate(distances) if not distance <= threshold]
     first = far[-1] + 1 if far else 0

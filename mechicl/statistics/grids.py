@@ -24,11 +24,6 @@ MOST_COLUMNS = 1000
 class GridTable:
     """The table of measurements of a sweep: one row a trained model. `print(table)` shows the lowest and highest means.
 
-    Attributes:
-        frame: one row a model: the columns of the axes (settings and "seed"), then those of the measured values. A
-            value that could not be measured, for example of a model that diverged, is NaN.
-        axes: names of the axes' columns; intervals are over "seed", if it is one.
-
     Example:
         >>> frame = pd.DataFrame({"depth": [1, 1, 2, 2], "seed": [0, 1, 0, 1], "loss": [2.0, 4.0, 1.0, 1.0]})
         >>> table = GridTable(frame, axes=("depth", "seed"))
@@ -36,8 +31,10 @@ class GridTable:
         [[1.0, 3.0, 2.0], [2.0, 1.0, 2.0]]
     """
 
+    # one row a model: the columns of the axes (settings and "seed"), then those of the measured values. A value that
+    # could not be measured, for example of a model that diverged, is NaN.
     frame: pd.DataFrame
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # names of the axes' columns; intervals are over "seed", if it is one
 
     def __post_init__(self):
         absent = [name for name in self.axes if name not in self.frame.columns]

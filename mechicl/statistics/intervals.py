@@ -205,7 +205,8 @@ def crossed_interval(
     All seeds share the prompts, so the means of the seeds have the prompts' sampling error in common and an interval
     over seeds alone is too narrow. Seeds and prompts are two crossed factors: the variance of the mean is the sum of
     that over seeds and that over prompts, which are resampled for all seeds together (bootstrap). The quantile is
-    Student's t with Satterthwaite's degrees of freedom, as a bootstrap of three seeds would be too narrow.
+    Student's t with Satterthwaite's degrees of freedom, as a bootstrap of three seeds would be too narrow. Source: Owen
+    2007 ("The pigeonhole bootstrap"), for two crossed factors; Satterthwaite 1946.
 
     Args:
         values: one for each seed and prompt, such as squared errors. Values that are not finite are left out.
@@ -218,8 +219,6 @@ def crossed_interval(
     Returns:
         `Interval` with the mean over seeds of the (trimmed) means or ratios, and `n` seeds. With one seed, the interval
         is over prompts. The ends are NaN if a seed has no finite values, or with a single value.
-
-    Source: Owen 2007 ("The pigeonhole bootstrap"), for two crossed factors; Satterthwaite 1946.
 
     Example:
         >>> crossed_interval(squared_errors_of_seeds, squared_errors_of_gd)    # [seed prompt], [1 prompt]
@@ -245,8 +244,8 @@ def crossed_interval(
 def mean_of_intervals(values: Sequence[Interval]) -> Interval:
     """Return the mean over seeds of quantities that are known with intervals over shared prompts.
 
-    The variance is that over seeds plus the mean of the seeds' variances over prompts, as if all seeds had the prompts'
-    sampling error in common. This is an upper bound; `crossed_interval` is exact but needs the values of each prompt.
+    Use it where only intervals are known: `crossed_interval` is exact but needs the values of each prompt. The variance
+    is that over seeds plus the mean of the seeds' variances over prompts: an upper bound.
 
     Args:
         values: each seed's quantity with its interval over prompts; ends that are NaN add no variance.

@@ -29,10 +29,9 @@ class Result:
     """The base of all results: intervals, tables and files.
 
     A subclass is a frozen dataclass. Its tensors, alone or in dictionaries by name, have samples (prompts or seeds) on
-    the last axis; leading axes (layers, scales, ...) index separate quantities, named by the annotation:
-    `Float[Tensor, "layer head prompt"]`. A field called `layers` (or `steps`, `rows`, ...) contains an axis' values.
-    Fields with `metadata={"stored": False}` (models, learners) are not written to files, and have their defaults after
-    loading.
+    the last axis; leading axes (layers, scales, ...) index separate quantities, named by the annotation: `Float[Tensor,
+    "layer head prompt"]`. A field called `layers` (or `steps`, `rows`, ...) contains an axis' values. Fields with
+    `metadata={"stored": False}` (models, learners) are not written to files, and have their defaults after loading.
 
     Example:
         >>> alignment = align(model, learner, prompts)

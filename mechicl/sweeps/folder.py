@@ -32,23 +32,14 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class CellStatus:
-    """Progress of a cell of a sweep.
+    """Progress of a cell of a sweep."""
 
-    Attributes:
-        name: name of the cell's folder.
-        places: its values on the sweep's axes, as text.
-        state: "done", "failed", "running" or "waiting".
-        step: last logged training step.
-        steps: number of training steps.
-        error: error of a failed cell; empty otherwise.
-    """
-
-    name: str
-    places: str
-    state: str
-    step: int
-    steps: int
-    error: str = ""
+    name: str  # name of the cell's folder
+    places: str  # its values on the sweep's axes, as text
+    state: str  # "done", "failed", "running" or "waiting"
+    step: int  # last logged training step
+    steps: int  # number of training steps
+    error: str = ""  # error of a failed cell; empty otherwise
 
 
 class SweepFolder:

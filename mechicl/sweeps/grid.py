@@ -18,10 +18,9 @@ Place = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class SweepCell:
-    """Models of a grid that are trained together, as one ensemble: they differ in seed or task only.
+    """Models of a grid that differ in seed or task only, trained together as one ensemble.
 
-    Its folder's name is its first point as text and the digest of its config; `places` are each model's point of the
-    grid, in the order of `config.members`.
+    Its folder is named by its first point and its config's digest; `places` follow `config.members`.
     """
 
     name: str

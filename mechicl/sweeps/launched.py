@@ -1,7 +1,4 @@
-"""One process of a training that takes several.
-
-`torchrun -m mechicl.sweeps.launched FOLDER NAME THREADS MACHINE PARENT`
-"""
+"""One process of a training: `torchrun -m mechicl.sweeps.launched FOLDER NAME THREADS MACHINE PARENT`."""
 
 import sys
 from pathlib import Path

@@ -57,11 +57,9 @@ def _named(name: str) -> Measure:
 
 
 def identity(measure: Any) -> str:
-    """A text that identifies a measure, and changes when the measure is changed.
+    """A text that identifies a measure: its name and a digest of a user's source and of the values it uses.
 
-    It is the measure's name and, for a user's measure, a digest of its source and of the values it uses: arguments of a
-    partial, variables in its closure, defaults (by their pickle unless they are plain data). Changes in the functions
-    that it calls are not noticed.
+    Values are those of a partial, closure or defaults (pickled unless plain); functions it calls are not noticed.
     """
     if isinstance(measure, functools.partial):
         return f"{identity(measure.func)}{_value_text((measure.args, sorted(measure.keywords.items())))}"

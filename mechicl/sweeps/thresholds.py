@@ -24,8 +24,8 @@ def find_threshold(
     """Find the x above which the mean over seeds of a measured value stays above a level, on a logarithmic axis.
 
     Between the last point at or below the level and the next, the value is interpolated linearly in log x. The 95%
-    interval is a jackknife over seeds (Tukey 1958) on the logarithm, with Student's t of n - 1 degrees of freedom; a
-    bootstrap of three to five seeds would be too narrow.
+    interval is a jackknife over seeds (Tukey 1958) on the logarithm, with Student's t; a bootstrap of few seeds would
+    be too narrow. Source: Raventós et al. 2023, section 3, where the threshold is read off curves.
 
     Args:
         table: table of a sweep (`Sweep.run`, `load_table`) with the columns x, value and "seed"; seeds without a value
@@ -40,8 +40,6 @@ def find_threshold(
         `mean` is 0 if all values are past the level and infinite if the last one is not. An end of the interval beyond
         the axis is 0 or infinite. If `mean`, or the threshold without one of the seeds, is beyond it, the interval is
         0 to infinity, unless all these thresholds are equal. With one seed both ends are NaN.
-
-    Source: Raventós et al. 2023, section 3, where the threshold is read off curves.
 
     Example:
         >>> frame = pd.DataFrame({"n": [2, 8, 32] * 2, "seed": [0] * 3 + [1] * 3, "ratio": [-1.0, 1, 2, -1, 1, 3]})

@@ -36,21 +36,15 @@ class LaunchedProcessDiedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Orders:
-    """Everything that a process needs to work on any cell of a sweep.
+    """Everything that a process needs to work on any cell of a sweep."""
 
-    Attributes:
-        folder: the sweep's, absolute.
-        measures: functions, each with the prefix of its columns; `identities` come from the main process.
-        threads: number of torch's threads.
-        launch: command that starts a training of several processes; empty to train in this process.
-        tasks: kinds of tasks that the user registered, by name, for other processes.
-    """
-
-    folder: Path
+    folder: Path  # the sweep's, absolute
+    # functions, each with the prefix of its columns; `identities` come from the main process.
     measures: Sequence[tuple[str, Measure]]
     identities: tuple[str, ...]
-    threads: int = 1
-    launch: tuple[str, ...] = ()
+    threads: int = 1  # number of torch's threads
+    launch: tuple[str, ...] = ()  # command that starts a training of several processes; empty to train in this process
+    # kinds of tasks that the user registered, by name, for other processes.
     tasks: Mapping[str, type] = field(default_factory=dict)
 
 

@@ -17,7 +17,6 @@ class Conjunctions(PromptDistribution):
     or not with equal chances. Inputs are uniform on {-1, 1}, but some of them, chosen at random, are made to satisfy
     the function: a conjunction of m literals accepts only one uniform input in 2^m. The exact Bayes learner
     (`algorithms.conjunction_bayes`) uses both probabilities. `sample(n, seed=...)` draws `Prompts`, one function each.
-
     Source: Bhattamishra et al. 2024, "Understanding in-context learning in transformers and LLMs by learning to learn
     discrete functions". They code inputs as 0 and 1, in 28 dimensions; eight leave a class that can be enumerated.
 
@@ -57,9 +56,7 @@ class Parities(PromptDistribution):
 
     They are hard: no single variable is correlated with y. A parity is a linear function over the field of two
     elements, so Gaussian elimination in that field solves it (`algorithms.gf2_elimination`). `sample(n, seed=...)`
-    draws `Prompts`.
-
-    Source: Bhattamishra et al. 2024, with "parity" (any subset) and "sparse parity" (of a known size).
+    draws `Prompts`. Source: Bhattamishra et al. 2024, with "parity" (any subset) and "sparse parity" (of a known size).
 
     Attributes:
         x_dim: number of variables.

@@ -76,7 +76,6 @@ class SparseLinearRegression(NoisyPoints):
     """Linear functions of which only a few weights, at random places, are not zero; these are standard normal.
 
     `sample(n, seed=...)` draws `Prompts`, one function each. `algorithms.references` has their best known learners.
-
     Source: Garg et al. 2022, section 5 (3 of 20 weights, 100 points).
 
     Attributes:
@@ -110,9 +109,7 @@ class SparseLinearRegression(NoisyPoints):
 class QuadraticRegression(NoisyPoints):
     """Weighted sums of squares `y = Σ_i w_i x_i² / √3` with standard normal weights; y has the variance of `x w`.
 
-    `sample(n, seed=...)` draws `Prompts`, one function each.
-
-    Source: the authors' code of Garg et al. 2022.
+    `sample(n, seed=...)` draws `Prompts`, one function each. Source: the authors' code of Garg et al. 2022.
 
     Attributes:
         x_dim: dimension of the inputs, which are standard normal.
@@ -130,9 +127,8 @@ class QuadraticRegression(NoisyPoints):
 class ReluNetworks(NoisyPoints):
     """Two-layer networks `y = √(2/r) Σ_j a_j relu(x w_j)` with r hidden units and standard normal weights.
 
-    `sample(n, seed=...)` draws `Prompts`, one network each.
-
-    Source: Garg et al. 2022, section 5 (100 hidden units, 20 inputs, 100 points).
+    `sample(n, seed=...)` draws `Prompts`, one network each. Source: Garg et al. 2022, section 5 (100 hidden units, 20
+    inputs, 100 points).
 
     Attributes:
         x_dim: dimension of the inputs, which are standard normal.
@@ -154,9 +150,8 @@ class ReluNetworks(NoisyPoints):
 class DecisionTrees(NoisyPoints):
     """Full binary trees: each inner node tests the sign of one random input, and each leaf has a standard normal value.
 
-    `sample(n, seed=...)` draws `Prompts`, one tree each.
-
-    Source: Garg et al. 2022, section 5 (depth 4, 20 inputs, 100 points).
+    `sample(n, seed=...)` draws `Prompts`, one tree each. Source: Garg et al. 2022, section 5 (depth 4, 20 inputs, 100
+    points).
 
     Attributes:
         x_dim: dimension of the inputs, which are standard normal.
@@ -183,9 +178,8 @@ class DecisionTrees(NoisyPoints):
 class LogisticRegression(GaussianPoints):
     """Two classes, -1 and 1, on the sides of a random plane: `P(y = 1) = 1 / (1 + exp(-x w))`, w normal.
 
-    `sample(n, seed=...)` draws `Prompts`, one plane each.
-
-    Source: Bai et al. 2023; their experiments have labels that are the sign of `x w`.
+    `sample(n, seed=...)` draws `Prompts`, one plane each. Source: Bai et al. 2023; their experiments have labels that
+    are the sign of `x w`.
 
     Attributes:
         x_dim: dimension of the inputs, which are standard normal.
@@ -214,9 +208,8 @@ class MixedRegression(GaussianPoints):
 
     Which ridge penalty is best differs from prompt to prompt and must be inferred from the context: the best predictor,
     `algorithms.mixture_bayes`, averages ridge regressions by the likelihood of their setting. `sample(n, seed=...)`
-    draws `Prompts`.
-
-    Source: Bai et al. 2023, on mixed noise levels: noise 0.1 or 0.5, weights N(0, I/d) in d = 20 dimensions, 40 points.
+    draws `Prompts`. Source: Bai et al. 2023, on mixed noise levels: noise 0.1 or 0.5, weights N(0, I/d) in d = 20
+    dimensions, 40 points.
 
     Attributes:
         x_dim: dimension of the inputs, which are standard normal.
@@ -264,11 +257,10 @@ class MixedRegression(GaussianPoints):
 class SineRegression(PromptDistribution):
     """Sine waves `y = a sin(x + phase)` of one input, with a random amplitude and phase for each prompt, without noise.
 
-    `sample(n, seed=...)` draws `Prompts`.
-
-    Source: von Oswald et al. 2023, A.7. The paper prints amplitudes from U(0.1, 5); the authors' code, and this
-    default, has U(0.1, 0.5). Their code also draws amplitude and phase with the same random key, so that one determines
-    the other (their correlation is 1): `amplitude_phase="one_key"`. The default is the text's, two independent numbers.
+    `sample(n, seed=...)` draws `Prompts`. Source: von Oswald et al. 2023, A.7. The paper prints amplitudes from U(0.1,
+    5); the authors' code, and this default, has U(0.1, 0.5). Their code also draws amplitude and phase with the same
+    random key, so that one determines the other (their correlation is 1): `amplitude_phase="one_key"`. The default is
+    the text's, two independent numbers.
 
     Attributes:
         n_context: number of context points, without the query.

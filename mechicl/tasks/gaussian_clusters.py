@@ -23,13 +23,11 @@ class GaussianClusters(PromptDistribution):
     them: its label can be copied from the context, or remembered from training. Which of the two a model does shows on
     prompts that do not occur in training (`classes=`).
 
-    `sample(n, seed=...)` draws `Prompts` whose targets are one-hot labels, so that models train on them by squared
-    error: the best prediction is then the probability of each label. (The papers train by cross entropy, on label
-    tokens; the minimum is the same distribution.) `regret(loss="errors")` and `loss="log loss"` read predictions as
-    classes and as probabilities.
-
-    Source: Reddy 2024, "The mechanistic basis of data dependence and abrupt learning in an in-context classification
-    task"; burstiness and Zipf's law of classes after Chan et al. 2022.
+    `sample(n, seed=...)` draws `Prompts` whose targets are one-hot labels: the best prediction by squared error is the
+    probability of each label. (The papers train by cross entropy; the minimum is the same distribution.)
+    `regret(loss="errors")` and `loss="log loss"` read predictions as classes and as probabilities. Source: Reddy 2024,
+    "The mechanistic basis of data dependence and abrupt learning in an in-context classification task"; burstiness and
+    Zipf's law of classes after Chan et al. 2022.
 
     Attributes:
         x_dim: dimension of the inputs.

@@ -20,9 +20,8 @@ class FixedTasks(PromptDistribution):
     """A finite set of prompts to train on, sampled once from another task: does a model memorise or generalise?
 
     `sample(n, seed=...)` draws `Prompts` from the set: without repeats up to `n_tasks` prompts (which are then the
-    whole set), else with repeats.
-
-    Source: von Oswald et al. 2023, A.12 and Fig. 16 (128 to 8192 tasks), and Fig. 15 (grokking).
+    whole set), else with repeats. Source: von Oswald et al. 2023, A.12 and Fig. 16 (128 to 8192 tasks), and Fig. 15
+    (grokking).
 
     Attributes:
         task: task that the prompts are sampled from.
@@ -61,11 +60,10 @@ class TaskPool(PromptDistribution):
     """Linear functions `y = x w + noise` of Gaussian inputs, where `w` is one of a finite pool.
 
     Inputs and noise are new in every prompt; only the weights repeat. (`FixedTasks` repeats whole prompts.) The best
-    predictor is `algorithms.dmmse` with this pool, and `algorithms.ridge` is its limit for many tasks. A model near
-    the first has learned the pool, one near the second the distribution that the pool was drawn from.
-    `sample(n, seed=...)` draws `Prompts`.
-
-    Source: Raventós et al. 2023, section 2. Their prompts of K = 16 points have 15 points of context and the query.
+    predictor is `algorithms.dmmse` with this pool, and `algorithms.ridge` is its limit for many tasks. A model near the
+    first has learned the pool, one near the second the distribution that the pool was drawn from. `sample(n, seed=...)`
+    draws `Prompts`. Source: Raventós et al. 2023, section 2. Their prompts of K = 16 points have 15 points of context
+    and the query.
 
     Attributes:
         x_dim: dimension of the inputs, which are standard normal.

@@ -28,11 +28,8 @@ class QuickGenerator(torch.Generator):
     """A generator on the CPU that draws large blocks of uniform numbers faster, for the batches of a training.
 
     Each such block is numpy's SFC64, seeded with 128 bits from this generator, whose state is torch's own. Small
-    blocks, and numbers of other kinds, are those of `torch.Generator`.
-
-    Attributes:
-        prompts_last: store uniform and normal tensors with their first axis last in memory, so that computations on
-            them run across prompts.
+    blocks, and numbers of other kinds, are those of `torch.Generator`. With `prompts_last`, uniform and normal tensors
+    have their first axis last in memory, so that computations on them run across prompts.
 
     Example:
         >>> generator = QuickGenerator().manual_seed(0)

@@ -24,10 +24,8 @@ class RepeatedTokens(TokenDistribution):
     From the second token of the second copy on, every token can be predicted: it is the token that followed the
     previous occurrence. The segment's length is random for each sequence, so attending a fixed distance back does not
     help: a model has to find the token's earlier occurrence, as induction heads do. `sample(n, seed=...)` draws
-    `TokenSequences`.
-
-    Source: sequences of Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits", induction heads)
-    and Olsson et al. 2022, with a random period.
+    `TokenSequences`. Source: sequences of Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits",
+    induction heads) and Olsson et al. 2022, with a random period.
 
     Attributes:
         d_vocab: number of different tokens, all equally likely.
@@ -68,9 +66,8 @@ class MarkovChains(TokenDistribution):
     counts which tokens followed earlier occurrences of the last one (`algorithms.bigram_bayes`; for a higher order,
     `algorithms.ngram_bayes`); counting tokens alone (`algorithms.unigram_bayes`) is simpler, and models learn it first.
     For a finite pool, the best prediction is Bayes over its chains (`algorithms.pool_bayes`). `sample(n, seed=...)`
-    draws `TokenSequences`.
-
-    Source: Edelman et al. 2024, "The Evolution of Statistical Induction Heads"; Park et al. 2024 for finite pools.
+    draws `TokenSequences`. Source: Edelman et al. 2024, "The Evolution of Statistical Induction Heads"; Park et al.
+    2024 for finite pools.
 
     Attributes:
         d_vocab: number of states, each a token.

@@ -20,9 +20,8 @@ class BallsAndUrns(TokenDistribution):
 
     An urn is a distribution over tokens (colours of balls), drawn from a Dirichlet distribution. For new urns, counting
     tokens (`algorithms.unigram_bayes`) is exactly the best learner; for a finite pool it is Bayes over the urns
-    (`algorithms.pool_bayes`). `sample(n, seed=...)` draws `TokenSequences`.
-
-    Source: Wurgaft et al. 2025, after the finite pools of Park et al. 2024; their sizes are not reproduced here.
+    (`algorithms.pool_bayes`). `sample(n, seed=...)` draws `TokenSequences`. Source: Wurgaft et al. 2025, after the
+    finite pools of Park et al. 2024; their sizes are not reproduced here.
 
     Attributes:
         d_vocab: number of colours, each a token.
@@ -71,9 +70,8 @@ class GraphTracing(TokenDistribution):
 
     The graph is a lattice: a grid, or with `periodic` a ring (one side) or a torus (two). A walk starts at a uniformly
     random node, and each step goes to one of the neighbours, all equally likely. A model must find out from the
-    sequence which tokens are neighbours. `sample(n, seed=...)` draws `TokenSequences`.
-
-    Source: Park et al. 2025, who give such walks to language models, with words as tokens.
+    sequence which tokens are neighbours. `sample(n, seed=...)` draws `TokenSequences`. Source: Park et al. 2025, who
+    give such walks to language models, with words as tokens.
 
     Attributes:
         sides: number of nodes along each axis of the lattice; (4, 4) is the paper's grid.

@@ -23,7 +23,8 @@ class Clamp:
 
     Places are named as for `analysis.patch`. No gradient passes through a replaced activation: weights without another
     effect get the gradient 0, and Adam moves them only by the momentum that they had. Held-out losses are those with
-    the clamps of the last training step. The weights that are saved and returned do not contain the clamp.
+    the clamps of the last training step. The weights that are saved and returned do not contain the clamp. Source:
+    Singh et al. 2024 ("What needs to go right for an induction head?"), who clamp activations during training.
 
     Attributes:
         component: "z", "pattern", or another component that `patch` lists; or the full name of any hook, such as
@@ -47,8 +48,6 @@ class Clamp:
     Raises:
         ValueError: fields that do not fit the method, places that the component does not have, an empty span of steps,
             or a frozen activation of a later step than the first clamped one.
-
-    Source: Singh et al. 2024 ("What needs to go right for an induction head?"), who clamp activations during training.
 
     Example:
         >>> Clamp("pattern", layer=0, head=1, method="copy", source="induction-2l", steps=(0, 500)).hook_name

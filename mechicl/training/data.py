@@ -31,20 +31,15 @@ SMALL_PRODUCT = 400  # on a CPU, torch multiplies a row by a matrix of fewer num
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The data of one step; the axis `seed` counts the models: each seed of the first task, then of the others.
+    """The data of one step; the axis `seed` counts the models: each seed of the first task, then of the others."""
 
-    Attributes:
-        step: number of the step, from 0.
-        tokens: `[seed prompt pos d_token]`, or ids `[seed prompt pos]`.
-        targets: `[seed prompt row y]`, or ids `[seed prompt row]`.
-        generator_states: state of each model's generator after sampling this batch, `[seed byte]`.
-        weights: weight of each model's mean loss in the mean over processes, `[seed]`; None for one process.
-    """
-
-    step: int
+    step: int  # number of the step, from 0
+    # `[seed prompt pos d_token]`, or ids `[seed prompt pos]`.
     tokens: Float[Tensor, "seed prompt pos d_token"] | Int[Tensor, "seed prompt pos"]
+    # `[seed prompt row y]`, or ids `[seed prompt row]`.
     targets: Float[Tensor, "seed prompt row y"] | Int[Tensor, "seed prompt row"]
-    generator_states: Tensor
+    generator_states: Tensor  # state of each model's generator after sampling this batch, `[seed byte]`
+    # weight of each model's mean loss in the mean over processes, `[seed]`; None for one process.
     weights: Float[Tensor, "seed"] | None = None
 
 

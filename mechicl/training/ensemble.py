@@ -18,11 +18,9 @@ from mechicl.training.clamp import Clamp
 class Ensemble(nn.Module):
     """Models with one config, trained together; each equals the run that it would have had alone.
 
-    All weights of a seed are one row of a single parameter, so that clipping and Adam touch one tensor for any number
-    of matrices; no operation mixes rows. Only one thread may run it: its passes put weights into one template.
-
-    Attributes:
-        flat: `[seed weight]`.
+    All weights of a seed are one row of a single parameter `flat` `[seed weight]`, so that clipping and Adam touch one
+    tensor for any number of matrices; no operation mixes rows. Only one thread may run it: its passes put weights into
+    one template.
     """
 
     def __init__(self, models: Sequence[PromptedModel]):

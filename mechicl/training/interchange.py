@@ -28,10 +28,11 @@ def train_interchange(
     """Train a transformer to run an algorithm in given layers and subspaces (a hypothesis).
 
     The trained model is ground truth for analyses, without hand-written weights. Each step draws prompts, source
-    prompts with the same queries and other contexts, and some of the interventions of `analysis.interchange`, which
-    put states of the source run into the run on the prompts. For each of them, and for the prediction without
-    intervention, the loss has the squared distance between the model's prediction and the algorithm's, divided by that
-    between the algorithm's predictions for prompts and sources: 1 - R². The targets of the queries are not used.
+    prompts with the same queries and other contexts, and some of the interventions of `analysis.interchange`, which put
+    states of the source run into the run on the prompts. For each of them, and for the prediction without intervention,
+    the loss has the squared distance between the model's prediction and the algorithm's, divided by that between the
+    algorithm's predictions for prompts and sources: 1 - R². The targets of the queries are not used. Source: Geiger et
+    al. 2022, with regression targets.
 
     Args:
         config: task, model and training, without `curriculum`, `more_tasks` and `interventions`; `loss`, `target_loss`
@@ -49,8 +50,6 @@ def train_interchange(
         TrainingDivergedError: a loss is not finite.
         ValueError: a model that is not a transformer on prompts, or whose number of layers is not that of the
             schedule; a curriculum, more tasks, or interventions (`Clamp`).
-
-    Source: Geiger et al. 2022, with regression targets.
 
     Example:
         >>> hypothesis = Hypothesis(ResidualDescent(2, step_size=0.6))
@@ -87,10 +86,9 @@ def train_interchange(
 def interchange_r2(
     model: HookedTransformer, hypothesis: Hypothesis, prompts: Prompts, sources: Prompts
 ) -> dict[str, float]:
-    """The interchange R² of each intervention, by its name, relative to the algorithm's predictions at both ends.
+    """The interchange R² of each intervention by name, relative to the algorithm's predictions on prompts and sources.
 
-    `analysis.interchange` measures the same with intervals, for any model, relative to the model's own predictions.
-    The sources are the same number of prompts, with the same queries.
+    `analysis.interchange` measures the same with intervals, relative to the model's own predictions.
     """
     if sources.xs.shape != prompts.xs.shape or sources.ys.shape != prompts.ys.shape:
         raise ValueError(f"sources must have the shape of the prompts, {prompts}, got {sources}")

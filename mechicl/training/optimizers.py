@@ -31,7 +31,8 @@ class SOAP(torch.optim.Optimizer):
     along directions that mix the entries of a matrix, this converges faster than Adam in the entries' axes.
 
     The last two axes of a weight are its matrix, axes before them (heads) count matrices. Vectors have Adam's update,
-    and so do sides of a matrix that are longer than `max_size`.
+    and so do sides of a matrix that are longer than `max_size`. Source: Vyas et al. 2024, algorithm 3, with
+    eigenvectors in full in place of one power iteration; eps is relative.
 
     Args:
         weights: the flattened weights of several models, one row per model; no operation mixes rows.
@@ -42,8 +43,6 @@ class SOAP(torch.optim.Optimizer):
         eps: added to the root of the second moment, in units of its root mean over the matrix, so that rounding in the
             gradient stays small in the update.
         max_size: longest side of a matrix whose eigenvectors are computed.
-
-    Source: Vyas et al. 2024, algorithm 3, with eigenvectors in full in place of one power iteration; eps is relative.
 
     Example:
         >>> weights = torch.zeros(2, 12, requires_grad=True)  # two models with a matrix of 3 x 4
@@ -121,10 +120,9 @@ class SOAP(torch.optim.Optimizer):
 
 
 def eigenvectors(factors: Float[Tensor, "*matrix size size"]) -> Float[Tensor, "*matrix size size"]:
-    """Orthonormal eigenvectors of symmetric matrices, as columns; entries that are not finite count as 0.
+    """Orthonormal eigenvectors of symmetric matrices, as columns; non-finite entries count as 0.
 
-    If eigenvalues are equal, as in a first gradient's null space, the weights' own axes are used, so that rounding does
-    not choose them. If gradients overflow, the loss of the next step reports it.
+    For equal eigenvalues the weights' own axes are used, so that rounding does not choose.
     """
     scale = factors.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(factors.dtype).tiny)
     relative = torch.nan_to_num(factors / scale[..., None, None], posinf=0.0, neginf=0.0)

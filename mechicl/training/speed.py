@@ -34,10 +34,9 @@ def products_in_tf32(wanted: bool, device: torch.device) -> Iterator[None]:
 
 
 def threads_for(config: TrainingConfig, device: torch.device) -> int:
-    """The number of threads that makes a run's steps fastest, by the multiplications of one layer's pass on one batch.
+    """The fastest number of threads for a run, by the multiplications of one layer's pass; torch's own on a GPU.
 
-    It is 1 where products run across prompts (`goes_across`); an LSTM processes one position after another. On a GPU
-    torch's own number is used.
+    It is 1 where products run across prompts (`goes_across`); an LSTM processes positions in turn.
     """
     if device.type != "cpu":
         return torch.get_num_threads()
@@ -56,8 +55,7 @@ def threads_for(config: TrainingConfig, device: torch.device) -> int:
 def keep_freed_memory() -> None:
     """Let glibc keep up to 512 MiB of freed memory; other C libraries ignore it.
 
-    Otherwise memory that a step frees goes back to the system and returns page by page in the next one: a tenth to a
-    third of a step of five layers.
+    Otherwise freed memory returns page by page in the next step: a tenth to a third of a step of five layers.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -29,31 +29,21 @@ class DamagedSaveError(ValueError):
 
 @dataclass
 class RunState:
-    """Everything that the next step depends on.
+    """Everything that the next step depends on."""
 
-    Attributes:
-        step: number of training steps done.
-        weights: for each weight's name, a tensor `[seed ...]`.
-        moments: the optimiser's state: "exp_avg.weights", "exp_avg_sq.weights", "step.weights", and SOAP's factors and
-            axes.
-        generators: the random state of each seed's prompts, `[seed byte]`.
-        stopped_at: step at which each seed reached its target or diverged, -1 before, `[seed]`. Its weights are fixed.
-        diverged_at: step at which each seed's loss was no longer finite, -1 before, `[seed]`.
-        wall_time: seconds spent so far.
-        threads: number of torch's threads, on which the run's last bits depend; a resumed run uses the same number.
-        files: number of bytes and SHA-256 of the other files of the save, by their path in the folder.
-        sources: SHA-256 of the weights that interventions copy from, by intervention.
-    """
-
-    step: int
-    weights: dict[str, Tensor]
+    step: int  # number of training steps done
+    weights: dict[str, Tensor]  # for each weight's name, a tensor `[seed ...]`
+    # the optimiser's state: "exp_avg.weights", "exp_avg_sq.weights", "step.weights", and SOAP's factors and axes.
     moments: dict[str, Tensor]
-    generators: Tensor
+    generators: Tensor  # the random state of each seed's prompts, `[seed byte]`
+    # step at which each seed reached its target or diverged, -1 before, `[seed]`. Its weights are fixed.
     stopped_at: Tensor
-    diverged_at: Tensor
-    wall_time: float
-    threads: int
+    diverged_at: Tensor  # step at which each seed's loss was no longer finite, -1 before, `[seed]`
+    wall_time: float  # seconds spent so far
+    threads: int  # number of torch's threads, on which the run's last bits depend; a resumed run uses the same number
+    # number of bytes and SHA-256 of the other files of the save, by their path in the folder.
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    # SHA-256 of the weights that interventions copy from, by intervention.
     sources: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: Path, config: TrainingConfig) -> None:

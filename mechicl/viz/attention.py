@@ -96,10 +96,7 @@ def prompt_attention(
 
 
 def attention_html(pattern: Float[Tensor, "head query_pos key_pos"], tokens: Sequence[str]) -> Html:
-    """Draw heatmaps of attention patterns, one per head; a caption explains negative attention.
-
-    Arguments and errors are those of `attention_figure`.
-    """
+    """Draw heatmaps of attention patterns, one per head; arguments and errors as in `attention_figure`."""
     still = attention_figure(pattern, tokens)
     low, high, bound = _range(pattern)
     properties = {

@@ -19,10 +19,9 @@ from mechicl.viz import elements as draw
 
 
 def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
-    """Draw the target's residual along an eigendirection of S, `1 - λ f(λ)`, for the nearest families of `identify`.
+    """Draw the residual along an eigendirection of S, `1 - λ f(λ)`, for the nearest families of `identify`.
 
-    Learners that are not one function of each eigenvalue are left out; the middle 98% of the positive eigenvalues are
-    shaded.
+    Only families that are a function of each eigenvalue; the middle 98% of the eigenvalues are shaded.
     """
     positive = result.eigenvalues[result.eigenvalues > 0].flatten()[:100_000]
     low, high = torch.quantile(positive, torch.tensor([0.01, 0.99]).double()).tolist()

@@ -110,10 +110,7 @@ def add_intervals(
     fig: go.Figure, x: Sequence[float | str], intervals: Sequence[Interval], name: str, color: str, *,
     log_y: bool = False, place: Place | None = None, **options: Any,
 ) -> None:  # fmt: skip
-    """Add a line of means, with a band of their intervals if they have several samples; a single mean has a bar.
-
-    On a logarithmic axis, means that are not positive leave a gap.
-    """
+    """Add a line of means with a band of intervals (a bar for one mean); log axes skip means <= 0."""
     shown = [i for i, each in enumerate(intervals) if math.isfinite(each.mean) and (each.mean > 0 or not log_y)]
     if shown and all(intervals[i].n > 1 for i in shown):
         low = [max(intervals[i].low, intervals[i].mean * 1e-2) if log_y else intervals[i].low for i in shown]

@@ -91,8 +91,7 @@ plot.register(ModeConnectivity, lambda r, **more: weights.connectivity_paths(r.p
 def _quantities(result: Result, title: str | None = None) -> go.Figure:
     """Draw every quantity with 95% intervals over its samples: the figure of results without a special one.
 
-    Quantities without leading axes are points in one panel. One with a leading axis (layers, steps, ...) is a line over
-    it, and one with more is a heatmap of the last two, averaged over those before.
+    No leading axis: a point; one (layers, ...): a line; more: a heatmap of the last two, averaged over the rest.
     """
     others = {name: values for name, values in result.samples().items() if values.ndim > 1}
     points = {name.replace("_", " "): mean for name, mean in result.intervals().items() if name not in others}

@@ -134,8 +134,7 @@ def heads_during_training(
 def learning_coefficients(result: LearningCoefficient, title: str = "Local learning coefficient") -> go.Figure:
     """Draw the chains at the last step (first part and seed), and the coefficient of each part over training steps.
 
-    Args:
-        result: result of `learning_coefficient`; with a single step, its coefficients are dots.
+    Takes the result of `learning_coefficient`; with a single step, its coefficients are dots.
     """
     fig = draw.panels(title, [f"chains at step {result.steps[-1]}, {result.parts[0]}", "coefficient (95% interval)"])
     left, right = draw.panel(0, 2), draw.panel(1, 2)
@@ -159,14 +158,11 @@ def learning_coefficients(result: LearningCoefficient, title: str = "Local learn
 
 @checked
 def strategies_over_training(tracking: StrategyTracking, title: str = "Strategies during training") -> go.Figure:
-    """Draw the weights of strategies over training, the residual, and the way through the space of predictions.
+    """Draw the result of `track_strategies`: weights over training, the residual, and the way through predictions.
 
     Bands are 95% intervals over seeds and prompts. In the second panel a dotted line marks the threshold above which no
     mixture explains the model. The third shows the first two principal components of all predictions, with a line for
     each seed that begins at a circle, and a diamond for each strategy.
-
-    Args:
-        tracking: result of `track_strategies`.
     """
     shares = ", ".join(f"{share:.0%}" for share in tracking.explained)
     names = ["weight in the nearest mixture", "residual", f"principal components ({shares})"]

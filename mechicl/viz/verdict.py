@@ -34,13 +34,9 @@ def verdict_figure(
 ) -> go.Figure:
     """Draw the share of a model's squared predictions that the nearest algorithms leave unexplained.
 
-    Args:
-        identified: the families, ranked.
-        match: the algorithm that is named.
-        rivals: families tied with it.
-        untrained: the least share that any algorithm leaves of an untrained network, for scale.
-        over_training: steps, and the share for each seed, drawn in a second panel; the first seed is emphasised.
-        near: the share up to which a model is called alike.
+    `match` is the algorithm that is named, `rivals` those tied with it, `untrained` the least share of an untrained
+    network, `over_training` steps and shares of each seed for a second panel (the first seed is emphasised), and `near`
+    the share up to which a model is called alike.
     """
     names = ["Left unexplained by the nearest algorithms"]
     if over_training is not None:

@@ -59,15 +59,14 @@ def connectivity_paths(
 def weight_products_figure(trained: WeightProducts, construction: WeightProducts, names: Sequence[str]) -> go.Figure:
     """Draw the products W_KQ and W_PV of a trained linear attention head next to those of a construction.
 
-    W_KQ = W_Q W_Kᵀ (with the score scale) and W_PV = W_V W_O, both `[d_model d_model]`, of layer 0 and head 0.
+    W_KQ = W_Q W_Kᵀ (with the score scale) and W_PV = W_V W_O, both `[d_model d_model]`, of layer 0 and head 0. Source:
+    von Oswald et al. 2023, Fig. 9.
 
     Args:
         trained: the trained model's `read_weight_products(model).gauge_fixed()`, in which the mean diagonal of the
             x-block of W_KQ is 1.
         construction: products of the construction to compare with, in the same gauge.
         names: names of the residual stream's dimensions, for the axes.
-
-    Source: von Oswald et al. 2023, Fig. 9.
     """
     products = {
         "W<sub>KQ</sub> / β, trained": trained.W_KQ[0, 0],
@@ -92,13 +91,12 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
 
 @checked(undefined=True)  # values that diverged leave a gap
 def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]]) -> go.Figure:
-    """Draw the loss while one layer is applied repeatedly, as half the mean squared error.
+    """Draw half the mean squared error while a trained layer, or a step of gradient descent, is applied repeatedly.
 
     Args:
-        by_damping: a panel for each damping λ (factor on each repeat's update): mean squared errors `[repeat seed]`
-            after 0, 1, ... repeats of "gradient_descent" and optionally of the "trained" layer without the weights that
-            its training cannot reach, and of the "whole_layer" with them. Lines end where they exceed ten times their
-            first value.
+        by_damping: a panel for each damping λ (factor on each repeat's update): mean squared errors `[repeat seed]` at
+            0, 1, ... repeats of "gradient_descent", and optionally of the "whole_layer" or of the "trained" layer,
+            where weights that its training cannot change are 0. Lines end above ten times their first value.
 
     Source: von Oswald et al. 2023, Fig. 10.
     """

@@ -17,11 +17,10 @@ class AfterCopying(StepwiseAlgorithm):
 
     Use it for models whose prompts have separate tokens for inputs and targets. Before that step a point's target is at
     its target token (the variable "target"), after it at its input token, and the target's token is not read any more.
+    Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
     Args:
         algorithm: algorithm that runs on the points after the copying.
-
-    Source: von Oswald et al. 2023, Proposition 3 and section 4.
 
     Example:
         >>> AfterCopying(algorithms.stepwise.ResidualDescent(2, step_size=0.05)).n_steps
@@ -58,14 +57,12 @@ class Induction(StepwiseAlgorithm):
 
     Use it for models whose prompts have separate tokens for inputs and targets. The first step is a previous-token
     head: it adds a point's input to its variable "previous". In the second, readers take the targets whose "previous"
-    matches their own input.
+    matches their own input. Source: Olsson et al. 2022, section "Induction heads", with vectors in place of tokens.
 
     Args:
         weights: function of the readers' inputs `[prompt reader x]` and the points' "previous" `[prompt point x]` that
             returns weights `[prompt reader point]`; by default all weight is on the nearest point.
         causal: True if a context point reads only itself and the points before it: weights of other points are dropped.
-
-    Source: Olsson et al. 2022, section "Induction heads", with vectors in place of tokens.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)

@@ -15,9 +15,10 @@ from mechicl.prompts import Prompts
 class ResidualDescent(StepwiseAlgorithm):
     """Gradient descent in which every point carries its residual at the current weights; also GD++ and momentum.
 
-    `r_j ← r_j - a Σ_i r_i x_jᵀ A x_i` and, for GD++, `x_j ← x_j - γ Σ_i x_i <x_i, x_j>`: the context is refined step
-    by step, and the query, whose target counts as 0, carries minus the running prediction. With momentum, points carry
-    a velocity too: `v_j ← β v_j + a Σ_i r_i <x_i, x_j>`, `r_j ← r_j - v_j`.
+    `r_j ← r_j - a Σ_i r_i x_jᵀ A x_i` and, for GD++, `x_j ← x_j - γ Σ_i x_i <x_i, x_j>`: the context is refined step by
+    step, and the query, whose target counts as 0, carries minus the running prediction. With momentum, points carry a
+    velocity too: `v_j ← β v_j + a Σ_i r_i <x_i, x_j>`, `r_j ← r_j - v_j`. Source: von Oswald et al. 2023, Proposition 1
+    and A.10; Nertinger 2025, Theorem 1, for a preconditioner (`a = 1/n`).
 
     Args:
         steps: number of steps.
@@ -28,8 +29,6 @@ class ResidualDescent(StepwiseAlgorithm):
         clip: bound on the absolute value of every variable after each step, as in models whose residual stream is
             clipped.
         causal: True if a context point reads only itself and the points before it.
-
-    Source: von Oswald et al. 2023, Proposition 1 and A.10; Nertinger 2025, Theorem 1, for a preconditioner (`a = 1/n`).
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
@@ -112,7 +111,7 @@ class OnlineDescent(StepwiseAlgorithm):
 
     A step takes `a_k r_k <x_k, x_j>` from every point's residual; the query carries minus the running prediction. The
     variable "turn" is the residual of the point that is next, and 0 at all others; an additional first step marks the
-    first point.
+    first point. Source: Fu et al. 2024, section 3.2.
 
     Args:
         n_context: number of context points; the steps are one more. On shorter prompts the last steps do nothing.
@@ -121,8 +120,6 @@ class OnlineDescent(StepwiseAlgorithm):
         passes: number of passes, each on the residuals that the one before left.
         causal: True if a context point reads only itself and the points before it. Passes are then not epochs, since a
             point's residual is that of the weights after this point: so do stacked recurrent layers.
-
-    Source: Fu et al. 2024, section 3.2.
     """
 
     variables = ("x", "residual", "turn", "number")

@@ -158,8 +158,7 @@ Planned = tuple[Cell, Call, Call]
 def plan_interventions(hypothesis: Hypothesis, point: int, *, stop_reading: bool, isolate: bool) -> Iterator[Planned]:
     """Yield all interventions of a hypothesis, each as calls on the algorithm and on the model.
 
-    `stop_reading` and `isolate` are True if the model's query can be kept from reading, and its context points from
-    reading each other.
+    `stop_reading` and `isolate`: the model can keep the query from reading, and context points from each other.
     """
 
     def twins(name: str, method: str, places: tuple[int, int, int], of_algorithm: tuple, of_model: tuple) -> Planned:

@@ -23,7 +23,8 @@ class NewtonSteps(StepwiseAlgorithm):
     - "running": as what each iteration adds, from the residuals that the context's points carry:
       `x M_{k+1} B = x M_k B + Σ_i <m_i, x> (y_i - x_i M_k B)`.
 
-    All three predict the same after the last step, and differ in the variables that the query carries.
+    All three predict the same after the last step, and differ in the variables that the query carries. Source: Fu et
+    al. 2024, section 3.2 and Theorem 1.
 
     Args:
         iterations: number k of iterations; the steps are k + 2.
@@ -31,8 +32,6 @@ class NewtonSteps(StepwiseAlgorithm):
         share: factor on that default.
         answer: how the prediction is read, see above.
         causal: True if a context point reads only itself and the points before it.
-
-    Source: Fu et al. 2024, section 3.2 and Theorem 1.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
@@ -114,12 +113,9 @@ class RidgePath(StepwiseAlgorithm):
 
 
 class RidgeByDirections(StepwiseAlgorithm):
-    """Ridge regression by eigendirections of the context's S, the largest first: each step adds one to the prediction.
+    """Ridge regression by eigendirections of the context's S, the largest first: each step adds one of `x_dim`.
 
-    Args:
-        x_dim: number of directions, the number of steps.
-        penalty: penalty λ.
-        causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
+    With `causal`, a context point reads only itself and those before it, which makes no difference to the query.
     """
 
     variables = ("x", "y", "prediction")
@@ -141,14 +137,13 @@ class ResidualRidge(StepwiseAlgorithm):
     """Ridge regression in every step on the residuals of the step before, which every point carries.
 
     `r_j ← r_j - x_j (S + λ)⁻¹ Σ_i x_iᵀ r_i` with `S = Σ_i x_iᵀ x_i` over the points i that j reads. The query, whose
-    target counts as 0, carries minus the prediction: after one step that of ridge regression.
+    target counts as 0, carries minus the prediction: after one step that of ridge regression. Source: von Oswald et al.
+    2025, section 3, for a layer that does this.
 
     Args:
         steps: number of steps.
         penalty: λ.
         causal: True if a context point reads only itself and the points before it, as in a recurrent layer.
-
-    Source: von Oswald et al. 2025, section 3, for a layer that does this.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)
@@ -178,12 +173,9 @@ class MomentsThenRidge(StepwiseAlgorithm):
     """Ridge regression in two steps: a sum over the context, then a function of it that reads nothing more.
 
     The first step adds `S = Σ_i x_iᵀ x_i` and `B = Σ_i x_iᵀ y_i` to every point's variable "moments"; the second
-    computes `x (S + λ)⁻¹ B` from them, over the previous prediction. A network does this if its attention gathers
-    features once, and its MLPs combine them.
-
-    Args:
-        penalty: λ; 0 gives the least-squares solution of least norm.
-        causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
+    computes `x (S + λ)⁻¹ B` over the previous prediction (`penalty` λ; 0 for least squares of least norm). A network
+    does this if its attention gathers features once, and its MLPs combine them. With `causal`, a context point reads
+    only itself and those before it, which makes no difference to the query.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)

@@ -15,16 +15,14 @@ class RecursiveSteps(StepwiseAlgorithm):
     """Recursive least squares with forgetting, one context point a step, in the order of the prompt.
 
     Every point carries its residual `r = y - x W` and its input times the inverse moments, `m = x P`, with `P = I /
-    penalty` at first. Step k reads point k: `r ← r - <m, x_k> r_k / (γ + <m_k, x_k>)`, and
-    `m ← (m - <m, x_k> m_k / (γ + <m_k, x_k>)) / γ`. The query carries minus the running prediction.
+    penalty` at first. Step k reads point k: `r ← r - <m, x_k> r_k / (γ + <m_k, x_k>)`, and `m ← (m - <m, x_k> m_k / (γ
+    + <m_k, x_k>)) / γ`. The query carries minus the running prediction. Source: Plackett 1950; Haykin 2002, chapter 9.
 
     Args:
         n_context: number of context points, the number of steps. On shorter prompts the last steps do nothing.
         penalty: start of the inverse, `P = I / penalty`.
         discount: γ; 1 forgets nothing.
         causal: True if a context point reads only itself and the points before it.
-
-    Source: Plackett 1950; Haykin 2002, chapter 9.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0, dtype=torch.float64)

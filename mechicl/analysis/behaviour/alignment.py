@@ -88,10 +88,7 @@ def sensitivities(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y
 def predictions_and_sensitivities(
     learner: Learner, prompts: Prompts, *, required: bool = True
 ) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "prompt y x"]]:
-    """Query predictions and their derivatives, both float64 and detached; the learner's gradients do not change.
-
-    If there are no derivatives, they are NaN, or an error (ValueError) if they are required.
-    """
+    """Query predictions and derivatives, float64 and detached; without derivatives NaN, or ValueError if required."""
     query = prompts.query.xs.detach().clone().requires_grad_()
     name = type(learner).__name__
     with torch.enable_grad():
@@ -122,9 +119,7 @@ def similarity_of_errors(a: Trajectory, b: Trajectory, prompts: Prompts) -> Floa
     """Cosine between the errors that two learners make along each prompt, for all pairs of their steps.
 
     Errors are those of points 2 to n + 1, each predicted from the points before it, or of the query alone if that is
-    all that was predicted. NaN where a learner makes no error at all.
-
-    Source: Fu et al. 2024, A.3.1, eq. 11 and 12.
+    all that was predicted. NaN where a learner makes no error at all. Source: Fu et al. 2024, A.3.1, eq. 11 and 12.
     """
     if prompts.n_context == 0:
         raise ValueError("prompts without context points have no errors to compare")
@@ -140,15 +135,13 @@ def similarity_by_prefix(
 ) -> tuple[Float[Tensor, "step_a step_b prompt"], Float[Tensor, "step_a step_b point"]]:
     """Cosine between the errors of two learners for each number of points before, over all prompts.
 
-    `similarity_of_errors` is a cosine along each prompt, in which prefixes with large errors decide: without noise,
-    those with no more points than dimensions, where all learners that fit their points err alike. Here the errors after
-    n points are divided by their root mean square over the prompts, so that each n counts equally.
+    In `similarity_of_errors`, a cosine along each prompt, prefixes with large errors decide: without noise those with
+    no more points than dimensions, where all learners that fit their points err alike. Here each number n of points
+    counts equally.
 
-    Returns:
-        A term for each prompt whose mean over prompts is the mean over n of the cosines, and whose spread gives the
-        interval of this mean (delta method); and the cosines for n = 1, 2, ... If one learner makes no error after n
-        points, the cosine is 0; if neither does, it is NaN and n is left out. Errors below the targets' rounding (4e-6
-        of them in float32, 1e-10 in float64) count as none.
+    Returns a term for each prompt, whose mean is the mean over n of the cosines and whose spread gives its interval
+    (delta method), and the cosines for n = 1, 2, ... If one learner makes no error after n points (below 4e-6 of the
+    targets in float32, 1e-10 in float64), the cosine is 0; if neither does, NaN, and n is left out.
     """
     shape = a.predictions.shape[2]
     sizes = prompts.ys.double().square().mean((0, 2)).sqrt()[-min(shape, prompts.n_context) :]
@@ -172,10 +165,7 @@ def similarity_by_prefix(
 
 
 def similarity_of_weights(a: Trajectory, b: Trajectory) -> Float[Tensor, "step_a step_b prompt point"]:
-    """Cosine between the weights that two learners induce from every prefix with 1 to n points; NaN for zero weights.
-
-    Source: Fu et al. 2024, A.3.1.
-    """
+    """Cosine between two learners' induced weights for each prefix; NaN for zero weights (Fu et al. 2024, A.3.1)."""
     units = []
     for trajectory in (a, b):
         if trajectory.weights is None:
@@ -215,14 +205,13 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
 
     For a learner that is linear in the query these are the weights W of its predictions `x W`. Learners with steps (an
     `AlgorithmLearner`, or a model read layer by layer: `Lens`, `fit_readouts`) give weights after each step, any other
-    differentiable learner (a plain model) once: the `step` axis has size 1.
+    differentiable learner (a plain model) once: the `step` axis has size 1. Source: Fu et al. 2024, A.3.1, who regress
+    the weights on sampled queries: see `regressed_weights`.
 
     Returns:
         Weights `[step prompt point x y]`. Entry t of `point` is the derivative of the prediction of point t from the t
         points before it: t = 0 has no context, t = n_context is the query. A `Lens` of a model that predicts the query
         alone (paired prompts: one token (x, y) per point) has only the query's entry: a point axis of length 1.
-
-    Source: Fu et al. 2024, A.3.1, who regress the weights on sampled queries: see `regressed_weights`.
 
     Example:
         >>> induced_weights(AlgorithmLearner(algorithms.ols), prompts).shape
@@ -243,7 +232,8 @@ def regressed_weights(
 ) -> Float[Tensor, "step prompt point x y"]:
     """Fit linear weights by least squares to a learner's predictions on sampled queries, for every prefix.
 
-    Use it for learners that are not linear in the query or not differentiable; else `induced_weights` is exact.
+    Use it for learners that are not linear in the query or not differentiable; else `induced_weights` is exact. Source:
+    Fu et al. 2024, A.3.1, eq. 13 and 14.
 
     Args:
         learner: any learner; one with steps (an `AlgorithmLearner`, `Lens`, `fit_readouts`) gives weights after each
@@ -255,8 +245,6 @@ def regressed_weights(
     Returns:
         Weights `[step prompt point x y]`, float64. Entry t of `point` uses the first t points: t = 0 has no context,
         t = n_context all of it. A `Lens` of a model that predicts the query alone (paired prompts) has only this entry.
-
-    Source: Fu et al. 2024, A.3.1, eq. 13 and 14.
 
     Example:
         >>> regressed_weights(Lens(model), prompts[:4], torch.randn(30, task.x_dim)).shape

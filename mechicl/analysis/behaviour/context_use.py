@@ -88,7 +88,8 @@ def measure_order_sensitivity(
     """Measure how much the prediction of each query changes with the order of its context.
 
     Learners that run gradient descent, Newton's method or least squares on the whole context predict the same for every
-    order; causal models and online learners need not.
+    order; causal models and online learners need not. Source: Nertinger 2025, Theorem 3: equivalence to gradient
+    descent needs predictions that do not change under permutations of the context.
 
     Args:
         learner: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`.
@@ -99,9 +100,6 @@ def measure_order_sensitivity(
         An `OrderSensitivity`: the `variance` of each prompt's prediction over orders and its mean square `signal`, both
         averaged over the target's dimensions, `[prompt]`; `relative()`, the mean variance over the mean signal with a
         95% interval over prompts: 0 for a learner that ignores the order.
-
-    Source: Nertinger 2025, Theorem 3: equivalence to gradient descent needs predictions that do not change under
-    permutations of the context.
 
     Example:
         >>> print(measure_order_sensitivity(model, prompts).relative())
@@ -118,10 +116,7 @@ def measure_order_sensitivity(
 
 @dataclass(frozen=True, eq=False)
 class OutsideSpan(Result):
-    """Share of the induced weights' squared norm outside the span of the points seen; see `measure_outside_span`.
-
-    It is 1 after no point (NaN for zero weights), and 0 up to rounding once the points span everything.
-    """
+    """Share of the weights' squared norm outside the span of the points seen: 1 after no point, NaN if 0."""
 
     steps: tuple[float, ...]
     share: Float[Tensor, "step point prompt"] = field(metadata=SHARE)
@@ -140,7 +135,7 @@ def measure_outside_span(
 
     Induced weights are the derivatives of a prediction with respect to the query's input (`induced_weights`). With X
     and Y the inputs and targets of a prefix, any method whose weights are a polynomial in `S = XᵀX` times `B = XᵀY`
-    (gradient descent, Newton's method, ridge) stays in the span: its share is 0.
+    (gradient descent, Newton's method, ridge) stays in the span: its share is 0. Source: Fu et al. 2024, C.4, eq. 42.
 
     Args:
         learner: a learner with steps that predicts every prefix: an `AlgorithmLearner`, or `Lens(model)` or
@@ -150,8 +145,6 @@ def measure_outside_span(
         An `OutsideSpan`: `share` `[step point prompt]`, from 0 to 1, of the weights' squared norm that is outside the
         span; entry t of `point` is after the first t points. `by_point(step)` lists means with 95% intervals over
         prompts.
-
-    Source: Fu et al. 2024, C.4, eq. 42.
 
     Example:
         >>> print(measure_outside_span(Lens(model), prompts).by_point()[3])

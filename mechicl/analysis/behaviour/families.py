@@ -40,17 +40,11 @@ def family_weights(
 ) -> Float[Tensor, "family"]:
     """Compute the probability of each family from its distance and its simplicity; the rest of 1 is "none of these".
 
-    With D a family's mean distance relative to the scale, and k its fitted numbers, its weight is `D^(-(N - c k)/2)`:
-    the likelihood of N observations with an unknown variance, of which every fitted number takes c. Everything outside
-    the families has the weight of a family at the distance `elsewhere`. Weights are averaged over resampled prompts.
-
-    Args:
-        distances: squared distances of predictions from the model's; a family with one not finite has weight 0.
-        scale: the model's mean squared prediction; 1e-10 of it, for rounding, is added to each distance.
-        evidence: N.
-        price: c; Bayes' rule with a flat prior has 1.
-
-    Source: Schwarz 1978, whose criterion has a constant price; Efron 1979.
+    With D a family's mean distance relative to the `scale` (the model's mean squared prediction, of which 1e-10 is
+    added for rounding) and k its fitted numbers, its weight is `D^(-(N - c k)/2)`: the likelihood of N (`evidence`)
+    observations with an unknown variance, of which every fitted number takes c (`price`; 1 in Bayes' rule with a flat
+    prior). Everything outside the families has the weight of a family at the distance `elsewhere`. Weights are averaged
+    over resampled prompts. Source: Schwarz 1978; Efron 1979.
     """
     if len(n_fitted) != len(distances):
         raise ValueError(f"n_fitted must have a number for each of {len(distances)} families, got {len(n_fitted)}")
@@ -147,10 +141,7 @@ class Identification(Result):
 
     @checked
     def distance(self, match: FamilyMatch) -> Interval:
-        """Return the mean squared distance of predictions from the model's, over the model's mean squared prediction.
-
-        It is 0 for the same predictions, and 1 for a learner that always predicts 0; the interval is a 95% one.
-        """
+        """Return E|member - model|² / E|model|², with a 95% interval: 0 if equal, 1 if the member predicts 0."""
         return ratio_interval(match.squared_distances, self.squared_predictions)
 
     @checked

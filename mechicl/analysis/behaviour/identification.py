@@ -60,19 +60,18 @@ def identify(
     - as bounds on how near a family can come, any polynomial of S with as many terms as steps, and any function of S;
     - the task's other reference learners (`algorithms.references`), such as dMMSE of a pool.
 
-    The families are algorithms for linear functions: `note` has a caveat where targets are classes, or a reference
-    learner has less than half the loss of every family. A warning is given if the model hardly predicts better than 0,
-    since it may be untrained, or trained on another task.
+    `note` has a caveat where targets are classes, or a reference learner has less than half the loss of every family:
+    the families are algorithms for linear functions. A model that hardly predicts better than 0 gives a warning: it may
+    be untrained, or trained on another task. Source: von Oswald et al. 2023 and Fu et al. 2024; Golub & Varga 1961 for
+    the limit of first-order methods.
 
     Args:
-        model: a model, or anything else with `predict(prompts)`. If its predictions are not differentiable with respect
-            to the query, the cosines of sensitivities are NaN.
+        model: anything with `predict(prompts)`; cosines of sensitivities are NaN if predictions have no derivative.
         task: distribution of the prompts; the query follows all `n_context` points.
-        also: your learners to rank among the families: a mapping from names, or a sequence of learners with names.
-            Each is compared unchanged (`AlgorithmLearner` wraps any function of prompts); of an `AlgorithmFamily`, the
-            nearest member on the prompts to fit on is chosen.
-        with_references: rank the task's reference learners too; False saves the time of slow ones, such as training a
-            network on each context.
+        also: your learners to rank too, by name or as a sequence with names. Each is compared unchanged
+            (`AlgorithmLearner` wraps any function of prompts); an `AlgorithmFamily` by its nearest member on the
+            prompts to fit on.
+        with_references: rank the task's reference learners too; False saves the time of slow ones.
         with_limits: also fit the best learners on the task itself, to the targets of 32,768 prompts: first order (a
             polynomial of S with as many terms as steps), second order (as many Newton iterations, tuned), ridge.
         steps: number of steps of the families with parameters for each step, and of the limits; by default the model's
@@ -82,22 +81,15 @@ def identify(
 
     Returns:
         An `Identification`: `matches` has the fitted members of all families (`name`, `hyperparameters`, `learner`,
-        `sensitivity_cosine` `[prompt]`), nearest first, `best` is the first of them, and `limits` has the best learners
-        on the task in the same form. `distance(match)` is the mean squared difference between a member's and the
-        model's predictions, divided by the model's mean squared prediction: 0 for the same, 1 for predicting 0. A
-        larger family is at least as near (GD++ contains gradient descent), so report `answer`: the member that is
-        likeliest if fitted numbers are penalised. `confidence` is the probability, from 0 to 1, that its family is the
-        right one, calibrated on models whose algorithm is known. `to_dataframe()` is the table.
-
-    Source: von Oswald et al. 2023 and Fu et al. 2024, with every algorithm at once; Golub & Varga 1961 for the limit of
-    first-order methods.
+        `sensitivity_cosine` `[prompt]`), nearest first, and `limits` the best learners on the task. `distance(match)`
+        is the mean squared difference from the model's predictions, divided by their mean square: 0 for the same, 1 for
+        predicting 0. A larger family is at least as near (GD++ contains gradient descent), so report `answer`: the
+        member that is likeliest if fitted numbers are penalised. `confidence`, from 0 to 1, is the probability that its
+        family is the right one, calibrated on models whose algorithm is known. `to_dataframe()` is the table.
 
     Example:
         >>> result = identify(load("lsa-1l"), LinearRegression(), n_prompts=512)
         >>> result.best.name
-        'preconditioned gradient descent, 1 step'
-        >>> half = AlgorithmLearner(lambda prompts: prompts.context.ys.mean(1) / 2)
-        >>> identify(load("lsa-1l"), LinearRegression(), also={"half the mean": half}, n_prompts=512).best.name
         'preconditioned gradient descent, 1 step'
     """
     if isinstance(task, TokenDistribution):

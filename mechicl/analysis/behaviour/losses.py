@@ -271,6 +271,7 @@ def measure_shifted_losses(
     """Measure how learners' losses change when the task's inputs or weights are larger or smaller than in training.
 
     For other input distributions than in training, pass `task.replace(inputs=("gaussian", "exponential", "laplace"))`.
+    Source: von Oswald et al. 2023, A.2 and Fig. 6.
 
     Args:
         learners: learners by name: models, or anything else with `predict(prompts)`.
@@ -284,8 +285,6 @@ def measure_shifted_losses(
         A `ShiftedLosses`: `squared_errors` `[learner scale prompt]` of the query, averaged over the target's
         dimensions; `mean()` over prompts `[learner scale]`; `ratio(learner, reference)`, one learner's mean loss
         divided by another's at each scale, with a 95% interval over prompts.
-
-    Source: von Oswald et al. 2023, A.2 and Fig. 6.
 
     Example:
         >>> step = AlgorithmLearner(algorithms.gradient_descent, dict(steps=1, step_size=0.6))

@@ -200,20 +200,15 @@ def match(
     """Compare every step of one learner with every step of another, e.g. a model's layers with Newton's iterations.
 
     Args:
-        a: the learner whose steps are matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts. A
-            learner without steps counts as one with a single step.
+        a: the learner whose steps are matched, e.g. a model's `fit_readouts`, or its trajectory on the prompts.
         b: the learner whose steps may match, e.g. `AlgorithmLearner(newton, dict(steps=range(24)))`; an algorithm's
-            card (one of `algorithms.cards()`), whose `path` defines the steps; or an `AlgorithmFamily`, whose steps are
-            the values of a hyperparameter.
-        prompts: prompts to compare them on. A learner that predicts the query alone (a model on paired prompts, one
-            token (x, y) per point) is compared on the query, others on all points. With one target, the cosine of two
-            single errors is only ±1: use "weights" there.
-        similarity: "errors" for the cosine between the two learners' errors along each prompt (of all points after the
-            first), as published; "normalised errors" for the mean over the numbers of points before of the cosine over
-            prompts, in which every number counts equally (the published measure depends on the largest errors, those
-            after few points); "weights" for the cosine between their induced weights, the exact derivatives of
-            predictions with respect to the prompts' own queries (the paper regresses them on sampled ones:
-            `regressed_weights`).
+            card (one of `algorithms.cards()`); or an `AlgorithmFamily`, whose steps are values of a hyperparameter.
+        prompts: a learner that predicts the query alone (a model on paired prompts) is compared on the query, others on
+            all points. With one target, the cosine of two single errors is only ±1: use "weights" there.
+        similarity: "errors" for the cosine between both learners' errors along each prompt (points after the first), as
+            published, which depends on the largest errors, those after few points; "normalised errors" for the mean
+            over numbers of points of the cosine over prompts; "weights" for the cosine between induced weights, exact
+            derivatives of predictions with respect to the queries (the paper regresses them: `regressed_weights`).
         freedom: what the step sizes of b adapt to, if b is a card: "fixed", "per prefix" or "tuned per step"; by
             default the card's `freedom`. Compare families with the same one.
 

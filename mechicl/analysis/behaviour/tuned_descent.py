@@ -22,7 +22,8 @@ SMALL, LARGE = 1e-6, 1e6  # the search is over logarithms of parameters: the sma
 def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step: bool = False) -> SpectralLearner:
     """Tune gradient descent or GD++ to the least squared error on prompts, as a baseline for a trained model.
 
-    GD++ is gradient descent that also maps the inputs, `X ← X (I - γ XᵀX)`, after each step.
+    GD++ is gradient descent that also maps the inputs, `X ← X (I - γ XᵀX)`, after each step. Source: von Oswald et al.
+    2023, section 3 and A.10.
 
     Args:
         prompts: prompts whose query targets are predicted. Deep GD++ needs many: rare contexts with large eigenvalues
@@ -34,8 +35,6 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
     Returns:
         A learner with `predict(prompts)`; `hyperparameters` has the tuned values by name. Step sizes and γ multiply
         sums over the context's points, not means.
-
-    Source: von Oswald et al. 2023, section 3 and A.10.
 
     Example:
         >>> best = tuned_descent(LinearRegression().sample(8192, seed=0), 2, gamma=True)
@@ -54,14 +53,10 @@ def tuned_descent(prompts: Prompts, steps: int, *, gamma: bool = False, per_step
 
 @dataclass(frozen=True, eq=False)
 class ClippedDescent:
-    """GD++ in layers of linear attention whose tokens are clipped to [-clip, clip] after every step.
-
-    Attributes:
-        gammas: γ of each step; 0 for gradient descent.
-    """
+    """GD++ in layers of linear attention whose tokens are clipped to [-clip, clip] after every step."""
 
     step_sizes: Sequence[float]
-    gammas: Sequence[float]
+    gammas: Sequence[float]  # γ of each step; 0 for gradient descent
     clip: float
     hyperparameters: dict[str, float]
 
@@ -82,7 +77,8 @@ def tuned_clipped_descent(
     """Tune gradient descent or GD++ with clipped tokens to the least squared error on prompts.
 
     Use it as the baseline for a model with `token_clip`. The result of `tuned_descent` can be worthless with a clip:
-    without one, the best ten steps of GD++ first let residuals grow 25-fold and shrink them later.
+    without one, the best ten steps of GD++ first let residuals grow 25-fold and shrink them later. Source: von Oswald
+    et al. 2023, A.2 and A.12.
 
     Args:
         prompts: prompts whose query targets are predicted.
@@ -92,8 +88,6 @@ def tuned_clipped_descent(
 
     Returns:
         A learner with `predict(prompts)`; `hyperparameters` has the tuned values by name.
-
-    Source: von Oswald et al. 2023, A.2 and A.12.
     """
     few = prompts[:SCREENING]
     _check_tuning(few, steps, gamma)

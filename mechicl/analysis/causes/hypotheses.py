@@ -116,9 +116,8 @@ def test_hypotheses(
     """Test which algorithm a model runs: rank hypotheses by the counterfactuals that they predict.
 
     A counterfactual is the prediction after an intervention (`interchange`), such as exchanging the query's state
-    between two prompts after some step. Models that predict the same can differ here. Parameters of the algorithms are
-    fitted to the model's predictions, layers are assigned to steps on other prompts, and results are from prompts used
-    for neither.
+    between two prompts after some step. Parameters are fitted to the model's predictions and layers are assigned to
+    steps on other prompts than those of the results.
 
     Args:
         model: any model with hooks that reads prompts of points.
@@ -229,14 +228,9 @@ def candidate_algorithms(
 ) -> dict[str, StepwiseAlgorithm]:  # fmt: skip
     """Fit the step forms of all algorithms (`algorithms.cards`) to a model's predictions; algorithms by name.
 
-    Parameters of single steps are fitted to the predictions after each layer, since the last alone does not determine
-    them.
-
-    Args:
-        after_layers: the predictions where the query stops reading after 1, 2, ... layers; at least the last one.
-        tokens_per_point: 2 where a target is a separate token: each algorithm then begins with copying, in one layer.
-        causal: True if the context's points read only those before them: each then learns from its own past.
-        clip: bound on tokens after each layer, which gradient descent and GD++ with residuals then have too.
+    Parameters of single steps are fitted to `after_layers`, the predictions where the query stops reading after 1, 2,
+    ... layers (at least the last). With `tokens_per_point` 2 each algorithm begins with copying, in one layer; with
+    `causal` context points read only those before them. `clip` bounds tokens after each layer.
     """
     after_layers = after_layers.detach().cpu().double()
     if not after_layers.isfinite().all():

@@ -140,8 +140,7 @@ class Interchange(Result):
     def to_dataframe(self) -> pd.DataFrame:
         """Return a table with one row per cell: R² with its 95% interval, and how far the prediction moved.
 
-        `moved` (model) and `expected_moved` (hypothesis) are mean squared changes of the prediction, relative to the
-        squared distance between the model's predictions on prompts and on sources.
+        `moved` (model) and `expected_moved` (hypothesis) are relative to the distance of prompts and sources.
         """
         rows = []
         for cell, r2, moved, expected in zip(self.cells, self.r2, self.moved, self.expected_moved, strict=True):
@@ -207,32 +206,28 @@ def interchange(
     """Test whether a model's states act like an algorithm's: intervene on both, and compare the predictions.
 
     For instance, the query's state after one step is replaced by that on another prompt: exactly in the algorithm, and
-    in the model by replacing the residual stream at the query's tokens, after the layer where the hypothesis places
-    that step. Models that predict the same but compute it in different ways differ here.
+    in the model by replacing the residual stream at the query's tokens after the layer of that step. Models that
+    predict the same in different ways differ here. Source: Geiger et al. 2021, with targets that are numbers.
 
     Args:
         model: any model with hooks that reads prompts of points.
-        hypothesis: the algorithm, and which layers are which steps: `Hypothesis(algorithm)` for one step a layer, with
-            an algorithm of `algorithms.stepwise` such as `ResidualDescent(2, step_size=0.05)`; or with a schedule of
-            (layers, steps taken by then), such as `((0, 0), (2, 1), (4, 2))`.
+        hypothesis: the algorithm, and which layers are which steps: `Hypothesis(algorithm)` for one step a layer, such
+            as `ResidualDescent(2, step_size=0.05)`, or with a schedule of (layers, steps taken by then): `((0, 0), (2,
+            1), (4, 2))`.
         prompts: the prompts to intervene on, two or more.
         sources: the prompts that exchanged states come from: the same number, with the same queries and other contexts
             (`sample_sources`).
-        interventions: names from the dictionary `INTERVENTIONS`, which explains each: "prediction" (no intervention),
-            "query exchanged", "context exchanged" or "point exchanged" (the state comes from the source), "query skips"
-            (a step is undone at the query), "query does not read" (the context, in a step), "context frozen" (from a
-            step on), ...; by default all that the model's hooks allow.
+        interventions: names from the dictionary `INTERVENTIONS`, which explains each, such as "query exchanged", "query
+            skips" (a step is undone at the query) or "context frozen" (from a step on); by default all that the hooks
+            allow.
         point: index of the context point to exchange alone; the middle one by default.
 
     Returns:
-        An `Interchange`. `cells` lists each intervention with its place. `r2` has a number for each: `1 - E(m - a)² /
-        E(m_source - m_prompt)²`, where m and a are the predictions of model and algorithm under the intervention, and
-        the denominator has the model's predictions without one (1: the same predictions). `score` is the smallest of
-        these. `effects` compares the changes Δ that interventions make: `1 - E(Δm - Δa)² / (E Δm² + E Δa²)`, averaged
-        over cells (1: equal, 0: unrelated, -1: opposite). All have 95% intervals over prompts. `to_dataframe()` has
-        one row per cell.
-
-    Source: Geiger et al. 2021 for interchange interventions, with targets that are numbers in place of classes.
+        An `Interchange`. `cells` lists each intervention with its place, and `r2` has `1 - E(m - a)² / E(m_source -
+        m_prompt)²` for each: m and a are the predictions of model and algorithm under the intervention, the denominator
+        has the model's without one (1: the same predictions); `score` is the smallest. `effects` compares the changes Δ
+        that interventions make: `1 - E(Δm - Δa)² / (E Δm² + E Δa²)`, averaged over cells (1: equal, 0: unrelated, -1:
+        opposite). All have 95% intervals over prompts. `to_dataframe()` has one row per cell.
 
     Example:
         >>> known = constructions.known_models()[1]  # two steps of gradient descent

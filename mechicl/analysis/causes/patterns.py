@@ -36,11 +36,7 @@ class PatternExchange(Result):
     others: Float[Tensor, "y prompt"]
 
     def distances(self) -> dict[str, Float[Tensor, "prompt"]]:
-        """Return squared distances of each prompt.
-
-        "from own" and "from other" are those of the exchanged prediction from the model's on the prompt and on the
-        source; "between" is that of these two.
-        """
+        """Return squared distances of each prompt, exchanged "from own" and "from other", and "between" these two."""
         pairs = {
             "from own": self.predictions - self.own,
             "from other": self.predictions - self.others,
@@ -50,10 +46,7 @@ class PatternExchange(Result):
 
     @property
     def from_own(self) -> Interval:
-        """Mean squared distance from the prompt's own prediction, relative to that between both ends.
-
-        0: the exchange has no effect; 1 if it moves the prediction as far as the source's is away.
-        """
+        """Mean squared distance from the own prediction, relative to that of the source: 0 without an effect."""
         return self._relative("from own")
 
     @property

@@ -68,10 +68,7 @@ class VariableExchange:
         return changed, by_others
 
     def run(self, adapter: ModelAdapter, memory: float, *, shuffled: bool) -> Callable[[int, int], list[Part]]:
-        """Run a model on these prompts; return a function that gives the parts after some layer and step.
-
-        With `shuffled`, each prompt gets another's targets.
-        """
+        """Return a function that gives a run's parts after a layer and step; `shuffled` permutes the targets."""
         tokens = [adapter.encode(each) for each in (self.prompts, self.sources)]
         streams = 2 * sum(stream.nbytes for stream in record_streams(adapter, tokens[0][:1])) * len(self.prompts)
         budget = Budget(memory).holding(adapter.bytes_of_products, streams)
@@ -98,10 +95,7 @@ class VariableExchange:
 
 
 def find_readers(parts: Sequence[Part], exchange: VariableExchange, step: int) -> list[Float[Tensor, "d_model _"]]:
-    """Directions that read the variables off the streams, by ridge regression of differences from the sources.
-
-    One set for all tokens of a point together and, if there are several, one for each of them.
-    """
+    """Directions that read the variables off the streams (ridge regression): one set in all, and one per token."""
     layer, where = parts[0].layer, slice(-1, None) if parts[0].place == "query" else slice(0, -1)
     pairs = [(part.runs.base[layer], part.runs.source[layer]) for part in parts]
     streams = torch.cat([source[:, where] - base[:, where] for base, source in pairs]).double().cpu()
@@ -143,10 +137,7 @@ class Fit:
 def search_columns(
     parts: Sequence[Part], starts: Sequence[Sequence[Float[Tensor, "d_model _"]]], iterations: int, *, favoured: bool
 ) -> Fit:
-    """Find the columns with the least loss that L-BFGS reaches, starting from the best of each group of columns.
-
-    The changes of a favoured search are multiplied by the factor that fits best instead of 1.
-    """
+    """Find the columns with the least loss by L-BFGS, from the best of each group; favoured changes are scaled."""
     fits = []
     for alternatives in starts:
         bases = [torch.linalg.qr(start).Q for start in alternatives]
@@ -164,10 +155,7 @@ def search_columns(
 
 
 def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: int) -> None:
-    """Minimise the mean of log(1 + distance) over the columns, and over the factor if it requires gradients.
-
-    Exchanging a part of the state can make an iteration explode: the logarithm limits the influence of such prompts.
-    """
+    """Minimise the mean of log(1 + distance), which exploding prompts do not dominate, over columns (and factor)."""
     moved = [each for each in (free, factor) if each.requires_grad]
     optimizer = torch.optim.LBFGS(moved, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
     n = sum(len(part.unchanged) for part in parts)

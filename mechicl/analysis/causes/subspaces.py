@@ -170,11 +170,11 @@ def fit_subspace(
 ) -> SubspaceSearch:
     """Learn which subspace of a model's residual stream carries a variable of an algorithm.
 
-    Orthonormal directions of the stream are learned with two aims. If they are taken from another prompt, the model's
-    prediction should change as the algorithm's does when the variable is taken from that prompt. If all other
-    directions are, it should change as when all other variables are. Results are from other prompts. Enough directions
-    can fit anything, so results are given for several numbers of them, and for two controls: the same search with
-    random targets, and in an untrained model.
+    Orthonormal directions are learned with two aims: exchanging them between prompts should change the model's
+    prediction as exchanging the variable changes the algorithm's, and exchanging all other directions as exchanging all
+    other variables does. Results are from other prompts. Enough directions can fit anything, so there are results for
+    several numbers of them, and two controls: the same search with random targets, and in an untrained model. Source:
+    Geiger et al. 2024, distributed alignment search, with targets that are numbers in place of classes.
 
     Args:
         model: any model with hooks that reads prompts of points.
@@ -187,13 +187,11 @@ def fit_subspace(
         layers: numbers of layers after which to search, each from the hypothesis's schedule; by default all between the
             first and the last.
         dims: numbers of dimensions of the subspace, rising.
-        untrained: an untrained model of the same kind; by default a mechicl model with new initial weights. For other
-            models this control is left out unless it is given.
+        untrained: an untrained model of the same kind, for the control; by default a mechicl model gets new weights.
         n_fitting: number of prompts to fit to.
         n_prompts: number of other prompts to measure on.
         iterations: number of optimizer iterations per start.
-        restarts: number of random starts, in addition to directions found by regression. The best on the fitting
-            prompts is taken.
+        restarts: number of random starts, in addition to directions found by regression; the best is taken.
 
     Returns:
         `r2(layer, dim)`: `1 - E|Δmodel - Δalgorithm|² / E|Δalgorithm|²` of the changes Δ of predictions when the
@@ -201,8 +199,6 @@ def fit_subspace(
         `rest_r2(layer, dim)` for all other directions and variables, with 95% intervals over held-out prompts.
         `search="random targets"` or `"untrained model"` gives the controls. `subspace(layer, dim)` has the columns
         `[d_model dim]`.
-
-    Source: Geiger et al. 2024, distributed alignment search, with targets that are numbers in place of classes.
 
     Example:
         >>> known = constructions.known_models(hidden=True)[1]  # two steps of gradient descent

@@ -1,7 +1,6 @@
 """Circuits: the heads, MLPs and connections that carry a metric.
 
->>> circuit = find_circuit(model, prompts)    # the metric stays with everything else ablated
->>> circuit.heads, circuit.faithfulness()
+>>> find_circuit(model, prompts).heads    # the metric stays with everything else ablated
 """
 
 from mechicl.analysis.circuits.circuit import Circuit

@@ -18,10 +18,7 @@ STANDINGS = ("shared", "missing", "false")
 
 @runtime_checkable
 class NodesAndEdges(Protocol):
-    """Anything with nodes and edges: a circuit, or the circuit read off a model's weights.
-
-    `nodes` are heads and MLPs, and may contain the embedding; `edges` go from the embedding to the output.
-    """
+    """Anything with nodes (heads, MLPs, perhaps the embedding) and edges, from the embedding to the output."""
 
     @property
     def nodes(self) -> Iterable[Node]: ...  # noqa: D102

@@ -85,9 +85,7 @@ class CircuitCurve(Result):
 
         By trapezoids between the fractions. If circuits of every size keep all of the metric, the area is the last
         fraction minus the first (0.999); more is possible without parts that harm the metric. The interval is from
-        resampled prompts.
-
-        Source: Mueller et al. 2025.
+        resampled prompts. Source: Mueller et al. 2025.
         """
         return self._area(name, level, seed, distance=False)
 
@@ -154,7 +152,9 @@ def circuit_curve(
 ) -> CircuitCurve:
     """Measure the faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score.
 
-    Shows how many edges a metric needs, and compares rankings of edges with each other and with random ones.
+    Shows how many edges a metric needs, and compares rankings of edges with each other and with random ones. Source:
+    Mueller et al. 2025, and their code for details. As there, a head's query, key and value are separate receivers;
+    here the embedding of positions is not separate from that of tokens.
 
     Args:
         model: the model whose edges were scored.
@@ -165,15 +165,12 @@ def circuit_curve(
             have targets; for token ids "outputs", the outputs themselves.
         fractions: the shares of the edges that circuits have, increasing; rounded down to whole edges.
         n_random: number of random rankings that are measured as controls, named "random", "random 2", ...
-        absolute: rank edges by the size of their scores, whatever the sign, as the benchmark MIB does for `cmd`.
-            False: first the edges whose cut changes the metric most in the direction of cutting all edges, as MIB does
-            for `cpr`.
-        only_paths: drop chosen edges that are not on a path of chosen edges from the embedding to the output. Otherwise
-            a part whose inputs are all cut still writes its output.
+        absolute: rank edges by the size of their scores, as the benchmark MIB does for `cmd`. False: first the edges
+            whose cut changes the metric most in the direction of cutting all edges, as MIB does for `cpr`.
+        only_paths: drop chosen edges on no path of chosen edges from the embedding to the output.
         method: value of a cut edge, such as "zero" or "mean" (see `find_circuit`): by default the same as for the
             scores, else zero. "any" is measured with zero.
-        reference: prompts that "mean" averages over or "resample" takes replacements from; by default the prompts
-            themselves.
+        reference: prompts of the replacements for "mean" and "resample"; by default the prompts themselves.
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
 
     Returns:
@@ -189,10 +186,6 @@ def circuit_curve(
         >>> scores = score_edges(induction, ids[:32], next_token_loss(ids[:32, 0]), progress=False)
         >>> curve = circuit_curve(induction, scores, ids[32:], next_token_loss(ids[32:, 0]))
         >>> print(curve.cpr(), curve.cpr("random"))
-
-    Source: Mueller et al. 2025, and their code for details: rounding down, trapezoids between the fractions, dropped
-    edges. As there, a head's query, key and value are separate receivers; here the embedding of positions is not
-    separate from that of tokens.
     """
     parts = [float(fraction) for fraction in fractions]
     if not parts or parts != sorted(set(parts)) or not 0 < parts[0] <= parts[-1] <= 1:

@@ -16,10 +16,9 @@ def cut_exactly(
 ) -> Bool[Tensor, "edge"]:
     """Cut as many edges as possible within a tolerance (the change of the metric by all cuts); return the others.
 
-    Stages are taken from the output back. An edge into a node that nothing reads is cut without a run. The other edges
-    are cut in groups, ordered by `sizes`: a group whose joint removal keeps the metric within the tolerance is cut,
-    another is halved, and an edge that cannot be cut alone stays. Runs start at the stage, since everything before it
-    is still whole. At most about (edges kept) × log2(edges) runs are needed.
+    Stages are taken from the output back, and runs start at the stage, since everything before it is whole. Edges are
+    cut in groups, ordered by `sizes`: a group whose removal keeps the metric is cut, another is halved, and an edge
+    that cannot be cut alone stays. That takes about (edges kept) × log2(edges) runs; edges into unread nodes take none.
     """
     edges, stages = problem.graph.edges, problem.graph.stages
     candidates = torch.ones(len(edges), dtype=torch.bool) if candidates is None else candidates
@@ -70,11 +69,10 @@ class _Cutter:
 
 
 def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
-    """Cut edges by ACDC's greedy rule: if that moves the metric by less than the tolerance beyond where it already is.
+    """Cut edges by ACDC's greedy rule: if that moves the metric by less than the tolerance (Conmy et al. 2023).
 
-    Receivers are taken from the output back, and edges into each from the last sender to the first; an edge into a node
-    that nothing reads is cut without a run. Several runs are made ahead, each with one more edge cut than the previous
-    one; those after the first edge that stays are discarded. Source: Conmy et al. 2023, algorithm 1.
+    From the output back, and from the last sender to the first; unread nodes are cut without a run. Several runs
+    are made ahead, and those after the first edge that stays are discarded.
     """
     edges, stages = problem.graph.edges, problem.graph.stages
     kept, moved = torch.ones(len(edges), dtype=torch.bool), 0.0
@@ -96,10 +94,7 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
 
 
 def keep_strongest(problem: Problem, sizes: Float[Tensor, "edge"], tolerance: float) -> Bool[Tensor, "edge"]:
-    """Keep the fewest edges with the largest sizes that keep the metric within the tolerance and lead to the output.
-
-    They are found by bisection: fewer may suffice.
-    """
+    """Keep the largest edges that keep the metric within tolerance and reach the output, by bisection."""
     order = sizes.argsort(descending=True, stable=True)
 
     def strongest(n: int) -> Tensor:

@@ -27,15 +27,14 @@ def write_graph(path: str | Path, model: Any, scores: Scores, circuit: NodesAndE
     """Write scores of edges, and a circuit, for EAP-IG (`Graph.from_json`) and the benchmark MIB.
 
     Returns the file's path. Those formats have an edge by k and v to every head. An edge to heads that share keys and
-    values is written as one edge to each, with equal parts of its score.
+    values is written as one edge to each, with equal parts of its score. Source: Hanna et al. 2024, "Have faith in
+    faithfulness"; Mueller et al. 2025, "MIB".
 
     Args:
         path: file to write, such as "importances.json".
         model: the model whose edges were scored.
         scores: scores of all edges, from `score_edges`.
         circuit: a circuit, or its edges; with none, the file has scores only.
-
-    Source: Hanna et al. 2024, "Have faith in faithfulness"; Mueller et al. 2025, "MIB".
 
     Example:
         >>> write_graph("importances.json", model, score_edges(model, prompts))

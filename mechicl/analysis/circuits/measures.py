@@ -44,13 +44,12 @@ def measure_circuit(
         circuit: the circuit to measure, from `find_circuit`.
         prompts: the new prompts.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`; by default as for `find_circuit`.
-        reference: prompts that replacements of cut edges come from; by default the new prompts. Cut edges are replaced
-            by the method of the search (where that was "any", by zeros).
+        reference: prompts that replacements of cut edges come from (by the search's method; zeros for "any"); by
+            default the new prompts.
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
         effects: measure the effect of each node and edge too, with a run for each; NaN otherwise.
-        n_subsets: number of subsets of the circuit's nodes to remove from the circuit, and from the model, for
-            `Circuit.incompleteness`. These are all subsets if there are at most that many, else random ones that
-            contain each node with probability 1/2.
+        n_subsets: number of subsets of the circuit's nodes to remove from circuit and model, for
+            `Circuit.incompleteness`: all if there are at most that many, else random ones.
 
     Returns:
         The same nodes and edges with new measurements, as shares of the effect of cutting everything: `faithfulness()`
@@ -82,10 +81,7 @@ def measure_circuit(
 def measure_edges(
     problem: Problem, kept: Bool[Tensor, "edge"], subsets: Subsets = (), *, method: str = "", effects: bool = True
 ) -> Circuit:
-    """Measure the circuit of these edges and the nodes that they connect.
-
-    A node is ablated by cutting all edges from it. Effects are NaN unless they are measured.
-    """
+    """Measure the circuit of these edges; a node is ablated by cutting its edges. Effects are optional (else NaN)."""
     graph = problem.graph
     edges = [edge for edge, keep in zip(graph.edges, kept.tolist(), strict=True) if keep]
     ends = {node for edge in edges for node in (edge.sender, edge.receiver)} - {EMBEDDING}

@@ -30,18 +30,15 @@ N_MIXTURES = 8  # mixtures that "any" takes at least, over all prompts: a single
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """A number per prompt, and its distance from the whole model's on a scale where cutting everything is 1.
-
-    Attributes:
-        metric: a function of predictions; None for the outputs themselves: the largest absolute change of any output.
-        scale: the effect of cutting everything: on the mean, or for the outputs the largest change of any prompt.
-    """
+    """A number per prompt, and its distance from the whole model's on a scale where cutting everything is 1."""
 
     name: str
+    # a function of predictions; None for the outputs themselves: the largest absolute change of any output.
     metric: Metric | None
     predictions: Float[Tensor, "prompt ..."]
     full: Float[Tensor, "prompt"]
     ablated: Float[Tensor, "prompt"]
+    # the effect of cutting everything: on the mean, or for the outputs the largest change of any prompt.
     scale: float = 1.0
 
     def measure(self, predictions: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt"]:
@@ -49,10 +46,7 @@ class Objective:
         return _evaluate(self.name, self.metric, predictions, self.predictions)
 
     def shift(self, values: Float[Tensor, "prompt"]) -> float:
-        """Distance of a metric `[prompt]` from the whole model's: of its mean, or for the outputs on the worst prompt.
-
-        Infinite if the distance is not finite.
-        """
+        """Distance from the whole model: of the metric's mean, or for outputs the worst prompt's; inf if not finite."""
         moved = values.max() if self.metric is None else (values - self.full).mean().abs()
         return moved.item() / self.scale if moved.isfinite() else torch.inf
 
@@ -78,18 +72,12 @@ class Objective:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A model as a graph, and the metric that its circuit has to keep.
+    """A model as a graph, and the metric that its circuit has to keep."""
 
-    Attributes:
-        graphs: of the model, on the prompts: one for each thing that a cut edge carries.
-        objectives: for each, the metric, and its values when nothing and when everything is cut.
-        advance: called with the number of runs after each batch.
-    """
-
-    graphs: tuple[EdgeGraph, ...]
-    objectives: tuple[Objective, ...]
+    graphs: tuple[EdgeGraph, ...]  # of the model, on the prompts: one for each thing that a cut edge carries
+    objectives: tuple[Objective, ...]  # for each, the metric, and its values when nothing and when everything is cut
     method: str
-    advance: Callable[[int], object] = lambda _: None
+    advance: Callable[[int], object] = lambda _: None  # called with the number of runs after each batch
 
     @property
     def graph(self) -> EdgeGraph:
@@ -201,10 +189,9 @@ def _evaluate(name: str, metric: Metric | None, predictions: Tensor, whole: Tens
 def _record_references(
     adapter: ModelAdapter, tokens: Tensor, method: str, others: Tensor | None, seed: int
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """The writes of each node over cut edges `[node prompt pos d_model]`, and the streams that runs start from.
+    """Writes over cut edges `[node prompt pos d_model]`, and starting streams (None: the embedded tokens).
 
-    The latter are None where runs start from the embedded tokens. For "any" cut edges carry zero or random mixtures,
-    in runs that start from the prompts and from mixtures of their embeddings.
+    For "any", edges carry zero or random mixtures, in runs from the prompts and from mixed embeddings.
     """
     n, generator = len(tokens), torch.Generator().manual_seed(seed)
     if method == "zero":

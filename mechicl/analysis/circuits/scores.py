@@ -56,10 +56,7 @@ class EdgeScores(Result):
 
     @checked
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
-        """Return the probability that an edge of `truth` scores higher, in absolute value, than another edge.
-
-        1 for perfect scores, 0.5 for random ones. Ties count one half.
-        """
+        """Return the probability that an edge of `truth` has a larger absolute score than another; ties count half."""
         values = read_scores(self, self.edges).abs().numpy()
         true = set(truth.edges if isinstance(truth, NodesAndEdges) else truth)
         if absent := true - set(self.edges):
@@ -129,8 +126,7 @@ def score_edges(
             stream is the sum of its components' outputs.
         prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
-            have targets; for token ids "outputs", the outputs themselves: then gradients are those of sums of outputs
-            with random signs.
+            have targets; for token ids "outputs", with gradients of their sums with random signs.
         scoring: where gradients are taken; each is multiplied by the change of the edge's value when it is cut:
 
             - "eap-ig": on the path of the embedding from its value when cut (see `method`) to the prompts', averaged
@@ -140,8 +136,7 @@ def score_edges(
         steps: number of points on the path; by default 4, or 5 for "eap-ig".
         method: value of a cut edge: "zero", the sender's "mean" write over prompts, its write on another prompt
             ("resample"), or "any" (zeros and random mixtures); by default "zero" for a metric, "any" for "outputs".
-        reference: prompts that "mean" averages over or "resample" takes replacements from; by default the prompts
-            themselves.
+        reference: prompts of the replacements for "mean" and "resample"; by default the prompts themselves.
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
 
     Returns:

@@ -42,16 +42,16 @@ def find_circuit(
 
     An edge connects two nodes (the embedding, a head, an MLP, the output): the receiver reads the sender's write from
     the residual stream. Each head has three inputs: query, key and value. The edges of the result were verified
-    together, with all others cut.
+    together, with all others cut. Source: Conmy et al. 2023 (edges, ACDC); Hanna et al. 2024 (attribution of edges);
+    Wang et al. 2023, section 4, and Marks et al. 2024, section 4 (faithfulness and completeness as shares).
 
     Args:
         model: in eval mode: a mechicl model without a clipped residual stream, or a `TransformerBridge` whose residual
             stream is the sum of its components' outputs.
         prompts: the circuit depends on them; `measure_circuit` measures it on others.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
-            have targets; for token ids "outputs", the outputs themselves at all positions. The distance between a run
-            and the full model is the absolute change of the metric's mean over prompts, or for "outputs" the largest
-            change of any output on any prompt.
+            have targets; for token ids "outputs", all outputs. The distance from the full model is the absolute change
+            of the metric's mean, or for "outputs" the largest change of any output on any prompt.
         search: rule by which edges are selected.
 
             - "exact": edges are cut in groups, in the order of their scores ("mask-ig" of `score_edges`). A group whose
@@ -65,33 +65,27 @@ def find_circuit(
 
             - "zero", the write's "mean" over prompts at the same position, or the write on another prompt ("resample");
             - "any": an edge is cut only if that is harmless under every replacement tested: zeros, and random mixtures
-              of the sender's writes on several prompts. Both are also tested in runs whose embeddings are such
-              mixtures, since a saturated or constant activation would hide an edge.
+              of the sender's writes on several prompts, also in runs whose embeddings are mixtures.
 
             By default "any" for "outputs", and "zero" for a metric; docs/how-to/circuits.md compares them.
-        reference: for "mean" the prompts to average over, by default those given; for "resample" the prompt that
-            replaces each prompt, by default another of those given.
-        tolerance: largest distance of the circuit from the full model, as a share of the distance when everything is
-            cut.
+        reference: for "mean" the prompts to average over, for "resample" the replacement of each prompt; by default
+            those given.
+        tolerance: largest distance of the circuit from the full model, as a share of that when everything is cut.
         effects: measure the effect of removing each node and edge from the circuit, with a run for each; NaN otherwise.
         steps: number of gradients for the scores; by default 4, or 5 for "eap-ig".
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions. By
             default "query" for points, and for tokens if a metric is given, else "positions".
 
     Returns:
-        The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()` is the share of the
-        metric that the edges keep when all others are cut (1: all of it; for "outputs" one minus their mean largest
-        change, relative to that when everything is cut), with a 95% interval over prompts; `effects()` is the change of
-        the metric without each node or edge.
+        The circuit: its `nodes` and `edges`, and `heads` as pairs (layer, head); `faithfulness()`, the share of the
+        metric that the edges keep when all others are cut (1: all; for "outputs" one minus the relative mean largest
+        change), with a 95% interval over prompts; `effects()`, the change of the metric without each node or edge.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (32, 16)).repeat(1, 2)
         >>> find_circuit(induction, ids, next_token_loss(ids[:, 0])).heads
         [(0, 0), (1, 0)]
-
-    Source: Conmy et al. 2023 (edges, ACDC); Hanna et al. 2024 (attribution of edges); Wang et al. 2023, section 4, and
-    Marks et al. 2024, section 4 (faithfulness and completeness as shares).
     """
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
         problem = make_problem(

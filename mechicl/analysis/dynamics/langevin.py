@@ -150,9 +150,10 @@ def learning_coefficient(
 ) -> LearningCoefficient:
     """Estimate the local learning coefficient of models, from chains of Langevin dynamics around their weights.
 
-    All chains of all models run as one stack of weights. With the gradient of all data, each step is accepted or
-    rejected by the Metropolis rule, so that its size does not bias the estimate. With minibatches the rule is not
-    applied (stochastic-gradient Langevin dynamics, as in the source), and small models take smaller steps by default.
+    The coefficient measures how fast the loss rises around the weights: half the number of parameters in a regular
+    model, less for simpler solutions. With the gradient of all data, steps are accepted or rejected by the Metropolis
+    rule, so that their size does not bias the estimate; with minibatches (as in the source) they are not. Source: Lau
+    et al. 2023, section 4 and algorithm 1.
 
     Args:
         models: a model; a checkpoint, measured at its snapshots (or its models, if it has none); or models by step. If
@@ -185,8 +186,6 @@ def learning_coefficient(
 
     Warns:
         SamplingWarning: a diagnostic fails.
-
-    Source: Lau et al. 2023, section 4 and algorithm 1.
 
     Example:
         >>> checkpoint = load_checkpoint("lsa-1l")
@@ -299,10 +298,7 @@ def _bytes_per_copy(model: _WithLoss, n_examples: int) -> float:
 
 
 class _Chains:
-    """Langevin chains of several models, a row of weights each, in the order [model part chain].
-
-    They sample the density exp(-U), where U(w) = nβ L(w) + γ/2 |w - w*|². A step is w' = w - ε/2 ∇U(w) + sqrt(ε) η.
-    """
+    """Chains `[model part chain]` that sample exp(-nβ L(w) - γ/2 |w - w*|²): w' = w - ε/2 ∇U(w) + sqrt(ε) η."""
 
     def __init__(
         self, models: Sequence[_WithLoss], masks: Bool[Tensor, "part weight"], n_chains: int,

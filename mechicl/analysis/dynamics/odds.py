@@ -56,8 +56,9 @@ def fit_strategy_odds(
     complexity of a memorising strategy, which grows with the pool. g, k > 0, α in [0, 2] and β in [0, 3] are fitted by
     least cross entropy. The baselines are a constant, and logistic regression on log D and log N.
 
-    The form is that of Wurgaft et al. 2025 as we know it, not checked against the paper's text. As we remember it, the
-    paper estimates complexities by compression; here they are a power of D with a fitted factor.
+    The form is that of Wurgaft et al. 2025, "In-Context Learning Strategies Emerge Rationally", as we know it, not
+    checked against its text. As we remember it, complexities are estimated there by compression; here they are a power
+    of D.
 
     Args:
         shares: weight of memorising divided by the weight of both strategies, 0 to 1, at each pool size and step (for
@@ -65,9 +66,8 @@ def fit_strategy_odds(
             `track_strategies` reports that neither strategy fits.
         pool_sizes: the pool sizes D, all distinct.
         steps: training steps N, 1 or more.
-        loss_gaps: expected loss of the generalising strategy minus that of the memorising one on each pool. For tokens
-            it is the difference of their mean cross entropies in nats; for targets with Gaussian noise, the difference
-            of their mean squared errors divided by twice the noise variance.
+        loss_gaps: expected loss of the generalising strategy minus that of the memorising one on each pool: mean cross
+            entropies in nats for tokens, mean squared errors over twice the noise variance for Gaussian noise.
         held_out: pool sizes that are predicted and not fitted.
 
     Returns:
@@ -78,8 +78,6 @@ def fit_strategy_odds(
     Raises:
         ValueError: sizes that do not fit together, shares outside 0 to 1, fewer than two sizes or steps to fit, or no
             condition to predict.
-
-    Source: after Wurgaft et al. 2025, "In-Context Learning Strategies Emerge Rationally".
 
     Example:
         >>> sizes, steps, gaps = (2, 4, 8, 16, 32), (10, 100, 1000), (1.0, 0.6, 0.4, 0.2, 0.1)

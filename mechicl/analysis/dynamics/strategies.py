@@ -71,8 +71,7 @@ class StrategyTracking(Result):
     def curve(self, name: str, level: float = 0.95) -> list[Interval]:
         """Return the mean over seeds at each snapshot of a strategy's weight or of the "residual", with an interval.
 
-        The variance is the sum of that of the seeds' mean (Student's t) and that over resampled prompts; a bootstrap of
-        three seeds would be too narrow. With one seed the interval is over prompts alone.
+        Its variance sums that of the seeds' mean (Student's t) and of resampled prompts (the latter for one seed).
         """
         i = index_of("name", name, (*self.learners, "residual"))
         values, most = (self.residual, math.inf) if i == len(self.learners) else (self.weights[i], 1.0)
@@ -85,10 +84,9 @@ class StrategyTracking(Result):
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        """The verdict at each snapshot.
+        """The verdict at each snapshot: a strategy whose weight is above 1/2 with its whole interval, else "mixture".
 
-        It is "none of these" if the mean residual exceeds the threshold, the name of the strategy whose weight is above
-        1/2 with its whole interval, or else "mixture".
+        It is "none of these" if the mean residual exceeds the threshold.
         """
         weights, residuals = {name: self.curve(name) for name in self.learners}, self.residual.mean(-1).tolist()
         leading = [[name for name, each in weights.items() if each[i].low > 0.5] for i in range(len(self.steps))]
@@ -125,11 +123,12 @@ def track_strategies(
 ) -> StrategyTracking:
     """Find the convex mixture of strategies that predicts most like the model at each snapshot of a training.
 
-    Predictions are values for points and probabilities of the next token for tokens. In both cases the mixture has the
-    least squared difference, on the simplex of weights: the problem is convex with one solution, the residual is
-    comparable between tasks, and a strategy that excludes a token has a finite distance. (The Kullback-Leibler
-    divergence would be infinite there; `identify_on_tokens` measures it for single learners.) Choose prompts on which
-    the strategies differ, for example half from a pool and half new ones.
+    Predictions are values for points and probabilities of the next token for tokens. The mixture has the least squared
+    difference on the simplex of weights, which is a convex problem with one solution and finite where a strategy
+    excludes a token (`identify_on_tokens` measures Kullback-Leibler divergences of single learners). Choose prompts on
+    which strategies differ, for example half from a pool and half new ones. Source: Wurgaft et al. 2025 and Park et al.
+    2024, who place models between a memorising and a generalising predictor; more strategies and the residual are our
+    choice.
 
     Args:
         checkpoint: a checkpoint with snapshots, a list of models in the order of training (steps 0, 1, 2, ...), or
@@ -151,9 +150,6 @@ def track_strategies(
         CheckpointError: a checkpoint without snapshots.
         ValueError: too many strategies, strategies whose predictions are linearly dependent on these prompts, different
             numbers of seeds or outputs, or no prompts.
-
-    Source: Wurgaft et al. 2025 and Park et al. 2024, who place models between a memorising and a generalising
-    predictor. The convex mixture of any number of strategies with its residual is our choice.
 
     Example:
         >>> task = MarkovChains(d_vocab=3, n_ctx=48)
@@ -218,8 +214,7 @@ def nearest_mixture(
 ) -> tuple[Float[Tensor, "k model"], Float[Tensor, "model"]]:
     """Return the weights `w >= 0` with sum 1 that minimise `w G w - 2 w c + s`, and the minimum.
 
-    On each set of positive weights the minimum with sum 1 solves a linear system (Lagrange). The best one without
-    negative weights is the minimum, because the problem is convex.
+    Each set of positive weights is a linear system (Lagrange); the problem is convex, so the best one is it.
     """
     k, n_models = cross.shape
     best, lowest = torch.zeros_like(cross), torch.full_like(cross[0], math.inf)

@@ -101,7 +101,8 @@ def align_over_training(
 ) -> AlignmentOverTraining:
     """Compare the models of a training with a learner at each snapshot (`align`), in float64.
 
-    Shows whether, and when, a model comes to predict like an algorithm.
+    Shows whether, and when, a model comes to predict like an algorithm. Source: von Oswald et al. 2023, Fig. 2;
+    Nertinger, Fig. 1.
 
     Args:
         checkpoint: a checkpoint with snapshots (else `CheckpointError`), a list of models in the order of training, or
@@ -113,8 +114,6 @@ def align_over_training(
         `prediction_distance` to the learner (L2), `sensitivity_cosine` and `sensitivity_distance` (L2) of the
         derivatives d prediction / d query, and `mse`, the model's squared error at the query: means over prompts,
         `[step seed]`; a list of models is one seed. `steps` are the training steps of the snapshots.
-
-    Source: von Oswald et al. 2023, Fig. 2; Nertinger, Fig. 1.
 
     Example:
         >>> step = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.6})
@@ -151,7 +150,7 @@ def score_heads_over_training(
     memory: float = MEMORY,
     progress: bool = True,
 ) -> HeadsOverTraining:
-    """Measure when heads of some kinds form: their highest scores at each snapshot.
+    """Measure when heads of some kinds form: their highest scores at each snapshot (Olsson et al. 2022, argument 1).
 
     Args:
         checkpoint: a checkpoint with snapshots (else `CheckpointError`), a list of models in the order of training, or
@@ -162,8 +161,6 @@ def score_heads_over_training(
 
     Returns:
         `steps`, and `scores` by name, `[step seed]`: the mean score over prompts of the best head at that step.
-
-    Source: Olsson et al. 2022, argument 1.
 
     Example:
         >>> score_heads_over_training(load_checkpoint("induction-2l")).scores["induction"].shape
@@ -256,7 +253,8 @@ def find_transitions(
     """Find the training step at which each seed's loss falls from its plateau to its final value.
 
     The final value is the median of the last twentieth of the evaluations. The transition is where the loss has
-    permanently fallen by half of the way; there is none if the last loss is above that.
+    permanently fallen by half of the way; there is none if the last loss is above that. Source: von Oswald et al. 2023,
+    A.11.
 
     Args:
         steps: steps of the evaluations, increasing.
@@ -267,8 +265,6 @@ def find_transitions(
     Returns:
         `steps`, the transition step of each seed, `[seed]` (NaN without one); `before` and `after`, the evaluations
         around it; `start` and `end`, where a tenth and nine tenths of the fall are done; `mean_step()`.
-
-    Source: von Oswald et al. 2023, A.11.
 
     Example:
         >>> curve = load_checkpoint("lsa-1l").record["curve"]

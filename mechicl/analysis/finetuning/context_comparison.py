@@ -116,7 +116,8 @@ def compare_with_finetuning(
 ) -> FineTuningComparison:
     """Fine-tune a model on demonstrations and compare it with the same model reading them in context.
 
-    Activations are read through hooks, at the last token; the model stays unchanged.
+    Activations are read through hooks, at the last token; the model stays unchanged. Source: Dai et al. 2023, section
+    4; Bar Natan, Deutch & Magar, section 3.3.
 
     Args:
         model: a mechicl model or a `TransformerBridge`, in eval mode.
@@ -126,17 +127,11 @@ def compare_with_finetuning(
             others (for example with other labels).
 
     Returns:
-        A `FineTuningComparison` with one value per query. `zero_shot_score`, `in_context_score` and `finetuned_score`
-        are 1 for the right choice and 0 otherwise (for prompts of points, the negative squared error); `..._loss` in
-        nats or squared error. `update_similarity` `[layer query]` (SimAOU) is the cosine between the changes that
-        demonstrations and fine-tuning make to an attention layer's output; its baseline `random_update_similarity` has
-        a random change in place of fine-tuning's. `rank_correlation` `[layer query]` is Kendall's, from -1 to 1, over
-        the demonstrations' tokens: between the attention to them in context, and the products of the fine-tuned
-        model's query vector with the tokens' (baseline: `random_rank_correlation`). `recall()`: of the queries whose
-        score fine-tuning raises over zero-shot, the share whose score demonstrations raise too. `intervals()` has
-        means with 95% intervals.
-
-    Source: Dai et al. 2023, section 4; Bar Natan, Deutch & Magar, section 3.3.
+        A `FineTuningComparison` with one value per query; its fields are explained there. `update_similarity` `[layer
+        query]` (SimAOU) is the cosine between the changes that demonstrations and fine-tuning make to an attention
+        layer's output, with the baseline `random_update_similarity`. `recall()`: of the queries whose score fine-tuning
+        raises over zero-shot, the share whose score demonstrations raise too. `intervals()` has means with 95%
+        intervals.
 
     Example:
         >>> shots = prompt_shots(model, prompts[:1])

@@ -82,9 +82,7 @@ class ForwardPass(nn.Module):
 
 
 class LayerwisePass(ForwardPass):
-    """A forward pass on one prompt with one output per layer: the read-out of its attention's output.
-
-    The stream is detached before each layer, so that no gradient flows from a layer to earlier ones.
+    """A forward pass with one output per layer: the read-out of its attention, without gradients to earlier layers.
 
     Source: Bar Natan, Deutch & Magar, section 3.1 and Fig. 1.
     """
@@ -127,10 +125,9 @@ def _hooks_dropping_patterns(adapter: ModelAdapter) -> list[Hook]:
 
 
 def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, changes: Weights) -> tuple[Any, Any]:
-    """Compute a function of the weights, and its derivative along their changes, by forward-mode differentiation.
+    """Compute a function of the weights and its derivative along their changes, in forward mode without a graph.
 
-    No graph is kept: memory is that of two passes. `value + derivative` is the linearised model. A function without a
-    forward-mode derivative is a ValueError.
+    `value + derivative` is the linearised model; ValueError without a forward-mode derivative.
     """
     with warnings.catch_warnings():
         # torch's forward mode compiles its decompositions that way at its first use
@@ -152,10 +149,7 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
 @checked
 @holds_models
 def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
-    """Predict the last position with a model's first-order expansion in the `changes` of its parameters, by name.
-
-    Source: Ortiz-Jimenez et al. 2023; Bar Natan, Deutch & Magar, equation 5.
-    """
+    """Predict with the first-order expansion in the `changes` of parameters (Bar Natan, Deutch & Magar, eq. 5)."""
     adapter = ModelAdapter(model)
     return run_with_changes(adapter, adapter.encode(tokens), {}, changes, linearized=True)[0]
 
@@ -169,12 +163,9 @@ def run_with_changes(
     *,
     linearized: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute predictions at the last position, and parts of activations by hook name.
+    """Compute predictions at the last position, and the `parts` (index by hook name) of activations.
 
-    Args:
-        parts: the part of the activation at each hook to keep, as an index (`numpy.s_[:, -1]`).
-        changes: added to parameters; None for the unchanged model.
-        linearized: expand predictions and activations to first order in the changes, instead of changing the weights.
+    `changes` are added to parameters, or, with `linearized`, predictions and activations expanded in them.
     """
     kept: dict[str, Tensor] = {}
 
@@ -232,10 +223,7 @@ def predict_sequences(
 def equal_length_batches(
     model: Any, sequences: Sequence[Tensor], memory: float = MEMORY
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield batches of sequences of equal length that fit into memory: their indices and tokens `[prompt pos ...]`.
-
-    There is no padding, which architectures treat differently.
-    """
+    """Yield batches that fit into memory, of equal length (no padding): indices and tokens `[prompt pos ...]`."""
     by_length: dict[int, list[int]] = {}
     for i, sequence in enumerate(sequences):
         by_length.setdefault(len(sequence), []).append(i)

@@ -24,20 +24,15 @@ SCORES, PATTERN = "attn.hook_attn_scores", "attn.hook_pattern"
 
 @dataclass(frozen=True)
 class LastToken:
-    """Activations at the last token of each query's prompt, float64 on the CPU.
-
-    Attributes:
-        attention_output: of each attention layer.
-        query_scores: for each query, scores (before the softmax) of the query's tokens, whose number differs.
-        pattern: attention to the demonstrations' tokens, if requested.
-    """
+    """Activations at the last token of each query's prompt, float64 on the CPU."""
 
     outputs: Float[Tensor, "query d_out"]
-    attention_output: Float[Tensor, "layer query d_model"]
+    attention_output: Float[Tensor, "layer query d_model"]  # of each attention layer
     z: Float[Tensor, "layer head query d_head"]
     q: Float[Tensor, "layer head query d_head"]
+    # for each query, scores (before the softmax) of the query's tokens, whose number differs.
     query_scores: list[Float[Tensor, "layer head _"]]
-    pattern: Float[Tensor, "layer head query token"] | None
+    pattern: Float[Tensor, "layer head query token"] | None  # attention to the demonstrations' tokens, if requested
 
 
 class LastTokenReader:
@@ -86,8 +81,7 @@ class LastTokenReader:
     ) -> Float[Tensor, "layer head query token"]:
         """Multiply the query vectors that were read with those of the demonstrations' tokens in the same model.
 
-        Source: Dai et al. 2023, section 4.6: the effect of fine-tuning on a token on the attention of another one grows
-        with the product of their query vectors.
+        The effect of tuning on a token on another's attention grows with this (Dai et al. 2023, section 4.6).
         """
         by_example: dict[int, Tensor] = {}
         for index, tokens in self._batches(self.shots.examples):  # each demonstration is read alone

@@ -106,8 +106,9 @@ class FineTuned(Result):
 def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = True) -> FineTuned:
     """Fine-tune a model on demonstrations, one after the other; the model itself stays unchanged.
 
-    The loss is the cross entropy of each demonstration's label over the whole vocabulary, in nats, or the squared
-    error of a regression, summed over the target's dimensions.
+    The loss is the cross entropy of each demonstration's label over the whole vocabulary, in nats, or the squared error
+    of a regression, summed over the target's dimensions. Source: Dai et al. 2023, section 4.2; Bar Natan, Deutch &
+    Magar, sections 2.3 and 3.1.
 
     Args:
         model: a mechicl model or a `TransformerBridge`, in eval mode.
@@ -124,8 +125,6 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
         FineTuningDivergedError: a learning rate at which the loss is no longer finite.
         ValueError: parameters that the model does not have, or that its loss does not depend on, or an example longer
             than the model's context.
-
-    Source: Dai et al. 2023, section 4.2; Bar Natan, Deutch & Magar, sections 2.3 and 3.1.
 
     Example:
         >>> fine_tune(model, prompt_shots(model, prompts[:1]), FineTuning(learning_rate=0.01, epochs=2)).losses
@@ -181,10 +180,9 @@ def find_tuned_parameters(model: Any, parameters: str | Sequence[str]) -> list[s
 
 
 class ParallelSGD:
-    """SGD of several copies of a model, each on its own examples or at its own learning rate, an epoch at a time.
+    """SGD of copies of a model, each on its own examples or at its own learning rate, in one pass where possible.
 
-    The model stays unchanged: only the `changes` of its parameters are updated. All copies share one vectorised pass
-    where the model allows it, else they take turns. The sets of examples, one for each copy, have the same shapes.
+    Only the `changes` of parameters are updated, an epoch at a time; example sets have the same shapes.
     """
 
     def __init__(

@@ -46,9 +46,8 @@ def recall_of_gains(
     """Measure Rec2FTP, the share of the queries that fine-tuning improves which demonstrations improve too.
 
     Arguments are scores of each query (the higher the better), `finetuned` those without demonstrations. The interval
-    is Wilson's, its `n` the number of queries that fine-tuning improves; NaN if none.
-
-    Source: Dai et al. 2023, section 4.3; Bar Natan, Deutch & Magar, section 3.3.
+    is Wilson's, its `n` the number of queries that fine-tuning improves; NaN if none. Source: Dai et al. 2023, section
+    4.3; Bar Natan, Deutch & Magar, section 3.3.
     """
     gained = finetuned > zero_shot
     n, both = int(gained.sum()), int((gained & (in_context > zero_shot)).sum())
@@ -61,8 +60,7 @@ def recall_of_gains(
 def recall_if_independent(zero_shot: Float[Tensor, "query"], in_context: Float[Tensor, "query"]) -> Interval:
     """Measure the baseline of Rec2FTP, the share of all improvable queries that demonstrations improve.
 
-    Those are the queries that are wrong at the start, or all of a regression. Where demonstrations correct nearly all
-    of them, Rec2FTP is near 1 whatever fine-tuning does.
+    Those are wrong at the start, or all of a regression. Near 1, Rec2FTP is too, whatever fine-tuning does.
     """
     return recall_of_gains(zero_shot, in_context, torch.where(zero_shot < 1, math.inf, zero_shot))
 
@@ -72,9 +70,8 @@ def update_similarity(
 ) -> Float[Tensor, "*batch"]:
     """Measure SimAOU, the cosine between the changes that demonstrations and fine-tuning make to attention outputs.
 
-    Each output is divided by its length first. NaN where either changes nothing.
-
-    Source: Dai et al. 2023, section 4.4; Bar Natan, Deutch & Magar, section 3.3.
+    Each output is divided by its length first. NaN where either changes nothing. Source: Dai et al. 2023, section 4.4;
+    Bar Natan, Deutch & Magar, section 3.3.
     """
     before = _directions(zero_shot)
     return cosine(_directions(in_context) - before, _directions(finetuned) - before)
@@ -92,10 +89,7 @@ def random_update_similarity(
 def attention_rank_correlation(
     attended: Float[Tensor, "... token"], implied: Float[Tensor, "... token"]
 ) -> Float[Tensor, "..."]:
-    """Compute Kendall's rank correlation (tau-b) of two attentions to the same tokens; NaN where one is flat.
-
-    Source: Dai et al. 2023, section 4.6.
-    """
+    """Compute Kendall's tau-b of two attentions to the same tokens; NaN if one is flat (Dai et al. 2023, 4.6)."""
     if attended.shape != implied.shape:
         raise ValueError(f"attended and implied must have one shape, got {attended.shape} and {implied.shape}")
     n_tokens = attended.shape[-1]

@@ -160,9 +160,9 @@ def study_task(
         model: a mechicl model on token ids, or a `TransformerBridge`, in eval mode.
         tokenizer: the model's tokenizer, with the interface of `transformers`.
         texts: demonstrations and queries, the result of `draw_texts`.
-        methods: kinds of fine-tuning: "plain", "linearized" (the model's first-order expansion in its weights),
-            "per_layer" (the loss of predictions read off each attention layer's output, summed over layers, without a
-            gradient from one layer to earlier ones); by default all three.
+        methods: kinds of fine-tuning, by default all: "plain", "linearized" (first-order expansion in the weights),
+            "per_layer" (losses of predictions read off each attention layer, summed, with no gradient to earlier
+            layers).
         other_labels: also compare after "flipped" (next class) or "random" labels of the demonstrations, for plain
             fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method (`FineTuning`).

@@ -23,7 +23,7 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
 
     The score is `Σ Re λ / Σ |λ|` over the eigenvalues λ of `W_E W_Q W_Kᵀ W_Oᵀ W_Vᵀ W_Eᵀ` (W_Q, W_K of the later head;
     norms are left out): 1 where a token attends to positions to which the earlier head moved the same token, as an
-    induction head does through a previous-token head.
+    induction head does through a previous-token head. Source: Elhage et al. 2021, section "Induction heads".
 
     Args:
         model: a model of token ids with W_E, W_Q, W_K, W_V and W_O.
@@ -31,8 +31,6 @@ def prefix_matching_scores(model: Any) -> Float[Tensor, "layer head layer head"]
     Returns:
         `[earlier layer, its head, later layer, its head]`, from -1 to 1, 0 unless the first layer is earlier. Float64
         on the CPU.
-
-    Source: Elhage et al. 2021, section "Induction heads".
 
     Example:
         >>> prefix_matching_scores(constructions.induction(d_vocab=5, n_ctx=6))[0, 0, 1, 0].item()
@@ -57,7 +55,8 @@ def composition_scores(
     """Score how strongly each head's output feeds into the keys, queries or values of each later head, by weights.
 
     The score is the Frobenius norm of the product of the earlier head's OV matrix and the later one's QK matrix (its
-    transpose for "K", the OV matrix for "V"), divided by the product of their norms.
+    transpose for "K", the OV matrix for "V"), divided by the product of their norms. Source: Elhage et al. 2021,
+    section "Two-layer attention-only transformers".
 
     Args:
         model: any model with W_Q, W_K, W_V and W_O. Norms between the weights are left out.
@@ -68,8 +67,6 @@ def composition_scores(
         `[earlier layer, its head, later layer, its head]`, from 0 (no composition) to 1 without the baseline; 0 unless
         the first layer is earlier. With a baseline, a pair in which a matrix is 0 scores minus the baseline. Float64 on
         the CPU.
-
-    Source: Elhage et al. 2021, section "Two-layer attention-only transformers".
 
     Example:
         >>> composition_scores(constructions.induction(d_vocab=5, n_ctx=6), "K")[0, 0, 1, 0].item() > 0.4

@@ -59,13 +59,12 @@ def read_dual_form(
     With q a head's query vector, linear attention writes `q (zero_shot + update)`: in-context learning as an update of
     weights. The query is the last position. Queries, keys and values include their biases and rotations; the layer's
     output bias, which belongs to no head, is left out. Keys and values that a group of heads shares are repeated for
-    each.
+    each. Source: Irie et al. 2022; Dai et al. 2023.
 
     Args:
-        model: a `HookedTransformer` with any attention but momentum; the decomposition is exact for the linear kind.
-            The config's damping and the 1/n of `normalize_by_context` are part of the weights. Or a `TransformerBridge`
-            of TransformerLens in eval mode, whose scores are products of queries and keys; their scale is measured on
-            the first prompt.
+        model: a `HookedTransformer` with any attention but momentum (exact for the linear kind; damping and the 1/n of
+            `normalize_by_context` are part of the weights), or a `TransformerBridge` in eval mode whose scores are
+            products of queries and keys, with their scale measured on the first prompt.
         prompts: prompts of points, or token ids `[prompt pos]`.
         layer: number of the layer.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining
@@ -75,8 +74,6 @@ def read_dual_form(
     Returns:
         `zero_shot` and `update`, `[d_head d_model head prompt]`, and `relative_error` `[head prompt]`: the distance
         between `q (zero_shot + update)` and the head's actual output, divided by the norm of the output.
-
-    Source: Irie et al. 2022; Dai et al. 2023.
 
     Example:
         >>> read_dual_form(load("lsa-1l"), LinearRegression().sample(100, seed=0)).relative_error.max() < 1e-4
@@ -148,10 +145,7 @@ def _hooks(model: Any, layer: int) -> dict[str, str]:
 def _score_factors(
     adapter: ModelAdapter, tokens: Tensor, layer: int, products: Float[Tensor, "prompt head key_pos"]
 ) -> Float[Tensor, "key_pos"]:
-    """The factors on the products of query and keys in a model of TransformerLens: a scale, or 0 for hidden keys.
-
-    Measured, since no field of a config has it for every architecture.
-    """
+    """Measured factors on products of query and keys in a TransformerLens model: a scale, 0 for hidden keys."""
     name = f"blocks.{layer}.attn.hook_attn_scores"
     recorded = adapter.record(tokens, [name], len(tokens))[name][:, :, -1]
     seen = recorded[0, 0] > torch.finfo(recorded.dtype).min / 2

@@ -42,6 +42,7 @@ def measure_token_sensitivity(
     """Measure on which tokens the stream at each position of interleaved prompts depends, by exact derivatives.
 
     A layer that copies each target y_i to the token of its input x_i makes the derivative for the next token large.
+    Source: von Oswald et al. 2023, section 4 and Fig. 5.
 
     Args:
         model: a `HookedTransformer` on interleaved prompts (tokens x_1, y_1, x_2, ..., query).
@@ -51,8 +52,6 @@ def measure_token_sensitivity(
     Returns:
         `norms` of d stream / d token (Frobenius), `[position token prompt]`, and means over the context's x tokens,
         `[prompt]`: of the norm for the token `itself`, for the `next` token (its target), and for all `other` tokens.
-
-    Source: von Oswald et al. 2023, section 4 and Fig. 5.
 
     Example:
         >>> print(measure_token_sensitivity(load("copy-2l"), LinearRegression().sample(16, seed=0)).intervals()["next"])

@@ -46,8 +46,8 @@ def ablate(
 ) -> InterventionSweep:
     """Ablate each cell of a grid (for example each head) on its own, or all pairs of cells.
 
-    For each cell the model is run once with the component replaced there; along an axis that is not in `axes`, it is
-    replaced as a whole. Large effects show which parts the predictions depend on.
+    For each cell the model is run once with the component replaced there; along an axis not in `axes`, as a whole.
+    Source: Olsson et al. 2022 (heads); Wang et al. 2023, section 2 (mean); Chan et al. 2022 (resample).
 
     Args:
         model: in eval mode: a mechicl model, or for token ids any of TransformerLens' protocol (`TransformerBridge`).
@@ -61,8 +61,8 @@ def ablate(
         reference: for "mean" the prompts to average over, by default those ablated. The 95% intervals treat this mean
             as exact: with fewer than about 200 prompts, give a reference. For "resample" the prompts to take
             activations from, by default the same ones shuffled.
-        directions: vectors to ablate, one at a time: only the activation's component along the vector is replaced. They
-            need not be normalised. The sweep gets a last axis "direction". Only for components as wide as the stream.
+        directions: vectors to ablate one at a time, of any length: only the activation's component along the vector is
+            replaced. The sweep gets a last axis "direction". Only for components as wide as the stream.
         pairs: ablate every two cells together: the sweep has its axes twice, the second time with the suffix "_2"; its
             diagonal contains the single cells.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
@@ -81,8 +81,6 @@ def ablate(
         >>> swept = ablate(model, prompts, "z", ("layer", "head"))
         >>> swept.effect().shape, swept.strongest(3)["head"].tolist()
         (torch.Size([8, 4, 64]), [1, 2, 0])
-
-    Source: Olsson et al. 2022 (heads); Wang et al. 2023, section 2 (mean); Chan et al. 2022 (resample).
     """
     if pairs and directions is not None:
         raise ValueError("directions cannot be ablated in pairs: leave out pairs= or directions=")

@@ -46,10 +46,10 @@ def attribute(
 ) -> InterventionSweep:
     """Estimate `patch` to first order: the metric's gradient times the change of the activation.
 
-    The estimate of the patched run's metric m is `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation`: the gradient is
-    the corrupted run's, and the sum runs over the entries that a cell replaces. It is exact where m is affine in the
-    activation. Use it where patching every cell would take too long: the cost does not grow with the number of cells.
-    `correlate_effects` measures how well the estimates agree with patching.
+    Use it where patching every cell would take too long: the cost does not grow with the number of cells. The estimate
+    of the patched run's metric m is `m(corrupted) + Σ (clean - corrupted) ∂m/∂activation` over the entries that a cell
+    replaces, exact where m is affine in the activation; `correlate_effects` compares it with patching. Source: Nanda
+    2023, "Attribution Patching"; Syed et al. 2023, eq. 1.
 
     Args:
         model: in eval mode: a mechicl model, or for token ids any of TransformerLens' protocol (`TransformerBridge`).
@@ -74,8 +74,6 @@ def attribute(
         >>> corrupted = corrupt(prompts, "labels")
         >>> estimate = attribute(model, prompts, corrupted, "z", ("layer", "head"))
         >>> estimate.strongest(3)
-
-    Source: Nanda 2023, "Attribution Patching"; Syed et al. 2023, eq. 1.
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     named = name_metrics(metrics, clean, at)
@@ -114,10 +112,7 @@ def _linearize(
     batch: slice,
     unpatched: Tensor,
 ) -> dict[str, dict[str, Tensor]]:
-    """The first-order change of each metric as each entry of the activations moves to `values`, by hook.
-
-    `tokens` and `values` are those of a batch of prompts, and `unpatched` the predictions of all prompts.
-    """
+    """First-order change of each metric as a batch's activations move to `values`, by hook and entry."""
     probes: dict[str, Tensor] = {}  # zeros added to the activations, so that gradients can be taken there
     distances: dict[str, Tensor] = {}
 

@@ -17,16 +17,12 @@ Only = Mapping[str, Sequence[int] | int]
 
 @dataclass(frozen=True)
 class CellGrid:
-    """The cells of a sweep.
-
-    Attributes:
-        axes: the swept axes, "layer" among them; along its other axes the component is replaced as a whole.
-        indices: the layers, positions, ... for each of the axes.
-    """
+    """The cells of a sweep."""
 
     component: str
+    # the swept axes, "layer" among them; along its other axes the component is replaced as a whole.
     axes: tuple[str, ...]
-    indices: tuple[tuple[int, ...], ...]
+    indices: tuple[tuple[int, ...], ...]  # the layers, positions, ... for each of the axes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,10 +43,7 @@ class CellGrid:
 def make_grid(
     adapter: ModelAdapter, tokens: Tensor, component: str, axes: Sequence[str] | None, only: Only | None
 ) -> CellGrid:
-    """Make the cells of a sweep; a ValueError if the model lacks one of them, or ignores edits there.
-
-    The model is tried by runs on the first of the tokens.
-    """
+    """Make the cells of a sweep; ValueError if a run on one token shows that the model lacks or ignores one."""
     known, only = ("layer", *axes_of(component)), only or {}
     if axes is None:
         axes = ("layer", "head") if "head" in known else ("layer", "pos")

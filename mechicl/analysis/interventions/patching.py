@@ -39,9 +39,13 @@ def patch(
     """Patch activations of one run into another, one cell of a sweep at a time, and measure the predictions.
 
     Each cell is a run on the corrupted prompts in which the component, at one layer and at the cell's position, head,
+    ..., is replaced by that of the clean run, along axes that are not swept as a whole: `("layer", "head")` replaces a
+    head's output at all positions. It shows which activations carry what differs between both runs. Source: Wang et al.
+    2023, section 3; Heimersheim and Nanda 2024 for the two directions.
     ..., is replaced by that of the clean run. It shows which activations carry what differs between both. Along axes
     that are not swept it is replaced as a whole: `("layer", "head")` replaces a head's output at all positions. Cells
-    run in batches, from the patched layer on; the results do not depend on the batches.
+    run in batches, from the patched layer on; the results do not depend on the batches. Source: Wang et al. 2023,
+    section 3; Heimersheim and Nanda 2024 for the two directions.
 
     Args:
         model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol such as a
@@ -71,16 +75,13 @@ def patch(
 
     Raises:
         TypeError: a model without hooks, or prompts that it does not read.
-        ValueError: prompts of unequal number or length, a model in training mode, a component, axis or hook that the
-            model does not have, a hook whose edits it ignores, a metric that does not return `[prompt]`, or too little
-            memory.
+        ValueError: prompts of unequal number or length, a model in training mode, an unknown component or axis, a hook
+            that the model lacks or ignores, a metric that does not return `[prompt]`, or too little memory.
 
     Example:
         >>> swept = patch(model, prompts, corrupt(prompts, "labels"), "z", ("layer", "head"))
         >>> swept.predictions.shape, swept.recovered().shape
         (torch.Size([8, 4, 64, 1]), torch.Size([8, 4]))
-
-    Source: Wang et al. 2023, section 3; Heimersheim and Nanda 2024 for the two directions.
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     grid = make_grid(adapter, into, component, axes, only)

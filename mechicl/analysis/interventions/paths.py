@@ -43,8 +43,9 @@ def patch_paths(
     """Patch one head's output, as it reaches another head's query, key or value straight through the residual stream.
 
     For every head A and every head B of a later layer: B's query (key, value) reads A's output of the clean run in
-    place of that of the corrupted run, at all positions. All other parts, also those between A and B, still read A's
-    corrupted output. It shows which head passes its output to which.
+    place of that of the corrupted run, at all positions, and all other parts still read A's corrupted output. Source:
+    Wang et al. 2023, section 3.1 and appendix B, where MLPs between the two are recomputed; here they stay unchanged,
+    as in TransformerLens' `get_act_patch_direct_path`.
 
     Args:
         model: a mechicl model in eval mode, or one of TransformerLens' protocol whose layers write `z @ W_O` and read
@@ -70,9 +71,6 @@ def patch_paths(
         >>> loss = next_token_loss(ids[:, 0])
         >>> patch_paths(induction, ids, corrupt_tokens(ids), "k", metrics=loss).effect().shape
         torch.Size([2, 4, 2, 4, 8])
-
-    Source: Wang et al. 2023, section 3.1 and appendix B, where MLPs between the two are recomputed and count as part of
-    the path; here they stay unchanged, as in TransformerLens' `get_act_patch_direct_path`.
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     _check_additive(adapter, receiver, into[:1])

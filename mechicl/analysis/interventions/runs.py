@@ -33,17 +33,13 @@ AVERAGED = ("q_input", "q", "attn_scores", "pattern")
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """The run that is intervened in, as far as the other runs need it.
-
-    Attributes:
-        streams: before each layer and after the last, if the model can be resumed.
-        batch_size: largest number of prompts in a run.
-    """
+    """The run that is intervened in, as far as the other runs need it."""
 
     tokens: Tensor
     predictions: Tensor
+    # before each layer and after the last, if the model can be resumed.
     streams: dict[int, Float[Tensor, "prompt pos d_model"]]
-    batch_size: int
+    batch_size: int  # largest number of prompts in a run
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -112,10 +108,9 @@ class Experiment:
         values: Mapping[str, Tensor],
         advance: Callable[[], Any] | None = None,
     ) -> CellResults:
-        """Run each cell: the model with the activations at all of the cell's sites replaced.
+        """Run each cell: the model with the activations at all of the cell's sites replaced; `advance` after each.
 
-        The replacements are the part at the site of `values` by hook name, `[prompt ...]`. `advance` is called after
-        each cell.
+        Replacements are the part at the site of `values`, by hook name, `[prompt ...]`.
         """
         plain = baseline.predictions
         predictions = plain.new_empty(len(cells), *plain.shape) if self.keep_predictions else None
@@ -188,10 +183,7 @@ def record_within(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str], b
 def _run_any_cells(
     adapter: ModelAdapter, baseline: Baseline, cells: Sequence[Sites], values: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield cells and their predictions, from batches that may contain several cells or only part of one.
-
-    Cells with the same first and last layer share batches, which start at that first layer.
-    """
+    """Yield cells and their predictions; cells with the same first and last layer share batches."""
     n_prompts = len(baseline)
 
     def span(index: int) -> tuple[int, int]:
@@ -230,10 +222,9 @@ def _run_any_cells(
 def _replacing_hooks(
     cells: Sequence[Sites], values: Mapping[str, Tensor], n_prompts: int, skipped: int, n_rows: int, *, copy: bool
 ) -> list[Hook]:
-    """Hooks that give each row of a batch its cell's activations.
+    """Hooks that give each row of a batch (cells' prompts in order, from `skipped` on) its cell's activations.
 
-    The rows are the cells' prompts in order, without the first `skipped` ones. Our models give hooks activations that
-    nothing else reads; those of other models are copied.
+    Other packages' activations are copied; nothing else reads those that ours give to hooks.
     """
     edits: dict[str, list[tuple[slice, slice, Site]]] = {}
     for i, cell in enumerate(cells):
@@ -279,9 +270,8 @@ def _run_local_cells(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield cells of one position each, and their predictions.
 
-    The patched layer is run once for all positions, with the component replaced everywhere: as a local component
-    affects no other position of its layer, each position's row is what it would be if only that position had been
-    patched. Later layers then compute the rows from that position on.
+    The patched layer is run once with the component replaced everywhere, which for a local component gives each
+    position's own row; later layers compute the rows from that position on.
     """
     n_prompts, batch_size = len(baseline), baseline.batch_size
 

@@ -36,8 +36,7 @@ class MatchedAblation(Result):
     def effect(self, level: float = 0.95) -> Interval:
         """Return how much more probability the heads' ablation costs than that of random heads, with its interval.
 
-        This is `matched` (mean over draws) minus `ablated`, as a mean over prompts: above 0 if the heads matter more
-        than random ones. The interval is over prompts.
+        This is the mean over prompts of `matched` (mean over draws) minus `ablated`: above 0 if they matter more.
         """
         return interval(self.matched.mean(0) - self.ablated, level)
 

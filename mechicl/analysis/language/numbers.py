@@ -27,7 +27,8 @@ class TextLearner:
     Numbers are written as integers from 00 to 99: -bound is 00, bound is 99, and values beyond are clipped. With two
     inputs a prompt reads "17 80 -> 63\\n", and so on for each point; it ends with the query and "->". The prediction is
     the mean of all outputs that could follow. Each is weighted by the probabilities of its tokens, among the tokens
-    that continue some output. Predictions have no gradients, so `identify` compares them by distance alone.
+    that continue some output. Predictions have no gradients, so `identify` compares them by distance alone. Source: the
+    format follows Vacareanu et al. 2024, "From words to numbers".
 
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
@@ -39,8 +40,6 @@ class TextLearner:
     Example:
         >>> learner = TextLearner(load_language_model("HuggingFaceTB/SmolLM2-135M"), x_bound=0.5, y_bound=1.5)
         >>> identify(learner, LinearRegression(x_dim=1, n_context=16), n_prompts=64).to_dataframe()
-
-    Source: the format follows Vacareanu et al. 2024, "From words to numbers".
     """
 
     @checked

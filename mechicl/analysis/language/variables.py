@@ -124,9 +124,10 @@ def align_variables(
     """Find, in each layer, a subspace at a position such that exchanging it acts like exchanging a causal variable.
 
     Tests whether a model represents a variable, and where. Subspaces are fitted by distributed alignment search on
-    pairs of prompts from one half of `ids`, and judged on pairs from the other half. Every value of the variable that
-    two different prompts have is in both halves. A fit can find effects anywhere, so two controls are fitted in the
-    same way: one to random outputs, one in an untrained model.
+    pairs of prompts from one half of `ids`, and judged on pairs from the other half. A fit can find effects anywhere,
+    so two controls are fitted in the same way: one to random outputs, one in an untrained model. Source: Geiger et al.
+    2024, "Finding alignments between interpretable causal variables and distributed neural representations"; controls
+    after Arora et al. 2024.
 
     Args:
         model: a model of token ids with hooks, in eval mode.
@@ -141,8 +142,8 @@ def align_variables(
             `k - 1`.
         component: activation to search, with the width of the stream: "resid_post" (the stream after each layer),
             "resid_pre", "attn_out", "mlp_out", ...
-        untrained: untrained model of the same kind. By default it is made from the config of a `HookedTransformer`; for
-            other models this control is left out unless it is given.
+        untrained: untrained model of the same kind, for the control; by default made from a `HookedTransformer`'s
+            config.
         n_pairs: pairs for the fit, and for the test.
         epochs: passes over the pairs.
         learning_rate: learning rate of Adam.
@@ -152,9 +153,6 @@ def align_variables(
         pairs; the same in `controls` for "random targets", "untrained" and the exchange of the "whole stream"; `bases`,
         the subspaces `[layer d_model rank]`. `to_dataframe()` has the mean accuracies of each layer with 95% intervals
         over pairs.
-
-    Source: Geiger et al. 2024, "Finding alignments between interpretable causal variables and distributed neural
-    representations"; controls after Arora et al. 2024.
 
     Example:
         >>> found = align_variables(model, causal, "carry", ids, pos=3, rank=2)

@@ -79,7 +79,8 @@ def function_vectors(
 
     Each head's output at the last position is averaged over prompts with true labels and patched into prompts with
     shuffled labels. The heads that raise the probability of the right answer most are summed to a vector, which is then
-    added to zero-shot prompts of other queries, after each layer.
+    added to zero-shot prompts of other queries, after each layer. Source: Todd et al. 2024, "Function vectors in large
+    language models", sections 2 and 3.
 
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
@@ -95,8 +96,6 @@ def function_vectors(
         layer and `random_added` with a random one, `[layer prompt]`, `zero_shot` without. `few_shot` and `shuffled`
         `[prompt]` are the same probability after true and after shuffled demonstrations. `intervals()` has means with
         95% intervals over prompts.
-
-    Source: Todd et al. 2024, "Function vectors in large language models", sections 2 and 3.
 
     Example:
         >>> found = function_vectors(load_language_model("HuggingFaceTB/SmolLM2-135M"), "antonyms")
@@ -168,7 +167,8 @@ def task_vectors(
 ) -> TaskVectors:
     """Measure how much of a task one layer's stream carries, by patching it into zero-shot prompts.
 
-    The stream at the last position of a few-shot prompt with another query replaces that of a zero-shot prompt.
+    The stream at the last position of a few-shot prompt with another query replaces that of a zero-shot prompt. Source:
+    Hendel et al. 2023, "In-context learning creates task vectors".
 
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
@@ -179,8 +179,6 @@ def task_vectors(
     Returns:
         Probabilities of the right answer: `patched` after each layer, and `control` with streams from prompts with
         shuffled labels, `[layer prompt]`; `zero_shot` without patching and `few_shot` with demonstrations, `[prompt]`.
-
-    Source: Hendel et al. 2023, "In-context learning creates task vectors".
 
     Example:
         >>> task_vectors(language, "capitals").to_dataframe()

@@ -185,15 +185,17 @@ def probe(
 ) -> ProbeResult:
     """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
 
-    A probe is a ridge regression from the residual stream to the quantity of those points that the position can depend
-    on. The control task fits the same probes to the quantities of another prompt.
+    Use it to find where a quantity can be read off the residual stream: a probe is a ridge regression from the stream
+    to the quantity of the points that the position can see. The control task fits the same probes to the quantities of
+    another prompt. Source: quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in
+    Hewitt & Liang 2019.
 
     Args:
         model: a causal model on interleaved prompts, or one from `mechicl.wrap(..., points=...)` in which no position
             sees later points.
         quantities: functions of prompts by name: `cross_moments`, `second_moments`, `ols_weights`,
-            `algorithm_weights(newton, steps=[k])`, or your own, which returns `[prompt point quantity]`; its entry t
-            may depend on the t points before point t.
+            `algorithm_weights(newton, steps=[k])`, or your own: `[prompt point quantity]`, whose entry t may depend on
+            the t points before point t.
         fitting: prompts to fit on (required).
         held_out: prompts to measure on, with the same number of points (required).
         penalties: candidate ridge penalties, relative to the mean variance of the stream; cross-validation chooses one
@@ -204,9 +206,6 @@ def probe(
         layer 0 is the stream before the first layer; `control()` is that of the control task, `selectivity()` the
         difference. `best(quantity)` returns the layer and position with the largest R², and the R² with a 95% interval
         over prompts. `to_dataframe()` has all of them.
-
-    Source: the quantities of Fu et al. 2024, section 3; Akyürek et al. 2023, section 4.3; controls as in Hewitt &
-    Liang 2019.
 
     Example:
         >>> result = probe(model, {"OLS weights": ols_weights}, task.sample(256, seed=0), prompts)

@@ -81,7 +81,7 @@ def fit_readouts(
 
     Ridge regression from the residual stream at a point's position to its target. A model that predicts every prefix in
     one pass gets a readout for each point, any other model one for the query. All layers are fitted in one pass over
-    the prompts, and memory does not grow with their number.
+    the prompts, and memory does not grow with their number. Source: Fu et al. 2024, B.1 (who train the readouts).
 
     Args:
         model: a mechicl model, or a module wrapped by `mechicl.wrap`.
@@ -96,8 +96,6 @@ def fit_readouts(
         A `Readouts`, a learner whose steps are the layers, from 0 (before the first layer) to n_layers:
         `trajectory(prompts)` has the predictions after each, `errors(prompts)` their squared errors. `match` and other
         comparisons take it too.
-
-    Source: Fu et al. 2024, B.1 (who train the readouts).
 
     Example:
         >>> readouts = fit_readouts(model, task.sample(1024, seed=0))

@@ -65,14 +65,12 @@ def linear_attention_optimum(
     """Compute the loss of the best one-layer linear attention on linear regression, to compare a trained model's with.
 
     Inputs are Gaussian, weights `w ~ N(0, I)`, and the query's target has no noise. The result is the expected squared
-    error `Σ_i λ_i (1 - λ_i / ((n+1)/n λ_i + (Σ_j λ_j + ν²)/n))`.
+    error `Σ_i λ_i (1 - λ_i / ((n+1)/n λ_i + (Σ_j λ_j + ν²)/n))`. Source: Nertinger 2025, Theorem 2.
 
     Args:
         eigenvalues: eigenvalues λ of the inputs' covariance, one for each dimension.
         n_context: number n of context points.
         noise_variance: variance ν² of the noise on the context's targets.
-
-    Source: Nertinger 2025, Theorem 2.
     """
     _check_spectrum(eigenvalues)
     spectrum = torch.tensor(eigenvalues, dtype=torch.float64)
@@ -88,7 +86,8 @@ def preconditioned_gd_optimum(
     """Compute η and the loss of the best step of gradient descent with preconditioner `η Σ⁻¹` on linear regression.
 
     Σ is the covariance of the inputs, which are Gaussian; weights are `w ~ N(0, I)`, and the query's target has no
-    noise. With d dimensions and `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`.
+    noise. With d dimensions and `t = Σ_i λ_i`, the loss is `t (1 - 2η + η² (n + d + 1) / n) + η² ν² d / n`. Source:
+    Nertinger 2025, section 4.1, who finds η by a search.
 
     Args:
         eigenvalues: eigenvalues λ of Σ, one for each dimension, all positive: Σ must have an inverse.
@@ -98,8 +97,6 @@ def preconditioned_gd_optimum(
     Returns:
         A `OneStepOptimum`: `step_size` is η, the factor on the gradient of the context's mean of `(x w - y)² / 2`, and
         `mse` the expected squared error of the query.
-
-    Source: Nertinger 2025, section 4.1, who finds η by a search.
     """
     _check_spectrum(eigenvalues)
     total, d, n = sum(eigenvalues), len(eigenvalues), n_context

@@ -24,7 +24,6 @@ def transformed_eigenvalues(eigenvalues: Float[Tensor, "*any"], gamma: float | T
     """Compute the eigenvalues of XᵀX after `X ← X (I - γ XᵀX)`: each λ becomes `λ (1 - γλ)²`, in the same order.
 
     With γ > 0 the map rises to `4 / 27γ` at `λ = 1 / 3γ`, falls to 0 at `1 / γ`, and is `4 / 27γ` again at `4 / 3γ`.
-
     Source: von Oswald et al. 2023, A.10, eq. 25.
     """
     return eigenvalues * (1 - gamma * eigenvalues).square()
@@ -32,15 +31,10 @@ def transformed_eigenvalues(eigenvalues: Float[Tensor, "*any"], gamma: float | T
 
 @dataclass(frozen=True)
 class EigenvalueRange:
-    """An interval that contains all eigenvalues.
+    """An interval that contains all eigenvalues."""
 
-    Attributes:
-        smallest: λ_min > 0.
-        largest: λ_max >= λ_min.
-    """
-
-    smallest: Positive
-    largest: Positive
+    smallest: Positive  # λ_min > 0
+    largest: Positive  # λ_max >= λ_min
 
     def __post_init__(self):
         check_fields(self)

@@ -23,18 +23,13 @@ PROMPTS_AT_A_TIME = 256  # prompts for which `fit_layer_outputs` keeps streams a
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A construction with free parameters, at the sizes of a model, as an affine map from parameters to products.
-
-    Attributes:
-        template: a member in the model's architecture.
-        base: the products at parameters 0.
-        basis: the derivative of the products with respect to each parameter, `[parameter layer head d_model d_model]`.
-    """
+    """A construction with free parameters, at the sizes of a model, as an affine map from parameters to products."""
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
-    template: HookedTransformer
-    base: WeightProducts
+    template: HookedTransformer  # a member in the model's architecture
+    base: WeightProducts  # the products at parameters 0
+    # the derivative of the products with respect to each parameter, `[parameter layer head d_model d_model]`.
     basis: WeightProducts
 
     @property

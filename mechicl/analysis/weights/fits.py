@@ -30,19 +30,13 @@ from mechicl.tasks import LinearRegression
 @storable
 @dataclass(frozen=True, eq=False)
 class Members:
-    """One member of a family for each trained model, compared with that model on held-out prompts.
+    """One member of a family for each trained model, compared with that model on held-out prompts."""
 
-    Attributes:
-        parameters: name to values `[seed ...]`; a parameter per layer has the layer on its second axis.
-        squared_distances: squared difference of predictions from the trained model's, averaged over the target's
-            dimensions.
-        squared_errors: squared errors of predictions, averaged likewise.
-        models: the members as models, float64, one per seed; not saved with a result.
-    """
-
-    parameters: dict[str, Tensor]
+    parameters: dict[str, Tensor]  # name to values `[seed ...]`; a parameter per layer has the layer on its second axis
+    # squared difference of predictions from the trained model's, averaged over the target's dimensions.
     squared_distances: Float[Tensor, "seed prompt"]
-    squared_errors: Float[Tensor, "seed prompt"]
+    squared_errors: Float[Tensor, "seed prompt"]  # squared errors of predictions, averaged likewise
+    # the members as models, float64, one per seed; not saved with a result.
     models: list[HookedTransformer] = field(metadata={"stored": False}, default_factory=list)
 
 
@@ -131,7 +125,7 @@ def fit_construction(
     Each model gets up to three members of the family. The projected one is nearest in weights, after each head is
     rescaled like the family's: `W_Q W_Kᵀ / β` with `β W_V W_O` is the same head for every β. The layerwise one is
     nearest in the layers' outputs on the model's own streams. The matched one, found from the projected one by
-    optimisation, has the least squared distance between predictions.
+    optimisation, has the least squared distance between predictions. Source: von Oswald et al. 2023, A.3, A.4 and A.10.
 
     Args:
         models: a trained model, or one per seed, all with the same config; on paired prompts (one token (x, y) per
@@ -148,8 +142,6 @@ def fit_construction(
         without it). Each has `parameters` by name `[seed ...]` and `models`. `relative_distances()` is the squared
         distance of predictions over the trained model's mean squared prediction, `loss_ratios()` the member's loss over
         the trained one's; both of `best`, one 95% interval over held-out prompts per seed.
-
-    Source: von Oswald et al. 2023, A.3, A.4 and A.10.
 
     Example:
         >>> task = LinearRegression()

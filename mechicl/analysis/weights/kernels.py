@@ -141,13 +141,12 @@ def adapted_functions(
 def initial_function(model: HookedTransformer, xs: Float[Tensor, "point x"]) -> Float[Tensor, "point y"]:
     """Compute a one-layer model's predictions without any context: the read-out of the embedded query.
 
-    The embedding includes the input MLP, if the model has one.
+    The embedding includes the input MLP, if the model has one. Source: von Oswald et al. 2023, Fig. 4, the initial
+    function.
 
     Args:
         model: one layer on paired prompts, where only the context is attended to.
         xs: inputs of the queries.
-
-    Source: von Oswald et al. 2023, Fig. 4, the initial function.
     """
     _check_model(model)
     return model.read_out(point_streams(model, xs)[None])[0]
@@ -194,6 +193,7 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
 
     Such a model predicts `initial(x) + Σ_i contribution(x; x_i, y_i)`. The kernel `k(x, x_i)` is the derivative of a
     contribution with respect to y_i, at y_i = 0: if contributions are linear in y, the model is a kernel smoother.
+    Source: von Oswald et al. 2023, A.8.
 
     Args:
         model: one head, one layer without softmax and an optional input MLP, on paired prompts (one token (x, y) per
@@ -208,8 +208,6 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
         is `(Σ|λ|)² / Σ λ²`; `symmetry_error` is `|K - Kᵀ| / |K|` (0 if symmetric, 2 if antisymmetric). `parts` has, for
         each prompt, the `prediction` and its terms in units of y: `initial`, `constant` (contributions if all targets
         were 0), `linear` (`Σ_i k(x, x_i) y_i`) and `remainder`.
-
-    Source: von Oswald et al. 2023, A.8.
 
     Example:
         >>> sine, grid = load_checkpoint("sine-lsa"), torch.linspace(-5, 5, 101)[:, None]
@@ -277,10 +275,7 @@ def _written(model: HookedTransformer, keys: Float[Tensor, "*batch point d_model
 def kernel_parts(
     model: HookedTransformer, xs: Float[Tensor, "point x"], others: Float[Tensor, "other x"], n_context: int
 ) -> tuple[Float[Tensor, "head point other"], Float[Tensor, "point other"], Float[Tensor, "point other"]]:
-    """Compute the scores at targets of 0, and the two parts of the kernel: through values, and through scores.
-
-    Source: von Oswald et al. 2023, A.8, eq. 13.
-    """
+    """Compute scores at targets of 0 and the two parts of the kernel (von Oswald et al. 2023, A.8, eq. 13)."""
 
     # A contribution is a product, score(y) · written(y), of factors that depend on one key's y. So one forward-mode
     # derivative along all targets at once gives the slopes of every key, and the product rule gives the kernel:

@@ -38,14 +38,10 @@ N_CONTROL, BENDING_RATE, BENDING_BATCH, BENDING_CLIP = 3, 1e-3, 512, 0.1
 
 @dataclass(frozen=True, eq=False)
 class WeightCurve:
-    """Models between two models: a Bézier curve through weight space, straight with two control points.
-
-    Attributes:
-        points: weights by name of each control point, the first model first.
-    """
+    """Models between two models: a Bézier curve through weight space, straight with two control points."""
 
     template: HookedTransformer
-    points: tuple[dict[str, Tensor], ...]
+    points: tuple[dict[str, Tensor], ...]  # weights by name of each control point, the first model first
 
     def weights(self, alpha: float | Tensor) -> dict[str, Tensor]:
         """Compute the weights at α: 0 is the first model, 1 the last."""
@@ -146,7 +142,8 @@ def interpolate(
 ) -> LossPath:  # fmt: skip
     """Measure losses along the straight line between the weights of two models, to see if they are the same solution.
 
-    Weights are interpolated as the products `W_KQ = W_Q W_Kᵀ` and `W_PV = W_V W_O` of each head.
+    Weights are interpolated as the products `W_KQ = W_Q W_Kᵀ` and `W_PV = W_V W_O` of each head. Source: von Oswald et
+    al. 2023, A.3.
 
     Args:
         a: a model on paired prompts without biases in attention.
@@ -161,8 +158,6 @@ def interpolate(
         A `LossPath`: `alphas` (0 is a, 1 is b), `squared_errors` `[alpha prompt]` of the query, `midpoint_excess()` and
         `barrier()`: how much the loss is above the line between the ends' losses, at the midpoint or where it is most,
         relative to the ends' mean loss, with a 95% interval over prompts. `model(alpha)` makes a model on the path.
-
-    Source: von Oswald et al. 2023, A.3.
 
     Example:
         >>> by_hand = constructions.gradient_descent(x_dim=10, n_context=10, step_size=0.61)
@@ -216,9 +211,9 @@ def connect_modes(
     - "curved": from the aligned ends, a Bézier curve of three control points bent to the least mean loss on other
       prompts.
 
-    With a family of constructions, the first model is also connected, by the same kinds of path, to the member whose
-    layer outputs are nearest to the model's (`layerwise` of `fit_construction`), or for "newton" to the member nearest
-    in weights (`projected`).
+    With a family of constructions, the first model is also connected to the member whose layer outputs are nearest to
+    its own (`layerwise` of `fit_construction`; for "newton" the nearest in weights). Source: von Oswald et al. 2023,
+    section 3 and A.3; Garipov et al. 2018 for the curve; Entezari et al. 2021 for the matching of units.
 
     Args:
         a: a model on paired prompts (one token (x, y) per point) without biases in attention.
@@ -226,8 +221,8 @@ def connect_modes(
         task: task of the held-out prompts, and of those that a curve is bent on.
         kinds: kinds of paths; by default all, without "rescaled" if attention is not linear or has momentum over
             values.
-        family: family of hand-written models to fit to the first model: "gd", "gd++", "pgd" (preconditioned gradient
-            descent), each also with " per layer" for parameters of each layer, or "newton".
+        family: hand-written models to fit to the first model: "gd", "gd++", "pgd" (preconditioned gradient descent),
+            each also with " per layer", or "newton".
         n_alphas: number of models on each path, the ends included.
         n_prompts: number of held-out prompts, and of prompts to fit the construction on.
         bending_steps: steps of the optimizer SOAP for "curved", each on 512 fresh prompts.
@@ -239,9 +234,6 @@ def connect_modes(
         on held-out prompts, and `model(alpha)`. `barriers()` has the barrier of each path by name: the largest excess
         of the mean squared error over the straight line between the ends' errors, divided by the ends' mean error (0:
         no barrier), with a 95% interval over prompts.
-
-    Source: von Oswald et al. 2023, section 3 and A.3; Garipov et al. 2018 for the curve; Entezari et al. 2021 for the
-    matching of units.
 
     Example:
         >>> task, (a, b) = LinearRegression(), load_checkpoint("lsa-1l").models[:2]
@@ -276,9 +268,7 @@ def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0
     """Bend a line to the Bézier curve with three control points that has the least mean loss over α.
 
     Every step draws fresh prompts: a curve can overfit a few thousand. Returns the line itself where bending does not
-    help.
-
-    Source: Garipov et al. 2018, with three control points in place of one.
+    help. Source: Garipov et al. 2018, with three control points in place of one.
     """
     generator, (first, last) = torch.Generator().manual_seed(seed), line.points
     # The control points start at even distances on the line and move in units of each tensor's size, so that one

@@ -46,10 +46,7 @@ class WeightProducts:
         return self.W_KQ[..., : self.x_dim, : self.x_dim].diagonal(dim1=-2, dim2=-1).mean(-1)
 
     def gauge_fixed(self) -> "WeightProducts":
-        """Rescale each head so that its β (`gauge`) is 1; a ValueError if β is 0 or not finite.
-
-        Source: von Oswald et al. 2023, A.3.
-        """
+        """Rescale each head to β = 1 (von Oswald et al. 2023, A.3); ValueError if β is 0 or not finite."""
         beta = self.gauge()
         if not (beta.isfinite() & (beta != 0)).all():
             raise ValueError(f"a head has no gauge: the mean diagonals of W_KQ are {beta.flatten().tolist()}")

@@ -42,10 +42,7 @@ def sums_values(cfg: TransformerConfig) -> bool:
 
 
 def express_in_products(a: HookedTransformer, b: HookedTransformer) -> Pair:
-    """Convert both to float64 models whose weights are the products W_KQ and W_PV, on which alone heads depend.
-
-    A model with fewer heads gets heads that do nothing.
-    """
+    """Convert both to float64 models of weights W_KQ and W_PV; fewer heads are padded with idle ones."""
     first, second = _read_padded(a, b)
     return replace_products(a, first), replace_products(b, second)
 

@@ -28,12 +28,8 @@ class ModelAdapter:
 
     Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
     resumed if a trial shows that this equals a whole run (`resumes_exactly`), and unembeds only the positions that are
-    read. Other models are run as a whole.
-
-    Args:
-        at: "query" for the last position's prediction `[row y]` (or logits), "points" for those of all points
-            `[row point y]` (mechicl models, and wrapped modules that return them), "positions" for the outputs at all
-            positions `[row pos d_out]`.
+    read. Other models are run as a whole. `at` is "query" for `[row y]` (or logits) of the last position, "points" for
+    `[row point y]`, or "positions" for all outputs `[row pos d_out]`.
     """
 
     def __init__(self, model: Any, at: At = "query"):
@@ -124,11 +120,9 @@ class ModelAdapter:
         return self._select_read(self.model(streams, start_at_layer=last_hooked + 1, at=self.at))
 
     def resumes_exactly(self, layer: int, tokens: Tensor, streams: Tensor) -> bool:
-        """True if a run resumed from the stream before a layer equals a run from the tokens.
+        """True if a run resumed from the stream before a layer equals a run from the tokens; always so for our models.
 
-        Always true of ours. A model of another package is tried once for each layer, on the first prompts: `streams`
-        are those before the layer in a run on `tokens`. It fails if tokens have an effect other than through the
-        stream, for instance in BLOOM and Mamba.
+        Others are tried once per layer on `tokens` and their `streams`; BLOOM and Mamba have effects past the stream.
         """
         if self.ours or not self.resumes:
             return self.ours
@@ -147,9 +141,8 @@ class ModelAdapter:
     ) -> Tensor:
         """Resume our transformer with a stream before a layer that differs from the base run at one position.
 
-        `base` has the base run's streams before each layer and after the last, `[prompt pos d_model]`; `prompts` are
-        the indices of its prompts for the rows of `changed`, the stream at that position `[row d_model]`. With causal
-        keys, only the rows from that position on are computed.
+        `base` has the streams `[prompt pos d_model]` of all layers; `prompts` are the indices of the rows of `changed`
+        `[row d_model]`. With causal keys, only positions from there on are computed.
         """
         model, n_layers = self.model, self.n_layers
         first = pos if model.cfg.keys == "causal" else 0

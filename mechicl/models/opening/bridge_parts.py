@@ -60,10 +60,8 @@ class BridgeParts:
 
     For the first prompts of each length they are checked: the outputs of a layer's nodes must sum to its update of the
     stream. A norm after the attention (Gemma 2) scales the sum of the heads' outputs: a head's output is its share of
-    the scaled sum, which depends on other heads, as it does if all queries or keys are normed together (OLMo 2).
-
-    Attributes:
-        heads_interact: True if heads of a layer depend on each other in this way; known after the first prompts.
+    the scaled sum, which depends on other heads, as it does if all queries or keys are normed together (OLMo 2). The
+    first prompts decide if `heads_interact` in this way.
     """
 
     def __init__(self, adapter: ModelAdapter):

@@ -24,20 +24,13 @@ class NoGradient(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """Receivers that are computed together: the heads of a layer, its MLP, or the output.
+    """Receivers that are computed together: the heads of a layer, its MLP, or the output."""
 
-    Attributes:
-        layer: their layer; the number of layers for the output.
-        kind: "heads", "mlp" or "output".
-        n_senders: number of nodes that they read: the first ones in order of computation.
-        place: index of the stage's first node.
-        edges: indices of the edges into the stage by "q", "k", "v" or "", one row per receiver.
-    """
-
-    layer: int
-    kind: str
-    n_senders: int
-    place: int
+    layer: int  # their layer; the number of layers for the output
+    kind: str  # "heads", "mlp" or "output"
+    n_senders: int  # number of nodes that they read: the first ones in order of computation
+    place: int  # index of the stage's first node
+    # indices of the edges into the stage by "q", "k", "v" or "", one row per receiver.
     edges: Mapping[str, Int[Tensor, "receiver sender"]]
 
     def numbers(self) -> list[int]:
@@ -67,12 +60,9 @@ def list_stages(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Stage]:
 class EdgeGraph:
     """Runs of a model with some edges cut: these carry the sender's output in a reference run.
 
-    With no edge cut the runs are the model's; with all cut each node reads the reference's stream.
-
-    Args:
-        references: each node's output over cut edges, `[node prompt pos d_model]`; see `record_writes`.
-        embedded: the stream before the first layer `[prompt pos d_model]`; by default the embedded tokens.
-        memory: bound in bytes on runs, beyond the model, its tokens, references and the nodes' outputs.
+    With no edge cut the runs are the model's; with all cut each node reads the reference's stream. `references` are the
+    nodes' outputs over cut edges, `[node prompt pos d_model]` (`record_writes`); `embedded` is the first stream
+    (default: the embedded tokens); `memory` bounds runs, beyond the model, its tokens, references and nodes' outputs.
     """
 
     def __init__(
@@ -107,11 +97,7 @@ class EdgeGraph:
     def iterate_cuts(
         self, kept: Bool[Tensor, "cut edge"], *, start: int = 0, base: Bool[Tensor, "edge"] | None = None
     ) -> Iterator[tuple[slice, Float[Tensor, "cut prompt ..."]]]:
-        """Yield slices of the rows with the predictions of runs that keep only a row's edges.
-
-        Runs differ from the stage `start` on; before it, the edges of `base` (by default all) are kept and nothing is
-        run again.
-        """
+        """Yield slices of rows with predictions of runs with only a row's edges; before `start`, those of `base`."""
         rows, n_prompts = self._rows(), len(self.tokens)
         before = None if not start else self.whole if base is None else self._changes(base)
         step = max(rows // max(n_prompts, 1), 1)
@@ -154,9 +140,8 @@ class EdgeGraph:
     ) -> Float[Tensor, "edge prompt"]:
         """Differentiate an objective with respect to the kept share of each edge, `[edge prompt]`.
 
-        Each receiver reads the reference's stream plus each sender's change, scaled by `kept` in [0, 1]. The objective
-        maps predictions of some prompts, and the slice of these prompts, to one number per prompt. The receivers'
-        gradients are multiplied by `changes`, by default those in this run.
+        Receivers read the reference's stream plus each sender's change, scaled by `kept` in [0, 1]; gradients are
+        multiplied by `changes` (default: this run's). The objective maps predictions and a slice of prompts to numbers.
         """
         per_edge = torch.zeros(len(self.edges), len(self.tokens), dtype=self.references.dtype, device=kept.device)
         rows = self._rows(backward=True)
@@ -256,10 +241,8 @@ class EdgeGraph:
 class _Changes:
     """Outputs of nodes minus their outputs in the reference: the first ones the same in all runs, the rest per run.
 
-    Args:
-        shared: changes of the first nodes, `[node prompt pos d_model]`.
-        n_cuts: number of runs.
-        n_more: number of later nodes, to reserve memory; None with gradients, which forbid writing in place.
+    `shared` are those of the first nodes `[node prompt pos d_model]`; `n_cuts` runs have `n_more` later nodes, for
+    which memory is reserved (None with gradients, which forbid writing in place).
     """
 
     def __init__(self, shared: Float[Tensor, "node prompt pos d_model"], n_cuts: int, n_more: int | None):

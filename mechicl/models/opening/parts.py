@@ -15,13 +15,9 @@ from mechicl.models.transformer.layers import MLP
 
 
 class TransformerParts:
-    """The nodes of one of our transformers.
+    """The nodes of one of our transformers; `heads_interact` is True if a head depends on other heads' inputs.
 
     Streams are `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes and methods.
-
-    Attributes:
-        model: the transformer.
-        heads_interact: True if a head's output depends on the inputs of other heads of its layer.
     """
 
     heads_interact = False
@@ -74,10 +70,7 @@ def take_apart(adapter: ModelAdapter) -> TransformerParts | BridgeParts:
 def record_writes(
     adapter: ModelAdapter, tokens: Tensor, embedded: Float[Tensor, "prompt pos d_model"] | None = None
 ) -> Float[Tensor, "node prompt pos d_model"]:
-    """Run the model and return the output of each node; with the attention's biases, they sum to the final stream.
-
-    The run starts from the embedded tokens, or from another stream.
-    """
+    """Return each node's output, from the embedding or another stream; with biases they sum to the final stream."""
     parts, cfg = take_apart(adapter), adapter.model.cfg
     stream = parts.embed(tokens)  # also records how a bridge calls its parts
     stream = stream if embedded is None else embedded

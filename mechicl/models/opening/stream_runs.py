@@ -21,9 +21,8 @@ Place = Literal["query", "context"]
 class StreamRuns:
     """A model's streams on base prompts, in which it intervenes, and on sources, one per layer from `compute_streams`.
 
-    Each method returns the query's prediction `[prompt y]` of the run after an intervention; methods and arguments are
-    those of `algorithms.stepwise.Runs`. Predictions have gradients with respect to the streams and, if these were
-    recorded with gradients, to the model's weights.
+    Each method returns the query's prediction `[prompt y]` after an intervention, as in `algorithms.stepwise.Runs`,
+    with gradients with respect to the streams and, if these were recorded with gradients, to the weights.
     """
 
     def __init__(self, adapter: ModelAdapter, tokens: Tensor, base: Sequence[Tensor], source: Sequence[Tensor]):

@@ -12,11 +12,10 @@ MOST_ROWS = 128
 
 
 class SuffixRuns:
-    """Runs that compute only the positions from `first` on, for several copies of the prompts at once.
+    """Runs that compute only the positions from `first` on, for several copies of the prompts (if all fit) at once.
 
-    In a causal model, an edit at a position changes no earlier one. So the keys and values before the first edited
-    position are computed once, by the cache of `transformers`, and every run reads them. There is more than one copy of
-    the prompts only if all prompts fit into a run.
+    In a causal model, an edit at a position changes no earlier one: the keys and values before the first edited
+    position are computed once, by the cache of `transformers`, and every run reads them.
     """
 
     @torch.no_grad()

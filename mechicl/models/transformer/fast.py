@@ -53,8 +53,7 @@ def fast_blocks(
 ) -> Float[Tensor, "batch pos d_model"]:
     """Compute the stream after some blocks at all positions.
 
-    If all of them are merged, the stream is padded to a round number of dimensions and of keys (see `ROUND`). Padding
-    stays zero: zero queries and zero values contribute nothing.
+    If all are merged, it is padded (see `ROUND`) by zero queries and values, which contribute nothing.
     """
     n_pos, d = residual.shape[1:]
     dims = positions = 0
@@ -158,8 +157,7 @@ def fast_attention(
 def fuse_attention(model: nn.Module) -> None:
     """Use torch's fused attention, which never stores scores, in a model's passes without hooks.
 
-    For training one model on a GPU: it has no second derivative, which sensitivities need, and no batching rule for
-    several models at once.
+    For training one model on a GPU: it has no second derivative and no batching rule for several models.
     """
     layers = [part for part in model.modules() if isinstance(part, Attention)]
     kinds = sorted({part.cfg.attention for part in layers} - {"softmax"})
@@ -204,10 +202,7 @@ def _associative(attn: Attention, x: Tensor, rows: slice) -> Tensor:
 
 
 def _merged(attn: Attention, x: Tensor, n_empty: int = 0) -> Tensor:
-    """Linear attention of all positions in three products: `X [A_h B_h]`, scores, sum over keys and heads.
-
-    The first `n_empty` positions and the dimensions beyond the model's are padding.
-    """
+    """Linear attention in three products: `X [A_h B_h]`, scores, sum; `n_empty` positions are padding."""
     heads, n_pos = attn.cfg.n_heads, x.shape[1]
     keys = x[:, :-1] if attn.cfg.keys == "context" else x
     both = torch.stack(_query_key_and_value_out(attn, keys.shape[1] - n_empty))
@@ -229,10 +224,7 @@ def _folded(
     mask: Bool[Tensor, "row key_pos"] | None,
     columns: slice = ALL,
 ) -> Tensor:
-    """Scores and weighted sums in the space of the stream: `[batch head row key_pos]`, then `[... d_model]`.
-
-    Keys are the first `n_keys` positions of `x`.
-    """
+    """Scores and sums over the first `n_keys` keys: `[batch head row key_pos]`, `[... d_model]`."""
     cfg, x_keys = attn.cfg, x[:, :n_keys]
     narrow = 2 * cfg.d_head < cfg.d_model  # then two thin products are quicker than one with the square A_h
     if narrow:
@@ -292,10 +284,9 @@ def _plain(
     mask: Bool[Tensor, "row key_pos"] | None,
     query_positions: Int[Tensor, "row"] | None = None,
 ) -> Tensor:
-    """Keys and values for all positions, queries for the rows; with momentum the rows are all positions too.
+    """Keys and values for all positions, queries for the rows (with momentum all), rotated by `query_positions`.
 
-    Queries and keys are rotated if `query_positions` are given. Torch's fused attention is not quicker on a CPU at a
-    prompt's length, and has no second derivative and no batching rule: see `fuse_attention`.
+    Torch's fused attention is not quicker here on a CPU, and lacks derivatives: see `fuse_attention`.
     """
     if x_rows is x_keys:
         q, k, v = queries_keys_values(attn, x_keys, "QKV")
@@ -350,8 +341,7 @@ def masked_softmax(
 ) -> Float[Tensor, "batch head row key_pos"]:
     """Compute softmax attention's pattern over the keys of the mask.
 
-    Scale and mask are part of the product of queries and keys: as separate passes over the scores they took a quarter
-    of the attention's time in a small model's training step.
+    Scale and mask are part of the product: as separate passes they took a quarter of the attention's time.
     """
     hidden = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
     scores = torch.baddbmm(hidden, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)

@@ -32,7 +32,8 @@ class HookedTransformerConfig:
 
     Code that was written for `transformer_lens.HookedTransformerConfig` runs unchanged. It takes n_layers, d_model,
     n_ctx, d_head, d_vocab and TransformerLens' other keywords, and any field of `TransformerConfig`. Keywords that only
-    describe a file, a tokenizer or a machine are ignored.
+    describe a file, a tokenizer or a machine are ignored. Source: `transformer_lens.HookedTransformerConfig` of
+    TransformerLens 3.
 
     Returns:
         A config with softmax attention, scores over `sqrt(d_head)`, causal keys, layer norm, biases and an MLP of
@@ -41,8 +42,6 @@ class HookedTransformerConfig:
     Raises:
         TypeError: a name that neither TransformerLens nor `TransformerConfig` has.
         ValueError: a choice that TransformerLens offers and our transformer does not, or a value out of range.
-
-    Source: `transformer_lens.HookedTransformerConfig` of TransformerLens 3.
 
     Example:
         >>> HookedTransformerConfig(n_layers=2, d_model=32, n_ctx=20, d_head=8, d_vocab=50, attn_only=True).n_heads
@@ -109,10 +108,7 @@ def _refuse_uncomputed(fields: Mapping[str, Any]) -> None:
 
 
 def current_names(cfg: TransformerConfig, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a state dict's entries to today's names, and drop those that follow from the config.
-
-    A bias on the embeddings of token ids, which models had once, is added to each of them.
-    """
+    """Rename a state dict's entries to today's names; drop derived ones, and add an old embedding bias to W_E."""
     state = {RENAMED.get(name, name): weight for name, weight in state_dict.items() if not name.endswith(DERIVED)}
     if cfg.prompt_format == "token_ids" and "embed.b_E" in state:
         bias = state.pop("embed.b_E")

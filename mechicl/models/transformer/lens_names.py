@@ -126,9 +126,8 @@ class LensNames(TextModel):
         """Measure how much of each head's output is read by queries ("Q"), keys ("K") or values ("V") of later heads.
 
         `|W_OV W| / (|W_OV| |W|)` in Frobenius norms for the later head's W: `W_QK` (mode "Q"), `W_QKᵀ` ("K") or `W_OV`
-        ("V"); 0 for heads that are not in a later layer.
-
-        Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
+        ("V"); 0 for heads that are not in a later layer. Source: Elhage et al. 2021, "A mathematical framework for
+        transformer circuits".
         """
         reads = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
         layers = torch.arange(self.cfg.n_layers, device=self.W_Q.device)

@@ -34,10 +34,8 @@ def query_streams(
 ) -> Iterator[Float[Tensor, "prompt point query d_model"]]:
     """Yield the stream of the queries before the first block and then after each.
 
-    Args:
-        blocks: with keys "causal" or "context", a context that does not see its query, and without momentum.
-        contexts: the stream before each block at all positions of a plain pass, whose own query is last.
-        positions: of the queries of each point; they see the keys before (and, if causal, themselves).
+    `blocks` have keys "causal" or "context" and no momentum. `contexts` are the streams of a plain pass, whose own
+    query is last. Queries at `positions` see the keys before (and, if causal, themselves).
     """
     rows, n_keys = queries.flatten(1, 2), positions[-1]
     position_of_row = torch.tensor(positions, device=rows.device).repeat_interleave(queries.shape[2])

@@ -21,12 +21,9 @@ See = Callable[[str, Tensor], Tensor]
 class StepwiseAttention(TorchFunctionMode):
     """A context in which torch's fused attention is computed step by step.
 
-    The first result for each function and shape, without hooks, is compared with torch's own.
-
-    Attributes:
-        see: maps a component's name and activation, in TransformerLens' shape, to the activation that the run continues
-            with; None outside the sub-modules whose attention is opened.
-        n_calls: number of attentions computed since `see` was set.
+    The first result for each function and shape, without hooks, is compared with torch's own. `see` maps a component's
+    name and activation, in TransformerLens' shape, to the activation that the run continues with (None outside the
+    sub-modules whose attention is opened); `n_calls` counts attentions since `see` was set.
     """
 
     def __init__(self, compared: set[Any]):

@@ -38,15 +38,11 @@ NO_HOOKS = "has no hooks: wrap it with layers=, the names of its layers"
 
 @dataclass(frozen=True)
 class JointProjection:
-    """One of q, k and v in the output of a projection that returns them in one tensor.
+    """One of q, k and v in the output of a projection that returns them in one tensor."""
 
-    Attributes:
-        part: its index among the results of `split`.
-        split: maps the projection's output `[prompt pos width]` to q, k and v `[prompt pos head d_head]`. It may only
-            rearrange numbers (split, reshape, transpose), so that a changed q can be written back.
-    """
-
-    part: int
+    part: int  # its index among the results of `split`
+    # maps the projection's output `[prompt pos width]` to q, k and v `[prompt pos head d_head]`. It may only rearrange
+    # numbers (split, reshape, transpose), so that a changed q can be written back.
     split: Split
 
     def columns(self, width: int, name: str) -> Tensor:
@@ -72,23 +68,14 @@ def _columns(split: Split, width: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a component is read: the input of a sub-module, its output, or inside its fused attention.
+    """Where a component is read: the input of a sub-module, its output, or inside its fused attention."""
 
-    Attributes:
-        component: name of the component, such as "pattern", as in `Site`.
-        layer: number of the layer.
-        side: "input", "output" (of several values, the first) or "inside".
-        n_heads: number of heads in the last axis, for q, k, v and z.
-        joint: for q, k and v in one tensor.
-        batch_first: False for a sub-module that takes `[pos prompt ...]`.
-    """
-
-    component: str
-    layer: int
-    side: Side
-    n_heads: int | None = None
-    joint: JointProjection | None = None
-    batch_first: bool = True
+    component: str  # name of the component, such as "pattern", as in `Site`
+    layer: int  # number of the layer
+    side: Side  # "input", "output" (of several values, the first) or "inside"
+    n_heads: int | None = None  # number of heads in the last axis, for q, k, v and z
+    joint: JointProjection | None = None  # for q, k and v in one tensor
+    batch_first: bool = True  # False for a sub-module that takes `[pos prompt ...]`
 
     def split(self, activation: Any, name: str) -> Tensor:
         """The activation in TransformerLens' shape."""
@@ -137,10 +124,9 @@ class Place:
 
 
 class HookedParts:
-    """Sub-modules of a module, and the hook points in `blocks` that read their inputs or outputs.
+    """Hook points in `blocks` that read inputs or outputs of sub-modules, with torch's hooks only while needed.
 
-    Torch's hooks are attached during a run only, and only where a hook point has hooks. A sub-module that runs several
-    times in a pass (a looped block) is named that often; its calls are the layers, in order.
+    A sub-module that runs several times (a looped block) is named that often; its calls are the layers, in order.
     """
 
     def __init__(self, module: nn.Module, parts: Sequence[tuple[str, Place]], blocks: nn.ModuleList):
@@ -166,10 +152,7 @@ class HookedParts:
 
     @contextmanager
     def attached(self, calls: Counter[str]) -> Iterator[None]:
-        """A context in which runs of the module pass through the hook points that have hooks.
-
-        `calls` counts how often each sub-module with hooks runs.
-        """
+        """A context in which runs pass through hooked points; `calls` counts the runs of each sub-module."""
         with ExitStack() as stack:
             attention = StepwiseAttention(self._compared)
             hooked = {name: list(filter(self._hooked, places)) for name, places in self._places.items()}

@@ -15,10 +15,7 @@ MOST_CUTS = 16
 
 
 def change_futures(prompts: Prompts) -> tuple[Prompts, list[int]]:
-    """Repeat the first prompt n times, then n times more with a changed future.
-
-    The second result has the point at which each future begins: targets from there on and inputs after it are changed.
-    """
+    """Repeat the first prompt n times, then with n changed futures; also returns where each change begins."""
     n = prompts.n_context
     cuts = sorted({round(i * n / (MOST_CUTS - 1)) for i in range(MOST_CUTS)})
     before = prompts[[0] * len(cuts)]

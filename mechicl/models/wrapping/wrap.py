@@ -231,10 +231,7 @@ def _read_attention(module: nn.Module, attention: Attention | None) -> _Heads:
 
 
 def _expand(module: nn.Module, names: Names, keyword: str, *, n_layers: int | None = None) -> list[str]:
-    """The sub-modules of a pattern ("blocks.{}" for blocks.0, blocks.1, ...) or a list of names, in order.
-
-    A sub-module with several names gets the first of them each time. `keyword` is the argument's name, for messages.
-    """
+    """Sub-modules of a pattern or list of names, in order (first name each); `keyword` is for messages."""
     every, known, first_names = dict(module.named_modules(remove_duplicate=False)), {}, {}
     for name, part in every.items():
         known.setdefault(name.replace("._orig_mod", ""), part)  # which torch.compile inserts

@@ -1,7 +1,6 @@
-"""The measures of sweeps by name: functions of a checkpoint with one model, which return numbers by name.
+"""The measures of sweeps by name: functions of a checkpoint with one model that return numbers by name.
 
-All use `n_prompts` held-out prompts of a fixed seed, the same for every model, and raise ValueError for a model that
-was trained on another kind of task.
+All use `n_prompts` held-out prompts of a fixed seed; another kind of task is a ValueError.
 """
 
 from collections.abc import Callable, Mapping

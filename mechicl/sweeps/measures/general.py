@@ -46,9 +46,7 @@ def loss(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
 def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
     """Measure the held-out loss minus that of the task's best known learner, on the same prompts: `analysis.regret`.
 
-    Returns:
-        `regret`, `held_out_loss` and `best_known_loss`: squared errors on the query or on all points, as trained, or
-        nats per token.
+    Returns `regret`, `held_out_loss` and `best_known_loss`: squared errors as trained, or nats per token.
     """
     model, task = one_model(checkpoint), checkpoint.task
     at = "points" if isinstance(task, TokenDistribution) or model.cfg.one_pass else "query"
@@ -63,13 +61,8 @@ def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
 def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: int = 2000) -> Measured:
     """Measure the agreement of the model with a reference learner of its task: `analysis.align`, means over prompts.
 
-    `learner` is a name in `algorithms.references(task)`, by default the best known one.
-
-    Returns:
-        `prediction_distance`, `sensitivity_cosine` (over the prompts where it is defined) and `sensitivity_distance`.
-
-    Example:
-        >>> to_ridge = functools.partial(alignment, learner="ridge")
+    Returns `prediction_distance`, `sensitivity_cosine` (where defined) and `sensitivity_distance`. `learner` names one
+    of `algorithms.references(task)`, by default the best known: `functools.partial(alignment, learner="ridge")`.
     """
     known = references(checkpoint.task)
     name = learner or next(iter(known))
@@ -84,9 +77,8 @@ def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: 
 def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
     """Measure the distance of each family of algorithms from the model's predictions: `analysis.identify`.
 
-    Returns:
-        `relative_distance: FAMILY`, the root of the mean squared distance over that of the model's predictions, for
-        each family, and `confidence` in the answer.
+    Returns `relative_distance: FAMILY`, the root of the mean squared distance over that of the model's predictions, for
+    each family, and `confidence` in the answer.
     """
     options: dict[str, Any] = {"n_prompts": n_prompts, "with_limits": False, "progress": False}
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of models that are hardly trained
@@ -100,13 +92,10 @@ def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
 
 
 def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measured:
-    """Find the step at which the held-out loss falls from its plateau, by the record's curve: `find_transitions`.
+    """Find the step at which the held-out loss falls from its `plateau` (default: the first loss): `find_transitions`.
 
-    `plateau` is by default the first loss.
-
-    Returns:
-        `transition_step` and its `transition_width` (from a tenth to nine tenths of the fall), NaN if there is none;
-        `fell`, 1 or 0; and the `final_loss`.
+    Returns `transition_step` and its `transition_width` (from a tenth to nine tenths of the fall), NaN if there is
+    none; `fell`, 1 or 0; and the `final_loss`.
     """
     one_model(checkpoint)
     curve = checkpoint.record.get("curve", {})
@@ -127,15 +116,12 @@ def markov_phases(checkpoint: Checkpoint, *, n_prompts: int = 500) -> Measured:
 
     At each snapshot the Kullback-Leibler divergence is measured from each simple learner to the model: "uniform" (all
     tokens alike), "unigram" (counts of tokens) and "bigram" (counts of the tokens that followed the present one), mean
-    over positions, in nats. The model is in the phase of the nearest learner.
+    over positions, in nats. The model is in the phase of the nearest learner. Source: Edelman et al. 2024, section 3.
 
-    Returns:
-        `unigram_from` and `bigram_from`, the first snapshots' steps in each phase (NaN for never); `unigram_snapshots`,
-        the number of snapshots in that phase; `least_to_unigram`, the smallest divergence from the unigram learner, and
-        `apart`, the bigram learner's divergence from it; `final_to_unigram`, `final_to_bigram`; and `order`: 1 if the
-        unigram phase comes before the bigram one, 0 if only the latter comes, NaN if there is no bigram phase.
-
-    Source: Edelman et al. 2024, section 3 and Fig. 2.
+    Returns `unigram_from` and `bigram_from`, the first snapshots' steps in each phase (NaN for never);
+    `unigram_snapshots`, the number of snapshots in that phase; `least_to_unigram`, the smallest divergence from the
+    unigram learner, and `apart`, the bigram learner's from it; `final_to_unigram`, `final_to_bigram`; and `order`: 1 if
+    the unigram phase comes before the bigram one, 0 if only the latter comes, NaN if there is no bigram phase.
     """
     task = task_of(checkpoint, MarkovChains, "markov_phases")
     if checkpoint.snapshots is None:

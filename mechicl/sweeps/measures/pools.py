@@ -21,11 +21,8 @@ from mechicl.tasks import TaskPool
 def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
     """Measure if a model of a pool of tasks is near the Bayes learner of the pool, that of all tasks, or neither.
 
-    Returns:
-        The numbers of `compare_on_pool` and, for a checkpoint with snapshots, `position_at_STEP`, `scale_at_STEP` and
-        `residual_at_STEP`: those of each snapshot on the pool's tasks.
-
-    Source: Raventós et al. 2023, section 3 and Fig. 2.
+    Returns the numbers of `compare_on_pool` and, at each snapshot on the pool's tasks, `position_at_STEP`,
+    `scale_at_STEP` and `residual_at_STEP`. Source: Raventós et al. 2023, section 3 and Fig. 2.
     """
     task = task_of(checkpoint, TaskPool, "pool_distances")
     measured = compare_on_pool(one_model(checkpoint), task, n_prompts=n_prompts)
@@ -38,15 +35,12 @@ def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured
 
 
 def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) -> Measured:
-    """Compare a learner with dMMSE, the Bayes learner of a pool, and ridge regression, that of all tasks.
+    """Compare a learner (a model or a control) with dMMSE, the Bayes learner of a pool, and ridge, that of all tasks.
 
-    The learner is a model, or a control such as one that predicts 0.
-
-    Returns:
-        For prompts of the `pool`'s tasks and of `new` ones: `to_dmmse` and `to_ridge`, mean squared differences of the
-        query's predictions; `apart`, that between dMMSE and ridge; `loss`, `dmmse_loss` and `ridge_loss`; and
-        `position`, `position_low`, `position_high`, `scale`, `residual` and `energy`, as `fit_mixture` returns them.
-        And `log_ratio`, the decimal logarithm of `pool_to_dmmse` over `pool_to_ridge`: negative if nearer to dMMSE.
+    Returns for prompts of the `pool`'s tasks and of `new` ones: `to_dmmse` and `to_ridge`, mean squared differences of
+    the query's predictions; `apart`, that between dMMSE and ridge; `loss`, `dmmse_loss` and `ridge_loss`; and the
+    numbers of `fit_mixture`. And `log_ratio`, the decimal logarithm of `pool_to_dmmse` over `pool_to_ridge`: negative
+    if nearer to dMMSE.
     """
     measured: Measured = {}
     for where, source in (("pool", task), ("new", task.new_tasks)):
@@ -76,20 +70,11 @@ def fit_mixture(
 ) -> Measured:
     """Fit predictions as a · first + b · second, by least squares without a constant.
 
-    A position between two learners cannot distinguish a mixture of them from other predictions, such as 0. So it comes
-    with the scale and with the residual.
-
-    Args:
-        predictions: predictions to fit.
-        first: predictions of the learner at position 0.
-        second: those of the learner at position 1.
-        level: confidence level of the position's interval.
-
-    Returns:
-        `position`: b / (a + b); NaN if one learner is a multiple of the other, or the predictions are 0.
-        `position_low`, `position_high`: its interval over prompts (Fieller 1954, with heteroscedasticity-robust
-        variances); infinite if a + b does not differ significantly from 0. `scale`: a + b, 1 for a mixture. `residual`:
-        the unexplained share of the predictions' mean square, 0 for a mixture. `energy`: the predictions' mean square.
+    A position between two learners cannot distinguish a mixture of them from other predictions, such as 0, so it comes
+    with the scale and the residual. Returns `position`, b / (a + b), NaN if one learner is a multiple of the other or
+    the predictions are 0; `position_low` and `position_high`, its interval over prompts at `level` (Fieller 1954, with
+    robust variances), infinite if a + b does not differ significantly from 0; `scale`, a + b, 1 for a mixture;
+    `residual`, the unexplained share of the mean square; and `energy`, the mean square.
 
     Example:
         >>> ridge, dmmse = torch.tensor([[1.0], [2.0], [0.5]]), torch.tensor([[0.0], [3.0], [1.0]])
@@ -122,10 +107,7 @@ def fit_mixture(
 
 
 def _ratio_ends(above: float, below: float, covariance: Float[Tensor, "2 2"], quantile: float) -> tuple[float, float]:
-    """Fieller's interval of a ratio: all t for which above - t · below is within the quantile of 0.
-
-    That is a t² - 2 b t + c <= 0; unbounded if a is not positive, when `below` does not differ significantly from 0.
-    """
+    """Fieller's interval of a ratio: a t² - 2 b t + c <= 0; unbounded if `below` does not differ from 0."""
     (v_above, v_both), (_, v_below) = (quantile**2 * covariance).tolist()
     a, b, c = below**2 - v_below, above * below - v_both, above**2 - v_above
     if a <= 0:

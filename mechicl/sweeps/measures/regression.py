@@ -21,12 +21,11 @@ N_TUNING = 16_384
 def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured:
     """Measure a model's loss on linear regression over those of the best learners of its depth, tuned on the task.
 
-    Returns:
-        `model_loss` and the losses of: `gd` (gradient descent, one step size), `gd_plus_plus` (a step size and a γ for
-        each step; of one step gradient descent) and `gd_plus_plus_shared` (one of each for all steps), `first_order`
-        (any polynomial with one term per layer), `newton` (one iteration per layer, α tuned) and `ridge`.
-        `over_first_order`, `over_gd_plus_plus` and `over_newton` are the model's loss divided by theirs. All are mean
-        squared errors of the query; the limits are those of `analysis.identify`.
+    Returns `model_loss` and the losses of `gd` (gradient descent, one step size), `gd_plus_plus` (a step size and a γ
+    for each step) and `gd_plus_plus_shared` (one of each for all steps), `first_order` (any polynomial with one term
+    per layer), `newton` (one iteration per layer, α tuned) and `ridge`; `over_first_order`, `over_gd_plus_plus` and
+    `over_newton` are the model's loss divided by theirs. All are mean squared errors of the query; limits are those of
+    `analysis.identify`.
     """
     task = task_of(checkpoint, LinearRegression, "descent_limits")
     model = one_model(checkpoint).double()
@@ -41,11 +40,8 @@ def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
 def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured:
     """Measure a one-layer model's loss over that of a tuned step of gradient descent, and the cosine of sensitivities.
 
-    Returns:
-        `gap`, the model's loss divided by gradient descent's, minus 1; `model_loss`, `gd_loss`, `zero_loss` (that of
-        predicting 0) and `sensitivity_cosine`.
-
-    Source: von Oswald et al. 2023, A.9 and Fig. 12.
+    Returns `gap`, the model's loss divided by gradient descent's, minus 1; `model_loss`, `gd_loss`, `zero_loss` (that
+    of predicting 0) and `sensitivity_cosine`. Source: von Oswald et al. 2023, A.9 and Fig. 12.
     """
     task = task_of(checkpoint, LinearRegression, "gap_to_descent")
     model = one_model(checkpoint).double()
@@ -64,14 +60,11 @@ def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
 def target_copying(checkpoint: Checkpoint, *, n_prompts: int = 2000) -> Measured:
     """Measure when the loss falls below that of predicting 0, and if the first layer copies targets to their inputs.
 
-    Takes a model on interleaved prompts of linear regression, and a record with a curve.
-
-    Returns:
-        The columns of `transition`, with the loss of predicting 0 as the plateau. `target_error` and `input_error`:
-        the squared error of decoding, after the first layer, each target from its input's token, and each input from
-        its target's, over the decoded values' mean square; 0 if copied, 1 if not. `paired`: 1 if either is below 1/2.
-
-    Source: von Oswald et al. 2023, Proposition 3 and section 4.
+    Takes a model on interleaved prompts of linear regression, and a record with a curve. Returns the columns of
+    `transition`, with the loss of predicting 0 as the plateau; `target_error` and `input_error`, the squared error of
+    decoding, after the first layer, each target from its input's token, and each input from its target's, over the
+    decoded values' mean square (0 if copied, 1 if not); and `paired`, 1 if either is below 1/2. Source: von Oswald et
+    al. 2023, Proposition 3 and section 4.
     """
     prompts = task_of(checkpoint, LinearRegression, "target_copying").sample(n_prompts, seed=HELD_OUT)
     copied = measure_target_copying(one_model(checkpoint), prompts)
