@@ -44,7 +44,7 @@ WORDS = (START, UNKNOWN, END, *LABELS, *FILLERS, *(word for words in TOPICS.valu
 
 @checked
 def topic_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the language's tokenizer: one token a word, words separated by white space, `[START]` before every text.
+    """Return the made-up language's tokenizer: one token a word, split at white space, `[START]` before every text.
 
     Example:
         >>> topic_tokenizer()("apple some plum red ;").input_ids

@@ -39,13 +39,9 @@ def patch(
     """Patch activations of one run into another, one cell of a sweep at a time, and measure the predictions.
 
     Each cell is a run on the corrupted prompts in which the component, at one layer and at the cell's position, head,
-    ..., is replaced by that of the clean run, along axes that are not swept as a whole: `("layer", "head")` replaces a
-    head's output at all positions. It shows which activations carry what differs between both runs. Source: Wang et al.
-    2023, section 3; Heimersheim and Nanda 2024 for the two directions.
-    ..., is replaced by that of the clean run. It shows which activations carry what differs between both. Along axes
-    that are not swept it is replaced as a whole: `("layer", "head")` replaces a head's output at all positions. Cells
-    run in batches, from the patched layer on; the results do not depend on the batches. Source: Wang et al. 2023,
-    section 3; Heimersheim and Nanda 2024 for the two directions.
+    and so on, is replaced by that of the clean run; along axes that are not swept it is replaced as a whole. So
+    `("layer", "head")` replaces a head's output at all positions. It shows which activations carry what differs between
+    both runs. Source: Wang et al. 2023, section 3; Heimersheim and Nanda 2024 for the two directions.
 
     Args:
         model: a mechicl model in eval mode, or for token ids any model of TransformerLens' protocol such as a
