@@ -96,7 +96,7 @@ class Recurrence(Attention):
         v = self.hook_v(self.project(query_input if value_input is None else value_input, "V"))
         gate, step = self.gates(key_input)
         gate = self.hook_gate(torch.ones_like(step) if gate is None else gate)
-        if has_torch_hooks(self.hook_gate) and bool(((gate < 0) | (gate > 1)).any()):
+        if has_torch_hooks(self.hook_gate) and not bool(((gate >= 0) & (gate <= 1)).all()):
             limits = f"{gate.min().item():.3g} to {gate.max().item():.3g}"
             raise ValueError(f"gates must be in [0, 1], and a hook at hook_gate returned values from {limits}")
         q, k, v, gate, step = (

@@ -196,21 +196,42 @@ def test_errors():
     with pytest.raises(ValueError, match=r"call model.set_use_attn_state\(True\)"):
         patch(model, prompts, prompts, "state", progress=False)
     model.set_use_attn_state(True)
-    with (
-        pytest.raises(ValueError, match=r"a state must stay \[2, 2, 6, 4, 4\]"),
-        model.hooks([("blocks.0.attn.hook_state", lambda states, hook: states[..., :2])]),
-    ):
-        model.predict(prompts)
-    with (
-        pytest.raises(ValueError, match=r"gates must be in \[0, 1\]"),
-        model.hooks([("blocks.0.attn.hook_gate", lambda gate, hook: 1.5 * gate)]),
-    ):
-        model.predict(prompts)
+    model.predict(prompts)
     model = constructions.online_gradient_descent(**TASK_SIZES, step_size=0.3)
     for refuses in (constructions.weights_circuit, read_weight_products, lambda each: read_dual_form(each, prompts)):
         with pytest.raises(ValueError, match="this needs attention, and the model has attention='delta'"):
             refuses(model)
     assert softplus_inverse(1.0) == pytest.approx(0.541324854612918)
+
+
+@pytest.mark.parametrize(
+    ("hook", "changed", "match"),
+    [
+        ("hook_state", lambda states: states[..., :2], r"a state must stay \[2, 2, 6, 4, 4\] .*got \[2, 2, 6, 4, 2\]"),
+        ("hook_state", lambda states: states[:, :, :3], r"a state must stay \[2, 2, 6, 4, 4\]"),
+        ("hook_gate", lambda gate: 1.5 * gate, r"gates must be in \[0, 1\], and a hook .*1.5 to 1.5"),
+        ("hook_gate", lambda gate: gate - 2, r"gates must be in \[0, 1\], and a hook .*-1 to -1"),
+        ("hook_gate", lambda gate: gate * torch.nan, r"gates must be in \[0, 1\], and a hook .*nan"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["delta", "gated_linear"])
+def test_hooks_that_return_impossible_values_are_named(attention: str, hook: str, changed: Any, match: str):
+    model = random_model(TransformerConfig(**SIZES, attention=attention, gate="none", use_attn_state=True))
+    prompts = TASK.sample(2, seed=0, dtype=torch.float64)
+    with (
+        pytest.raises(ValueError, match=match),
+        model.hooks([(f"blocks.0.attn.{hook}", lambda activation, hook: changed(activation))]),
+    ):
+        model.predict(prompts)
+
+
+@pytest.mark.parametrize("attention", ["delta", "gated_linear", "mamba2", "mesa"])
+def test_without_a_context_the_state_is_empty(attention: str):
+    model = random_model(TransformerConfig(**(SIZES | {"n_context": 0}), attention=attention, use_attn_state=True))
+    prompts = LinearRegression(x_dim=3, n_context=0).sample(2, seed=0, dtype=torch.float64)
+    _, cache = model.run_with_cache(prompts)
+    assert cache["blocks.0.attn.hook_state"].count_nonzero() == 0
+    assert model.predict(prompts).isfinite().all()
 
 
 # ---- other libraries ----
