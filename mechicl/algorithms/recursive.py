@@ -196,6 +196,15 @@ def _simplex(error: Callable[[Any], float], start: Any) -> Any:
     return minimize(error, start, method="Nelder-Mead", options=options).x
 
 
+def _error(problem: FitProblem, function: Callable[..., Trajectory], **settings: float) -> float:
+    """Return the error of an algorithm's predictions of the queries."""
+    return problem.error(function(problem.prompts, **settings, at="query").query()[0])
+
+
+def _fitted(name: str, function: Callable[..., Trajectory], **settings: float) -> FittedAlgorithm:
+    return FittedAlgorithm(name, AlgorithmLearner(function, settings), settings, len(settings))
+
+
 def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
     """Fit the discount and the penalty; with one number of points, a lasting penalty replaces a fading one."""
     mean = problem.prompts.context.xs.square().sum(1).mean().item()  # of S's eigenvalues
@@ -205,12 +214,10 @@ def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
         discount, penalty = values
         if not 1e-12 * mean < penalty < 1e6 * mean:
             return math.inf
-        fitted = recursive_least_squares(part.prompts, discount=discount, penalty=penalty, at="query")
-        return part.error(fitted.query()[0])
+        return _error(part, recursive_least_squares, discount=discount, penalty=penalty)
 
     discount, penalty = _least(error, problem, grid)
-    settings = {"discount": discount, "penalty": penalty}
-    return FittedAlgorithm(RECURSIVE.name, AlgorithmLearner(recursive_least_squares, settings), settings, 2)
+    return _fitted(RECURSIVE.name, recursive_least_squares, discount=discount, penalty=penalty)
 
 
 def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
@@ -219,7 +226,7 @@ def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
     some = problem.first(2 * SCREENING)
 
     def error(part: FitProblem, step_size: float, offset: float = 0.0) -> float:
-        return part.error(normalized_lms(part.prompts, step_size=step_size, offset=offset, at="query").query()[0])
+        return _error(part, normalized_lms, step_size=step_size, offset=offset)
 
     sizes = geometric_grid(0.02, 2, 12)
     step_size, least = minimize_on_grid(lambda a: error(problem, a), sizes)
@@ -230,10 +237,9 @@ def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
     starts = [(math.log(a), math.log(e)) for a in (0.3, 1.0) for e in (0.03 * size, 0.3 * size)]
     start = min(starts, key=lambda each: error(some, *values_of(each)))
     step_size_here, offset = values_of(_simplex(lambda x: error(some, *values_of(x)), start))
-    settings = {"step_size": step_size}
     if error(problem, step_size_here, offset) < 0.999 * least:
-        settings = {"step_size": step_size_here, "offset": offset}
-    return FittedAlgorithm(NORMALIZED.name, AlgorithmLearner(normalized_lms, settings), settings, len(settings))
+        return _fitted(NORMALIZED.name, normalized_lms, step_size=step_size_here, offset=offset)
+    return _fitted(NORMALIZED.name, normalized_lms, step_size=step_size)
 
 
 def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
@@ -244,26 +250,17 @@ def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
         return ((unit * problem.targets).sum() / unit.square().sum().clamp(min=1e-300)).item()
 
     def error(discount: float) -> float:
-        step_size = size_of(discount)
-        fitted = discounted_gradient_descent(problem.prompts, step_size=step_size, discount=discount, at="query")
-        return problem.error(fitted.query()[0])
+        return _error(problem, discounted_gradient_descent, step_size=size_of(discount), discount=discount)
 
     discount, _ = minimize_on_grid(error, DISCOUNTS)
-    settings = {"step_size": size_of(discount), "discount": discount}
-    learner = AlgorithmLearner(discounted_gradient_descent, settings)
-    return FittedAlgorithm(DISCOUNTED.member(1), learner, settings, 2)
+    name = DISCOUNTED.member(1)
+    return _fitted(name, discounted_gradient_descent, step_size=size_of(discount), discount=discount)
 
 
 def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
     """Fit the exponentially weighted average by its discount."""
-
-    def error(discount: float) -> float:
-        return problem.error(discounted_averaging(problem.prompts, discount=discount, at="query").query()[0])
-
-    settings = {"discount": minimize_on_grid(error, DISCOUNTS)[0]}
-    return FittedAlgorithm(
-        DISCOUNTED_AVERAGING.name, AlgorithmLearner(discounted_averaging, settings), settings, len(settings)
-    )
+    discount, _ = minimize_on_grid(lambda discount: _error(problem, discounted_averaging, discount=discount), DISCOUNTS)
+    return _fitted(DISCOUNTED_AVERAGING.name, discounted_averaging, discount=discount)
 
 
 def _recursive_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from mechicl import tasks
 from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_neighbours
@@ -32,6 +33,7 @@ from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Learner, TokenAlgorithmLearner
 from mechicl.learners.learners import named_learners
 from mechicl.learners.token_learners import named_token_learners
+from mechicl.prompts import Prompts
 from mechicl.tasks.sampling import TokenDistribution
 from mechicl.tasks.token_sequences import stationary_distributions
 
@@ -170,6 +172,30 @@ def _quadratic(task: tasks.QuadraticRegression) -> dict[str, Learner]:
         "least squares on squares": AlgorithmLearner(on_features, {"features": torch.square}),
         "ols": OLS,
     }
+
+
+def _drifting_bayes(prompts: Prompts, renewed: float, noise_std: float) -> Tensor:
+    """Targets are a Gaussian process with the covariance `<x_s, x_t> (1 - ρ)^(|s - t| / 2)`, plus noise.
+
+    With its Cholesky factor L and `y = L e`, the mean of y_t given the targets before it is `Σ_{s<t} L_ts e_s`.
+    """
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    t = torch.arange(xs.shape[1], dtype=torch.float64, device=xs.device)
+    covariance = (xs @ xs.mT) * (1 - renewed) ** ((t[:, None] - t).abs() / 2)
+    jitter = noise_std**2 + 1e-9  # without drift and noise the targets have only x_dim degrees of freedom
+    factor = torch.linalg.cholesky(covariance + jitter * torch.eye(len(t), dtype=t.dtype, device=t.device))
+    return (factor.tril(-1) @ torch.linalg.solve_triangular(factor, ys, upper=False)).to(prompts.dtype)
+
+
+@register_references
+def _drifting(task: tasks.DriftingRegression) -> dict[str, Learner]:
+    exact = {"renewed": task.renewed, "noise_std": task.noise_std}
+    return {"bayes": AlgorithmLearner(_drifting_bayes, exact), "ols": OLS}
+
+
+@register_references
+def _recall(task: tasks.AssociativeRecall) -> dict[str, Learner]:
+    return {**NEAREST, "ols": OLS}
 
 
 @register_references

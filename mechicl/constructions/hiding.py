@@ -123,6 +123,7 @@ def check_basis_free(cfg: TransformerConfig, *, biases: bool = False) -> None:
         "positional_embedding_type='rotary'": cfg.rotates,  # which would turn the gauges' axes too
         "attn_bias=True": cfg.attn_bias and not biases,
         "gate='key'": cfg.gate == "key",
+        f"conv_width={cfg.conv_width}": cfg.conv_width > 0,
         "read_bias=True": cfg.read_bias and not biases,
     }
     broken = [name for name, broken in reasons.items() if broken]

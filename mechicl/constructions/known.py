@@ -16,10 +16,13 @@ from mechicl.algorithms.stepwise import (
     NewtonSteps,
     OnlineDescent,
     ResidualDescent,
+    ResidualRidge,
+    StepwiseAlgorithm,
 )
 from mechicl.algorithms.stepwise.copying import best_match
 from mechicl.algorithms.stepwise.descent import nearest
 from mechicl.algorithms.stepwise.inverses import MomentsThenRidge
+from mechicl.algorithms.stepwise.online import DiscountedDescent
 from mechicl.base.arguments import NonNegative, checked
 from mechicl.checkpoints import load
 from mechicl.constructions.copying import copy_then_gradient_descent
@@ -33,6 +36,12 @@ from mechicl.constructions.gradient_descent import (
 from mechicl.constructions.hiding import hide
 from mechicl.constructions.newton import newton
 from mechicl.constructions.operations import div, erased, joined, product
+from mechicl.constructions.recurrent import (
+    discounted_averaging,
+    discounted_gradient_descent,
+    online_gradient_descent,
+    recursive_least_squares,
+)
 from mechicl.constructions.trained import recipes
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream, assemble
 from mechicl.models import HookedTransformer
@@ -66,7 +75,7 @@ class KnownModel:
 
 @checked
 def known_models(
-    *, trained: bool = False, hidden: bool = False, noise: NonNegative = 0.0, seed: int = 0
+    *, trained: bool = False, recurrent: bool = False, hidden: bool = False, noise: NonNegative = 0.0, seed: int = 0
 ) -> list[KnownModel]:
     """Return models whose algorithm is known, plain or obfuscated: ground truth for tests of interpretability methods.
 
@@ -74,6 +83,7 @@ def known_models(
         trained: return models that were trained so that exchanging the algorithm's variables between two prompts has
             the same effect in the model as in the algorithm (interchange training). They come with the package. By
             default, models written by hand.
+        recurrent: return layers with a state, written by hand.
         hidden: obfuscate the models with `hide`: a rotated stream, random gauges and distractors that read each other.
         noise: noise added to the weights of hidden models, relative to the root mean square of each matrix.
 
@@ -86,10 +96,15 @@ def known_models(
     """
     if noise and not hidden:
         raise ValueError(f"noise must be 0 for plain models, got {noise}: add hidden=True")
-    plain = list(_models()) if not trained else [
-        KnownModel(recipe.title, load(name).double(), recipe.hypothesis, recipe.config.task, exact=False)
-        for name, recipe in recipes().items()
-    ]  # fmt: skip
+    if trained and recurrent:
+        raise ValueError("trained and recurrent are different sets of models: set one of them")
+    if trained:
+        plain = [
+            KnownModel(recipe.title, load(name).double(), recipe.hypothesis, recipe.config.task, exact=False)
+            for name, recipe in recipes().items()
+        ]
+    else:
+        plain = list(_recurrent_models() if recurrent else _models())
     if not hidden:
         return plain
     return [_hidden(known, seed + i, noise) for i, known in enumerate(plain)]
@@ -138,6 +153,44 @@ def _models() -> Iterator[KnownModel]:
     yield KnownModel("ridge, by Cramer's rule", model, hypothesis, noisy)
     model, hypothesis = previous_token_then_induction(**sizes)
     yield KnownModel("previous token, then induction", model, hypothesis, task)
+
+
+def _recurrent_models() -> Iterator[KnownModel]:
+    """Layers with a state. Their points are causal: each reads itself and those before it."""
+    sizes: dict[str, Any] = {"x_dim": X_DIM, "n_context": N_CONTEXT}
+    rate, penalty, discount = 0.8, 0.3, 0.9
+    total = sum(discount**k for k in range(N_CONTEXT))
+    single: list[tuple[str, HookedTransformer, StepwiseAlgorithm]] = [
+        ("DeltaNet, online gradient descent", online_gradient_descent(**sizes, step_size=rate),
+         OnlineDescent(N_CONTEXT, step_size=rate, causal=True)),
+        ("Mesa, ridge", recursive_least_squares(**sizes, penalty=penalty),
+         ResidualRidge(1, penalty=penalty, causal=True)),
+        ("gated linear, discounted gradient descent",
+         discounted_gradient_descent(**sizes, step_size=STEP_SIZE, discount=discount),
+         DiscountedDescent(1, step_size=STEP_SIZE, discount=discount)),
+        ("Mamba-2, discounted averaging", discounted_averaging(**sizes, discount=discount),
+         DiscountedDescent(1, step_size=1 / total, discount=discount)),
+    ]  # fmt: skip
+    double: list[tuple[str, HookedTransformer, StepwiseAlgorithm]] = [
+        ("DeltaNet, 2 layers", _stacked(single[0][1]), OnlineDescent(N_CONTEXT, step_size=rate, passes=2, causal=True)),
+        ("Mesa, 2 layers", _stacked(single[1][1]), ResidualRidge(2, penalty=penalty, causal=True)),
+        ("gated linear, 2 layers", _stacked(single[2][1]),
+         DiscountedDescent(2, step_size=STEP_SIZE, discount=discount)),
+    ]  # fmt: skip
+    columns = torch.eye(X_DIM + 1, dtype=torch.float64)
+    point = {"x": columns[:, :X_DIM], "residual": columns[:, X_DIM:]}
+    task = LinearRegression(**sizes)
+    for name, model, algorithm in single + double:
+        layers = model.cfg.n_layers
+        schedule = tuple((k, k * algorithm.n_steps // layers) for k in range(layers + 1))
+        yield KnownModel(name, model, Hypothesis(algorithm, schedule, point), task)
+
+
+def _stacked(model: HookedTransformer) -> HookedTransformer:
+    """Run the model's one layer twice."""
+    deep = HookedTransformer(model.cfg.replace(n_layers=2, recurrent=True))
+    deep.blocks[0].load_state_dict(model.blocks[0].state_dict())
+    return deep.eval()
 
 
 def _counted(name: str, steps: int) -> str:

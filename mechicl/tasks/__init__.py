@@ -9,6 +9,7 @@ records.
 """
 
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
+from mechicl.tasks.changing import AssociativeRecall, DriftingRegression
 from mechicl.tasks.function_classes import (
     DecisionTrees,
     LogisticRegression,
@@ -29,9 +30,11 @@ from mechicl.tasks.urns_and_graphs import BallsAndUrns, GraphTracing
 
 __all__ = [
     "AnyTask",
+    "AssociativeRecall",
     "BallsAndUrns",
     "Conjunctions",
     "DecisionTrees",
+    "DriftingRegression",
     "FixedTasks",
     "GaussianClusters",
     "GraphTracing",

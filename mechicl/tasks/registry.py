@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from mechicl.base.arguments import checked
 from mechicl.base.files import json_bytes
 from mechicl.tasks.boolean_functions import Conjunctions, Parities
+from mechicl.tasks.changing import AssociativeRecall, DriftingRegression
 from mechicl.tasks.function_classes import (
     DecisionTrees,
     LogisticRegression,
@@ -43,6 +44,8 @@ KINDS = (
     Conjunctions,
     Parities,
     GaussianClusters,
+    DriftingRegression,
+    AssociativeRecall,
 )
 """The library's own kinds of tasks."""
 

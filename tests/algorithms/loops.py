@@ -104,7 +104,7 @@ def discounted(k, point, context, step_size, discount):
     """Residuals weighed by how far back their points lie."""
     residual = point["residual"]
     for other in context:
-        weight = step_size * discount ** (point["number"].item() - other["number"].item() - 1)
+        weight = step_size * discount ** (point["number"].item() - other["number"].item())
         residual = residual - weight * float(other["x"] @ point["x"]) * other["residual"]
     return point | {"residual": residual}
 

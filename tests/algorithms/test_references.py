@@ -83,6 +83,8 @@ POINTS = {
     "mixed noise": (tasks.MixedRegression(x_dim=4, n_context=8, noise_stds=(0.1, 2.0)), "bayes"),
     "sparse": (tasks.SparseLinearRegression(x_dim=8, n_context=12, sparsity=2, noise_std=0.3), "bayes"),
     "quadratic": (tasks.QuadraticRegression(x_dim=4, n_context=8, noise_std=1.0), "bayes"),
+    "drifting": (tasks.DriftingRegression(x_dim=3, n_context=12, noise_std=0.3), "bayes"),
+    "recall": (tasks.AssociativeRecall(x_dim=3, n_context=12), "nearest neighbour"),
     "networks": (tasks.ReluNetworks(x_dim=4, n_context=40, n_hidden=20), "network descent"),
     "trees": (tasks.DecisionTrees(x_dim=4, n_context=60, depth=3), "greedy tree"),
     "sampled labels": (tasks.LogisticRegression(x_dim=3, n_context=6, weight_scale=2.0), "laplace"),

@@ -19,16 +19,22 @@ from tests.constructions.reference import random_model
 
 # ---- known ----
 PLAIN, HIDDEN = known_models(), known_models(hidden=True)
+STATES = [*known_models(recurrent=True), *known_models(recurrent=True, hidden=True)]
 TASK = LinearRegression(x_dim=5, n_context=20)
 
 
-@pytest.mark.parametrize("known", [*PLAIN, *HIDDEN], ids=lambda known: known.name)
+@pytest.mark.parametrize("known", [*PLAIN, *HIDDEN, *STATES], ids=lambda known: known.name)
 def test_predictions_equal_those_of_the_algorithm(known):
     prompts = known.task.sample(32, seed=0, dtype=torch.float64)
     expected = known.hypothesis.algorithm.predict(prompts)
     tolerance = 1e-8 if known.exact else 1e-3
     error = (known.model.predict(prompts) - expected).abs().max()
     assert error < tolerance * expected.abs().max()
+
+
+def test_sets_of_known_models_exclude_each_other():
+    with pytest.raises(ValueError, match="trained and recurrent are different sets of models"):
+        known_models(trained=True, recurrent=True)
 
 
 def test_variables_are_in_the_subspaces_of_the_hypotheses():

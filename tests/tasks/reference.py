@@ -36,6 +36,8 @@ PROMPT_TASKS = [
     tasks.Conjunctions(x_dim=3, n_context=4),
     tasks.Parities(x_dim=3, n_context=4, degree=None),
     tasks.GaussianClusters(x_dim=3, bursty_share=0.5),
+    tasks.DriftingRegression(x_dim=2, n_context=3, renewed=0.2, noise_std=0.1, active_dims=1),
+    tasks.AssociativeRecall(x_dim=2, n_context=3, n_keys=2),
 ]
 TOKEN_TASKS = [
     tasks.RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4),

@@ -14,7 +14,10 @@ from mechicl import tasks
 from tests.tasks.reference import MOST_Z, assert_follows, z_score
 
 # ---- function classes ----
-NOISY = (tasks.SparseLinearRegression, tasks.QuadraticRegression, tasks.ReluNetworks, tasks.DecisionTrees)
+NOISY = (
+    tasks.SparseLinearRegression, tasks.QuadraticRegression, tasks.ReluNetworks, tasks.DecisionTrees,
+    tasks.DriftingRegression,
+)  # fmt: skip
 KINDS = (*NOISY, tasks.LogisticRegression, tasks.MixedRegression)
 
 
@@ -39,6 +42,8 @@ def test_inputs_are_standard_normal_and_the_inactive_ones_are_zero(kind):
         (tasks.DecisionTrees, {"depth": 3}, 1.0),
         (tasks.LogisticRegression, {}, 1.0),
         (tasks.MixedRegression, {"noise_stds": (0.1, 2.0)}, 1.0 + (0.01 + 4.0) / 2),
+        (tasks.DriftingRegression, {"renewed": 0.3}, 5.0),
+        (tasks.AssociativeRecall, {"n_keys": 2}, 1.0),
     ],
 )
 def test_targets_have_the_mean_and_the_variance_of_their_task(kind, fields, variance):
@@ -71,6 +76,30 @@ def test_sparse_weights_are_few_normal_and_anywhere():
     weights = torch.linalg.lstsq(early.xs[..., :3], early.ys).solution[..., 0]
     assert ((weights.abs() > 1e-9).sum(-1) == 2).all()
     assert task.replace(active_dims=1).sample(50, seed=0).ys.abs().amin(1).min() > 0  # one weight is left to draw
+
+
+def test_weights_drift_as_fast_as_their_share_that_is_new():
+    """In one dimension y / x is the weight, whose correlation over k points is `(1 - ρ)^(k / 2)`."""
+    task = tasks.DriftingRegression(x_dim=1, n_context=6, renewed=0.2)
+    prompts = task.sample(20_000, seed=0, dtype=torch.float64)
+    weights = (prompts.ys / prompts.xs)[..., 0]
+    assert_follows(weights[:, 3].numpy(), scipy.stats.norm())
+    for k in (1, 2, 5):
+        assert abs(z_score((weights[:, 6] * weights[:, 6 - k]).numpy(), 0.8 ** (k / 2))) < MOST_Z
+    still = task.replace(renewed=0.0).sample(50, seed=0, dtype=torch.float64)
+    torch.testing.assert_close(still.ys / still.xs, (still.ys / still.xs)[:, :1].expand(-1, 7, -1))
+
+
+def test_recalled_inputs_come_with_their_target_and_the_query_is_in_the_context():
+    prompts = tasks.AssociativeRecall(x_dim=3, n_context=9, n_keys=4).sample(300, seed=0)
+    repeats = []
+    for xs, ys in zip(prompts.xs, prompts.ys, strict=True):
+        same = (xs[:, None] == xs).all(-1)
+        assert torch.equal(same, (ys[:, None] == ys).all(-1))
+        assert same[-1, :-1].any()
+        assert len(xs.unique(dim=0)) <= 4
+        repeats.append(same[0, 1].item())
+    assert abs(z_score(repeats, 0.25)) < MOST_Z
 
 
 def test_quadratic_targets_are_linear_in_squares():

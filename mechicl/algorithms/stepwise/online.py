@@ -67,10 +67,11 @@ class RecursiveSteps(StepwiseAlgorithm):
 
 
 class DiscountedDescent(StepwiseAlgorithm):
-    """Gradient descent on residuals in which a reader weighs a point that lies k points back by `γ^(k-1)`.
+    """Gradient descent on residuals in which a reader weighs a point that lies k points back by `γ^k`.
 
-    `r_j ← r_j - a Σ_i γ^(j-i-1) r_i <x_j, x_i>` over the points i up to j, as in linear attention with a decayed state.
-    With one step it is `algorithms.discounted_gradient_descent`. Context points read only themselves and those before.
+    `r_j ← r_j - a Σ_i γ^(j-i) r_i <x_j, x_i>` over the points i up to j, as in linear attention with a decayed state.
+    The query reads the state after the last point, so it has that point's j. With one step the predictions are those
+    of `algorithms.discounted_gradient_descent`. Context points read only themselves and those before.
 
     Args:
         steps: number of steps.
@@ -88,11 +89,12 @@ class DiscountedDescent(StepwiseAlgorithm):
         self.name = f"discounted gradient descent, {count(steps, 'step')}"
 
     def start(self, prompts: Prompts) -> State:
-        """Add each point's number."""
-        return with_numbers(super().start(prompts))
+        """Add each point's number; the query's is that of the last point before it."""
+        state = with_numbers(super().start(prompts))
+        return state | {"number": state["number"].clamp(max=max(prompts.n_context - 1, 0))}
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Take a step of descent on every reader's residual."""
-        back = readers["number"] - context["number"].mT - 1
+        back = readers["number"] - context["number"].mT
         scores = self.step_size * self.discount**back * (readers["x"] @ context["x"].mT)
         return readers | {"residual": readers["residual"] - gather(scores, context["residual"], sees)}

@@ -74,6 +74,9 @@ class TransformerConfig:
             "mamba2" follows from its step size.
         normalize_keys: divide a recurrent layer's keys by their length, so that states stay bounded in training; by
             default for "delta" and "mesa".
+        conv_width: width of a causal convolution over positions of a recurrent layer's queries, keys and values, one
+            filter a dimension, with which a token reads those just before it; 0 for none. Published layers have width
+            4, and a SiLU after it that this one lacks (Dao & Gu 2024; Yang et al. 2024).
         attention_weights: "learned", or "gradient_descent": the weights of a step of gradient descent that fits the
             y-dimensions of the stream to its others, with one learned step size a layer (the control of von Oswald et
             al. 2023, A.7). It needs one linear head, no biases, and an identity read-out.
@@ -165,6 +168,7 @@ class TransformerConfig:
     attention_slope: Finite = 0.01
     gate: Filled[Literal["none", "head", "key"]] = LEFT_OUT
     normalize_keys: Filled[bool] = LEFT_OUT
+    conv_width: Natural = 0
     score_scale: Filled[Finite] = LEFT_OUT
     normalize_by_context: bool = False
     keys: Filled[Literal["causal", "context", "full"]] = LEFT_OUT
@@ -289,7 +293,7 @@ class TransformerConfig:
         changes = {name: getattr(self, name) for name in ("d_head", "score_scale", "initializer_range")}
         changes |= {"normalize_by_context": False} if kinds[layer] == "softmax" else {"sink": "none"}
         if kinds[layer] not in RECURRENT:
-            changes |= {"gate": "none", "normalize_keys": False, "use_attn_state": False}
+            changes |= {"gate": "none", "normalize_keys": False, "conv_width": 0, "use_attn_state": False}
         elif kinds[layer] == "mamba2":
             changes["gate"] = "none"
         return self.replace(attention=kinds[layer], **changes)

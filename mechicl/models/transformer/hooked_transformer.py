@@ -105,6 +105,7 @@ class HookedTransformer(LensNames):
         deviations: dict[str, float] = dict.fromkeys(matrices, cfg.initializer_range)
         deviations["W_E"] = 1 / math.sqrt(cfg.d_model if cfg.prompt_format == "token_ids" else cfg.d_token)
         deviations["W_U"] = 1 / math.sqrt(cfg.d_model)
+        deviations["W_conv"] = max(cfg.conv_width, 1) ** -0.5
         constants = {"w": 1.0, "sink": cfg.sink_score, "step_size": cfg.initializer_range}
         # both ends are drawn first: the order decides which numbers a seed gives to which weights
         ends = ("embed.", "pos_embed.", "unembed.")

@@ -17,6 +17,7 @@ as attention does; runs take it unless the states are hooked. Tensors are `[batc
 """
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -41,7 +42,9 @@ class Recurrence(Attention):
     Weights beyond those of `Attention`: with gates, `W_gate` `[head d_model 1 or d_head]` and `b_gate`, of which the
     gate is the sigmoid; unless gated linear, `W_step` `[head d_model 1]` and `b_step`, of which the step size is the
     sigmoid, or the softplus in "mamba2"; there also `A_log` `[head]` with `A = exp(A_log)` and `skip` `[head]`, D; in
-    "mesa" `ridge` `[head d_head]`, of which the softplus is Λ's diagonal. Gates and steps read the keys' stream.
+    "mesa" `ridge` `[head d_head]`, of which the softplus is Λ's diagonal. Gates and steps read the keys' stream. With a
+    `conv_width`, `W_conv` `[3 head d_head width]` has the filters of queries, keys and values; the last tap is the
+    position itself.
 
     Hooks: `hook_q`, `hook_k`, `hook_v`, `hook_z` as in attention, `hook_gate` `[batch pos head 1 or d_key]`,
     `hook_step` `[batch pos head 1]` and, on request (`use_attn_state`), `hook_state` `[batch head pos d_key d_value]`,
@@ -65,6 +68,8 @@ class Recurrence(Attention):
             shapes |= {"A_log": (heads,), "skip": (heads,)}
         if cfg.attention == "mesa":
             shapes["ridge"] = (heads, cfg.d_head)
+        if cfg.conv_width:
+            shapes["W_conv"] = (3, heads, cfg.d_head, cfg.conv_width)
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
 
@@ -91,7 +96,7 @@ class Recurrence(Attention):
         v = self.hook_v(self.project(query_input if value_input is None else value_input, "V"))
         gate, step = self.gates(key_input)
         gate = self.hook_gate(torch.ones_like(step) if gate is None else gate)
-        if has_torch_hooks(self.hook_gate) and bool(((gate < 0) | (gate > 1)).any()):
+        if has_torch_hooks(self.hook_gate) and not bool(((gate >= 0) & (gate <= 1)).all()):
             limits = f"{gate.min().item():.3g} to {gate.max().item():.3g}"
             raise ValueError(f"gates must be in [0, 1], and a hook at hook_gate returned values from {limits}")
         q, k, v, gate, step = (
@@ -102,6 +107,14 @@ class Recurrence(Attention):
         else:
             z = self.read_in_chunks(q, k, v, gate, step)
         return self.hook_z(rearrange(z, "batch head pos d -> batch pos head d"))
+
+    def project(self, x: Tensor, which: str) -> Float[Tensor, "batch pos head d_head"]:
+        """Compute queries, keys or values, and convolve them over positions if the config requires it."""
+        projected, width = super().project(x, which), self.cfg.conv_width
+        if not width:
+            return projected
+        windows = F.pad(projected, (0, 0, 0, 0, width - 1, 0)).unfold(1, width, 1)
+        return (windows * self.W_conv["QKV".index(which)]).sum(-1)
 
     def normalized(self, k: Tensor) -> Tensor:
         """Divide keys by their length, if the config requires it."""
@@ -143,12 +156,15 @@ class Recurrence(Attention):
             v = v - (k[..., None, :] @ state)[..., 0, :]
         return state + (step * k)[..., :, None] * v[..., None, :]
 
-    def states(self, k: Tensor, v: Tensor, gate: Tensor, step: Tensor) -> Float[Tensor, "batch head pos d_key d_value"]:
-        """Compute the state after each position, one after the other."""
+    def states(
+        self, k: Tensor, v: Tensor, gate: Tensor, step: Tensor, edit: Callable[[Tensor, int], Tensor] | None = None
+    ) -> Float[Tensor, "batch head pos d_key d_value"]:
+        """Compute the state after each position, one after the other; `edit(state, position)` may change each."""
         v = self.written(k, v)
         state, states = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]), []
         for t in range(k.shape[2]):
             state = self.update(state, k[:, :, t], v[:, :, t], gate[:, :, t], step[:, :, t])
+            state = state if edit is None else edit(state, t)
             states.append(state)
         return torch.stack(states, dim=2)
 
@@ -178,15 +194,13 @@ class Recurrence(Attention):
             raise ValueError(f"a state must stay {list(computed.shape)} [batch head pos d_key d_value], "
                              f"got {list(hooked.shape)} from a hook at hook_state")  # fmt: skip
         changed = (hooked != computed).flatten(-2).any(-1)
-        v = self.written(k, v)
-        state, states = torch.zeros_like(computed[:, :, 0]), []
-        for t in range(k.shape[2]):
-            state = self.update(state, k[:, :, t], v[:, :, t], gate[:, :, t], step[:, :, t])
-            set_here, at_hook = changed[:, :, t, None, None], hooked[:, :, t]
+
+        def set_changed(state: Tensor, t: int) -> Tensor:
+            at_hook = hooked[:, :, t]
             # adds 0, with the hook's gradient, so that `attribute` sees all effects of the state
-            state = torch.where(set_here, at_hook, state + (at_hook - at_hook.detach()))
-            states.append(state)
-        return torch.stack(states, dim=2)
+            return torch.where(changed[:, :, t, None, None], at_hook, state + (at_hook - at_hook.detach()))
+
+        return self.states(k, v, gate, step, set_changed)
 
     # ---- the same by products of matrices ----
 

@@ -3,6 +3,8 @@
 import torch
 
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node, list_edges, list_nodes
+from mechicl.models.transformer.recurrent import Recurrence
+from tests.models.transformer.recurrent_loop import head_by_loop
 
 
 def write_all(model, tokens):
@@ -61,8 +63,11 @@ def zeros(model, tokens):
 
 
 def write_head(block, head, q_stream, k_stream, v_stream):
-    """softmax(q k) v W_O of one head, each of the three from its own stream."""
+    """softmax(q k) v W_O of one head, or its recurrence, each of the three from its own stream."""
     attn, cfg = block.attn, block.cfg
+    if isinstance(attn, Recurrence):
+        normed = (block.ln1(stream) for stream in (q_stream, k_stream, v_stream))
+        return torch.stack([head_by_loop(attn, head, reads)[0] for reads in zip(*normed, strict=True)])
     q, k, v = (
         block.ln1(stream) @ getattr(attn, f"W_{by}")[head] + (getattr(attn, f"b_{by}")[head] if cfg.attn_bias else 0)
         for by, stream in (("Q", q_stream), ("K", k_stream), ("V", v_stream))

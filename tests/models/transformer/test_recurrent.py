@@ -19,6 +19,7 @@ from mechicl.models.transformer.recurrent import Recurrence, softplus_inverse
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig, train
 from mechicl.training.ensemble import Ensemble
+from tests.models.transformer.recurrent_loop import layer_by_loop
 from tests.strategies import random_model, random_tokens
 
 KINDS = [
@@ -31,62 +32,19 @@ TASK_SIZES: dict[str, Any] = {"x_dim": 3, "n_context": 5}
 TASK = LinearRegression(**TASK_SIZES)
 
 
-def layer_by_loop(attn: Recurrence, x: Tensor, states_set: dict[int, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    """The output `[batch pos d_model]` and states of a layer, prompt by prompt, position by position, head by head."""
-    cfg = attn.cfg
-    outs, all_states = torch.zeros_like(x), []
-    for b in range(len(x)):
-        of_heads = []
-        for h in range(cfg.n_heads):
-            state, states = None, []
-            for t in range(x.shape[1]):
-                e = x[b, t]
-                q, k, v = (e @ w[h] for w in (attn.W_Q, attn.W_K, attn.W_V))
-                if cfg.attn_bias:
-                    q, k, v = q + attn.b_Q[h], k + attn.b_K[h], v + attn.b_V[h]
-                k = k / k.norm() if cfg.normalize_keys else k
-                gate, step = torch.ones(1, dtype=x.dtype), torch.ones(1, dtype=x.dtype)
-                if cfg.gate != "none":
-                    gate = 1 / (1 + torch.exp(-(e @ attn.W_gate[h] + attn.b_gate[h])))
-                if cfg.attention != "gated_linear":
-                    raw = e @ attn.W_step[h] + attn.b_step[h]
-                    step = torch.log(1 + torch.exp(raw)) if cfg.attention == "mamba2" else 1 / (1 + torch.exp(-raw))
-                if cfg.attention == "mamba2":
-                    gate = torch.exp(-step * torch.exp(attn.A_log[h]))
-                if cfg.keys == "context" and t == x.shape[1] - 1:
-                    gate, step = torch.ones_like(gate), 0 * step
-                write = torch.cat([k, v]) if cfg.attention == "mesa" else v
-                decayed = torch.zeros(1, 1, dtype=x.dtype) if state is None else torch.diag(gate.expand(len(k))) @ state
-                if cfg.attention == "delta" and state is not None:
-                    write = write - decayed.T @ k
-                state = decayed + step * torch.outer(k, write)
-                if states_set and t in states_set:
-                    state = states_set[t][b, h]
-                states.append(state)
-                q = cfg.score_scale * q
-                if cfg.attention == "mesa":
-                    ridge = torch.diag(torch.log(1 + torch.exp(attn.ridge[h])))
-                    z = state[:, len(k) :].T @ torch.linalg.inv(state[:, : len(k)] + ridge) @ q
-                else:
-                    z = state.T @ q
-                if cfg.attention == "mamba2":
-                    z = z + attn.skip[h] * v
-                outs[b, t] += cfg.damping * z @ attn.W_O[h]
-            of_heads.append(torch.stack(states))
-        all_states.append(torch.stack(of_heads))
-    return outs + (cfg.damping * attn.b_O if cfg.attn_bias else 0), torch.stack(all_states)
-
-
 def watched(model: HookedTransformer, tokens: Tensor, name: str = "hook_state") -> Tensor:
     with model.hooks([(lambda each: each.endswith(name), lambda activation, hook: None)]):
         return model(tokens)
 
 
+@pytest.mark.parametrize("conv_width", [0, 3])
 @pytest.mark.parametrize("keys", ["causal", "context"])
 @pytest.mark.parametrize(("attention", "gate"), KINDS)
-def test_layers_equal_a_plain_loop(attention: str, gate: Any, keys: Any):
-    cfg = TransformerConfig(**SIZES, read_in="linear", read_out="linear", attention=attention, gate=gate, keys=keys,
-                            attn_bias=True, score_scale=0.7, damping=0.8, use_attn_state=True)  # fmt: skip
+def test_layers_equal_a_plain_loop(attention: str, gate: Any, keys: Any, conv_width: int):
+    cfg = TransformerConfig(
+        **SIZES, read_in="linear", read_out="linear", attention=attention, gate=gate, keys=keys, attn_bias=True,
+        conv_width=conv_width, score_scale=0.7, damping=0.8, use_attn_state=True,
+    )  # fmt: skip
     model, tokens = random_model(cfg), random_tokens(cfg, 2)
     _, cache = model.run_with_cache(tokens)
     expected, states = layer_by_loop(model.blocks[0].attn, cache["hook_embed"])
@@ -108,14 +66,16 @@ def gradients(model: HookedTransformer, tokens: Tensor, outputs: Tensor) -> list
 @given(
     kind=st.sampled_from(KINDS), keys=st.sampled_from(["causal", "context"]), n_context=st.integers(0, 40),
     prompt_format=st.sampled_from(["paired", "interleaved"]), heads=st.integers(1, 3), width=st.integers(1, 5),
-    normalize=st.booleans(), batch=st.sampled_from([0, 1, 3]), seed=st.integers(0, 100),
+    normalize=st.booleans(), conv_width=st.sampled_from([0, 1, 4]), batch=st.sampled_from([0, 1, 3]),
+    seed=st.integers(0, 100),
 )  # fmt: skip
 def test_routes_agree(kind: Any, keys: Any, n_context: int, prompt_format: Any, heads: int, width: int, normalize: bool,
-                      batch: int, seed: int):  # fmt: skip
+                      conv_width: int, batch: int, seed: int):  # fmt: skip
     cfg = TransformerConfig(
         x_dim=2, n_context=n_context, n_layers=2, n_heads=heads, d_model=6, d_head=width, attention=kind[0],
         gate=kind[1], keys=keys, prompt_format=prompt_format, read_in="linear", read_out="linear",
-        normalization_type="LN", normalize_keys=normalize, use_attn_state=True, dtype="float64",
+        normalization_type="LN", normalize_keys=normalize, conv_width=conv_width,
+        use_attn_state=True, dtype="float64",
     )  # fmt: skip
     model, tokens = random_model(cfg, seed), random_tokens(cfg, batch, seed).requires_grad_()
     quick, by_states, hooked = model(tokens), watched(model, tokens), watched(model, tokens, "hook_embed")
@@ -201,7 +161,7 @@ def test_gates_and_steps_can_be_ablated(attention: str):
 
 def test_seeds_train_together_as_alone():
     for attention in ("delta", "gated_linear", "mamba2", "mesa", "softmax,delta"):
-        cfg = TransformerConfig(**INTERLEAVED, attention=attention)
+        cfg = TransformerConfig(**INTERLEAVED, attention=attention, conv_width=2)
         models = [random_model(cfg, seed) for seed in range(2)]
         tokens = torch.stack([random_tokens(cfg, 3, seed) for seed in range(2)])
         together = Ensemble(models)(tokens, at="points")
@@ -227,28 +187,51 @@ def test_errors():
     refused("one gate a head", attention="mesa", gate="key")
     refused("gate='head' is for attention", attention="mamba2", gate="head")
     refused("gate='head' is for attention", attention="linear", gate="head")
-    refused("normalize_keys and use_attn_state are for", attention="linear", use_attn_state=True)
+    refused("normalize_keys, conv_width and use_attn_state are for", attention="linear", use_attn_state=True)
+    refused("normalize_keys, conv_width and use_attn_state are for", attention="softmax", conv_width=2)
+    refused("conv_width", attention="delta", conv_width=-1)
     refused("no pattern", attention="delta", keys="causal", momentum=0.5)
     model = random_model(TransformerConfig(**SIZES, attention="delta"))
     prompts = TASK.sample(2, seed=0, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"call model.set_use_attn_state\(True\)"):
         patch(model, prompts, prompts, "state", progress=False)
     model.set_use_attn_state(True)
-    with (
-        pytest.raises(ValueError, match=r"a state must stay \[2, 2, 6, 4, 4\]"),
-        model.hooks([("blocks.0.attn.hook_state", lambda states, hook: states[..., :2])]),
-    ):
-        model.predict(prompts)
-    with (
-        pytest.raises(ValueError, match=r"gates must be in \[0, 1\]"),
-        model.hooks([("blocks.0.attn.hook_gate", lambda gate, hook: 1.5 * gate)]),
-    ):
-        model.predict(prompts)
+    model.predict(prompts)
     model = constructions.online_gradient_descent(**TASK_SIZES, step_size=0.3)
     for refuses in (constructions.weights_circuit, read_weight_products, lambda each: read_dual_form(each, prompts)):
         with pytest.raises(ValueError, match="this needs attention, and the model has attention='delta'"):
             refuses(model)
     assert softplus_inverse(1.0) == pytest.approx(0.541324854612918)
+
+
+@pytest.mark.parametrize(
+    ("hook", "changed", "match"),
+    [
+        ("hook_state", lambda states: states[..., :2], r"a state must stay \[2, 2, 6, 4, 4\] .*got \[2, 2, 6, 4, 2\]"),
+        ("hook_state", lambda states: states[:, :, :3], r"a state must stay \[2, 2, 6, 4, 4\]"),
+        ("hook_gate", lambda gate: 1.5 * gate, r"gates must be in \[0, 1\], and a hook .*1.5 to 1.5"),
+        ("hook_gate", lambda gate: gate - 2, r"gates must be in \[0, 1\], and a hook .*-1 to -1"),
+        ("hook_gate", lambda gate: gate * torch.nan, r"gates must be in \[0, 1\], and a hook .*nan"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["delta", "gated_linear"])
+def test_hooks_that_return_impossible_values_are_named(attention: str, hook: str, changed: Any, match: str):
+    model = random_model(TransformerConfig(**SIZES, attention=attention, gate="none", use_attn_state=True))
+    prompts = TASK.sample(2, seed=0, dtype=torch.float64)
+    with (
+        pytest.raises(ValueError, match=match),
+        model.hooks([(f"blocks.0.attn.{hook}", lambda activation, hook: changed(activation))]),
+    ):
+        model.predict(prompts)
+
+
+@pytest.mark.parametrize("attention", ["delta", "gated_linear", "mamba2", "mesa"])
+def test_without_a_context_the_state_is_empty(attention: str):
+    model = random_model(TransformerConfig(**(SIZES | {"n_context": 0}), attention=attention, use_attn_state=True))
+    prompts = LinearRegression(x_dim=3, n_context=0).sample(2, seed=0, dtype=torch.float64)
+    _, cache = model.run_with_cache(prompts)
+    assert cache["blocks.0.attn.hook_state"].count_nonzero() == 0
+    assert model.predict(prompts).isfinite().all()
 
 
 # ---- other libraries ----

@@ -1,0 +1,124 @@
+"""Edges, circuits, ablations and probes of layers with a state, against plain loops over heads and positions."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from mechicl.analysis import ablate
+from mechicl.analysis.circuits import find_circuit, score_edges
+from mechicl.analysis.layers import ols_weights, probe
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.edge_graph import EdgeGraph
+from mechicl.models.opening.edges import list_edges
+from mechicl.models.opening.parts import record_writes
+from mechicl.tasks import LinearRegression
+from tests.analysis.circuits.oracles import everything, run_edges, write_all, zeros
+from tests.models.transformer.recurrent_loop import head_by_loop, layer_by_loop
+from tests.strategies import random_model
+
+KINDS = ("delta", "gated_linear", "mamba2", "mesa")
+SIZES: dict[str, Any] = {
+    "x_dim": 2, "n_context": 3, "prompt_format": "interleaved", "n_layers": 2, "n_heads": 2, "d_model": 6, "d_head": 3,
+    "normalization_type": "LN", "d_mlp": 4, "dtype": "float64",
+}  # fmt: skip
+TASK = LinearRegression(x_dim=2, n_context=3)
+PROMPTS, OTHERS = (TASK.sample(4, seed=seed, dtype=torch.float64) for seed in (0, 1))
+
+
+def model_of(attention: str, **fields: Any) -> HookedTransformer:
+    return random_model(TransformerConfig(**(SIZES | {"conv_width": 2, "attention": attention} | fields)), 0)
+
+
+@pytest.mark.parametrize("attention", KINDS)
+@torch.no_grad()
+def test_cut_edges_equal_a_plain_loop(attention: str):
+    model = model_of(attention)
+    adapter = ModelAdapter(model)
+    tokens, others = model.encode(PROMPTS), model.encode(OTHERS)
+    graph = EdgeGraph(adapter, tokens, record_writes(adapter, others))
+    references = write_all(model, others)
+    generator = torch.Generator().manual_seed(0)
+    for share in (0.2, 0.8):
+        kept = torch.rand(len(graph.edges), generator=generator) < share
+        weights = {edge: float(keep) for edge, keep in zip(graph.edges, kept.tolist(), strict=True)}
+        expected = run_edges(model, tokens, references, weights)[:, -1]
+        assert_close(graph.run(kept), expected, atol=1e-9, rtol=1e-8)
+
+
+@pytest.mark.parametrize("attention", KINDS)
+@torch.no_grad()
+def test_edge_scores_are_derivatives_of_a_plain_loop(attention: str):
+    model = model_of(attention, n_layers=1, d_mlp=None)
+    tokens, edges, small = model.encode(PROMPTS), list_edges(model), 1e-5
+    scores = score_edges(model, PROMPTS, scoring="eap-ig", steps=1, method="zero", progress=False).scores
+
+    def loss(weights: dict[Any, float]) -> Tensor:
+        return (run_edges(model, tokens, zeros(model, tokens), weights)[:, -1] - PROMPTS.query.ys).square().mean(-1)
+
+    for i in range(0, len(edges), 2):
+        up, down = (loss(everything(model) | {edges[i]: 1 + sign * small}) for sign in (1, -1))
+        assert_close(scores[i], (down - up) / (2 * small), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_circuits_are_as_faithful_as_their_tolerance(attention: str):
+    circuit = find_circuit(model_of(attention), PROMPTS, tolerance=0.2, progress=False)
+    scale = (circuit.full - circuit.ablated).mean().abs()
+    assert (circuit.edges_alone - circuit.full).mean().abs() <= 0.2 * scale + 1e-9
+
+
+@pytest.mark.parametrize("attention", KINDS)
+@torch.no_grad()
+def test_ablated_heads_and_states_equal_a_plain_loop(attention: str):
+    model = model_of(attention, n_layers=1, d_mlp=None, use_attn_state=True)
+    stream, block = model.embed_tokens(model.encode(PROMPTS)), model.blocks[0]
+    normed = block.ln1(stream)
+    ablated = {
+        component: ablate(model, PROMPTS, component, axes, method="zero", progress=False).predictions
+        for component, axes in (("z", ("layer", "head")), ("state", ("layer", "pos")))
+    }
+
+    def predicted(out: Tensor) -> Tensor:
+        return model.read_out(stream + out + block.attn.b_O)[:, -1]
+
+    for head in range(2):
+        other = torch.stack([head_by_loop(block.attn, 1 - head, (each,) * 3)[0] for each in normed])
+        assert_close(ablated["z"][0, head], predicted(other), atol=1e-9, rtol=1e-8)
+    for pos in (0, 3, 6):
+        states = layer_by_loop(block.attn, normed)[1][:, :, pos]
+        out = layer_by_loop(block.attn, normed, {pos: torch.zeros_like(states)})[0] - block.attn.b_O
+        assert_close(ablated["state"][0, pos], predicted(out), atol=1e-9, rtol=1e-8)
+
+
+def test_probes_read_the_context_from_streams_after_a_layer_and_not_from_the_embedding():
+    task = LinearRegression(x_dim=2, n_context=6, inputs="gaussian")
+    model = random_model(
+        TransformerConfig(**(SIZES | {"n_context": 6, "d_model": 16, "d_head": 8, "n_heads": 1}), attention="delta",
+                          conv_width=2), 0,
+    )  # fmt: skip
+    fitting, held_out = (task.sample(n, seed=seed, dtype=torch.float64) for seed, n in ((0, 1024), (1, 256)))
+    result = probe(model, {"weights": ols_weights}, fitting, held_out, progress=False)
+    explained = result.explained()[0, :, -1]
+    assert explained[0] < 0.02
+    assert explained[1:].max() > 0.05
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("attention", ["gated_linear", "mamba2"])
+@torch.no_grad()
+def test_half_precision_is_near_double(attention: str, dtype: Any):
+    """Sums of products lose digits; the other two kinds solve linear systems and refuse half precision."""
+    model = model_of(attention)
+    half = model_of(attention, dtype=dtype, use_attn_state=True)
+    half.load_state_dict(model.state_dict())
+    expected, epsilon = model.predict(PROMPTS), torch.finfo(getattr(torch, dtype)).eps
+    size = expected.abs().max().item()
+    assert_close(half.predict(PROMPTS).double(), expected, rtol=0, atol=30 * epsilon * size)
+    with half.hooks([(lambda name: name.endswith("hook_state"), lambda states, hook: None)]):
+        assert_close(half.predict(PROMPTS).double(), expected, rtol=0, atol=30 * epsilon * size)
+    sweep = ablate(half, PROMPTS, "state", ("layer", "head"), method="zero", progress=False)
+    assert sweep.effect().isfinite().all()
