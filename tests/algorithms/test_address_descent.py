@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mechicl.algorithms.stepwise import AddressDescent, Hypothesis, QueryDescent, fit_address_descent
-from mechicl.analysis.causes import interchange, sample_sources
+from mechicl.analysis.causes import exchange_patterns, interchange, sample_sources
 from mechicl.constructions import address_descent
 from mechicl.tasks import LinearRegression
 
@@ -72,6 +72,19 @@ def test_transformers_run_it(kernel, moving_keys):
     test = interchange(model, hypothesis, prompts, sample_sources(TASK, prompts, seed=1), progress=False)
     own = [r2.mean for r2, cell in zip(test.r2, test.cells, strict=True) if "exchanged" in cell.intervention]
     assert min(own) > 0.999
+
+
+@pytest.mark.parametrize("moving_keys", [False, True])
+@pytest.mark.parametrize("component", ["pattern", "q"])
+@pytest.mark.parametrize("steps", [(1,), (0, 1, 2)])
+def test_exchange_equals_the_transformers(moving_keys, component, steps):
+    algorithm = make(moving_keys=moving_keys)
+    model = address_descent(algorithm, n_context=8)
+    prompts, sources = (TASK.sample(16, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    expected = exchange_patterns(model, prompts, sources, layers=[1 + k for k in steps], component=component)
+    found = algorithm.exchange(prompts, sources, steps=steps, component=component)
+    torch.testing.assert_close(found, expected.predictions.T, rtol=0, atol=1e-9)
+    assert (found - algorithm.predict(prompts)).abs().max() > 0.01
 
 
 def test_causal_points_have_no_paired_transformer():

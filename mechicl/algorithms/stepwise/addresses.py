@@ -1,6 +1,7 @@
 """Descent on the query's side with the kernel of a moving address, and its fit to a model."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,33 +61,60 @@ class AddressDescent(StepwiseAlgorithm):
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
         """Read targets and inputs by the kernel of every reader's address."""
-        keys = context["transformed x" if self.moving_keys else "x"]
+        keys = self._keys(context)
         if not keys.shape[1]:
             return dict(readers)
+        return self._read(k, readers, context, self.weights(self.scores(k, readers["transformed x"], keys), sees))
+
+    def _keys(self, context: State) -> Tensor:
+        return context["transformed x" if self.moving_keys else "x"]
+
+    def _read(self, k: int, readers: State, context: State, weights: Tensor) -> State:
         address = readers["transformed x"]
-        weights = self.weights(self.scores(k, address, keys), sees)
         target_rates, address_rates = (
             rates[k].to(address)[:, None, None] for rates in (self.target_rates, self.address_rates)
         )
         return readers | {
             "prediction": readers["prediction"] + (target_rates * weights).sum(1) @ context["y"],
-            "transformed x": address - (address_rates * weights).sum(1) @ keys,
+            "transformed x": address - (address_rates * weights).sum(1) @ self._keys(context),
         }
 
     def run_query(self, prompts: Prompts) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "step head prompt point"]]:
         """Return the query's prediction, and its scores in every step, in the prompts' dtype."""
-        xs, ys = prompts.xs, prompts.ys
-        whole = {"x": xs, "y": ys, "transformed x": xs, "prediction": torch.zeros_like(ys)}
-        context, query = context_of(whole), query_of(whole)
+        context, query = self._start(prompts)
         scores = []
         for k in range(self.n_steps):
-            keys = context["transformed x" if self.moving_keys else "x"]
-            scores.append(self.scores(k, query["transformed x"], keys)[:, :, 0].transpose(0, 1))
-            query = self.step(k, query, context)
-            if self.moving_keys:
-                sees = xs.new_ones(prompts.n_context, prompts.n_context).tril() if self.causal else None
-                context = self.step(k, context, context, sees)
+            scores.append(self.scores(k, query["transformed x"], self._keys(context))[:, :, 0].transpose(0, 1))
+            query, context = self.step(k, query, context), self._next_context(k, context)
         return query["prediction"][:, 0], torch.stack(scores)
+
+    def exchange(
+        self, prompts: Prompts, sources: Prompts, *, steps: Sequence[int], component: Literal["pattern", "q"]
+    ) -> Float[Tensor, "prompt y"]:
+        """Predict with the kernel's weights ("pattern") or the addresses ("q") of a run on sources, in some steps.
+
+        Addresses only decide what is read: the query's own address is what moves. `analysis.causes.exchange_patterns`
+        does the same in a model.
+        """
+        (context, query), (other_context, other) = self._start(prompts), self._start(sources)
+        for k in range(self.n_steps):
+            address = (other if k in steps else query)["transformed x"]
+            keys = self._keys(other_context if k in steps and component == "pattern" else context)
+            read = self._read(k, query, context, self.weights(self.scores(k, address, keys), None))
+            query, other = read, self.step(k, other, other_context)
+            context, other_context = self._next_context(k, context), self._next_context(k, other_context)
+        return query["prediction"][:, 0]
+
+    def _start(self, prompts: Prompts) -> tuple[State, State]:
+        xs, ys = prompts.xs, prompts.ys
+        whole = {"x": xs, "y": ys, "transformed x": xs, "prediction": torch.zeros_like(ys)}
+        return context_of(whole), query_of(whole)
+
+    def _next_context(self, k: int, context: State) -> State:
+        if not self.moving_keys:
+            return context
+        n = context["x"].shape[1]
+        return self.step(k, context, context, context["x"].new_ones(n, n).tril() if self.causal else None)
 
     def scores(
         self, k: int, address: Float[Tensor, "prompt reader x"], keys: Float[Tensor, "prompt point x"]

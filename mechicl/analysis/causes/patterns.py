@@ -1,9 +1,9 @@
-"""Exchange the query's attention patterns between prompts: what acts only through where the query attends?"""
+"""Exchange the query's attention patterns, or its addresses, between prompts: what acts only through them?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,8 @@ class PatternExchange(Result):
     """Predictions where the query attends as on another prompt; see `exchange_patterns`.
 
     Attributes:
-        predictions: with the sources' attention patterns and everything else from the prompts, `[y prompt]`.
+        predictions: with the sources' attention patterns or addresses, and everything else from the prompts,
+            `[y prompt]`.
         own: the model's predictions on the prompts, `[y prompt]`.
         others: its predictions on the sources, `[y prompt]`.
     """
@@ -72,12 +73,14 @@ def exchange_patterns(
     *,
     layers: Sequence[Natural] | None = None,
     heads: Sequence[Natural] | None = None,
+    component: Literal["pattern", "q"] = "pattern",
     memory: float = MEMORY,
 ) -> PatternExchange:
-    """Run a model on prompts in which the query attends as it does on other prompts.
+    """Run a model on prompts in which the query attends as it does on other prompts, or asks for what it asks there.
 
     The query's rows of the attention patterns come from a run on the sources. Streams, keys and values are the
-    prompt's own, and so are the patterns of all other tokens.
+    prompt's own, and so are the patterns of all other tokens. With `component="q"` the query vectors come from the
+    sources: these addresses meet the prompt's own keys. `AddressDescent.exchange` does both in an algorithm.
 
     Args:
         model: any model with hooks on attention patterns that reads prompts of points.
@@ -87,6 +90,7 @@ def exchange_patterns(
             `sample_sources(task, prompts, seed=...)` in the context.
         layers: layers whose patterns are exchanged, all by default.
         heads: heads, in each of these layers, whose patterns are exchanged, all by default.
+        component: "pattern" to exchange where the query attends, "q" to exchange the query vectors it attends by.
 
     Returns:
         A `PatternExchange`: `from_own` and `from_other` are mean squared distances of the prediction from those on
@@ -111,7 +115,7 @@ def exchange_patterns(
     if heads is not None and not set(heads) <= set(range(n_heads)):
         raise ValueError(f"heads must be some of 0 to {n_heads - 1}, got {list(heads)}")
     taken = slice(None) if heads is None else list(heads)
-    names = [get_act_name("pattern", layer) for layer in chosen]
+    names = [get_act_name(component, layer) for layer in chosen]
     trial = adapter.encode(prompts[:1])
     check_edits(adapter, trial, names)
     recorded = sum(value.nbytes for value in adapter.record(trial, names, 1).values())
@@ -119,16 +123,15 @@ def exchange_patterns(
     parts = []
     for start in range(0, len(prompts), rows):
         tokens, others = (adapter.encode(each[start : start + rows]) for each in (prompts, sources))
-        patterns = adapter.record(others, names, len(others))
-        hooks = [(name, partial(_put_row, row=patterns[name][:, taken, -1], heads=taken)) for name in names]
+        recorded_parts = adapter.record(others, names, len(others))
+        where = (slice(None), taken, -1) if component == "pattern" else (slice(None), -1, taken)
+        hooks = [(name, partial(_put, values=recorded_parts[name][where], where=where)) for name in names]
         parts.append([adapter.run(tokens, hooks), adapter.run(tokens), adapter.run(others)])
     predictions, own, others = (torch.cat(each).double().cpu().T for each in zip(*parts, strict=True))
     return PatternExchange(predictions, own, others)
 
 
-def _put_row(
-    pattern: Float[Tensor, "prompt head query key"], hook: HookPoint, row: Tensor, heads: slice | list[int]
-) -> Tensor:
-    changed = pattern.clone()
-    changed[:, heads, -1] = row
+def _put(activation: Tensor, hook: HookPoint, values: Tensor, where: tuple[slice | int | list[int], ...]) -> Tensor:
+    changed = activation.clone()
+    changed[where] = values
     return changed

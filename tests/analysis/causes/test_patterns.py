@@ -63,6 +63,34 @@ def test_equals_plain_torch_hooks(layers, heads):
     assert result.from_other.mean == pytest.approx(((expected - expected_others).square().mean() / ends).item())
 
 
+def test_addresses_equal_a_run_with_hand_written_queries():
+    model, (prompts, others) = transformer(), prompts_and_others()
+    with torch.no_grad():
+        queries = []
+        stream = model(model.encode(others), stop_at_layer=0)
+        for i, block in enumerate(model.blocks):
+            read = block.ln1(stream)[:, 40]
+            queries.append(torch.einsum("pm,hmd->phd", read, block.attn.W_Q) + block.attn.b_Q)
+            stream = model(stream, start_at_layer=i, stop_at_layer=i + 1)
+    for layers, heads in (((1, 2), None), ((1,), (0,))):
+
+        def put(out, i, heads=heads):
+            for head in range(2) if heads is None else heads:
+                for prompt in range(len(prompts)):
+                    out[prompt, 40, head] = queries[i][prompt, head]
+            return out
+
+        handles = [
+            model.blocks[i].attn.hook_q.register_forward_hook(lambda m, args, out, i=i: put(out.clone(), i))
+            for i in layers
+        ]
+        expected = model(model.encode(prompts))[:, -1]
+        for handle in handles:
+            handle.remove()
+        result = exchange_patterns(model, prompts, others, layers=layers, heads=heads, component="q", memory=2**22)
+        torch.testing.assert_close(result.predictions.T, expected, rtol=0, atol=1e-9)
+
+
 def test_models_that_read_x_only_by_patterns_and_one_that_does_not():
     prompts, others = prompts_and_others()
     descent = exchange_patterns(gradient_descent(x_dim=5, n_context=20, step_size=0.1, steps=3), prompts, others)
