@@ -108,9 +108,13 @@ def write_error(orders: Orders, name: str, reason: str, details: str = "") -> No
 
 
 def train_and_save(config: TrainingConfig, folder: Path, name: str) -> None:
-    """Train a cell's models in its folder, resuming from the last save, and write their checkpoint."""
+    """Train a cell's models in its folder, resuming from the last save, and write their checkpoint.
+
+    A cell's bits must not depend on where it runs, so routes are not measured.
+    """
     if os.environ.get("RANK", "0") == "0":  # before accelerate starts the process group
         note_device(folder, device_kind(config.cpu))
+    config = config if config.routes else config.replace(routes="rule")
     result = train(config, folder / "run", stop_diverged=True, progress=False)
     if PartialState().is_main_process:
         snapshots = Snapshots(result.snapshot_steps, result.snapshots) if result.snapshots else None

@@ -31,7 +31,7 @@ Seed = Annotated[int, between(0, 2**63 - 1)]
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """A whole training run; two runs with equal configs give the same weights, bit for bit, on the same machine.
+    """A whole training run; two runs with equal configs and routes give the same weights, bit for bit, on one machine.
 
     Attributes:
         task: distribution of the prompts, an object of `mechicl.tasks`.
@@ -66,6 +66,10 @@ class TrainingConfig:
         fused_attention: torch's fused kernel for softmax attention, for one seed.
         compile: compile the passes with `torch.compile`. With a fused or compiled pass a resumed run is the same to
             rounding, not bit for bit.
+        routes: how a run on the CPU chooses between routes that compute the same steps to rounding (number of threads,
+            order of products, layout in memory): "measured" times them at the start, "rule" decides by sizes alone, so
+            that the same config gives the same bits again; None measures only for runs that are long enough to profit.
+            A resumed run keeps its route, which is in the record ("route").
         tracker: name of a tracker that accelerate knows ("tensorboard", "wandb", ...), if any.
         cpu: use the CPU even if there is an accelerator.
         interventions: clamps, which set, copy or freeze parts of activations in some steps (see `Clamp`).
@@ -97,6 +101,7 @@ class TrainingConfig:
     tf32: bool = False
     fused_attention: bool = False
     compile: bool = False
+    routes: Literal["measured", "rule"] | None = None
     tracker: str | None = None
     cpu: bool = False
     interventions: tuple[Clamp, ...] = ()
@@ -258,8 +263,11 @@ class TrainingConfig:
         data["more_tasks"] = [task_to_dict(task) for task in self.more_tasks]
         if self.curriculum is not None:
             data["curriculum"] = dataclasses.asdict(self.curriculum)
-        if clamps := data.pop("interventions"):  # without any, records and the names of cells in sweeps are unchanged
+        # without either, records and the names of cells in sweeps are those of earlier versions
+        if clamps := data.pop("interventions"):
             data["interventions"] = [dataclasses.asdict(clamp) for clamp in clamps]
+        if data["routes"] is None:
+            del data["routes"]
         return data
 
     @classmethod

@@ -80,11 +80,13 @@ def sample_batch(
     generators: list[torch.Generator],
     step: int,
     shard: tuple[int, int] = (0, 1),
+    prompts_last: bool | None = None,
 ) -> Batch:
     """Sample the batch of a step with the generators, and encode it with `model`.
 
     With several processes each samples the whole batch and keeps its share, so that any number of processes trains on
     the same prompts. `shard` is this process' number and the number of processes; shares differ by one prompt at most.
+    `prompts_last` is the layout of the tokens in memory, by default that of `goes_across`.
     """
     rank, world = shard
     tasks = config.tasks_at(step)
@@ -102,8 +104,10 @@ def sample_batch(
     tokens, targets = examples(model, joined, config.loss_at)
     sizes = (len(by_model), len(by_model[0]))
     tokens, targets = tokens.unflatten(0, sizes), targets.unflatten(0, sizes)
-    if goes_across(config, tokens.device) and not lies_prompts_last(tokens[0]):
-        tokens = put_prompts_last(tokens)
+    if goes_across(config, tokens.device) if prompts_last is None else prompts_last:
+        tokens = tokens if lies_prompts_last(tokens[0]) else put_prompts_last(tokens)
+    elif prompts_last is False:
+        tokens = tokens.contiguous()
     loss_weights = torch.tensor(weights, dtype=config.model.torch_dtype, device=tokens.device) if weights else None
     return Batch(step, tokens, targets, states, loss_weights)
 
@@ -114,6 +118,7 @@ def batches(
     generators: list[torch.Generator],
     first_step: int,
     shard: tuple[int, int] = (0, 1),
+    prompts_last: bool | None = None,
 ) -> Generator[Batch, None, None]:
     """The batches from `first_step` to the last, sampled in the faster of two ways.
 
@@ -126,7 +131,7 @@ def batches(
     end_of_trial = min(first_step + TIMED_BATCHES, config.steps)
     for step in range(first_step, end_of_trial):
         started = time.perf_counter()
-        batch = sample_batch(config, model, generators, step, shard)
+        batch = sample_batch(config, model, generators, step, shard, prompts_last)
         sampling_seconds.append(time.perf_counter() - started)
         yield batch  # returns when the step is done
         seconds.append(time.perf_counter() - started)
@@ -135,17 +140,17 @@ def batches(
         end_of_trial = min(step + TIMED_BATCHES, config.steps)
         seconds_ahead: list[float] = []
         started = time.perf_counter()
-        with closing(batches_ahead(config, model, generators, step, shard, end=end_of_trial)) as trial:
+        with closing(batches_ahead(config, model, generators, step, shard, prompts_last, end_of_trial)) as trial:
             for batch in trial:
                 yield batch
                 seconds_ahead.append(time.perf_counter() - started)
                 started = time.perf_counter()
         step = end_of_trial
         if step < config.steps and statistics.median(seconds_ahead) < statistics.median(seconds):
-            yield from batches_ahead(config, model, generators, step, shard)
+            yield from batches_ahead(config, model, generators, step, shard, prompts_last)
             return
     for later in range(step, config.steps):
-        yield sample_batch(config, model, generators, later, shard)
+        yield sample_batch(config, model, generators, later, shard, prompts_last)
 
 
 def batches_ahead(
@@ -154,16 +159,17 @@ def batches_ahead(
     generators: list[torch.Generator],
     first_step: int,
     shard: tuple[int, int] = (0, 1),
+    prompts_last: bool | None = None,
     end: int | None = None,
 ) -> Generator[Batch, None, None]:
     """The batches from `first_step` to `end` (or the last), each sampled on a thread while the one before is used."""
     end = config.steps if end is None else end
     with ThreadPoolExecutor(1, "mechicl-batches") as thread:
-        upcoming = thread.submit(sample_batch, config, model, generators, first_step, shard)
+        upcoming = thread.submit(sample_batch, config, model, generators, first_step, shard, prompts_last)
         for step in range(first_step, end):
             batch = upcoming.result()
             if step + 1 < end:
-                upcoming = thread.submit(sample_batch, config, model, generators, step + 1, shard)
+                upcoming = thread.submit(sample_batch, config, model, generators, step + 1, shard, prompts_last)
             yield batch
 
 

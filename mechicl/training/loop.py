@@ -29,7 +29,8 @@ from mechicl.training.ensemble import Ensemble
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
 from mechicl.training.results import TrainingResult, collect_result, snapshot_path
-from mechicl.training.speed import compiled, keep_freed_memory, make_quicker, products_in_tf32, threads_for
+from mechicl.training.routes import Route, choose_route, use_route
+from mechicl.training.speed import compiled, keep_freed_memory, make_quicker, products_in_tf32
 from mechicl.training.state import (
     EARLIER_STATE_FILE,
     STATE_FILE,
@@ -168,12 +169,15 @@ class _Training:
         self.state = RunState(
             step=0, weights={}, moments={}, stopped_at=never, diverged_at=never.clone(), wall_time=0.0,
             generators=torch.stack([generator.get_state() for generator in self.generators]),
-            threads=threads_for(config, device),
+            route=Route(),
         )  # fmt: skip
         self.last_save: int | None = None
         if (folder / STATE_FILE).is_file():
             self._resume()
-        torch.set_num_threads(self.state.threads)
+        else:
+            several = config.replace(routes="rule") if accelerator.num_processes > 1 else config
+            self.state.route = choose_route(several, self.ensemble, device)
+        use_route(self.ensemble, self.state.route)
         if broadcast_object_list([self.last_save])[0] != self.last_save:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
         # torch's own optimiser: without loss scaling (bf16 needs none) accelerate's wrapper only adds overhead
@@ -204,10 +208,10 @@ class _Training:
         restore_moments(self.optimizer, state.moments)
         for generator, saved in zip(self.generators, state.generators, strict=True):
             generator.set_state(saved.clone())  # a row of a tensor would crash torch
-        if device == "cpu" and state.threads > n_cores():
+        if device == "cpu" and state.route.threads > n_cores():
             warnings.warn(
-                f"{self.folder} was started with {state.threads} threads, on which its last bits depend, and continues "
-                f"with the same number; this machine has {n_cores()} cores, so it will be slow",
+                f"{self.folder} was started with {state.route.threads} threads, on which its last bits depend, and "
+                f"continues with the same number; this machine has {n_cores()} cores, so it will be slow",
                 stacklevel=5,
             )
         self.state, self.last_save = state, state.step
@@ -236,7 +240,7 @@ class _Training:
         bar = progress_bar(total=config.steps, initial=state.step, progress=progress, unit="step")
         started = time.perf_counter() - state.wall_time
         shard = (accelerator.process_index, accelerator.num_processes)
-        stream = batches(config, self.encoder, self.generators, state.step, shard)
+        stream = batches(config, self.encoder, self.generators, state.step, shard, state.route.prompts_last)
         snapshot_steps, window_start, window_step = set(config.snapshot_steps), time.perf_counter(), state.step
         try:
             if self.last_save is None:

@@ -3,7 +3,7 @@
 import math
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ def collect_result(
         "loss": [_finite(line["loss"]) for line in training],
     }
     ended = {"stopped_at": state.stopped_at.tolist(), "diverged_at": state.diverged_at.tolist()}
-    machine = {"processes": accelerator.num_processes, "threads": state.threads}
+    route = asdict(state.route)
+    machine = {"processes": accelerator.num_processes, "threads": route.pop("threads"), "route": route}
     record = make_record(config, state.step, curve, state.wall_time, accelerator.device, **ended, **machine)
     stacked = {name: torch.stack([weights[name] for weights in snapshots.values()]) for name in names}
     return TrainingResult(models, record, tuple(snapshots), stacked)

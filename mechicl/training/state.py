@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from mechicl.base.files import check_file
 from mechicl.base.tensor_files import read_tensors, signed, write_tensors
 from mechicl.training.config import TrainingConfig
+from mechicl.training.routes import Route
 
 STATE_FILE = "state.safetensors"
 EARLIER_STATE_FILE = "state.earlier.safetensors"  # the save before the last, to resume from if that is damaged
@@ -40,7 +41,7 @@ class RunState:
     stopped_at: Tensor
     diverged_at: Tensor  # step at which each seed's loss was no longer finite, -1 before, `[seed]`
     wall_time: float  # seconds spent so far
-    threads: int  # number of torch's threads, on which the run's last bits depend; a resumed run uses the same number
+    route: Route  # how steps are computed, on which the run's last bits depend; a resumed run uses the same one
     # number of bytes and SHA-256 of the other files of the save, by their path in the folder.
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
     # SHA-256 of the weights that interventions copy from, by intervention.
@@ -51,7 +52,7 @@ class RunState:
         groups = {"weights": self.weights, "moments": self.moments}
         tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
         tensors |= {"generators": self.generators, "stopped_at": self.stopped_at, "diverged_at": self.diverged_at}
-        metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "threads": str(self.threads)}
+        metadata = {"step": str(self.step), "wall_time": repr(self.wall_time), "route": json.dumps(asdict(self.route))}
         metadata |= {"files": json.dumps(self.files), "config": json.dumps(config.to_dict())}
         if self.sources:
             metadata["sources"] = json.dumps(self.sources)
@@ -81,7 +82,9 @@ class RunState:
             raise DamagedSaveError(f"{path} was not written by a run, or has changed: its SHA-256 is missing or wrong")
         try:
             saved, files = (json.loads(metadata[name]) for name in ("config", "files"))
-            step, threads, wall_time = int(metadata["step"]), int(metadata["threads"]), float(metadata["wall_time"])
+            step, wall_time = int(metadata["step"]), float(metadata["wall_time"])
+            # earlier versions saved the number of threads only
+            route = Route(**json.loads(metadata.get("route") or f'{{"threads": {int(metadata["threads"])}}}'))
             files = {str(name): (int(n_bytes), str(digest)) for name, (n_bytes, digest) in files.items()}
             sources = dict(json.loads(metadata.get("sources", "{}")))
             generators, stopped_at, diverged_at = (tensors[n] for n in ("generators", "stopped_at", "diverged_at"))
@@ -95,7 +98,7 @@ class RunState:
             {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             for prefix in ("weights/", "moments/")
         )
-        return cls(step, weights, moments, generators, stopped_at, diverged_at, wall_time, threads, files, sources)
+        return cls(step, weights, moments, generators, stopped_at, diverged_at, wall_time, route, files, sources)
 
 
 def digest_of_start(path: Path, n_bytes: int) -> str | None:
@@ -129,6 +132,7 @@ def _check_config(folder: Path, saved: dict[str, Any], config: TrainingConfig) -
     # through the config: a run that was saved before a field existed continues with that field's default
     before = json.loads(json.dumps(TrainingConfig.from_dict(saved).to_dict()))
     now = json.loads(json.dumps(config.to_dict()))
+    before["routes"] = now.get("routes")  # the run keeps the route that it started with
     different = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     if different:
         changes = "; ".join(f"{name}: {before.get(name)} there, {now.get(name)} now" for name in different)

@@ -190,12 +190,12 @@ def test_small_steps_have_one_thread_and_large_ones_more(monkeypatch):
 
 def test_a_resumed_run_takes_as_many_threads_as_it_began_with_and_gives_back_the_users(tmp_path, monkeypatch):
     config, seen = small(steps=10), []
-    monkeypatch.setattr("mechicl.training.loop.threads_for", lambda config, device: 3)
+    monkeypatch.setattr("mechicl.training.routes.threads_for", lambda config, device: 3)
     monkeypatch.setattr("mechicl.training.loop.n_cores", lambda: 4)
     with using_threads(2):
         interrupted(config, tmp_path, 5)
         assert torch.get_num_threads() == 2
-        monkeypatch.setattr("mechicl.training.loop.threads_for", lambda config, device: 1)
+        monkeypatch.setattr("mechicl.training.routes.threads_for", lambda config, device: 1)
         result = train(config, tmp_path, progress=False, on_save=lambda step: seen.append(torch.get_num_threads()))
         assert torch.get_num_threads() == 2
     assert set(seen) == {3}

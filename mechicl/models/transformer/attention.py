@@ -96,6 +96,8 @@ class Attention(Part):
 
     fused: bool = False
     """True to use torch's fused kernel in runs without hooks: see `fast.fuse_attention`."""
+    route: str | None = None
+    """Route of runs without hooks through the attention, or None for the cheapest by a rule: see `fast.take_route`."""
     has_matrices: ClassVar[bool] = True
     """True if the four matrices are parameters."""
     own_hooks: ClassVar[tuple[str, ...]] = ("attn_scores", "pattern")

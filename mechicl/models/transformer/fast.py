@@ -53,14 +53,10 @@ def fast_blocks(
 ) -> Float[Tensor, "batch pos d_model"]:
     """Compute the stream after some blocks at all positions.
 
-    If all are merged, it is padded (see `ROUND`) by zero queries and values, which contribute nothing.
+    If all are merged, it may be padded (see `ROUND`) by zero queries and values, which contribute nothing.
     """
-    n_pos, d = residual.shape[1:]
-    dims = positions = 0
-    if residual.device.type == "cpu" and blocks and all(_merges(block, residual) for block in blocks):
-        n_keys = n_pos - 1 if blocks[0].cfg.keys == "context" else n_pos
-        if max(n_keys, d) <= LARGEST_FILLED:
-            dims, positions = -d % ROUND, -n_keys % ROUND
+    d = residual.shape[2]
+    dims, positions = _padding(blocks, residual) if blocks and _fills(blocks, residual) else (0, 0)
     if not (dims or positions):
         for block in blocks:
             residual = fast_block(block, residual, ALL)
@@ -72,10 +68,44 @@ def fast_blocks(
     return residual[:, positions:, :d]
 
 
+def possible_routes(blocks: Sequence[Block], residual: Float[Tensor, "batch pos d_model"]) -> list[str]:
+    """List the routes that these blocks can all take at all positions: for `take_route`."""
+    if any(isinstance(block.attn, Recurrence) or _only_plain(block.attn) for block in blocks):
+        return []
+    of_each = [_costs(block.attn, residual, ALL) for block in blocks]
+    shared = [route for route in of_each[0] if all(route in costs for costs in of_each)] if blocks else []
+    return [*shared, "filled"] if "merged" in shared and any(_padding(blocks, residual)) else shared
+
+
+def take_route(blocks: Sequence[Block], route: str | None) -> None:
+    """Make passes without hooks take a route through the attention of these blocks; None for the cheapest by a rule."""
+    for block in blocks:
+        block.attn.route = route
+
+
+def _fills(blocks: Sequence[Block], residual: Tensor) -> bool:
+    taken = {block.attn.route for block in blocks}
+    return taken == {"filled"} or (taken == {None} and all(_merges(block, residual) for block in blocks))
+
+
+def _padding(blocks: Sequence[Block], residual: Tensor) -> tuple[int, int]:
+    """The dimensions and positions that make small products round; none if a norm or an MLP would see them."""
+    n_pos, d = residual.shape[1:]
+    n_keys = n_pos - 1 if blocks[0].cfg.keys == "context" else n_pos
+    small = residual.device.type == "cpu" and max(n_keys, d) <= LARGEST_FILLED
+    plain = all(isinstance(block.ln1, nn.Identity) and not block.cfg.block_mlp for block in blocks)
+    return (-d % ROUND, -n_keys % ROUND) if small and plain else (0, 0)
+
+
 def _merges(block: Block, residual: Tensor) -> bool:
     costs = _costs(block.attn, residual, ALL) if residual.shape[1] else {}
-    cheapest = min(costs, key=costs.__getitem__, default="")
-    return cheapest == "merged" and isinstance(block.ln1, nn.Identity) and not block.cfg.block_mlp
+    return min(costs, key=costs.__getitem__, default="") == "merged"
+
+
+def _only_plain(attn: Attention) -> bool:
+    # rotary positions and the fused kernel need queries and keys, which the other routes never form; with momentum
+    # each row depends on those before it
+    return attn.cfg.rotates or attn.fused or bool(attn.cfg.momentum)
 
 
 def fast_block(
@@ -132,18 +162,17 @@ def fast_attention(
     if isinstance(attn, Recurrence):
         return attn.fast(x, rows, columns)
     cfg, n_pos = attn.cfg, x.shape[1]
-    if cfg.momentum:  # each row depends on those before it
+    if cfg.momentum:
         positions = torch.arange(n_pos, device=x.device) if cfg.rotates else None
         return _plain(attn, x, x, key_mask(cfg, n_pos, ALL, x.device), positions)[:, rows, columns]
     costs = _costs(attn, x, rows)
-    # rotary positions and the fused kernel need queries and keys, which the other routes never form
-    route = "plain" if cfg.rotates or attn.fused else min(costs, key=costs.__getitem__)
+    route = "plain" if _only_plain(attn) else attn.route or min(costs, key=costs.__getitem__)
     if route == "folded" and _can_go_across(attn, x, rows, columns):
         return _across_prompts(attn, x, columns)
     if route == "associative":
         return _associative(attn, x, rows)[..., columns]
-    if route == "merged":
-        return _merged(attn, x)[..., columns]
+    if route in ("merged", "filled"):
+        return _merged(attn, x)[:, rows, columns]
     # only a causal mask differs between rows: otherwise hidden keys are left out instead of masked
     mask = key_mask(cfg, n_pos, rows, x.device) if cfg.keys == "causal" else None
     x_rows = x if len(range(*rows.indices(n_pos))) == n_pos else x[:, rows]

@@ -1,0 +1,114 @@
+"""Choose how a training computes its steps: of several equivalent routes, the fastest on this machine for its shapes.
+
+Routes differ by factors, and which one is fastest depends on the processor. They agree to float precision, not in the
+last bit, so a run takes one route from its first step to its last and saves it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mechicl.base.threads import n_cores
+from mechicl.models import HookedTransformer
+from mechicl.models.transformer.fast import possible_routes, take_route
+from mechicl.training.config import TrainingConfig
+from mechicl.training.data import Batch, goes_across, losses, make_generators, sample_batch
+from mechicl.training.ensemble import Ensemble
+from mechicl.training.speed import threads_for
+
+CPU = torch.device("cpu")
+MARGIN = 1.05  # a route replaces the rule's if that takes this many times as long
+SECONDS, ROUNDS = 1.0, (3, 15)  # of timing each choice, and bounds on the passes of each candidate
+STEPS_PER_CANDIDATE = 500  # of the shortest run that is measured: at least five passes of each candidate are timed
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a run computes its steps.
+
+    Attributes:
+        attention: route through all attention layers but the last (see `models.transformer.fast`); None for the one
+            that a rule takes at each shape.
+        prompts_last: True if tokens lie with prompts along the last axis in memory; None for the rule.
+        threads: number of torch's threads.
+    """
+
+    attention: str | None = None
+    prompts_last: bool | None = None
+    threads: int = 1
+
+
+class Passes:
+    """Passes of a run, forwards and backwards, on new batches of its full size; weights and its prompts are unchanged.
+
+    Attributes:
+        routes: the rule's route, and what else can be taken with the same number of threads.
+    """
+
+    def __init__(self, config: TrainingConfig, ensemble: Ensemble, clock: Callable[[], float] = time.perf_counter):
+        self.config, self.ensemble, self.clock = config, ensemble, clock
+        self.generators = make_generators(config, CPU)
+        rule = Route(threads=threads_for(config, CPU))
+        stream = torch.empty(*self._batch(rule).tokens.shape[1:3], config.model.d_model or 1)
+        self.routes = [rule]
+        self.routes += [replace(rule, attention=each) for each in possible_routes(_inner_blocks(ensemble), stream)]
+        if getattr(config.model, "prefers_prompts_last", False) and config.loss_at == "query":
+            self.routes.append(replace(rule, prompts_last=not goes_across(config, CPU)))
+
+    def seconds(self, route: Route) -> float:
+        """Return the time of one pass by a route."""
+        use_route(self.ensemble, route)
+        started = self.clock()
+        batch = self._batch(route)
+        losses(self.ensemble(batch.tokens, self.config.loss_at), batch.targets).sum().backward()
+        self.ensemble.flat.grad = None
+        return self.clock() - started
+
+    def _batch(self, route: Route) -> Batch:
+        last_step = max(self.config.steps - 1, 0)
+        model = self.ensemble.template
+        return sample_batch(self.config, model, self.generators, last_step, prompts_last=route.prompts_last)
+
+
+def choose_route(
+    config: TrainingConfig, ensemble: Ensemble, device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> Route:
+    """Choose the route of a new run, by a rule or by timing passes; `clock` returns the time in seconds."""
+    rule = Route(threads=threads_for(config, device))
+    if config.routes == "rule" or device.type != "cpu" or config.compile or config.fused_attention:
+        return rule
+    passes, most = Passes(config, ensemble, clock), min(torch.get_num_threads(), n_cores())
+    numbers = sorted({min(2**i, most) for i in range(most.bit_length() + 1)} - {rule.threads})
+    if config.routes is None and config.steps < STEPS_PER_CANDIDATE * (len(passes.routes) + len(numbers)):
+        return rule
+    best = _fastest(passes.routes, passes.seconds)
+    return _fastest([best, *(replace(best, threads=number) for number in numbers)], passes.seconds)
+
+
+def use_route(ensemble: Ensemble, route: Route) -> None:
+    """Let the passes of an ensemble take a route; batches must be sampled with its `prompts_last`."""
+    torch.set_num_threads(route.threads)
+    take_route(_inner_blocks(ensemble), route.attention)
+
+
+def _inner_blocks(ensemble: Ensemble) -> list[Any]:
+    model = ensemble.template
+    return list(model.blocks)[:-1] if isinstance(model, HookedTransformer) else []
+
+
+def _fastest(routes: Sequence[Route], timed: Callable[[Route], float]) -> Route:
+    """The first route, unless another is faster by the margin: by the least times of rounds that alternate."""
+    if len(routes) == 1:
+        return routes[0]
+    for route in routes:  # allocates memory
+        timed(route)
+    first = [timed(route) for route in routes]
+    fewest, most = ROUNDS
+    more = max(fewest, min(most, int(SECONDS / max(sum(first), 1e-9))))
+    rounds = [first, *([timed(route) for route in routes] for _ in range(more))]
+    times = [min(of_one) for of_one in zip(*rounds, strict=True)]
+    best = min(range(len(routes)), key=times.__getitem__)
+    return routes[best] if times[0] > MARGIN * times[best] else routes[0]

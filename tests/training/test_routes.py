@@ -1,0 +1,130 @@
+"""Which route a training takes, by a clock of the test's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mechicl.base.tensor_files import read_tensors, signed, write_tensors
+from mechicl.base.threads import using_threads
+from mechicl.models import HookedTransformer, TransformerConfig, build
+from mechicl.models.transformer import fast
+from mechicl.tasks import LinearRegression
+from mechicl.training import TrainingConfig, train
+from mechicl.training.data import make_generators, sample_batch
+from mechicl.training.ensemble import Ensemble
+from mechicl.training.routes import Route, choose_route, use_route
+from mechicl.training.state import STATE_FILE
+from tests.training.runs import interrupted, small
+
+CPU = torch.device("cpu")
+THREE_LAYERS = TrainingConfig(
+    task=LinearRegression(x_dim=4, n_context=6), model=TransformerConfig(x_dim=4, n_context=6, n_layers=3),
+    steps=20, batch_size=8, routes="measured", eval_prompts=8, save_every=10, cpu=True,
+)  # fmt: skip
+
+
+class Clock:
+    """A clock on which each pass takes the time that a function of the current route gives."""
+
+    def __init__(self, ensemble: Ensemble, seconds: Callable[[str | None, int], float]):
+        self.ensemble, self.seconds, self.now, self.calls = ensemble, seconds, 0.0, 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        if self.calls % 2 == 0:  # the end of a pass
+            model = self.ensemble.template
+            assert isinstance(model, HookedTransformer)
+            self.now += self.seconds(model.blocks[0].attn.route, torch.get_num_threads())
+        return self.now
+
+
+def choose(config: TrainingConfig, seconds: Callable[[str | None, int], float]) -> tuple[Route, Ensemble, Clock]:
+    ensemble = Ensemble([build(config.model, seed) for _, seed in config.members])
+    clock = Clock(ensemble, seconds)
+    with using_threads():
+        return choose_route(config, ensemble, CPU, clock), ensemble, clock
+
+
+@pytest.mark.parametrize("fastest", ["plain", "folded", "merged", "associative", "filled"])
+def test_the_fastest_route_is_chosen(fastest: str):
+    route, ensemble, _ = choose(THREE_LAYERS, lambda attention, threads: 0.1 if attention == fastest else 0.2)
+    assert route == Route(attention=fastest, threads=1)
+    use_route(ensemble, route)
+    assert [block.attn.route for block in ensemble.template.blocks] == [fastest, fastest, None]  # pyright: ignore
+    assert ensemble.flat.grad is None
+
+
+def test_the_rule_stays_unless_another_route_is_notably_faster():
+    assert choose(THREE_LAYERS, lambda attention, threads: 0.2 if attention is None else 0.195)[0] == Route()
+    assert choose(THREE_LAYERS, lambda attention, threads: 1.0)[0] == Route()
+
+
+def test_the_number_of_threads_is_chosen_after_the_route(monkeypatch: pytest.MonkeyPatch):
+    for module in ("base.threads", "training.routes"):
+        monkeypatch.setattr(f"mechicl.{module}.n_cores", lambda: 3)
+    with using_threads(3):
+        route = choose(THREE_LAYERS, lambda attention, threads: (2 if attention == "merged" else 3) - threads / 2)[0]
+    assert route == Route(attention="merged", threads=3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"routes": "rule"}, {"routes": None}, {"compile": True}, {"fused_attention": True}],
+    ids=str,
+)
+def test_what_is_not_measured(changes: dict[str, Any]):
+    route, _, clock = choose(THREE_LAYERS.replace(**changes), lambda *_: 1.0)
+    assert (route, clock.calls) == (Route(), 0)
+    longer = choose(THREE_LAYERS.replace(routes=None, steps=10_000), lambda *_: 1.0)[2]
+    assert longer.calls > 0
+
+
+def test_measuring_changes_neither_weights_nor_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # on a clock that stands still the rule's route stays, so all bits are the same
+    monkeypatch.setattr("mechicl.training.routes.choose_route.__defaults__", (lambda: 0.0,))
+    each = {
+        routes: train(THREE_LAYERS.replace(routes=routes), tmp_path / routes, progress=False)
+        for routes in ("rule", "measured")
+    }
+    rule, measured = (result.models[0].state_dict() for result in each.values())
+    assert all(torch.equal(rule[name], measured[name]) for name in rule)
+    assert each["measured"].record["training"]["routes"] == "measured"
+    assert each["measured"].record["route"] == {"attention": None, "prompts_last": None}
+
+
+def test_a_resumed_run_keeps_its_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    taken: list[str] = []
+    original = fast._associative
+    monkeypatch.setattr(fast, "_associative", lambda *args: taken.append("associative") or original(*args))
+    choices = iter([Route("associative", None, 1)])
+    monkeypatch.setattr("mechicl.training.loop.choose_route", lambda *_: next(choices))
+    interrupted(THREE_LAYERS, tmp_path, 10)
+    taken.clear()
+    result = train(THREE_LAYERS.replace(routes="rule"), tmp_path, progress=False)  # the option may change
+    assert taken
+    assert result.record["route"] == {"attention": "associative", "prompts_last": None}
+    with pytest.raises(StopIteration):
+        train(THREE_LAYERS, tmp_path / "new", progress=False)
+
+
+def test_saves_of_earlier_versions_resume_by_the_rule(tmp_path: Path):
+    interrupted(config := small(steps=10), tmp_path, 5)
+    tensors, metadata = read_tensors(tmp_path / STATE_FILE)
+    older = {name: text for name, text in metadata.items() if name not in ("route", "sha256")} | {"threads": "1"}
+    write_tensors(tmp_path / STATE_FILE, tensors, signed(tensors, older))
+    record = train(config, tmp_path, progress=False).record
+    assert (record["threads"], record["route"]) == (1, {"attention": None, "prompts_last": None})
+
+
+def test_prompts_are_the_same_in_both_layouts():
+    config = THREE_LAYERS.replace(model=THREE_LAYERS.model.replace(n_layers=1))
+    assert config.model.prefers_prompts_last  # pyright: ignore
+    last, first = (
+        sample_batch(config, build(config.model, 0), make_generators(config, CPU), 0, prompts_last=prompts_last).tokens
+        for prompts_last in (True, False)
+    )
+    assert torch.equal(last, first)
+    assert (last[0].stride(0), first[0].stride(2)) == (1, 1)
