@@ -26,7 +26,7 @@ from mechicl.analysis.dynamics import (
     learning_coefficient,
     score_heads_over_training,
 )  # fmt: skip
-from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.checkpoints import Checkpoint, load_checkpoint, save
 from mechicl.models import PromptedModel, build
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import load_result, median_interval
@@ -60,6 +60,8 @@ class Args(ScriptArgs):
     """Folder of the sampled chains of checkpoints, which are not sampled again."""
     checkpoints: tuple[str, ...] = tuple(CHAINS)
     """Checkpoints to measure."""
+    record: Path | None = None
+    """Folder of the checkpoints, to write the coefficients of the linear models into their records (for reports)."""
 
 
 class Weights(nn.Module):
@@ -90,6 +92,8 @@ def compare(args: Args) -> Comparison:
     for name in args.checkpoints:
         found, pictures, data[name] = along_training(name, args.folder)
         rows, sections = rows + found, sections + pictures
+        if args.record is not None and name.startswith("lsa"):
+            record_coefficients(args.record / name, sampled(name, args.folder))
     lead = (
         "Estimates of the local learning coefficient by Langevin chains: with the Metropolis rule, or for induction-2l "
         "and gpt2-8l with minibatches and without the rule. Known cases, whose value is in the column of published "
@@ -279,6 +283,16 @@ def along_training(name: str, folder: Path) -> tuple[list[Row], list[Section], d
     }
     settings = ", ".join(f"{key} {value:g}" for key, value in CHAINS[name].items())
     return rows, [Section(name, f"{settings}. {'; '.join(result.failures)}", figure)], numbers
+
+
+def record_coefficients(folder: Path, found: LearningCoefficient) -> None:
+    """Write the coefficient of each seed at each step into a checkpoint's record, from which reports draw it."""
+    checkpoint = load_checkpoint(folder)
+    kept = {
+        "steps": list(found.steps), "coefficients": found.samples()["coefficients"][:, 0].round(decimals=3).tolist(),
+        "command": "python analyses/learning_coefficients.py --record checkpoints",
+    }  # fmt: skip
+    save(folder, checkpoint.models, {**checkpoint.record, "learning_coefficient": kept}, checkpoint.snapshots)
 
 
 def sampled(name: str, folder: Path) -> LearningCoefficient:

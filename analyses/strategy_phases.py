@@ -40,9 +40,9 @@ LEAST_KNOWN = 4  # pools that a boundary needs
 N_PROMPTS = 150  # from the pool, and as many from new sources
 
 
-def _tokens(d_vocab: int, n_layers: int) -> TransformerConfig:
+def _tokens(d_vocab: int, n_layers: int, n_ctx: int = 16) -> TransformerConfig:
     return TransformerConfig(
-        prompt_format="token_ids", d_vocab=d_vocab, n_ctx=16, n_layers=n_layers, n_heads=2, d_model=16, d_head=8,
+        prompt_format="token_ids", d_vocab=d_vocab, n_ctx=n_ctx, n_layers=n_layers, n_heads=2, d_model=16, d_head=8,
         d_mlp=64, attention="softmax", normalization_type="LN", act_fn="gelu_new", initializer_range=0.1,
     )  # fmt: skip
 
@@ -66,8 +66,11 @@ SETTINGS = {
     "chains": TrainingConfig(
         task=MarkovChains(d_vocab=3, n_ctx=16, n_chains=2), model=_tokens(3, 2), steps=1500, **_BASE
     ),
+    "second-order chains": TrainingConfig(
+        task=MarkovChains(d_vocab=2, n_ctx=32, n_chains=2, order=2), model=_tokens(2, 2, 32), steps=2500, **_BASE
+    ),
 }  # fmt: skip
-FIELD = {"regression": "n_tasks", "chains": "n_chains", "urns": "n_urns"}
+FIELD = {"regression": "n_tasks", "chains": "n_chains", "second-order chains": "n_chains", "urns": "n_urns"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Args(ScriptArgs):
     folder: Path | None = None
     """Folder to train in, or to resume a training; by default the table is read that comes with the script."""
     settings: tuple[str, ...] = tuple(SETTINGS)
-    """Settings to train: "urns", "regression" and "chains"; the others are read from the table."""
+    """Settings to train: "urns", "regression", "chains" and "second-order chains"; the others are read from the table."""
 
 
 def compare(args: Args) -> Comparison:

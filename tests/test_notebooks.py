@@ -53,8 +53,8 @@ def shades(png: bytes) -> int:
 
 
 def test_the_notebooks_are_those_of_the_tutorials():
-    names = ["attention_circuits", "does_it_run_newton", "first_tour", "function_vectors", "icl_against_finetuning",
-             "induction_heads", "interactive_patching"]  # fmt: skip
+    names = ["attention_circuits", "does_it_run_newton", "first_tour", "function_vectors", "how_it_came_about",
+             "icl_against_finetuning", "induction_heads", "interactive_patching"]  # fmt: skip
     assert [path.stem for path in PATHS] == names
     page = (ANALYSES.parent / "docs" / "tutorials" / "index.md").read_text()
     assert [name for name in names if name not in page] == []

@@ -43,7 +43,6 @@ WHOLE = 16  # integers of an axis that all get a tick
 DECADES = 6  # decades of a logarithmic axis that all get a tick
 BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # a legend under its figure
 ZERO = {"y": 0, "line": {"color": "#999999", "width": 1}}  # a horizontal line, for `add_hline`
-FIRST_STEP = "optimisation step (the first point is step 0)"
 Place = Mapping[str, Any]  # of a trace in a grid of panels: "row" and "col", or "secondary_y"
 
 
@@ -280,6 +279,11 @@ def _tick_text(value: float) -> str:
     power = math.floor(math.log10(value) + 1e-9)
     digit = value / 10.0**power
     return f"10<sup>{power}</sup>" if abs(digit - 1) < 1e-6 else f"{digit:g}·10<sup>{power}</sup>"
+
+
+def title_of_steps(steps: Sequence[int]) -> dict[str, Any]:
+    """Return the title of an axis of training steps, which says where step 0 is drawn, if it is."""
+    return {"text": "optimisation step" + " (the first point is step 0)" * (0 in steps), "font": {"size": 12}}
 
 
 def on_log_axis(steps: Sequence[int]) -> list[float]:

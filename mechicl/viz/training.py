@@ -80,15 +80,15 @@ def alignments_over_training(trainings: Mapping[str, AlignmentOverTraining]) -> 
     """
     names = {"sensitivity_cosine": "cosine of sensitivities", "prediction_distance": "distance of predictions",
              "sensitivity_distance": "distance of sensitivities"}  # fmt: skip
-    fig = draw.panels("", list(names.values()))
+    fig, title = draw.panels("", list(names.values())), {}
     for (name, training), color in zip(trainings.items(), draw.colors_for(list(trainings)), strict=True):
-        steps = draw.on_log_axis(training.steps)
+        steps, title = draw.on_log_axis(training.steps), draw.title_of_steps(training.steps)
         for column, measure in enumerate(names):
             means = [interval(seeds) for seeds in getattr(training, measure)]
             look = {"legendgroup": name, "showlegend": column == 0 and len(trainings) > 1,
                     "place": draw.panel(column, 3)}  # fmt: skip
             draw.add_intervals(fig, steps, means, name, color, **look)
-    fig.update_xaxes(type="log", exponentformat="power").update_xaxes(title={"text": draw.FIRST_STEP}, col=2)
+    fig.update_xaxes(type="log", exponentformat="power").update_xaxes(title=title, col=2)
     fig.update_yaxes(rangemode="tozero").update_yaxes(rangemode="normal", range=[-0.2, 1.05], col=1)
     return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
 
@@ -121,7 +121,7 @@ def heads_during_training(
         draw.add_intervals(fig, x, means, f"{name.replace('_', ' ')} score", color, place=place)
     several = any(values.shape[1] > 1 for values in scores.scores.values())
     fig.update_xaxes(
-        title_text=draw.FIRST_STEP, type="log", dtick=1, exponentformat="none", separatethousands=True,
+        title=draw.title_of_steps(every), type="log", dtick=1, exponentformat="none", separatethousands=True,
         ticks="outside", ticklen=8, tickcolor="rgba(0,0,0,0)",  # space for the axes' zeros
     )  # fmt: skip
     fig.update_yaxes(title_text="loss (nats)", rangemode="tozero", secondary_y=False)
@@ -152,7 +152,7 @@ def learning_coefficients(result: LearningCoefficient, title: str = "Local learn
     for color, (part, means) in zip(draw.colors_for(list(rows)), rows.items(), strict=True):
         look = {"showlegend": len(rows) > 1, "place": right}
         draw.add_intervals(fig, draw.on_log_axis(result.steps), means, part, color, **look)
-    fig.update_xaxes(title_text=draw.FIRST_STEP, type="log", exponentformat="power", **right)
+    fig.update_xaxes(title=draw.title_of_steps(result.steps), type="log", exponentformat="power", **right)
     return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
 
 
@@ -181,7 +181,7 @@ def strategies_over_training(tracking: StrategyTracking, title: str = "Strategie
         draw.add_line(fig, xs, ys, "model", blue, place=right, showlegend=seed == 0, legendgroup="model", **look)
     for place in (left, middle):
         fig.update_xaxes(type="log", exponentformat="power", **place)
-    fig.update_xaxes(title={"text": draw.FIRST_STEP}, **left).update_yaxes(rangemode="tozero", **middle)
+    fig.update_xaxes(title=draw.title_of_steps(tracking.steps), **left).update_yaxes(rangemode="tozero", **middle)
     return draw.tick_log_axes(fig.update_yaxes(range=[-0.02, 1.02], **left).update_layout(legend=draw.BELOW))
 
 
@@ -222,7 +222,7 @@ def training_history(
     for step in [] if transitions is None else transitions.steps[transitions.fell].tolist():
         fig.add_vline(x=max(step, min(places.values())), line={"color": "#444444", "width": 1, "dash": "dot"})
     fig.update_xaxes(type="log").update_yaxes(rangemode="tozero")
-    draw.tick_log_axes(fig).update_xaxes(title_text=draw.FIRST_STEP, row=len(names))
+    draw.tick_log_axes(fig).update_xaxes(title=draw.title_of_steps(every), row=len(names))
     height = 190 * len(names)
     return fig.update_layout(height=height + 110, legend={**draw.BELOW, "y": -60 / height}, margin_b=70)
 

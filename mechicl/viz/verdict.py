@@ -104,8 +104,7 @@ def _during_training(
     if distances.max() >= TOP:  # cut off there
         axis["ticktext"][-1] = f"≥ {axis['ticktext'][-1]}"
     fig.update_yaxes(**axis, **place)
-    first_step = {"text": draw.FIRST_STEP, "font": {"size": 12}}
-    fig.update_xaxes(type="log", title=first_step, exponentformat="none", dtick=1, **place)
+    fig.update_xaxes(type="log", title=draw.title_of_steps(steps), exponentformat="none", dtick=1, **place)
 
 
 def _share_axis(ends: tuple[float, float]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, align, measure_forgetting, measure_order_sensitivity, measure_shifted_losses, regret
 from mechicl.analysis.behaviour import measure_outside_span, tuned_clipped_descent, tuned_descent
+from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.analysis.behaviour.tuned_descent import ClippedDescent
 from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -260,3 +261,14 @@ def test_tuned_deep_descent_does_not_explode_on_contexts_that_it_was_not_tuned_o
     deep = tuned_descent(task.sample(2048, seed=5, dtype=torch.float64), 3, gamma=True, per_step=True)
     losses = [(each.predict(fresh) - fresh.query.ys).square().mean().item() for each in (deep, plain)]
     assert losses[0] < losses[1]
+
+
+@pytest.mark.parametrize(
+    ("ys", "classes"),
+    [
+        ([[1.0], [-1.0]], True), ([[1.0], [0.5]], False), ([[1.0, 0.0], [0.0, 1.0]], True),
+        ([[1.0, 0.0], [0.0, 0.0]], False), ([[1.0, 1.0], [0.0, 1.0]], False), ([[0.25, 0.75], [0.0, 1.0]], False),
+    ],
+)  # fmt: skip
+def test_classes_are_signs_or_one_hot(ys, classes):
+    assert are_classes(torch.tensor(ys)) is classes

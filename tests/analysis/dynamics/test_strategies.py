@@ -69,6 +69,21 @@ def test_weights_of_mixtures_on_tokens_are_found(noise):
     assert track_strategies(models, without, TOKENS, n_resamples=2, progress=False).verdicts[-1] == "none of these"
 
 
+def test_tokens_that_are_not_scored_do_not_count():
+    task = MarkovChains(d_vocab=3, n_ctx=12, n_chains=4, order=2)  # the first two tokens depend on no others
+    sequences = TokenSequences.concatenate([task.sample(40, seed=0), task.new_chains.sample(40, seed=0)])
+    learners = {name: algorithms.references(task)[name] for name in ("pool", "order 2")}
+
+    def half(tokens):
+        total = sum(token_log_probabilities(each, tokens).exp() for each in learners.values()) / 2
+        total[:, 0] = torch.tensor([1.0, 0.0, 0.0])  # the second token is surely 0
+        return total.log()
+
+    found = track_strategies([TokenAlgorithmLearner(half)], learners, sequences, n_resamples=2, progress=False)
+    assert found.weights[:, 0, 0].tolist() == pytest.approx([0.5, 0.5], abs=1e-7)
+    assert found.residual[0, 0] < 1e-12
+
+
 @pytest.mark.parametrize("at", ["query", "points"])
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_weights_of_mixtures_on_points_are_found(at, noise):
