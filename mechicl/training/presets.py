@@ -163,21 +163,26 @@ _FUNCTION_CLASSES = {
 
 
 # Layers with a state, on the prompts of gpt2-8l: one layer of the size of lsa-1l on paired prompts, and four layers
-# without MLPs on interleaved ones, where the first has to bring each target to its input. Small and short, so that all
-# of them fit into an hour of one core.
+# without MLPs on interleaved ones. Small and short, so that all of them fit into an hour of one core.
 _STATEFUL = ("delta", "gated_linear", "mamba2", "mesa")
 _STATE_1L = TrainingConfig(
     task=_GPT2_8L.task,
     model=TransformerConfig(x_dim=5, n_context=20, n_layers=1), seeds=(0, 1, 2), steps=1500, batch_size=256,
     learning_rate=5e-3, schedule="cosine", warmup_steps=100, gradient_clip=1.0, eval_every=100,
 )  # fmt: skip
-_STATE_4L = _STATE_1L.replace(
+_DELTA_4L = _STATE_1L.replace(
     model=TransformerConfig(
-        x_dim=5, n_context=20, prompt_format="interleaved", n_layers=4, n_heads=2, d_model=24, normalization_type="LN",
-        positional_embedding_type="none", score_scale=1.0,
+        x_dim=5, n_context=20, prompt_format="interleaved", n_layers=4, n_heads=2, d_model=24, attention="delta",
+        normalization_type="LN", positional_embedding_type="none", score_scale=1.0,
     ),
     batch_size=64, learning_rate=4e-3, curriculum=Curriculum(dims=Ramp(2, 5, 1, 100)), save_every=500,
 )  # fmt: skip
+# To pair targets with inputs, a token has to read the one before it. DeltaNet learns to without help, softmax attention
+# by positions, and the others by the convolution that they are published with: without it, and from small initial
+# weights, gated linear attention and Mamba-2 stay near a prediction of 0 for hundreds of steps.
+_CONVOLVED_4L = _DELTA_4L.replace(
+    model=_DELTA_4L.model.replace(initializer_range=0.2, conv_width=4), steps=2000, learning_rate=1e-2, save_every=250
+)
 
 
 def _replaced(base: TrainingConfig, model: dict[str, Any], **changes: Any) -> TrainingConfig:
@@ -283,10 +288,15 @@ PRESETS: dict[str, TrainingConfig] = {
     "pool-8192": _POOL.replace(task=_POOL.task.replace(n_tasks=8192)),
     # Fu et al. 2024, A.2 and B.6, in small: the same prompts and the same training as the transformer's.
     "lstm-4l": _GPT2_8L.replace(model=LSTMConfig(x_dim=5, n_context=20, n_layers=4, d_model=96)),
-    **{
-        f"{kind.replace('_', '-')}-{size}": _replaced(base, {"attention": kind})
-        for size, base in (("1l", _STATE_1L), ("4l", _STATE_4L))
-        for kind in _STATEFUL
-    },
+    **{f"{kind.replace('_', '-')}-1l": _replaced(_STATE_1L, {"attention": kind}) for kind in _STATEFUL},
+    "delta-4l": _DELTA_4L,
+    "gated-linear-4l": _replaced(_CONVOLVED_4L, {"attention": "gated_linear"}),
+    "mamba2-4l": _replaced(_CONVOLVED_4L, {"attention": "mamba2"}),
+    # its steps take three times as long, and it needs fewer
+    "mesa-4l": _replaced(_CONVOLVED_4L, {"attention": "mesa"}, steps=400),
+    "softmax-4l": _replaced(
+        _CONVOLVED_4L,
+        {"attention": "softmax", "conv_width": 0, "positional_embedding_type": "standard", "score_scale": None},
+    ),
 }  # fmt: skip
 """Ready-made `TrainingConfig`s by name. `mechicl train NAME` trains one; their help is in mechicl/cli/presets.json."""

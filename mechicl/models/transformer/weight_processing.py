@@ -46,7 +46,8 @@ def fold_layer_norm(state: State, cfg: TransformerConfig) -> State:
 
     for layer in range(cfg.n_layers):
         attn, mlp = f"blocks.{layer}.attn", f"blocks.{layer}.mlp"
-        fold(f"blocks.{layer}.ln1", *((f"{attn}.W_{letter}", f"{attn}.b_{letter}") for letter in "QKV"))
+        readers = ["Q", "K", "V", *(name for name in ("gate", "step") if f"{attn}.W_{name}" in state)]
+        fold(f"blocks.{layer}.ln1", *((f"{attn}.W_{name}", f"{attn}.b_{name}") for name in readers))
         if cfg.gated_mlp:  # b_in is added after the product, so neither factor has a bias
             fold(f"blocks.{layer}.ln2", (f"{mlp}.W_in", None), (f"{mlp}.W_gate", None))
         else:

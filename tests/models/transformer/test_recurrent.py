@@ -16,6 +16,7 @@ from mechicl.analysis.heads import read_dual_form
 from mechicl.analysis.weights import read_weight_products
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.recurrent import Recurrence, softplus_inverse
+from mechicl.models.transformer.weight_processing import process_weights
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig, train
 from mechicl.training.ensemble import Ensemble
@@ -157,6 +158,15 @@ def test_gates_and_steps_can_be_ablated(attention: str):
     for component in ("gate", "step", "z"):
         sweep = ablate(model, prompts, component, ("layer", "head"), method="zero", progress=False)
         assert sweep.effect().isfinite().all()
+
+
+@pytest.mark.parametrize("attention", ["delta", "gated_linear", "mamba2", "mesa"])
+def test_norms_are_folded_into_gates_and_steps_too(attention: str):
+    model = random_model(TransformerConfig(**INTERLEAVED, attention=attention, conv_width=2))
+    processed = process_weights(model)
+    assert processed.cfg.normalization_type == "LNPre"
+    tokens = random_tokens(model.cfg, 3)
+    torch.testing.assert_close(processed(tokens), model(tokens), rtol=1e-9, atol=1e-10)
 
 
 def test_seeds_train_together_as_alone():
