@@ -1,283 +1,314 @@
-"""Does the query of a trained model run softmax address descent? Exchanged patterns, scores and fits, with controls.
+"""Sources of the query's attention scores: exchanged patterns and addresses, and rebuilt scores, with controls.
 
 python analyses/query_side.py --checkpoint gpt2-8l
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise import AddressDescent, fit_address_descent
 from mechicl.analysis.causes import exchange_patterns, sample_sources
 from mechicl.checkpoints import untrained
-from mechicl.constructions import address_descent
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_models
-from mechicl.statistics import ratio_interval
+from mechicl.statistics import Interval, ratio_interval
 from mechicl.tasks import LinearRegression
 from support.script import ScriptArgs, regression_checkpoint, run_script
 
 FIRST = 2
 """The layer in which the query starts to read the context."""
-HYPOTHESES: Mapping[str, dict[str, Any]] = {
-    "H1, softmax": {"kernel": "softmax"},
-    "linear kernels": {"kernel": "linear"},
-    "H2, softmax and keys that move": {"kernel": "softmax", "moving_keys": True},
+CUTS: Mapping[str, tuple[bool, bool]] = {
+    "the query's MLPs at their means": (True, False),
+    "context points cut off from each other": (False, True),
+    "both: the query alone computes": (True, True),
 }
-SIDES = {
-    "x_q and x_i": (False, False),
-    "address and x_i": (True, False),
-    "x_q and moved keys": (False, True),
-    "address and moved keys": (True, True),
+Part = Literal["start", "reads", "MLPs"]
+EXACT: Mapping[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
+    "start; start": (("start",), ("start",)),
+    "start and reads; start": (("start", "reads"), ("start",)),
+    "start; start and MLPs": (("start",), ("start", "MLPs")),
+    "start and reads; start and MLPs": (("start", "reads"), ("start", "MLPs")),
+    "start and reads; start and reads": (("start", "reads"), ("start", "reads")),
+    "start and reads; all": (("start", "reads"), ("start", "reads", "MLPs")),
+    "all; start and MLPs": (("start", "reads", "MLPs"), ("start", "MLPs")),
 }
-"""What scores are computed from: inputs, or inputs and what a token has read, at the query and at the keys."""
+"""Parts of the stream, at the query and at the keys, from which scores are computed; the others are at their means."""
+FITTED: Mapping[str, tuple[bool, bool]] = {
+    "x_q; x_i": (False, False),
+    "address; x_i (H1)": (True, False),
+    "x_q; moved keys": (False, True),
+    "address; moved keys (H2)": (True, True),
+}
+"""Linear maps of inputs, and of what a token has read of inputs, fitted to query and key vectors."""
 
 
 @dataclass(frozen=True)
 class Args(ScriptArgs):
-    """What the query's attention patterns carry, and which hypothesis predicts them."""
+    """Information in the query's attention, and its sources."""
 
     checkpoint: str = "gpt2-8l"
     """Name or folder of a model with softmax attention on interleaved prompts of linear regression."""
-    n_prompts: int = 512
-    """Prompts of exchanges, and held-out prompts of scores and fits."""
-    n_fitting: int = 3072
-    """Prompts that hypotheses are fitted to."""
-    iterations: int = 600
-    """Of each fit by Adam; 0 for no fits."""
+    n_prompts: int = 256
+    """Prompts of exchanges, and held-out prompts of scores."""
+    n_fitting: int = 1536
+    """Prompts that linear maps are fitted to."""
     seed: int = 0
-    """Seed of prompts and fits."""
+    """Seed of prompts."""
 
 
 def compare(args: Args) -> Comparison:
-    """All parts on all seeds of the checkpoint, and on controls."""
+    """All parts on all seeds of the checkpoint, and on an untrained model."""
     checkpoint, task = regression_checkpoint(args.checkpoint)
-    models = [model.double() for model in checkpoint.models]
-    without = untrained(checkpoint.select([0])).models[0].double()
-    prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+    models = [*checkpoint.models, untrained(checkpoint.select([0])).models[0]]
+    prompts = task.sample(args.n_prompts, seed=args.seed)
+    fitting = task.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
+    others = task.sample(args.n_prompts, seed=args.seed + 10)
+    found = [measure(model, task, prompts, others, fitting) for model in models]
     rows: list[Row] = []
-    for name, measure in _exchanges(task, prompts, args.seed).items():
-        rows.append(over_models(name, [measure(model) for model in models], checkpoint))
-        rows.append(Row(f"{name}, untrained model", None, measure(without), "prompts"))
-    data: dict[str, Any] = {"scores": [], "fits": []}
-    fitting = task.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1, dtype=torch.float64)
-    for label, model in [*((f"seed {i}", model) for i, model in enumerate(models)), ("untrained", without)]:
-        found = explain_scores(model, fitting, args.n_prompts)
-        data["scores"].append({"model": label, **{name: values.tolist() for name, values in found.items()}})
-        rows += _score_rows(label, found)
-    if args.iterations:
-        few = [*((f"seed {i}", *_targets(model, fitting)) for i, model in enumerate(models))]
-        few.append(("other prompts' scores (control)", few[0][1], few[0][2].roll(1, 2)))
-        for label, targets, scores in few:
-            fits = fit_all(args, fitting, targets, scores, causal=True)
-            data["fits"].append({"model": label, **fits})
-            rows += _fit_rows(label, fits)
-        rows += _known(args, fitting, data)
+    for name in found[0].values:
+        *trained, control = [each.values[name] for each in found]
+        rows.append(over_models(name, trained, checkpoint, note=f"untrained model {control.mean:.3f}"))
+    data = {"scores": [each.scores for each in found[:-1]], "scores_untrained": found[-1].scores}
+    for name in found[0].scores:
+        for i in range(len(found[0].scores[name])):
+            values = torch.tensor([each.scores[name][i] for each in found])
+            by_seed = ", ".join(f"{value:.2f}" for value in values[:-1].mean(1).tolist())
+            note = f"by seed {by_seed}; weakest head {values[:-1].min():.2f}; untrained model {values[-1].mean():.2f}"
+            quantity = f"R² of scores from {name}, layer {FIRST + i}"
+            rows.append(Row(quantity, None, values[:-1].mean().item(), "heads and seeds", note))
     lead = (
-        f"{checkpoint.name}: squared distances relative to that between predictions on prompts and sources, "
-        f"{args.n_prompts} prompts. R² of scores is on as many held-out prompts, of scores minus their mean over "
-        f"prompts at each position and over points; layers are numbered from 0."
+        f"{checkpoint.name}: squared distances of predictions, relative to that between the predictions on the prompt "
+        f"and on its source, {args.n_prompts} prompts. R² of scores is on as many held-out prompts, of the tokens "
+        f"(inputs or targets) that a head attends to most, of scores minus their mean over prompts at each position "
+        f"and over points; layers are numbered from 0. Sources of scores: those at the query; those at the keys."
     )
     return Comparison(f"The query's side of {checkpoint.name}", lead, rows, [], data)
 
 
-def _exchanges(task: LinearRegression, prompts: Prompts, seed: int) -> dict[str, Callable[[HookedTransformer], Any]]:
-    """The measures of exchanged patterns, averaged MLPs and linearity, by the name of their row."""
-    others = task.sample(len(prompts), seed=seed + 10, dtype=torch.float64)
+@dataclass(frozen=True)
+class Measured:
+    """Measurements of one model: intervals over prompts by the name of their row, R² of scores `[layer][head]`."""
+
+    values: dict[str, Interval]
+    scores: dict[str, list[list[float]]]
+
+
+def measure(
+    model: HookedTransformer, task: LinearRegression, prompts: Prompts, others: Prompts, fitting: Prompts
+) -> Measured:
+    """Make all exchanges, cuts and rebuilt patterns of one model."""
     query = prompts.with_query(others.query.xs)
-    weights = torch.linalg.lstsq(others.xs, others.ys).solution
+    weights = torch.linalg.lstsq(others.xs.double(), others.ys.double()).solution.float()
     targets = Prompts(prompts.xs, prompts.xs @ weights)
-    context = sample_sources(task, prompts, seed=seed + 11)
-    measures: dict[str, Callable[[HookedTransformer], Any]] = {}
-    for kind, sources in (("query", query), ("y", targets), ("X", context), ("prompt", others)):
-        start = f"patterns from another {kind}: distance from"
-        measures[f"{start} the other's prediction"] = lambda m, s=sources: exchange_patterns(m, prompts, s).from_other
-        measures[f"{start} its own"] = lambda m, s=sources: exchange_patterns(m, prompts, s).from_own
-    for layer in range(8):
-        measures[f"patterns from another query in layer {layer} alone: distance from its own"] = lambda m, i=layer: (
-            exchange_patterns(m, prompts, query, layers=[i]).from_own
-        )
-    measures["the query's MLPs from layer 2 on at their means: distance from its own"] = lambda m: _averaged(
-        m, prompts, query
+    sources = {"query": query, "y": targets, "X": sample_sources(task, prompts, seed=11), "prompt": others}
+    values: dict[str, Interval] = {}
+    last = model.cfg.n_layers
+    places = {f"layers {layer} to {last - 1}": range(layer, last) for layer in range(last - 1, FIRST - 1, -1)}
+    whole = f"layers {FIRST} to {last - 1}"
+    for kind, source in sources.items():
+        for component, words in (("pattern", "patterns"), ("q", "addresses")):
+            for place, layers in places.items():
+                if place != whole and kind != "query":
+                    continue
+                moved = exchange_patterns(model, prompts, source, layers=list(layers), component=component)
+                values[f"{words} from another {kind}, {place}: distance from its own"] = moved.from_own
+                if place == whole:
+                    values[f"{words} from another {kind}, {place}: distance from the other's"] = moved.from_other
+    own, other = model.predict(prompts), model.predict(others)
+    between = (other - own).square().sum(1)
+    values["the model's error"] = ratio_interval((own - prompts.ys[:, -1]).square().sum(1), between)
+    for name, cut in CUTS.items():
+        moved = run_cut(model, prompts, *cut)
+        values[f"{name}: distance from its own"] = ratio_interval((moved - own).square().sum(1), between)
+        values[f"{name}: error"] = ratio_interval((moved - prompts.ys[:, -1]).square().sum(1), between)
+    bent = model.predict(Prompts(prompts.xs, (prompts.ys + targets.ys) / 2))
+    bent = (own + model.predict(targets) - 2 * bent).square().sum(1)
+    values["non-linear in y: |f(y) + f(y') - 2 f((y + y') / 2)|² over |f(y)|²"] = ratio_interval(
+        bent, own.square().sum(1)
     )
-    measures["non-linear in y: |f(y) + f(y') - 2 f((y + y') / 2)|² over |f(y)|²"] = lambda m: ratio_interval(
-        (m.predict(prompts) + m.predict(targets) - 2 * m.predict(Prompts(prompts.xs, (prompts.ys + targets.ys) / 2)))
-        .square().sum(1),
-        m.predict(prompts).square().sum(1),
-    )  # fmt: skip
-    return measures
+    held_out = fitting[-len(prompts) :]
+    scores, true, kinds = rebuild_scores(model, fitting, len(prompts))
+    held_own = model.predict(held_out)
+    held_between = (model.predict(others) - held_own).square().sum(1)
+    tokens = model.encode(held_out)
+    found: dict[str, list[list[float]]] = {}
+    for name, each in scores.items():
+        found[name] = [[round(r2_of(each[i, h], true[i, h], kind), 4) for h, kind in enumerate(kinds[i])]
+                       for i in range(len(true))]  # fmt: skip
+        moved = run_patterns(model, tokens, {FIRST + i: pattern for i, pattern in enumerate(each.softmax(-1))})
+        distance = ratio_interval((moved - held_own).square().sum(1), held_between)
+        values[f"patterns rebuilt from {name}: distance from its own"] = distance
+    return Measured(values, found)
+
+
+# ---- interventions ----
 
 
 @torch.no_grad()
-def _averaged(model: HookedTransformer, prompts: Prompts, query: Prompts) -> Any:
-    own, tokens = model.predict(prompts), model.encode(prompts)
+def run_cut(model: HookedTransformer, prompts: Prompts, mlps: bool, points: bool) -> Float[Tensor, "prompt y"]:
+    """Predict with the query's MLPs from layer 2 on at their means, and with points that read only themselves there."""
+    tokens, layers = model.encode(prompts), range(FIRST, model.cfg.n_layers)
     _, cache = model.run_with_cache(tokens)
+    point = torch.arange(tokens.shape[1]) // 2
+    hidden = point[:, None] != point
+    hidden[-1] = False
 
-    def put(out: Tensor, hook: Any) -> Tensor:
+    def put_mean(out: Tensor, hook: Any) -> Tensor:
         out = out.clone()
         out[:, -1] = cache[hook.name][:, -1].mean(0)
         return out
 
-    names = [f"blocks.{layer}.hook_mlp_out" for layer in range(FIRST, model.cfg.n_layers)]
-    with model.hooks(fwd_hooks=[(name, put) for name in names]):
-        moved = model(tokens)[:, -1] - own
-    return ratio_interval(moved.square().sum(1), (model.predict(query) - own).square().sum(1))
+    def cut(scores: Tensor, hook: Any) -> Tensor:
+        return scores.masked_fill(hidden, -torch.inf)
+
+    hooks: list[tuple[str, Callable[..., Tensor]]] = []
+    hooks += [(f"blocks.{layer}.hook_mlp_out", put_mean) for layer in layers if mlps]
+    hooks += [(f"blocks.{layer}.attn.hook_attn_scores", cut) for layer in layers if points]
+    with model.hooks(fwd_hooks=hooks):
+        return model(tokens)[:, -1]
 
 
 @torch.no_grad()
-def explain_scores(model: HookedTransformer, prompts: Prompts, held_out: int) -> dict[str, Float[Tensor, "layer head"]]:
-    """Return how well the query's attention scores follow from linear maps of inputs and of what tokens have read.
+def run_patterns(
+    model: HookedTransformer, tokens: Tensor, patterns: Mapping[int, Float[Tensor, "head prompt key"]]
+) -> Float[Tensor, "prompt y"]:
+    """Predict while the query attends by given patterns in some layers."""
 
-    Query and key vectors are fitted by linear regression to x and, if wanted, to `Σ_i w_i x_i` of each earlier layer,
-    head and kind of token, with the model's own patterns w: the addresses of the hypotheses, with any matrices. Keys
-    have a free offset at each position. R² is of the tokens (inputs or targets) that a head attends to most.
+    def put(pattern: Tensor, hook: Any, row: Tensor) -> Tensor:
+        pattern = pattern.clone()
+        pattern[:, :, -1] = row
+        return pattern
+
+    hooks = [
+        (f"blocks.{layer}.attn.hook_pattern", partial(put, row=row.transpose(0, 1))) for layer, row in patterns.items()
+    ]
+    with model.hooks(fwd_hooks=hooks):
+        return model(tokens)[:, -1]
+
+
+# ---- sources of scores ----
+
+
+@torch.no_grad()
+def rebuild_scores(
+    model: HookedTransformer, prompts: Prompts, held_out: int
+) -> tuple[dict[str, Tensor], Float[Tensor, "layer head prompt key"], list[list[int]]]:
+    """Compute the query's attention scores of held-out prompts from parts of what they depend on.
+
+    `EXACT` are the model's own maps of some parts of the stream: the stream after two layers ("start"), and what
+    attention ("reads") and MLPs have added since, each at its mean over prompts if it is left out; layer norms divide
+    by the scale of the whole stream. `FITTED` are linear
+    regressions of query and key vectors on x and on `Σ_i w_i x_i` of each earlier layer, head and kind of token, with
+    the model's own patterns w: the addresses of the hypotheses, with any matrices. Keys have a free offset at each
+    position.
+
+    Returns:
+        scores by the name of their sources, the model's own, and the kind of token (0 for inputs, 1 for targets) that
+        each head attends to most.
     """
-    n, first, last = prompts.n_context, FIRST, model.cfg.n_layers
-    fitted = len(prompts) - held_out
-    inputs = torch.zeros(len(prompts), 2 * n + 1, prompts.x_dim, dtype=torch.float64)
+    last, n, fitted = model.cfg.n_layers, prompts.n_context, len(prompts) - held_out
+    layers = range(FIRST, last)
+    names = [f"blocks.{i}.{part}" for i in layers for part in ("hook_attn_out", "hook_mlp_out", "hook_resid_pre")]
+    names += [f"blocks.{i}.ln1.hook_scale" for i in layers]
+    names += [f"blocks.{i}.attn.hook_{part}" for i in layers for part in ("q", "k", "pattern")]
+    stored = _record(model, prompts, names)
+    start = stored[f"blocks.{FIRST}.hook_resid_pre"]
+    sums: dict[Part, Tensor] = {"start": start, "reads": torch.zeros_like(start), "MLPs": torch.zeros_like(start)}
+    inputs = torch.zeros(len(prompts), 2 * n + 1, prompts.x_dim)
     inputs[:, 0::2], inputs[:, 1::2] = prompts.xs, prompts.xs[:, :-1]
-    stored = _record(model, prompts, [f"{part}.{i}" for i in range(first, last) for part in ("q", "k", "pattern")])
     reads: list[Tensor] = []
-    found = {name: torch.zeros(last - first, model.cfg.n_heads, dtype=torch.float64) for name in SIDES}
-    positions = torch.eye(n, dtype=torch.float64).expand(len(prompts), n, n)
-    for layer in range(first, last):
-        pattern = stored[f"pattern.{layer}"]
-        for head in range(model.cfg.n_heads):
-            kind = max((0, 1), key=lambda k: pattern[:, head, -1, k:-1:2].sum().item())
-            q, k = stored[f"q.{layer}"][:, -1, head], stored[f"k.{layer}"][:, kind:-1:2, head]
-            true = _centred(torch.einsum("nd,nid->ni", q, k)[fitted:])
-            read = {
-                "query": torch.cat([prompts.xs[:, -1], *(each[:, -1] for each in reads)], -1),
-                "key": torch.cat([prompts.xs[:, :-1], *(each[:, kind:-1:2] for each in reads)], -1),
-            }
-            sides = [
-                (_regress(read["query"][:, :width], q, fitted),
-                 _regress(torch.cat([read["key"][..., :width], positions], -1), k, fitted))
-                for width in (prompts.x_dim, None)
-            ]  # fmt: skip
-            for name, (at_query, at_key) in SIDES.items():
-                expected = _centred(torch.einsum("nd,nid->ni", sides[at_query][0], sides[at_key][1]))
-                found[name][layer - first, head] = 1 - (expected - true).square().mean() / true.square().mean()
-        for head in range(model.cfg.n_heads):
-            for kind in (0, 1):
-                weights = pattern[:, head].clone()
-                weights[..., 1 - kind :: 2] = 0
-                reads.append(weights @ inputs)
-    return found
+    scores: dict[str, list[Tensor]] = {name: [] for name in (*EXACT, *FITTED, "other prompts (control)")}
+    true, kinds, scale = [], [], model.cfg.score_scale
+    for layer in layers:
+        block = model.blocks[layer]
+        q, k, pattern = (stored[f"blocks.{layer}.attn.hook_{part}"] for part in ("q", "k", "pattern"))
+        q, k = q[:, -1].transpose(0, 1), k.permute(2, 0, 1, 3)  # [head prompt d], [head prompt key d]
+        norms = stored[f"blocks.{layer}.ln1.hook_scale"][fitted:]
+        own = scale * torch.einsum("hpd,hpkd->hpk", q, k)
+        true.append(own[:, fitted:])
+        kinds.append([int(p[..., 1:-1:2].sum() > p[..., 0:-1:2].sum()) for p in pattern[:, :, -1].unbind(1)])
+        for name, (at_query, at_keys) in EXACT.items():
+            streams = [_with_means(sums, parts)[fitted:] for parts in (at_query, at_keys)]
+            read, keys = (_normed(block.ln1, each, norms) for each in streams)
+            read = read[:, -1]
+            made_q = torch.einsum("pm,hmd->hpd", read, block.attn.W_Q) + block.attn.b_Q[:, None]
+            made_k = torch.einsum("pkm,hmd->hpkd", keys, block.attn.W_K) + block.attn.b_K[:, None, None]
+            scores[name].append(scale * torch.einsum("hpd,hpkd->hpk", made_q, made_k))
+        at_query = torch.cat([prompts.xs[:, -1], *(each[:, -1] for each in reads)], -1)
+        at_keys = torch.cat([inputs[:, :-1], *(each[:, :-1] for each in reads)], -1)
+        for name, sides in FITTED.items():
+            features = [
+                each if side else each[..., : prompts.x_dim]
+                for each, side in zip((at_query, at_keys), sides, strict=True)
+            ]
+            scores[name].append(scale * _fitted_scores(*features, q, k, fitted))
+        scores["other prompts (control)"].append(own[:, fitted:].roll(1, 1))
+        for part, output in (("reads", "hook_attn_out"), ("MLPs", "hook_mlp_out")):
+            sums[part] = sums[part] + stored[f"blocks.{layer}.{output}"]
+        for kind in (0, 1):
+            weights = pattern.clone()
+            weights[..., 1 - kind :: 2] = 0
+            reads += (weights @ inputs[:, None]).unbind(1)
+    made = {name: torch.stack(each) for name, each in scores.items()}
+    return made, torch.stack(true), kinds
 
 
-def _record(model: HookedTransformer, prompts: Prompts, names: Sequence[str]) -> dict[str, Tensor]:
-    parts: dict[str, list[Tensor]] = {}
-    for start in range(0, len(prompts), 256):
-        _, cache = model.run_with_cache(model.encode(prompts[start : start + 256]))
-        for name in names:
-            part, layer = name.split(".")
-            parts.setdefault(name, []).append(cache[f"blocks.{layer}.attn.hook_{part}"])
-    return {name: torch.cat(each) for name, each in parts.items()}
+def _with_means(sums: Mapping[Part, Tensor], parts: Sequence[Part]) -> Float[Tensor, "prompt pos d_model"]:
+    return sum((sums[part] if part in parts else sums[part].mean(0, keepdim=True)) for part in sums)  # pyright: ignore
+
+
+def _normed(norm: Any, stream: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm with the scale of the whole stream."""
+    return (stream - stream.mean(-1, keepdim=True)) / scale * norm.w + norm.b
+
+
+def _fitted_scores(at_query: Tensor, at_keys: Tensor, q: Tensor, k: Tensor, fitted: int) -> Tensor:
+    """Scores of regressed query and key vectors at held-out prompts; the query's key to itself is its own."""
+    made_q = _regress(at_query, q.transpose(0, 1).flatten(1), fitted).unflatten(-1, (len(q), -1))
+    made_k = k[:, fitted:].permute(1, 2, 0, 3).clone()
+    n = at_keys.shape[1] // 2
+    positions = torch.eye(n).expand(len(at_keys), n, n)
+    for kind in (0, 1):
+        features = torch.cat([at_keys[:, kind::2], positions], -1)
+        targets = k[:, :, kind:-1:2].permute(1, 2, 0, 3).flatten(2)
+        made_k[:, kind:-1:2] = _regress(features, targets, fitted).unflatten(-1, (len(q), -1))
+    return torch.einsum("phd,pkhd->hpk", made_q, made_k)
 
 
 def _regress(features: Tensor, targets: Tensor, fitted: int) -> Tensor:
     """Predict targets of held-out prompts from features by least squares."""
     features = torch.cat([features, features.new_ones(*features.shape[:-1], 1)], -1)
-    a, b = (each[:fitted].flatten(0, -2) for each in (features, targets))
+    a, b = (each[:fitted].flatten(0, -2).double() for each in (features, targets))
     gram = a.T @ a
-    ridge = 1e-9 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-    return features[fitted:] @ torch.linalg.solve(gram + ridge, a.T @ b)
+    gram.diagonal().add_(1e-6 * gram.diagonal().mean())
+    return features[fitted:] @ torch.linalg.solve(gram, a.T @ b).float()
 
 
-def _centred(scores: Float[Tensor, "*axes prompt point"]) -> Tensor:
-    """Scores without position effects, and without what softmax ignores."""
-    scores = scores - scores.mean(-2, keepdim=True)
-    return scores - scores.mean(-1, keepdim=True)
+def _record(model: HookedTransformer, prompts: Prompts, names: Sequence[str]) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {name: [] for name in names}
+    for start in range(0, len(prompts), 256):
+        _, cache = model.run_with_cache(model.encode(prompts[start : start + 256]))
+        for name in names:
+            parts[name].append(cache[name])
+    return {name: torch.cat(each) for name, each in parts.items()}
 
 
-def _score_rows(label: str, found: Mapping[str, Tensor]) -> list[Row]:
-    rows = []
-    for name, values in found.items():
-        for i, heads in enumerate(values):
-            least = f"by head {', '.join(f'{value:.2f}' for value in heads.tolist())}"
-            quantity = f"{label}: R² of scores from {name}, layer {FIRST + i}, mean over heads"
-            rows.append(Row(quantity, None, heads.mean().item(), "", least))
-    return rows
+def r2_of(found: Float[Tensor, "prompt key"], true: Float[Tensor, "prompt key"], kind: int) -> float:
+    """R² of the scores of one kind of token, without position effects, and without what softmax ignores."""
+    found, true = (_centred(each[:, kind:-1:2]) for each in (found, true))
+    return 1 - ((found - true).square().mean() / true.square().mean()).item()
 
 
-# ---- fits ----
-
-
-@torch.no_grad()
-def _targets(model: HookedTransformer, prompts: Prompts) -> tuple[Tensor, Float[Tensor, "step head prompt point"]]:
-    """The model's predictions, and logarithms of its attention to each point, by its two tokens, from layer 2 on."""
-    layers = range(FIRST, model.cfg.n_layers)
-    patterns = _record(model, prompts, [f"pattern.{layer}" for layer in layers])
-    rows = torch.stack([patterns[f"pattern.{layer}"][:, :, -1, :-1] for layer in layers])
-    points = rows.unflatten(-1, (-1, 2)).sum(-1).clamp(min=1e-12)
-    return model.predict(prompts), _centred(points.log().transpose(1, 2))
-
-
-def fit_all(args: Args, prompts: Prompts, targets: Tensor, scores: Tensor, *, causal: bool) -> dict[str, Any]:
-    """Fit each hypothesis to predictions and scores, and the first two to predictions alone."""
-    out: dict[str, Any] = {}
-    steps, heads = scores.shape[:2]
-    for name, options in HYPOTHESES.items():
-        for inside in (True, False):
-            if not inside and "moving_keys" in options:
-                continue
-            fit = fit_address_descent(
-                prompts, targets, scores=scores if inside else None, steps=steps, heads=heads, batch_size=256,
-                iterations=args.iterations, held_out=args.n_prompts, learning_rate=0.02, seed=args.seed, progress=False,
-                causal=causal, **options,
-            )  # fmt: skip
-            values: dict[str, Any] = {"unexplained": fit.unexplained}
-            if inside:
-                held_out = prompts[-args.n_prompts :]
-                true, found = _centred(scores[:, :, -args.n_prompts :]), _centred(fit.algorithm.run_query(held_out)[1])
-                r2 = 1 - (found - true).square().mean((2, 3)) / true.square().mean((2, 3))
-                values |= {"r2": r2.tolist(), "matrices": fit.algorithm.matrices.tolist()}
-                values |= {part: getattr(fit.algorithm, part).tolist() for part in ("target_rates", "address_rates")}
-            out[f"{name}, fitted to {'predictions and scores' if inside else 'predictions'}"] = values
-            print(name, inside, fit.unexplained, values.get("r2"), flush=True)
-    return out
-
-
-def _fit_rows(label: str, fits: Mapping[str, Any]) -> list[Row]:
-    rows = []
-    for name, values in fits.items():
-        rows.append(Row(f"{label}: unexplained predictions, {name}", None, values["unexplained"]))
-        if "r2" in values:
-            by_layer = [sum(heads) / len(heads) for heads in values["r2"]]
-            words = f"mean over heads by step {', '.join(f'{value:.2f}' for value in by_layer)}"
-            weakest = min(min(heads) for heads in values["r2"])
-            rows.append(Row(f"{label}: weakest R² of scores, {name}", None, weakest, "", words))
-    return rows
-
-
-def _known(args: Args, prompts: Prompts, data: dict[str, Any]) -> list[Row]:
-    """The fits on transformers that run H1, its linear rival and H2."""
-    rows = []
-    for name, options in HYPOTHESES.items():
-        generator = torch.Generator().manual_seed(args.seed)
-        scale = 1.0 if options["kernel"] == "softmax" else 0.05
-        noise = torch.randn(3, 2, prompts.x_dim, prompts.x_dim, generator=generator, dtype=torch.float64)
-        rates = 0.4 + 0.2 * torch.rand(2, 3, 2, generator=generator, dtype=torch.float64)
-        truth = AddressDescent(scale * (torch.eye(prompts.x_dim).double() + 0.2 * noise), *rates, **options)
-        model = address_descent(truth, n_context=prompts.n_context)
-        with torch.no_grad():
-            stored = [
-                model.run_with_cache(model.encode(prompts))[1][f"blocks.{k + 1}.attn.hook_attn_scores"]
-                for k in range(3)
-            ]
-        scores = torch.stack([each[:, :, -1, : prompts.n_context].transpose(0, 1) for each in stored])
-        fits = fit_all(args, prompts, model.predict(prompts), scores, causal=False)
-        label = f"transformer that runs {name}"
-        data["fits"].append({"model": label, **fits})
-        rows += _fit_rows(label, fits)
-    return rows
+def _centred(scores: Tensor) -> Tensor:
+    scores = scores - scores.mean(0, keepdim=True)
+    return scores - scores.mean(1, keepdim=True)
 
 
 if __name__ == "__main__":

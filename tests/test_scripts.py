@@ -14,7 +14,10 @@ from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint
 from mechicl.constructions import gradient_descent, known_models
 from mechicl.learners import squared_errors
-from mechicl.models import TransformerConfig
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.stream_runs import StreamRuns, record_streams
+from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
 from mechicl.training.state import RunState
@@ -300,3 +303,40 @@ def test_rows_are_those_of_the_kept_tables(name):
 @pytest.mark.parametrize("path", sorted((ANALYSES / "results").glob("sweep_*.csv")), ids=lambda path: path.stem)
 def test_kept_tables_are_small(path):
     assert path.stat().st_size <= 30_000
+
+
+# ---- the query's side ----
+def small_transformer(**options: Any) -> HookedTransformer:
+    config = TransformerConfig(
+        x_dim=3, n_context=6, n_layers=4, d_model=16, n_heads=2, prompt_format="interleaved", attention="softmax",
+        normalization_type="LN", initializer_range=0.3, read_in="linear", act_fn="gelu_new", seed=0, **options,
+    )  # fmt: skip
+    return HookedTransformer(config).eval()
+
+
+def test_points_that_are_cut_off_predict_as_each_isolated_prefix():
+    script, model = import_script("isolated_points"), small_transformer(d_mlp=32, dtype="float64")
+    prompts = TASK.sample(8, seed=0, dtype=torch.float64)
+    with torch.no_grad():
+        connected, cut = (script.predict_prefixes(model, prompts, cut=cut) for cut in (False, True))
+    torch.testing.assert_close(connected, model.predict_prefixes(prompts))
+    adapter = ModelAdapter(model)
+    for n in (2, 6):
+        tokens = model.encode(Prompts(prompts.xs[:, : n + 1], prompts.ys[:, : n + 1]))
+        streams = record_streams(adapter, tokens)
+        expected = StreamRuns(adapter, tokens, streams, streams).isolate(range(4))
+        torch.testing.assert_close(cut[:, n], expected)
+    assert (cut - connected)[:, 2:].abs().max() > 1e-3
+
+
+def test_scores_of_a_model_without_mlps_are_those_of_start_and_reads():
+    script, model, prompts = import_script("query_side"), small_transformer(d_mlp=32), TASK.sample(64, seed=0)
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.mlp.W_out)
+    scores, true, _ = script.rebuild_scores(model, prompts, 16)
+    torch.testing.assert_close(scores["start and reads; start and reads"], true, rtol=1e-3, atol=1e-4)
+    assert (scores["start and reads; start"] - true).abs().max() > 1e-2
+    held_out = prompts[48:]
+    rows = {2 + i: pattern for i, pattern in enumerate(true.softmax(-1))}
+    rebuilt = script.run_patterns(model, model.encode(held_out), rows)
+    torch.testing.assert_close(rebuilt, model.predict(held_out), rtol=1e-3, atol=1e-4)

@@ -76,7 +76,7 @@ def exchange_patterns(
     component: Literal["pattern", "q"] = "pattern",
     memory: float = MEMORY,
 ) -> PatternExchange:
-    """Run a model on prompts in which the query attends as it does on other prompts, or asks for what it asks there.
+    """Run a model on prompts in which the query attends as on other prompts, or by the query vectors of other prompts.
 
     The query's rows of the attention patterns come from a run on the sources. Streams, keys and values are the
     prompt's own, and so are the patterns of all other tokens. With `component="q"` the query vectors come from the
