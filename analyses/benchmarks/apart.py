@@ -33,22 +33,32 @@ class Apart:
         make: "module:name" of what is called with `options`; a module without a dot is one of this package.
         ours: mechicl is loaded first, and sets what it sets; otherwise torch is, and mechicl sets nothing.
         one_core: bound to one of the cores, with one thread of each library.
+        environment: further environment variables.
 
     Raises:
         NoPeerError: something that it needs is not installed.
         RuntimeError: another error there; with its words.
     """
 
-    def __init__(self, make: str, *, ours: bool = False, one_core: bool = False, **options: Any):
+    def __init__(
+        self,
+        make: str,
+        *,
+        ours: bool = False,
+        one_core: bool = False,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ):
         self.make = make
         command = [sys.executable, "-m", "benchmarks.apart", make, json.dumps(options), "mechicl" if ours else "torch"]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(OF_THREADS)}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "analyses"), str(ROOT)])
+        variables = {key: value for key, value in os.environ.items() if not key.startswith(OF_THREADS)}
+        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "analyses"), str(ROOT)])
+        variables |= environment or {}
         if one_core:
-            environment |= ONE_CORE
+            variables |= ONE_CORE
             command.append("one-core")
         self._process = subprocess.Popen(
-            command, env=environment, cwd=ROOT, text=True,
+            command, env=variables, cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:

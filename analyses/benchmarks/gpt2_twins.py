@@ -16,9 +16,9 @@ N_POS = 2 * N_CONTEXT + 1
 class OnPoints(nn.Module):
     """Points and labels in turn, read in and out by linear maps: predictions at the points, `[prompt point]`."""
 
-    def __init__(self, backbone: Callable[[Tensor], Tensor]):
+    def __init__(self, backbone: Callable[[Tensor], Tensor], width: int = WIDTH):
         super().__init__()
-        self.read_in, self.backbone, self.read_out = nn.Linear(X_DIM, WIDTH), backbone, nn.Linear(WIDTH, 1)
+        self.read_in, self.backbone, self.read_out = nn.Linear(X_DIM, width), backbone, nn.Linear(width, 1)
 
     def forward(self, xs: Tensor, ys: Tensor) -> Tensor:
         labels = torch.cat([ys[..., None], ys.new_zeros(*ys.shape, X_DIM - 1)], dim=2)

@@ -13,15 +13,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Weights = dict[str, jax.Array]
 """`q`, `k`, `v`, `o`: `[layer d_in d_out]`, tokens being rows."""
 
 
-def initial_weights(key: jax.Array, n_layers: int, width: int) -> Weights:
+def initial_weights(key: jax.Array, n_layers: int, width: int, repeats: int = 1) -> Weights:
     """As in von Oswald et al. 2023."""
-    std = math.sqrt(0.002 / n_layers / width)
+    std = math.sqrt(0.002 / n_layers / repeats / width)
     keys = jax.random.split(key, 4)
     return {
         name: std * jax.random.truncated_normal(k, -2, 2, (n_layers, width, width))
@@ -114,6 +115,8 @@ class Twin:
     Args:
         form: names of a loss and of a way to draw.
         n_seeds: as many models at once by `vmap`; None for one, without.
+        repeats: how many times all layers run, one after another.
+        seed: of the first model.
     """
 
     def __init__(
@@ -127,13 +130,18 @@ class Twin:
         n_context: int = 10,
         learning_rate: float = 1e-3,
         n_seeds: int | None = None,
+        repeats: int = 1,
+        seed: int = 0,
     ):
-        loss, (sample, generator) = LOSSES[form[0]], DRAWS[form[1]]
+        one_pass, (sample, generator) = LOSSES[form[0]], DRAWS[form[1]]
         adam = optimizer(learning_rate)
+
+        def loss(weights: Weights, xs: jax.Array, ws: jax.Array) -> jax.Array:
+            return one_pass({name: jnp.concatenate([weight] * repeats) for name, weight in weights.items()}, xs, ws)
 
         def start(seed: jax.Array) -> Any:
             key, for_weights = jax.random.split(jax.random.key(seed, impl=generator))
-            weights = initial_weights(for_weights, n_layers, x_dim + 1)
+            weights = initial_weights(for_weights, n_layers, x_dim + 1, repeats)
             return weights, adam.init(weights), key
 
         def step(state: Any, _: None) -> Any:
@@ -149,9 +157,10 @@ class Twin:
 
         self.steps = steps
         if n_seeds is None:
-            self.state = start(jnp.array(0))
+            self.state = start(jnp.array(seed))
         else:
-            run, self.state = jax.vmap(run), jax.vmap(start)(jnp.arange(n_seeds))
+            run, self.state = jax.vmap(run), jax.vmap(start)(seed + jnp.arange(n_seeds))
+        self.loss: Any = jax.jit(loss if n_seeds is None else jax.vmap(loss, (0, None, None)))
         self._run: Any = jax.jit(run, donate_argnums=0).lower(self.state).compile()
 
     def losses(self) -> jax.Array:
@@ -187,6 +196,32 @@ class Quickest:
     def steps_per_second(self, steps: int) -> float:
         """Return the seconds of about n steps."""
         return self._twin.steps_per_second(steps)
+
+
+class ToResult:
+    """Trainings up to a held-out loss, on prompts in a file, in the form that is quickest here; compilation counts."""
+
+    def __init__(self, prompts: str, **options: Any):
+        held_out = np.load(prompts)
+        self.xs, self.ws, self.options = held_out["xs"], held_out["ws"], options
+        quickest = Quickest(steps=25, **options)
+        self._form = quickest._form
+
+    def form(self) -> str:
+        """In words."""
+        return ", ".join(self._form)
+
+    def seconds_to(self, target: float, seed: int, every: int) -> tuple[float, int]:
+        """Return the seconds of a training until all models' losses are at most `target`, and its steps."""
+        jax.clear_caches()
+        started = time.perf_counter()
+        twin, steps = Twin(self._form, steps=every, seed=seed, **self.options), 0
+        reached = jnp.array(False)
+        while not reached.all():
+            twin.losses()
+            steps += every
+            reached |= twin.loss(twin.state[0], self.xs, self.ws) <= target
+        return time.perf_counter() - started, steps
 
 
 usual = partial(Twin, ("plain", "unsafe_rbg"))

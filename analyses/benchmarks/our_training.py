@@ -1,6 +1,7 @@
 """The library's side of what training is compared with: `train`, without what comes before the first step."""
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def linear_config(
         task=LinearRegression(x_dim=x_dim, n_context=n_context),
         model=TransformerConfig(x_dim=x_dim, n_context=n_context, n_layers=n_layers),
         seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps,
-        eval_prompts=64, cpu=True,
+        eval_prompts=64, cpu=True, routes="measured",
     )  # fmt: skip
 
 
@@ -40,12 +41,39 @@ class Linear:
         return steps_per_second(linear_config(steps=steps, **self.sizes))
 
 
-GPT2 = PRESETS["gpt2-8l"].replace(curriculum=None, eval_prompts=64, n_snapshots=0, cpu=True)
+class ToResult:
+    """Trainings of a preset's task and model with a constant learning rate, up to a held-out loss."""
+
+    def __init__(self, preset: str, n_seeds: int = 1):
+        self.config = PRESETS[preset].replace(schedule="constant", n_snapshots=0, cpu=True)
+        self.n_seeds = n_seeds
+
+    def seconds_to(self, target: float, seed: int, every: int) -> tuple[float, int]:
+        """Return the seconds of a training until each model's loss was at most `target`, and its steps."""
+        seeds = tuple(range(seed, seed + self.n_seeds))
+        config = self.config.replace(target_loss=target, eval_every=every, seeds=seeds)
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            result = train(config, folder, progress=False)
+            return time.perf_counter() - started, result.record["steps_done"]
+
+
+GPT2 = PRESETS["gpt2-8l"].replace(curriculum=None, eval_prompts=64, n_snapshots=0, cpu=True, routes="measured")
 
 
 class OfPreset:
     """Trainings of `gpt2-8l`."""
 
+    config = GPT2
+
     def steps_per_second(self, steps: int) -> float:
         """Return the seconds of a training of n steps."""
-        return steps_per_second(GPT2.replace(steps=steps, eval_every=steps, log_every=steps))
+        return steps_per_second(self.config.replace(steps=steps, eval_every=steps, log_every=steps))
+
+
+class Recurrent(OfPreset):
+    """Trainings of four layers with a state, or with softmax attention."""
+
+    def __init__(self, kind: str):
+        base = PRESETS["delta-4l"].replace(curriculum=None, seeds=(0,), eval_prompts=64, cpu=True, routes="measured")
+        self.config = base.replace(model=base.model.replace(attention=kind))

@@ -12,8 +12,8 @@ from benchmarks.load import Load, machine, measure_load
 from benchmarks.rows import Row, Settings, table
 
 PARTS = (
-    "accuracy", "training", "gpt2", "throughput", "memory", "threads", "learners", "starting", "checks",
-    "layers", "interventions", "circuits", "sweeping", "language",
+    "accuracy", "training", "routes", "roofline", "time-to-result", "gpt2", "recurrent", "throughput", "memory",
+    "threads", "learners", "starting", "checks", "layers", "interventions", "circuits", "sweeping", "language",
 )  # fmt: skip
 """Modules of this package, each with a function `measure(settings)` that returns rows."""
 
@@ -59,7 +59,9 @@ def run(parts: Sequence[str], settings: Settings, results: Path, *, loaded: bool
     left_out = []
     for part in parts:
         try:
-            measured = measure_part(importlib.import_module(f"benchmarks.{part}").measure, settings, loaded=loaded)
+            measured = measure_part(
+                importlib.import_module(f"benchmarks.{part.replace('-', '_')}").measure, settings, loaded=loaded
+            )
         except Exception as error:  # the other parts are measured all the same
             if not isinstance(error, MachineIsLoadedError | ImportError):
                 traceback.print_exc()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -44,19 +45,22 @@ class Loop:
 
 
 class PlainLinearAttention(nn.Module):
-    """Every layer computes queries, keys, values and scores for every token."""
+    """Every layer computes queries, keys, values and scores for every token; `repeats` times all layers."""
 
-    def __init__(self, d_model: int, n_layers: int):
+    def __init__(self, d_model: int, n_layers: int, repeats: int = 1):
         super().__init__()
+        self.repeats = repeats
         self.layers = nn.ModuleList()
         for _ in range(n_layers):
             maps = {name: nn.Linear(d_model, d_model, bias=False) for name in ("query", "key", "value", "output")}
             self.layers.append(nn.ModuleDict(maps))
         for weight in self.parameters():
-            nn.init.trunc_normal_(weight, std=(0.002 / n_layers / d_model) ** 0.5)
+            nn.init.trunc_normal_(
+                weight, std=(std := (0.002 / n_layers / repeats / d_model) ** 0.5), a=-2 * std, b=2 * std
+            )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        for layer in self.layers:
+        for layer in [*self.layers] * self.repeats:
             assert isinstance(layer, nn.ModuleDict)
             context = tokens[:, :-1]
             q, k, v = layer["query"](tokens), layer["key"](context), layer["value"](context)
@@ -64,18 +68,44 @@ class PlainLinearAttention(nn.Module):
         return -tokens[:, -1, -1]
 
 
+def squared_error(model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
+    """The mean squared error of the query's label."""
+    tokens = torch.cat([xs, ys], dim=2)
+    target = tokens[:, -1, -1].clone()
+    tokens[:, -1, -1] = 0
+    return (model(tokens) - target).square().mean()
+
+
 def plain_training(
-    n_layers: int, batch_size: int, x_dim: int = 10, n_context: int = 10, compiled: bool = False
+    n_layers: int, batch_size: int, x_dim: int = 10, n_context: int = 10, compiled: bool = False, repeats: int = 1
 ) -> Loop:
     """An eager loop, or the same with prompts and loss under `torch.compile`."""
-    model = PlainLinearAttention(x_dim + 1, n_layers)
+    model = PlainLinearAttention(x_dim + 1, n_layers, repeats)
 
     def loss() -> Tensor:
         xs = torch.rand(batch_size, n_context + 1, x_dim) - 0.5
         ys = xs @ torch.randn(batch_size, x_dim, 1)
-        tokens = torch.cat([xs, ys], dim=2)
-        target = tokens[:, -1, -1].clone()
-        tokens[:, -1, -1] = 0
-        return (model(tokens) - target).square().mean()
+        return squared_error(model, xs, ys)
 
     return Loop(model, loss, clip=10.0, compiled=compiled)
+
+
+class ToResult:
+    """Trainings up to a held-out loss, on prompts in a file; the arguments are those of `plain_training`."""
+
+    def __init__(self, prompts: str, **sizes: Any):
+        self.held_out, self.sizes = torch.load(prompts), sizes
+
+    def seconds_to(self, target: float, seed: int, every: int) -> tuple[float, int]:
+        """Return the seconds of a training until the loss is at most `target`, and its steps."""
+        torch.manual_seed(seed)
+        started = time.perf_counter()
+        loop, steps = plain_training(**self.sizes), 1
+        while steps % every or self._loss(loop.model) > target:
+            loop.step()
+            steps += 1
+        return time.perf_counter() - started, steps
+
+    @torch.no_grad()
+    def _loss(self, model: nn.Module) -> float:
+        return squared_error(model, self.held_out["xs"], self.held_out["ys"]).item()

@@ -12,7 +12,7 @@ from tests.scripts import import_script
 
 learners, throughput = import_script("benchmarks.learners"), import_script("benchmarks.throughput")
 gpt2, torch_twins = import_script("benchmarks.gpt2_twins"), import_script("benchmarks.torch_twins")
-our_training = import_script("benchmarks.our_training")
+our_training, recurrent = import_script("benchmarks.our_training"), import_script("benchmarks.recurrent_twins")
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +94,42 @@ def test_straightness_is_1_on_a_line_and_less_on_a_parabola():
     sizes, parabola = [1, 2, 4, 8, 16], [1, 4, 16, 64, 256]
     assert throughput.straightness(sizes, [3 + 2 * size for size in sizes]) == pytest.approx(1)
     assert throughput.straightness(sizes, parabola) == pytest.approx(np.corrcoef(sizes, parabola)[0, 1] ** 2)
+
+
+@pytest.mark.parametrize("kind", ["delta", "gated_linear", "mamba2", "mesa"])
+def test_the_loop_over_positions_is_our_layer(kind):
+    layer = recurrent.Layer(kind).double()
+    config = TransformerConfig(
+        x_dim=5, n_context=20, prompt_format="interleaved", n_layers=1, n_heads=2, d_model=24, normalization_type="LN",
+        positional_embedding_type="none", score_scale=1.0, attention=kind, dtype="float64",
+    )  # fmt: skip
+    block = HookedTransformer(config, seed=0).blocks[0]
+    ours = dict(block.named_parameters())
+    pairs = {"query": "Q", "key": "K", "value": "V", "gate": "gate", "step": "step"}
+    with torch.no_grad():
+        for name, weight in ours.items():
+            weight.copy_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))))
+        for theirs, letter in pairs.items():
+            if f"attn.W_{letter}" in ours:
+                getattr(layer, theirs).weight.copy_(ours[f"attn.W_{letter}"].transpose(1, 2).flatten(0, 1))
+                getattr(layer, theirs).bias.copy_(ours[f"attn.b_{letter}"].flatten())
+        layer.output.weight.copy_(ours["attn.W_O"].flatten(0, 1).T)
+        layer.output.bias.copy_(ours["attn.b_O"])
+        for theirs, name in {"ridge": "ridge", "skip": "skip", "rate": "A_log"}.items():
+            if f"attn.{name}" in ours:
+                getattr(layer, theirs).copy_(ours[f"attn.{name}"])
+        layer.norm.weight.copy_(ours["ln1.w"])
+        layer.norm.bias.copy_(ours["ln1.b"])
+        stream = torch.randn(3, 9, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        torch.testing.assert_close(layer(stream), block(stream), rtol=1e-9, atol=1e-10)
+
+
+def test_a_plain_loop_of_repeated_layers_is_our_looped_model(prompts):
+    plain = torch_twins.PlainLinearAttention(5, n_layers=1, repeats=2).double()
+    model = HookedTransformer(TransformerConfig(x_dim=4, n_context=9, n_layers=2, recurrent=True, dtype="float64"))
+    with torch.no_grad():
+        for name, weight in {"query": "W_Q", "key": "W_K", "value": "W_V", "output": "W_O"}.items():
+            plain.layers[0][name].weight.copy_(getattr(model.blocks[0].attn, weight)[0].T)
+        loss = torch_twins.squared_error(plain, prompts.xs, prompts.ys)
+        expected = (model.predict(prompts) - prompts.query.ys).square().mean()
+        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)

@@ -165,4 +165,4 @@ def test_the_page_has_a_block_for_every_part_and_each_is_a_module():
     page = (ROOT / "docs/project/benchmarks.md").read_text()
     for part in ("machine", *suite.PARTS):
         assert page.count(f"<!-- part: {part} -->\n\n```text\n") == 1
-    assert all((ROOT / "analyses/benchmarks" / f"{part}.py").is_file() for part in suite.PARTS)
+    assert all((ROOT / "analyses/benchmarks" / f"{part.replace('-', '_')}.py").is_file() for part in suite.PARTS)
