@@ -80,7 +80,7 @@ class Args(ScriptArgs):
     folder: Path | None = None
     """Folder to train in, or to resume a training; by default the table is read that comes with the script."""
     settings: tuple[str, ...] = tuple(SETTINGS)
-    """Settings to train, of "urns", "regression", "chains" and "second-order chains"; others are read from the table."""
+    """Settings to train, of those in `SETTINGS`; the others are read from the table."""
 
 
 def compare(args: Args) -> Comparison:

@@ -282,7 +282,7 @@ def _tick_text(value: float) -> str:
 
 
 def title_of_steps(steps: Sequence[int]) -> dict[str, Any]:
-    """Return the title of an axis of training steps, which says where step 0 is drawn, if it is."""
+    """Return the title of an axis of training steps; it names the first point if that is step 0."""
     return {"text": "optimisation step" + " (the first point is step 0)" * (0 in steps), "font": {"size": 12}}
 
 
