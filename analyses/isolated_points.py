@@ -44,17 +44,17 @@ class Args(ScriptArgs):
     """What to train."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds to train, of the checkpoint's."""
-    tuned_steps: int = 3000
+    tuned_steps: int = 7000
     """Steps of training on, with a learning rate of 5e-4 that falls along a cosine."""
-    scratch_steps: int = 8000
-    """Steps from scratch, with the preset's learning rate and its curriculum in proportion."""
+    scratch_steps: int = 4000
+    """Steps from scratch, with the preset's learning rate and its curriculum 2.5 times as fast."""
     batch_size: int = 32
     """Prompts in a step."""
     runs: Path = Path("runs/isolated_points")
     """Folder of the trainings, which resume from their last save."""
     training: bool = True
     """Train what is missing."""
-    n_prompts: int = 8192
+    n_prompts: int = 2048
     """Held-out prompts."""
 
 
@@ -157,7 +157,7 @@ def train_arm(args: Args, arm: Arm, seed: int) -> None:
         model.load_state_dict(saved["weights"])
         if first < steps:
             optimizer.load_state_dict(saved["optimizer"])
-    task_at = _tasks(config, steps) if scratch else lambda step: config.task
+    task_at = _tasks(config) if scratch else lambda step: config.task
     started = time.perf_counter() - seconds
     for step in range(first, steps + 1):
         if (step % 200 == 0 and step > first) or step == steps or not curve:
@@ -180,10 +180,10 @@ def train_arm(args: Args, arm: Arm, seed: int) -> None:
         optimizer.step()
 
 
-def _tasks(config: TrainingConfig, steps: int) -> Callable[[int], LinearRegression]:
-    """The preset's curriculum, in proportion to the number of steps."""
-    share, curriculum = config.steps / steps, config.curriculum
-    return lambda step: curriculum.task_at(config.task, int(step * share))  # pyright: ignore
+def _tasks(config: TrainingConfig) -> Callable[[int], LinearRegression]:
+    """The preset's curriculum, 2.5 times as fast: whole prompts from step 1200 on."""
+    curriculum = config.curriculum
+    return lambda step: curriculum.task_at(config.task, int(2.5 * step))  # pyright: ignore
 
 
 if __name__ == "__main__":

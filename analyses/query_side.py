@@ -31,9 +31,7 @@ CUTS: Mapping[str, tuple[bool, bool]] = {
 }
 Part = Literal["start", "reads", "MLPs"]
 EXACT: Mapping[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
-    "start; start": (("start",), ("start",)),
     "start and reads; start": (("start", "reads"), ("start",)),
-    "start; start and MLPs": (("start",), ("start", "MLPs")),
     "start and reads; start and MLPs": (("start", "reads"), ("start", "MLPs")),
     "start and reads; start and reads": (("start", "reads"), ("start", "reads")),
     "start and reads; all": (("start", "reads"), ("start", "reads", "MLPs")),
@@ -75,7 +73,7 @@ def compare(args: Args) -> Comparison:
     for name in found[0].values:
         *trained, control = [each.values[name] for each in found]
         rows.append(over_models(name, trained, checkpoint, note=f"untrained model {control.mean:.3f}"))
-    data = {"scores": [each.scores for each in found[:-1]], "scores_untrained": found[-1].scores}
+    data = {"scores": [each.scores for each in found[:-1]]}
     for name in found[0].scores:
         for i in range(len(found[0].scores[name])):
             values = torch.tensor([each.scores[name][i] for each in found])

@@ -1,0 +1,243 @@
+"""Does address descent, fitted to a model, do what interventions do to the model? With rivals and known models.
+
+python analyses/query_side_fits.py --checkpoint gpt2-8l
+python analyses/query_side_fits.py --checkpoint known
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.algorithms.stepwise import AddressDescent, Hypothesis, fit_address_descent
+from mechicl.analysis.causes import exchange_patterns, sample_sources
+from mechicl.analysis.causes.interchange import interchange_each
+from mechicl.constructions import address_descent, gradient_descent, newton
+from mechicl.models import HookedTransformer
+from mechicl.prompts import Prompts
+from mechicl.reports import Comparison, Row
+from mechicl.statistics import ratio_interval
+from mechicl.tasks import LinearRegression
+from support.script import ScriptArgs, regression_checkpoint, run_script
+
+FIRST = 2
+"""The layer in which the query of a trained model starts to read the context."""
+HYPOTHESES: Mapping[str, dict[str, Any]] = {
+    "H1": {"kernel": "softmax"},
+    "linear kernels": {"kernel": "linear"},
+    "H2": {"kernel": "softmax", "moving_keys": True},
+}
+LEARNING_RATES = {"H1": (0.03,), "linear kernels": (0.01, 0.003), "H2": (0.03,)}
+"""Of the fits; the better one counts. Matrices of linear kernels are about twenty times as small."""
+TASK = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
+
+
+@dataclass(frozen=True)
+class Args(ScriptArgs):
+    """Hypotheses of address descent, fitted to a model and tested by interventions."""
+
+    checkpoint: str = "gpt2-8l"
+    """Name or folder of a model with softmax attention on interleaved prompts; "known" for hand-written models."""
+    n_prompts: int = 96
+    """Held-out prompts, of interventions too."""
+    n_fitting: int = 1536
+    """Prompts that hypotheses are fitted to."""
+    iterations: int = 400
+    """Of each fit by Adam."""
+    seed: int = 0
+    """Seed of prompts and fits."""
+
+
+@dataclass(frozen=True)
+class Studied:
+    """A model and what hypotheses are fitted to and tested on."""
+
+    name: str
+    model: HookedTransformer
+    schedule: tuple[tuple[int, int], ...]
+    scores: Float[Tensor, "step head prompt point"] | None
+    layers: Sequence[int]
+    causal: bool
+
+
+def compare(args: Args) -> Comparison:
+    """Fit all hypotheses to all seeds of a checkpoint, or to hand-written models, and intervene."""
+    task = TASK
+    prompts = TASK.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
+    if args.checkpoint == "known":
+        studied = known_models(prompts)
+    else:
+        checkpoint, task = regression_checkpoint(args.checkpoint)
+        prompts = task.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
+        studied = []
+        for i, model in enumerate(checkpoint.models):
+            layers = range(FIRST, model.cfg.n_layers)
+            schedule = ((0, 0), *((layer, layer - FIRST) for layer in (*layers, model.cfg.n_layers)))
+            studied.append(Studied(f"seed {i}", model, schedule, log_patterns(model, prompts), layers, causal=True))
+        first = studied[0]
+        assert first.scores is not None
+        other = first.scores.roll(1, 2)
+        studied.append(Studied("other prompts' scores (control)", first.model, first.schedule, other, layers, True))
+    rows, data = [], []
+    for each in studied:
+        results = study(args, task, each, prompts)
+        data.append({"model": each.name, "fits": results})
+        for name, values in results.items():
+            for quantity, words in QUANTITIES.items():
+                if quantity in values:
+                    rows.append(Row(f"{each.name}: {words}, {name}", None, values[quantity]))
+    lead = (
+        f"Fits of address descent by Adam to {args.n_fitting} prompts, {args.iterations} iterations; measured on "
+        f"{args.n_prompts} other prompts. H1: softmax kernels of a moving address; linear kernels: the rival with the "
+        f"same freedom; H2: H1 and keys that move."
+    )
+    return Comparison(f"Address descent fitted to {args.checkpoint}", lead, rows, [], {"fits": data})
+
+
+QUANTITIES = {
+    "unexplained": "unexplained share of predictions",
+    "weakest_score": "R² of scores of the weakest head",
+    "effects": "effects of interventions explained",
+    "weakest_intervention": "R² of the weakest intervention",
+    "weakest_state": "R² of the weakest exchange of a state",
+    "exchanges": "effects of exchanged patterns and addresses explained",
+}
+
+
+def study(args: Args, task: LinearRegression, studied: Studied, prompts: Prompts) -> dict[str, dict[str, Any]]:
+    """Fit each hypothesis to predictions and scores, and compare what interventions do."""
+    model, held_out = studied.model, prompts[-args.n_prompts :]
+    dtype = model.W_Q.dtype
+    with torch.no_grad():
+        targets = model.predict(prompts.to(dtype=dtype)).float()
+    steps = studied.schedule[-1][1]
+    heads = 2 if studied.scores is None else studied.scores.shape[1]
+    found: dict[str, dict[str, Any]] = {}
+    fits: dict[str, AddressDescent] = {}
+    for name, options in HYPOTHESES.items():
+        fit = fit_address_descent(
+            prompts, targets, scores=studied.scores, steps=steps, heads=heads, batch_size=128, seed=args.seed,
+            iterations=args.iterations, held_out=args.n_prompts, learning_rate=0.03, causal=studied.causal,
+            progress=False, **options,
+        )  # fmt: skip
+        fits[name] = fit.algorithm
+        found[name] = {"unexplained": fit.unexplained}
+        if studied.scores is not None:
+            true = _centred(studied.scores[:, :, -args.n_prompts :])
+            made = _centred(fit.algorithm.run_query(held_out)[1])
+            r2 = 1 - (made - true).square().mean((2, 3)) / true.square().mean((2, 3))
+            found[name] |= {"score_r2": _rounded(r2), "weakest_score": r2.min().item()}
+            if name == "H1":
+                found[name] |= {part: _rounded(getattr(fit.algorithm, part)) for part in
+                                ("matrices", "target_rates", "address_rates")}  # fmt: skip
+        print(studied.name, name, {k: v for k, v in found[name].items() if k != "matrices"}, flush=True)
+    sources = sample_sources(task, held_out, seed=args.seed + 11)
+    hypotheses = [Hypothesis(algorithm, studied.schedule, name=name) for name, algorithm in fits.items()]
+    for test in interchange_each(model, hypotheses, held_out.to(dtype=dtype), sources.to(dtype=dtype),
+                                 progress=False):  # fmt: skip
+        found[test.hypothesis] |= {"effects": test.effects.mean, "weakest_intervention": test.score.mean}
+        found[test.hypothesis]["weakest"] = str(test.cells[test.weakest])
+        kinds: dict[str, float] = {}
+        for r2, cell in zip(test.r2, test.cells, strict=True):
+            kinds[cell.intervention] = min(kinds.get(cell.intervention, 1.0), round(r2.mean, 3))
+        weakest_state = min(value for kind, value in kinds.items() if "exchanged" in kind)
+        found[test.hypothesis] |= {"weakest_state": weakest_state, "weakest_by_intervention": kinds}
+        print(studied.name, test.hypothesis, test.effects, test.score, test.cells[test.weakest], flush=True)
+    others = task.sample(len(held_out), seed=args.seed + 10)
+    weights = torch.linalg.lstsq(others.xs.double(), others.ys.double()).solution.float()
+    exchanged = {
+        "query": held_out.with_query(others.query.xs),
+        "y": Prompts(held_out.xs, held_out.xs @ weights),
+        "X": sources,
+        "prompt": others,
+    }
+    for name, values in exchange_effects(studied, fits, held_out, exchanged).items():
+        found[name] |= values
+        print(studied.name, name, values, flush=True)
+    return found
+
+
+def exchange_effects(
+    studied: Studied, fits: Mapping[str, AddressDescent], prompts: Prompts, exchanged: Mapping[str, Prompts]
+) -> dict[str, dict[str, Any]]:
+    """Compare what exchanged patterns and addresses do to model and algorithms, in all layers or in the last ones.
+
+    The explained share of the effects is `1 - E|Δmodel - Δalgorithm|² / (E|Δmodel|² + E|Δalgorithm|²)`.
+    """
+    dtype, prompts64 = studied.model.W_Q.dtype, prompts.to(dtype=torch.float64)
+    parts: dict[str, dict[str, list[float]]] = {name: {} for name in fits}
+    sums = {name: (torch.zeros(len(prompts)).double(), torch.zeros(len(prompts)).double()) for name in fits}
+    for component in ("pattern", "q"):
+        for kind, source in exchanged.items():
+            for start in range(0, len(studied.layers), 2):
+                layers, steps = list(studied.layers)[start:], range(start, studied.schedule[-1][1])
+                in_model = exchange_patterns(
+                    studied.model, prompts.to(dtype=dtype), source.to(dtype=dtype), layers=layers, component=component
+                )
+                moved = (in_model.predictions - in_model.own).double().T
+                for name, algorithm in fits.items():
+                    made = algorithm.exchange(
+                        prompts64, source.to(dtype=torch.float64), steps=steps, component=component
+                    )
+                    change = made - algorithm.predict(prompts64)
+                    distance = (moved - change).square().sum(1)
+                    power = moved.square().sum(1) + change.square().sum(1)
+                    for total, each in zip(sums[name], (distance, power), strict=True):
+                        total += each
+                    share = 1 - distance.sum() / power.sum().clamp(min=1e-12)
+                    parts[name].setdefault(f"{component} from another {kind}", []).append(round(share.item(), 3))
+    return {name: {"exchanges": 1 - ratio_interval(*sums[name]).mean, "by_exchange": parts[name]} for name in fits}
+
+
+@torch.no_grad()
+def log_patterns(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "step head prompt point"]:
+    """Return logarithms of the query's attention to each point, by its two tokens, from layer 2 on."""
+    parts = []
+    for start in range(0, len(prompts), 256):
+        _, cache = model.run_with_cache(model.encode(prompts[start : start + 256]))
+        rows = [cache[f"blocks.{layer}.attn.hook_pattern"][:, :, -1, :-1] for layer in range(FIRST, model.cfg.n_layers)]
+        parts.append(torch.stack(rows).unflatten(-1, (-1, 2)).sum(-1).clamp(min=1e-12).log().transpose(1, 2))
+    return _centred(torch.cat(parts, 2))
+
+
+@torch.no_grad()
+def known_models(prompts: Prompts) -> list[Studied]:
+    """Transformers that run H1, its linear rival and H2, and two that run other algorithms."""
+    studied = []
+    for name, options in HYPOTHESES.items():
+        generator = torch.Generator().manual_seed(0)
+        scale = 1.0 if options["kernel"] == "softmax" else 0.05
+        noise = torch.randn(3, 2, prompts.x_dim, prompts.x_dim, generator=generator, dtype=torch.float64)
+        rates = 0.4 + 0.2 * torch.rand(2, 3, 2, generator=generator, dtype=torch.float64)
+        truth = AddressDescent(scale * (torch.eye(prompts.x_dim).double() + 0.2 * noise), *rates, **options)
+        model = address_descent(truth, n_context=prompts.n_context)
+        scores = truth.run_query(prompts.to(dtype=torch.float64))[1].float()
+        schedule = ((0, 0), (1, 0), (2, 1), (3, 2), (4, 3))
+        studied.append(Studied(f"model that runs {name}", model, schedule, scores, range(1, 4), causal=False))
+    sizes: dict[str, int] = {"x_dim": prompts.x_dim, "n_context": prompts.n_context}
+    for name, model in (
+        (
+            "model that runs gradient descent, residuals in the context",
+            gradient_descent(**sizes, step_size=0.02, steps=3),
+        ),
+        ("model that runs Newton's method", newton(**sizes, steps=3, alpha=2e-4)),
+    ):
+        n = model.cfg.n_layers
+        schedule = tuple((k, k) for k in range(n + 1))
+        studied.append(Studied(name, model, schedule, None, range(n), causal=False))
+    return studied
+
+
+def _centred(scores: Tensor) -> Tensor:
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def _rounded(values: Tensor) -> Any:
+    return torch.round(values.double(), decimals=3).tolist()
+
+
+if __name__ == "__main__":
+    run_script(Args, compare, "query_side_fits")
