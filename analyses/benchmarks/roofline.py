@@ -103,7 +103,7 @@ class Step:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Measure one core and all of them, in processes of their own."""
+    """Measure one core and all of them, each in a separate process."""
     rows = []
     for one_core in (True, False):
         where = "one core" if one_core else "all cores"

@@ -58,7 +58,7 @@ class Routes:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Measure passes forwards and backwards; a run keeps its route, so each choice is judged by itself."""
+    """Measure passes forwards and backwards; a run keeps its route, so a single choice is judged, without a median."""
     rows = []
     for name, environment in SETS.items():
         for preset in SHAPES:

@@ -23,12 +23,9 @@ GOALS: dict[str, dict[str, Any]] = {
 
 def measure(settings: Settings) -> list[Row]:
     """Measure one seed and ten at once; all with Adam 1e-3, clipping at 10, and the same held-out prompts."""
-    return [
-        *goal_rows("lsa-1l", 1, min(settings.rounds, 3)),
-        *goal_rows("lsa-1l", N_SEEDS, min(settings.rounds, 3)),
-        *goal_rows("lsa-2l-looped", 1, 1),
-        *goal_rows("lsa-2l-looped", N_SEEDS, 1),
-    ]
+    few = min(settings.rounds, 3)
+    rows = [*goal_rows("lsa-1l", 1, few), *goal_rows("lsa-1l", N_SEEDS, few), *goal_rows("lsa-2l-looped", 1, 1)]
+    return [*rows, *goal_rows("lsa-2l-looped", N_SEEDS, 1)] if settings.full else rows
 
 
 def goal_rows(preset: str, n_seeds: int, rounds: int) -> list[Row]:

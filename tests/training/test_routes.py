@@ -83,7 +83,7 @@ def test_what_is_not_measured(changes: dict[str, Any]):
 
 
 def test_measuring_changes_neither_weights_nor_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # on a clock that stands still the rule's route stays, so all bits are the same
+    # the clock does not move, so the rule's route is kept, so all bits are the same
     monkeypatch.setattr("mechicl.training.routes.choose_route.__defaults__", (lambda: 0.0,))
     each = {
         routes: train(THREE_LAYERS.replace(routes=routes), tmp_path / routes, progress=False)
