@@ -292,8 +292,8 @@ PRESETS: dict[str, TrainingConfig] = {
     "delta-4l": _DELTA_4L,
     "gated-linear-4l": _replaced(_CONVOLVED_4L, {"attention": "gated_linear"}),
     "mamba2-4l": _replaced(_CONVOLVED_4L, {"attention": "mamba2"}),
-    # its steps take three times as long, and it needs fewer
-    "mesa-4l": _replaced(_CONVOLVED_4L, {"attention": "mesa"}, steps=400),
+    # its steps take longer, and it needs fewer
+    "mesa-4l": _replaced(_CONVOLVED_4L, {"attention": "mesa"}, steps=1000),
     "softmax-4l": _replaced(
         _CONVOLVED_4L,
         {"attention": "softmax", "conv_width": 0, "positional_embedding_type": "standard", "score_scale": None},

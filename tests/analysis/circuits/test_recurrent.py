@@ -77,29 +77,29 @@ def test_ablated_heads_and_states_equal_a_plain_loop(attention: str):
     model = model_of(attention, n_layers=1, d_mlp=None, use_attn_state=True)
     stream, block = model.embed_tokens(model.encode(PROMPTS)), model.blocks[0]
     normed = block.ln1(stream)
-    ablated = {
-        component: ablate(model, PROMPTS, component, axes, method="zero", progress=False).predictions
-        for component, axes in (("z", ("layer", "head")), ("state", ("layer", "pos")))
-    }
+
+    def ablated(component: Any, axes: Any) -> Tensor:
+        predictions = ablate(model, PROMPTS, component, axes, method="zero", progress=False).predictions
+        assert predictions is not None
+        return predictions[0]
+
+    without_head, without_state = ablated("z", ("layer", "head")), ablated("state", ("layer", "pos"))
 
     def predicted(out: Tensor) -> Tensor:
         return model.read_out(stream + out + block.attn.b_O)[:, -1]
 
     for head in range(2):
-        other = torch.stack([head_by_loop(block.attn, 1 - head, (each,) * 3)[0] for each in normed])
-        assert_close(ablated["z"][0, head], predicted(other), atol=1e-9, rtol=1e-8)
+        other = torch.stack([head_by_loop(block.attn, 1 - head, (each, each, each))[0] for each in normed])
+        assert_close(without_head[head], predicted(other), atol=1e-9, rtol=1e-8)
     for pos in (0, 3, 6):
         states = layer_by_loop(block.attn, normed)[1][:, :, pos]
         out = layer_by_loop(block.attn, normed, {pos: torch.zeros_like(states)})[0] - block.attn.b_O
-        assert_close(ablated["state"][0, pos], predicted(out), atol=1e-9, rtol=1e-8)
+        assert_close(without_state[pos], predicted(out), atol=1e-9, rtol=1e-8)
 
 
 def test_probes_read_the_context_from_streams_after_a_layer_and_not_from_the_embedding():
     task = LinearRegression(x_dim=2, n_context=6, inputs="gaussian")
-    model = random_model(
-        TransformerConfig(**(SIZES | {"n_context": 6, "d_model": 16, "d_head": 8, "n_heads": 1}), attention="delta",
-                          conv_width=2), 0,
-    )  # fmt: skip
+    model = model_of("delta", n_context=6, d_model=16, d_head=8, n_heads=1)
     fitting, held_out = (task.sample(n, seed=seed, dtype=torch.float64) for seed, n in ((0, 1024), (1, 256)))
     result = probe(model, {"weights": ols_weights}, fitting, held_out, progress=False)
     explained = result.explained()[0, :, -1]

@@ -73,7 +73,7 @@ def layer_by_loop(attn: Recurrence, x: Tensor, states_set: dict[int, Tensor] | N
     outs, all_states = [], []
     for b, stream in enumerate(x):
         heads = [
-            head_by_loop(attn, h, (stream,) * 3, {t: state[b, h] for t, state in (states_set or {}).items()})
+            head_by_loop(attn, h, (stream, stream, stream), {t: state[b, h] for t, state in (states_set or {}).items()})
             for h in range(attn.cfg.n_heads)
         ]
         outs.append(torch.stack([out for out, _ in heads]).sum(0))

@@ -237,7 +237,8 @@ def test_hooks_that_return_impossible_values_are_named(attention: str, hook: str
 
 @pytest.mark.parametrize("attention", ["delta", "gated_linear", "mamba2", "mesa"])
 def test_without_a_context_the_state_is_empty(attention: str):
-    model = random_model(TransformerConfig(**(SIZES | {"n_context": 0}), attention=attention, use_attn_state=True))
+    sizes: dict[str, Any] = SIZES | {"n_context": 0}
+    model = random_model(TransformerConfig(**sizes, attention=attention, use_attn_state=True))
     prompts = LinearRegression(x_dim=3, n_context=0).sample(2, seed=0, dtype=torch.float64)
     _, cache = model.run_with_cache(prompts)
     assert cache["blocks.0.attn.hook_state"].count_nonzero() == 0
