@@ -130,10 +130,7 @@ def study(args: Args, task: LinearRegression, studied: Studied, prompts: Prompts
             made = _centred(fit.algorithm.run_query(held_out)[1])
             r2 = 1 - (made - true).square().mean((2, 3)) / true.square().mean((2, 3))
             found[name] |= {"score_r2": _rounded(r2), "weakest_score": r2.min().item()}
-            if name == "H1":
-                found[name] |= {part: _rounded(getattr(fit.algorithm, part)) for part in
-                                ("matrices", "target_rates", "address_rates")}  # fmt: skip
-        print(studied.name, name, {k: v for k, v in found[name].items() if k != "matrices"}, flush=True)
+        print(studied.name, name, found[name], flush=True)
     sources = sample_sources(task, held_out, seed=args.seed + 11)
     hypotheses = [Hypothesis(algorithm, studied.schedule, name=name) for name, algorithm in fits.items()]
     for test in interchange_each(model, hypotheses, held_out.to(dtype=dtype), sources.to(dtype=dtype),

@@ -17,7 +17,7 @@ from tests.pages import blocks, run  # noqa: E402
 PICTURES = {"families": "index.md"} | {
     name: f"findings/{name}.md"
     for name in (
-        "layers", "one-layer", "gd-plus-plus", "does-it-run", "inside-gpt2-8l", "fine-tuning", "training",
+        "layers", "one-layer", "gd-plus-plus", "does-it-run", "inside-gpt2-8l", "query-side", "fine-tuning", "training",
         "layers-details", "five-layers", "conditioning", "known-answers", "known-answers-causes", "sweeps",
         "sweeps-of-layers", "sweeps-of-tokens", "clamped-induction", "strategies", "beyond-attention", "transience",
         "learning-coefficient", "similarity-of-errors", "theory",
