@@ -30,6 +30,7 @@ CUTS: Mapping[str, tuple[bool, bool]] = {
     "both: the query alone computes": (True, True),
 }
 Part = Literal["start", "reads", "MLPs"]
+COMPONENTS: Mapping[Literal["pattern", "q"], str] = {"pattern": "patterns", "q": "addresses"}
 EXACT: Mapping[str, tuple[tuple[Part, ...], tuple[Part, ...]]] = {
     "start and reads; start": (("start", "reads"), ("start",)),
     "start and reads; start and MLPs": (("start", "reads"), ("start", "MLPs")),
@@ -111,7 +112,7 @@ def measure(
     places = {f"layers {layer} to {last - 1}": range(layer, last) for layer in range(last - 1, FIRST - 1, -1)}
     whole = f"layers {FIRST} to {last - 1}"
     for kind, source in sources.items():
-        for component, words in (("pattern", "patterns"), ("q", "addresses")):
+        for component, words in COMPONENTS.items():
             for place, layers in places.items():
                 if place != whole and kind != "query":
                     continue
@@ -246,10 +247,10 @@ def rebuild_scores(
                 each if side else each[..., : prompts.x_dim]
                 for each, side in zip((at_query, at_keys), sides, strict=True)
             ]
-            scores[name].append(scale * _fitted_scores(*features, q, k, fitted))
+            scores[name].append(scale * _fitted_scores(features[0], features[1], q, k, fitted))
         scores["other prompts (control)"].append(own[:, fitted:].roll(1, 1))
-        for part, output in (("reads", "hook_attn_out"), ("MLPs", "hook_mlp_out")):
-            sums[part] = sums[part] + stored[f"blocks.{layer}.{output}"]
+        sums["reads"] = sums["reads"] + stored[f"blocks.{layer}.hook_attn_out"]
+        sums["MLPs"] = sums["MLPs"] + stored[f"blocks.{layer}.hook_mlp_out"]
         for kind in (0, 1):
             weights = pattern.clone()
             weights[..., 1 - kind :: 2] = 0

@@ -214,7 +214,7 @@ def known_models(prompts: Prompts) -> list[Studied]:
         scores = truth.run_query(prompts.to(dtype=torch.float64))[1].float()
         schedule = ((0, 0), (1, 0), (2, 1), (3, 2), (4, 3))
         studied.append(Studied(f"model that runs {name}", model, schedule, scores, range(1, 4), causal=False))
-    sizes: dict[str, int] = {"x_dim": prompts.x_dim, "n_context": prompts.n_context}
+    sizes: dict[str, Any] = {"x_dim": prompts.x_dim, "n_context": prompts.n_context}
     for name, model in (
         (
             "model that runs gradient descent, residuals in the context",
