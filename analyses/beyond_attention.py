@@ -21,16 +21,18 @@ from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
-from mechicl.statistics import interval
-from mechicl.tasks import LinearRegression
+from mechicl.statistics import crossed_interval, interval
+from mechicl.tasks import DriftingRegression, LinearRegression
 from support.script import ScriptArgs, run_script
 
 KINDS = ("delta", "mesa", "gated-linear", "mamba2")
-CHECKPOINTS = (*(f"{kind}-1l" for kind in KINDS), "lsa-1l-gaussian", "delta-4l")
+CHECKPOINTS = (
+    *(f"{kind}-1l" for kind in KINDS), "lsa-1l-gaussian", *(f"{kind}-4l" for kind in KINDS), "softmax-4l",
+)  # fmt: skip
 TASK = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
 POINTS = (0, 1, 2, 3, 5, 7, 10, 15, 20)
 AFTER = 10  # points after which states are exchanged
-RENEWED = 0.05  # share of the weights' variance that is new at each point, on drifting prompts
+DRIFT = DriftingRegression(x_dim=5, n_context=20, renewed=0.05)
 N_FITTING, N_TESTING = 1024, 512
 N_STATES = 512  # prompts whose states are recorded, and as many whose states are exchanged: states take memory
 
@@ -52,14 +54,19 @@ def compare(args: Args) -> Comparison:
         checkpoint = load_checkpoint(name)
         for label, models in ((name, checkpoint.models[:3]), (f"{name}, untrained", untrained(checkpoint).models[:1])):
             found = [measured(model, args) for model in models]
-            data[label] = found
+            if label == name:
+                data[name] = [{key: _number(value) for key, value in one.items()} for one in found]
+            shown = [key for key in found[0] if label == name or not key.endswith(" points")]
             rows += [
-                Row(f"{label}: {key}", None, _over_seeds([one[key] for one in found]), "seeds") for key in found[0]
-            ]
+                Row(f"{label}: {key}", None, _over_seeds([one[key] for one in found]),
+                    "seeds and prompts" if isinstance(found[0][key], Tensor) else "seeds")
+                for key in shown
+            ]  # fmt: skip
     lead = (
         f"Up to three seeds of each model, on {N_TESTING} prompts of linear regression with d = 5 and 20 points that "
-        f"neither the models nor the algorithms were fitted on. Intervals are over seeds. Drifting prompts renew "
-        f"{RENEWED:.0%} of the weights' variance at each point."
+        f"neither the models nor the algorithms were fitted on. Intervals of losses and R² are over seeds and prompts, "
+        f"others over seeds. Drifting prompts renew "
+        f"{DRIFT.renewed:.0%} of the weights' variance at each point."
     )
     return Comparison("Beyond attention: layers with a state", lead, rows, (), {"measured": data})
 
@@ -67,19 +74,30 @@ def compare(args: Args) -> Comparison:
 def _over_seeds(values: list[Any]) -> Any:
     if isinstance(values[0], str):
         return "; ".join(dict.fromkeys(values))
-    if len(values) == 1:
-        return values[0]
-    return interval(torch.tensor(values, dtype=torch.float64))
+    if isinstance(values[0], Tensor):
+        seeds = torch.stack(values)
+        return crossed_interval(seeds) if seeds.ndim == 2 else 1 - crossed_interval(seeds[:, 0], seeds[:, 1])
+    return interval(torch.tensor(values, dtype=torch.float64)) if len(values) > 1 else values[0]
+
+
+def _number(value: Any) -> Any:
+    """A mean over prompts, or an R², as a number."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.mean().item() if value.ndim == 1 else 1 - (value[0].sum() / value[1].sum()).item()
 
 
 def measured(model: Any, args: Args) -> dict[str, Any]:
-    """All measurements of one model."""
+    """All measurements of one model: numbers, names, errors `[prompt]`, or errors and deviations `[2 prompt]`."""
     model = model.to(torch.float64)
     fitting, base, source = (TASK.sample(n, seed=seed, dtype=torch.float64)
                              for n, seed in ((N_FITTING, 11), (N_TESTING, 12), (N_TESTING, 13)))  # fmt: skip
     found: dict[str, Any] = {f"loss, {t} points": value for t, value in _curve(model, base).items()}
     noisy = TASK.replace(noise_std=0.5).sample(N_TESTING, seed=14, dtype=torch.float64)
-    found |= {"loss, noise of 0.5": _loss(model, noisy), "loss, drift": _loss(model, drifting(N_TESTING, 15))}
+    found |= {
+        "loss, noise of 0.5": _loss(model, noisy),
+        "loss, drift": _loss(model, DRIFT.sample(N_TESTING, seed=15, dtype=torch.float64)),
+    }
     order = measure_order_sensitivity(model, base, n_orders=6, progress=False).relative()
     found["order sensitivity"] = order.mean
     found["weight of the first 5 points over that of the last 5"] = forgetting(model, base)
@@ -92,43 +110,34 @@ def measured(model: Any, args: Args) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _loss(learner: Any, prompts: Prompts) -> float:
-    return (learner.predict(prompts).double() - prompts.query.ys).square().mean().item()
+def _loss(learner: Any, prompts: Prompts) -> Float[Tensor, "prompt"]:
+    return (learner.predict(prompts).double() - prompts.query.ys).square().mean(-1)
 
 
 @torch.no_grad()
-def _curve(learner: Any, prompts: Prompts) -> dict[int, float]:
-    errors = (learner.predict_prefixes(prompts).double() - prompts.ys).square().mean((0, 2))
-    return {t: errors[t].item() for t in POINTS}
-
-
-def drifting(n_prompts: int, seed: int) -> Prompts:
-    """Draw prompts whose weights take a random walk of constant variance: the query has the last weights."""
-    generator = torch.Generator().manual_seed(seed)
-    n, d = TASK.n_context + 1, TASK.x_dim
-    xs, steps = (torch.randn(n_prompts, n, d, generator=generator, dtype=torch.float64) for _ in range(2))
-    weights, ys = steps[:, 0], []
-    for t in range(n):
-        weights = (1 - RENEWED) ** 0.5 * weights + RENEWED**0.5 * steps[:, t] if t else weights
-        ys.append((xs[:, t] * weights).sum(-1, keepdim=True))
-    return Prompts(xs, torch.stack(ys, dim=1))
+def _curve(learner: Any, prompts: Prompts) -> dict[int, Float[Tensor, "prompt"]]:
+    errors = (learner.predict_prefixes(prompts).double() - prompts.ys).square().mean(-1)
+    return {t: errors[:, t] for t in POINTS}
 
 
 @torch.no_grad()
 def forgetting(learner: Any, prompts: Prompts) -> float:
-    """Return how much the prediction changes by the labels of the first points, relative to the last, by size."""
+    """Return how much the prediction changes with the labels of the first points, relative to the last.
+
+    Medians over prompts: in some models a few prompts have very large changes.
+    """
     before, sizes = learner.predict(prompts), []
     for t in (*range(5), *range(prompts.n_context - 5, prompts.n_context)):
         ys = prompts.ys.clone()
         ys[:, t] += 0.1
-        sizes.append((learner.predict(Prompts(prompts.xs, ys)) - before).abs().mean())
+        sizes.append((learner.predict(Prompts(prompts.xs, ys)) - before).abs().median())
     return (torch.stack(sizes[:5]).sum() / torch.stack(sizes[5:]).sum()).item()
 
 
 # ---- exchanged states ----
 
 
-def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> dict[str, float]:
+def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> dict[str, Tensor]:
     """Exchange the state after some points, whole or only where it carries an algorithm's state.
 
     "counterfactual": R² of the change that an algorithm with its own state exchanged predicts, for the change that the
@@ -180,8 +189,8 @@ def _moments(prompts: Prompts, discount: float) -> Tensor:
     return torch.cat([second[:, 0, upper[0], upper[1]], cross[:, 0].flatten(1)], dim=1)
 
 
-def _explained(predicted: Tensor, actual: Tensor) -> float:
-    return (1 - (predicted - actual).square().sum() / actual.square().sum()).item()
+def _explained(predicted: Tensor, actual: Tensor) -> Float[Tensor, "2 prompt"]:
+    return torch.stack([(predicted - actual).square().sum(-1), actual.square().sum(-1)])
 
 
 @torch.no_grad()
@@ -222,7 +231,7 @@ def _references() -> list[Row]:
     for label, prompts, fitted in (
         ("no noise", clean, tuning),
         ("noise of 0.5", *(noisy.sample(N_TESTING, seed=s, dtype=torch.float64) for s in (14, 16))),
-        ("drift", drifting(N_TESTING, 15), drifting(N_FITTING, 17)),
+        ("drift", *(DRIFT.sample(n, seed=s, dtype=torch.float64) for n, s in ((N_TESTING, 15), (N_FITTING, 17)))),
     ):
         problem = FitProblem(fitted, fitted.query.ys[None], 1)
         for fit in (fit_normalized, fit_recursive, fit_discounted):
@@ -235,7 +244,8 @@ def _references() -> list[Row]:
         rows.append(Row(f"ridge: loss, {label}", None, interval(errors), "prompts"))
     online = fit_normalized(FitProblem(tuning, tuning.query.ys[None], 1)).learner
     for name, learner in (("ridge", AlgorithmLearner(algorithms.ols)), ("normalised LMS", online)):
-        rows += [Row(f"{name}: loss, {t} points", None, value) for t, value in _curve(learner, clean).items()]
+        rows += [Row(f"{name}: loss, {t} points", None, interval(each), "prompts")
+                 for t, each in _curve(learner, clean).items()]  # fmt: skip
     return rows
 
 
