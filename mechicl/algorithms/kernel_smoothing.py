@@ -69,9 +69,8 @@ def kernel_smoothing(
 def tuned_bandwidth(prompts: Prompts, *, kernel: Kernel = "gaussian") -> float:
     """Return the bandwidth h of `kernel_smoothing` with the least mean squared error of the query's prediction.
 
-    Searched between 1/1000 and 100 times the largest spread of the log-kernel's values on a context (its square root
-    for the "gaussian" one, whose bandwidth is a distance): a geometric grid, then Brent's method around the best point.
-    Source: von Oswald et al. 2023, section 3, tune gradient descent this way.
+    A geometric grid of bandwidths is searched, then Brent's method around the best one. The grid reaches from 1/1000 to
+    100 times the largest spread of squared distances ("gaussian": its root) or of inner products on a context.
 
     Args:
         prompts: prompts to tune on; their query targets are used, so evaluate on others.

@@ -11,14 +11,15 @@ from mechicl.models import HookedTransformer
 
 @checked
 def address_descent(algorithm: AddressDescent, *, n_context: Count, y_dim: Count = 1) -> HookedTransformer:
-    """Build a transformer that equals `AddressDescent`: a layer that copies x to the address, then a layer a step.
+    """Build a transformer that equals `AddressDescent` to rounding: a known answer for tests of that hypothesis.
 
-    Each head scores keys' inputs by its own matrix with the address of the query, and moves minus the targets to the
-    prediction and the inputs to the address. Context points move their addresses too; without `moving_keys` nothing
-    reads them.
+    The first layer copies the query's x into its address z, a vector by which the query attends. In each further
+    layer, one for each step, head h attends to point i with the score `x_iᵀ A_h z`. It adds what it reads of the targets
+    to the prediction, and moves z by what it reads of the inputs. With `moving_keys` the context points move addresses
+    of their own, from which keys are made.
 
     Args:
-        algorithm: the algorithm, whose keys may move but not be causal.
+        algorithm: the algorithm; causal ones are not built.
         n_context: number of context points of the config.
         y_dim: dimension of the targets.
 

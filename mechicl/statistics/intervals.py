@@ -128,7 +128,7 @@ def difference_interval(
 ) -> Interval:
     """Return the difference of two means, second minus first, of samples whose spreads may differ (Welch 1947).
 
-    It covers at its level with few samples too, such as three seeds each, if they are nearly normal.
+    Its coverage is right for few samples too, such as three seeds each, if they are nearly normal.
 
     Args:
         first: samples whose mean is subtracted.
@@ -217,8 +217,8 @@ def crossed_interval(
         n_resamples: number of resamples of the prompts.
 
     Returns:
-        `Interval` with the mean over seeds of the (trimmed) means or ratios, and `n` seeds. With one seed, the interval
-        is over prompts. The ends are NaN if a seed has no finite values, or with a single value.
+        `Interval` with the mean over seeds of the (trimmed) means or ratios, and `n`, the number of seeds. With one
+        seed, the interval is over prompts. The ends are NaN if a seed has no finite values, or with a single value.
 
     Example:
         >>> crossed_interval(squared_errors_of_seeds, squared_errors_of_gd)    # [seed prompt], [1 prompt]

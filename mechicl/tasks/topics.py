@@ -44,7 +44,9 @@ WORDS = (START, UNKNOWN, END, *LABELS, *FILLERS, *(word for words in TOPICS.valu
 
 @checked
 def topic_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the made-up language's tokenizer: one token a word, split at white space, `[START]` before every text.
+    """Return the tokenizer of `TopicClassification`'s made-up language, for the checkpoints `topics-3l`.
+
+    Each word is one token, words are split at white space, and `[START]` is before every text.
 
     Example:
         >>> topic_tokenizer()("apple some plum red ;").input_ids

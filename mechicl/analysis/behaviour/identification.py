@@ -83,9 +83,10 @@ def identify(
         An `Identification`: `matches` has the fitted members of all families (`name`, `hyperparameters`, `learner`,
         `sensitivity_cosine` `[prompt]`), nearest first, and `limits` the best learners on the task. `distance(match)`
         is the mean squared difference from the model's predictions, divided by their mean square: 0 for the same, 1 for
-        predicting 0. A larger family is at least as near (GD++ contains gradient descent), so report `answer`: the
-        member that is likeliest if fitted numbers are penalised. `confidence`, from 0 to 1, is the probability that its
-        family is the right one, calibrated on models whose algorithm is known. `to_dataframe()` is the table.
+        predicting 0. `best` is the nearest. A larger family is at least as near (GD++ contains gradient descent), so
+        report `answer`: the likeliest member of the likeliest family, in which families with more freedom count less.
+        `confidence`, from 0 to 1, is the probability that its family is the right one, calibrated on models whose
+        algorithm is known. `to_dataframe()` is the table.
 
     Example:
         >>> result = identify(load("lsa-1l"), LinearRegression(), n_prompts=512)

@@ -334,9 +334,9 @@ def rank_families(matches: Mapping[str, Match]) -> FamilyRanking:
             prompts, by the same kind of similarity.
 
     Returns:
-        A `FamilyRanking`: `nearest(layer)` lists the nearest family and those tied with it; `minus(family, other)` has,
-        for each layer, the difference of mean cosines with a 95% interval over prompts; `similarities` are the cosines
-        `[family row prompt]`, and `steps` the chosen steps.
+        A `FamilyRanking`: `nearest(layer)` lists the nearest family and those whose difference from it has 0 in its 95%
+        interval; `minus(family, other)` has, for each layer, the difference of mean cosines with a 95% interval over
+        prompts; `similarities` are the cosines `[family layer prompt]`, and `steps` the chosen steps.
 
     Example:
         >>> families = {"Newton": newton, "ridge path": ridge_path}

@@ -76,16 +76,16 @@ def exchange_patterns(
     component: Literal["pattern", "q"] = "pattern",
     memory: float = MEMORY,
 ) -> PatternExchange:
-    """Run a model on prompts in which the query attends as on other prompts, or by the query vectors of other prompts.
+    """Exchange where the last point (the query) attends, to see through what its input and the context act.
 
-    The query's rows of the attention patterns come from a run on the sources. Streams, keys and values are the
-    prompt's own, and so are the patterns of all other tokens. With `component="q"` the query vectors come from the
-    sources: these addresses meet the prompt's own keys. `AddressDescent.exchange` does both in an algorithm.
+    The last point's rows of the attention patterns come from a run on other prompts, the sources. Streams, keys and
+    values are the prompt's own, and so are the patterns of all other tokens. With `component="q"` its query vectors
+    come from the sources instead, and meet the prompt's own keys. `AddressDescent.exchange` does both in an algorithm.
 
     Args:
         model: any model with hooks on attention patterns that reads prompts of points.
         prompts: the prompts to run on, two or more.
-        sources: prompts of the same shape that patterns come from. They decide the question:
+        sources: prompts of the same shape that patterns come from. What differs in them is what is tested:
             `prompts.with_query(other_xs)` differs in the query, `Prompts(prompts.xs, other_ys)` in the targets, and
             `sample_sources(task, prompts, seed=...)` in the context.
         layers: layers whose patterns are exchanged, all by default.
@@ -94,7 +94,9 @@ def exchange_patterns(
 
     Returns:
         A `PatternExchange`: `from_own` and `from_other` are mean squared distances of the prediction from those on
-        prompts and on sources, relative to the distance between these two, with 95% intervals over prompts.
+        prompts and on sources, relative to the distance between these two, with 95% intervals over prompts. A
+        `from_own` of 0 means that the exchange has no effect, a `from_other` of 0 that it changes the prediction to
+        that on the sources.
 
     Example:
         >>> model = constructions.gradient_descent(x_dim=5, n_context=20, step_size=0.14, steps=3)

@@ -125,8 +125,8 @@ def score_edges(
         model: in eval mode: a mechicl model without a clipped residual stream, or a `TransformerBridge` whose residual
             stream is the sum of its components' outputs.
         prompts: prompts of points, sequences of tokens, or token ids `[prompt pos]`.
-        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
-            have targets; for token ids "outputs", with gradients of their sums with random signs.
+        metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
+            loss, where prompts have targets; for token ids "outputs": sums of all outputs with random signs.
         scoring: where gradients are taken; each is multiplied by the change of the edge's value when it is cut:
 
             - "eap-ig": on the path of the embedding from its value when cut (see `method`) to the prompts', averaged
@@ -135,7 +135,8 @@ def score_edges(
               steps the scores add up to the whole effect (Sundararajan et al. 2017).
         steps: number of points on the path; by default 4, or 5 for "eap-ig".
         method: value of a cut edge: "zero", the sender's "mean" write over prompts, its write on another prompt
-            ("resample"), or "any" (zeros and random mixtures); by default "zero" for a metric, "any" for "outputs".
+            ("resample"), or "any" (zeros, and random mixtures of its writes); by default "zero" for a metric, and "any"
+            for "outputs".
         reference: prompts of the replacements for "mean" and "resample"; by default the prompts themselves.
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
 

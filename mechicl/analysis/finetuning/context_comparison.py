@@ -122,15 +122,14 @@ def compare_with_finetuning(
     Args:
         model: a mechicl model or a `TransformerBridge`, in eval mode.
         shots: demonstrations and queries as tokens, made by `prompt_shots` (points) or `mechicl.text.text_shots`.
-        tuning: `FineTuning()` for one pass of SGD on W_K and W_V of all layers, with another `learning_rate`,
-            `epochs`, `parameters` or `method` if given; or the result of `fine_tune`, on these demonstrations or
-            others (for example with other labels).
+        tuning: `FineTuning()` for one pass of SGD on W_K and W_V of all layers, or with other settings; or the result
+            of `fine_tune`, on these demonstrations or others (for example with other labels).
 
     Returns:
-        A `FineTuningComparison` with one value per query; its fields are explained there. `update_similarity` `[layer
-        query]` (SimAOU) is the cosine between the changes that demonstrations and fine-tuning make to an attention
-        layer's output, with the baseline `random_update_similarity`. `recall()`: of the queries whose score fine-tuning
-        raises over zero-shot, the share whose score demonstrations raise too. `intervals()` has means with 95%
+        A `FineTuningComparison` with one value per query or per layer and query. `update_similarity` `[layer query]`
+        (SimAOU) is the cosine between the changes that demonstrations and fine-tuning make to an attention layer's
+        output, with the baseline `random_update_similarity`. `recall()`: of the queries whose answer becomes likelier
+        by fine-tuning, the share whose answer demonstrations make likelier too. `intervals()` has means with 95%
         intervals.
 
     Example:

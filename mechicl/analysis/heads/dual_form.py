@@ -62,9 +62,10 @@ def read_dual_form(
     each. Source: Irie et al. 2022; Dai et al. 2023.
 
     Args:
-        model: a `HookedTransformer` with any attention but momentum (exact for the linear kind; damping and the 1/n of
-            `normalize_by_context` are part of the weights), or a `TransformerBridge` in eval mode whose scores are
-            products of queries and keys, with their scale measured on the first prompt.
+        model: a `HookedTransformer` with any attention but momentum, or a `TransformerBridge` in eval mode whose scores
+            are scaled products of queries and keys. The formula leaves out softmax and other functions of scores, so
+            it is exact for linear attention only (`relative_error`). Damping and the 1/n of
+            `TransformerConfig.normalize_by_context` are part of the weights.
         prompts: prompts of points, or token ids `[prompt pos]`.
         layer: number of the layer.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining

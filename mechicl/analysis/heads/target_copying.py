@@ -128,9 +128,10 @@ def measure_target_copying(
         memory: bound in bytes on a run; the layer's recorded activations are not counted.
 
     Returns:
-        `attention` of x tokens on their targets' tokens (share from 0 to 1, `[head prompt]`) and `pattern_cosine` with
-        `constructions.copy_targets`; `decoding_errors` of targets at their inputs' tokens (0: readable, 1: not), after
-        and before the layer; the model's squared `errors`, and those without copying (`errors_without`), `[prompt]`.
+        A `TargetCopying`: `attention` of x tokens on their targets' tokens (share from 0 to 1) and `pattern_cosine`
+        with `constructions.copy_targets`, `[head prompt]`; `decoding_errors` `[prompt]` of reading targets from their
+        inputs' tokens after the layer (0: readable, 1: not); the model's squared `errors`, and `errors_without` the
+        layer's attention output at x tokens, `[prompt]`.
 
     Source: von Oswald et al. 2023, Proposition 3 and section 4.
 

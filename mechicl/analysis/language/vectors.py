@@ -202,7 +202,7 @@ def task_vectors(
 def steering(
     model: Any, vector: Float[Tensor, "d_model"], layer: int, *, strength: float = 1.0, pos: int | None = None
 ) -> Iterator[None]:
-    """Add `strength * vector` to the residual stream after a layer, inside a `with` block.
+    """Return a context manager that adds `strength * vector` to the residual stream after a layer.
 
     Args:
         model: a model with hooks, such as `language.model`.

@@ -150,9 +150,9 @@ def interpolate(
         b: another model of the same shape, such as a construction.
         prompts: prompts to measure the losses on.
         n_alphas: number of models on the line, the ends included; an odd number has the midpoint among them.
-        kind: "raw" for the products unchanged; "rescaled" with each head scaled so that the mean diagonal of W_KQ on x
-            is 1 (linear attention only); "aligned" with b's heads in the order, sign and scale nearest to a's; "lifted"
-            with the heads of both in both models (see `connect_modes`).
+        kind: "raw" for the products unchanged; "rescaled" with the mean diagonal of W_KQ on x scaled to 1 and W_PV by
+            the inverse, which changes no prediction (linear attention only); "aligned" with b's heads in the order,
+            sign and scale nearest to a's; "lifted" with each model given the other's heads too, writing nothing.
 
     Returns:
         A `LossPath`: `alphas` (0 is a, 1 is b), `squared_errors` `[alpha prompt]` of the query, `midpoint_excess()` and
