@@ -14,8 +14,8 @@ def address_descent(algorithm: AddressDescent, *, n_context: Count, y_dim: Count
     """Build a transformer that equals `AddressDescent` to rounding: a known answer for tests of that hypothesis.
 
     The first layer copies the query's x into its address z, a vector by which the query attends. In each further
-    layer, one for each step, head h attends to point i with the score `x_iᵀ A_h z`. It adds the targets that it reads to
-    the prediction, and moves z by the inputs that it reads. With `moving_keys` the context points move addresses of
+    layer, one for each step, head h attends to point i with the score `x_iᵀ A_h z`. It adds the targets that it reads
+    to the prediction, and moves z by the inputs that it reads. With `moving_keys` the context points move addresses of
     their own, from which keys are made.
 
     Args:
