@@ -56,14 +56,15 @@ def identify(
     - gradient descent: plain (one step size and up to 1024 steps, or a step size for each step); with momentum; with an
       intercept (one step with a kernel of 1 and x); online; preconditioned (one step, or several with one matrix);
     - GD++ (parameters shared or for each step, up to 12 steps), Newton (up to 15 iterations), Chebyshev;
-    - ridge, least squares, averaging, nearest neighbours;
+    - ridge, least squares, averaging, nearest neighbours, and algorithms that forget: normalised LMS, recursive least
+      squares, discounted gradient descent;
     - as bounds on how near a family can come, any polynomial of S with as many terms as steps, and any function of S;
     - the task's other reference learners (`algorithms.references`), such as dMMSE of a pool.
 
     `note` has a caveat where targets are classes, or a reference learner has less than half the loss of every family:
-    the families are algorithms for linear functions. A model that hardly predicts better than 0 gives a warning: it may
-    be untrained, or trained on another task. Source: von Oswald et al. 2023 and Fu et al. 2024; Golub & Varga 1961 for
-    the limit of first-order methods.
+    the families are algorithms for linear functions. A model that is hardly better than predicting 0 gives a warning: it
+    may be untrained, or trained on another task. Source: von Oswald et al. 2023 and Fu et al. 2024; Golub & Varga 1961
+    for the limit of first-order methods.
 
     Args:
         model: anything with `predict(prompts)`; cosines of sensitivities are NaN if predictions have no derivative.
