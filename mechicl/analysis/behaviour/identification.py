@@ -62,8 +62,8 @@ def identify(
     - the task's other reference learners (`algorithms.references`), such as dMMSE of a pool.
 
     `note` has a caveat where targets are classes, or a reference learner has less than half the loss of every family:
-    the families are algorithms for linear functions. A model that is hardly better than predicting 0 gives a warning: it
-    may be untrained, or trained on another task. Source: von Oswald et al. 2023 and Fu et al. 2024; Golub & Varga 1961
+    the families are algorithms for linear functions. A model hardly better than predicting 0 gives a warning: it may
+    be untrained, or trained on another task. Source: von Oswald et al. 2023 and Fu et al. 2024; Golub & Varga 1961
     for the limit of first-order methods.
 
     Args:
