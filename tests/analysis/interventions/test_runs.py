@@ -1,5 +1,6 @@
 """How cells are run: within a bound on memory, on the quick routes, without changing the user's hooks."""
 
+import gc
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
@@ -31,6 +32,7 @@ WIDE: dict[str, Any] = {"n_layers": 2, "n_heads": 4, "d_model": 32, "d_head": 8,
 
 def peak(work: Callable[[], Any]) -> tuple[int, Any]:
     """The most memory that was allocated at once, beyond that before, in bytes, and the result."""
+    gc.collect()  # else tensors of earlier tests may be freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         made = work()
     assert profiler.profiler is not None
