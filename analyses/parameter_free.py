@@ -3,7 +3,6 @@
 python analyses/parameter_free.py --folder runs/parameter_free   # trains three small models on the first call; resumes
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +86,7 @@ def shifted(args: Args) -> tuple[list[Row], dict[str, Interval]]:
     assert isinstance(task, LinearRegression)
     step = 1 / (task.n_context + 1 + task.x_dim)
     theory = AlgorithmLearner(algorithms.gradient_descent, {"steps": [1], "step_size": step})
+    start = untrained(checkpoint.select([0])).models[0]
     rows, ratios = [], {}
     for name, eigenvalues in SHIFTS.items():
         prompts = task.replace(eigenvalues=eigenvalues).sample(args.n_prompts, seed=SEED)
@@ -95,7 +95,7 @@ def shifted(args: Args) -> tuple[list[Row], dict[str, Interval]]:
         errors = torch.stack([squared_errors(model, prompts)[:, 0] for model in checkpoint.models])
         measured, over, note = over_seeds_and_prompts(errors, checkpoint, own)
         ratios[name] = measured
-        without = squared_errors(untrained(checkpoint.select([0])).models[0], prompts)[:, 0]
+        without = squared_errors(start, prompts)[:, 0]
         tuned = {"steps": [1], "step_size": algorithms.tuned_step_size(prompts)}
         other = AlgorithmLearner(algorithms.gradient_descent, tuned)
         adapted = squared_errors(other, prompts)[:, 0].mean() / own.mean()
@@ -165,6 +165,8 @@ def two_heads() -> list[Row]:
     def smaller_over_larger(values: Tensor) -> Tensor:
         return values.abs().amin(1) / values.abs().amax(1)
 
+    products = (scores[:, 0] - scores[:, 1]).abs() * outputs.abs().mean(1)
+
     def opposite(values: Tensor) -> str:
         return f"{int((values.prod(1) < 0).sum())} of {n} seeds"
 
@@ -176,13 +178,9 @@ def two_heads() -> list[Row]:
         Row("two heads: scores off the diagonal over the mean of the diagonal", 0.0,
             *over_seeds((rest / scores.abs()).mean(1), part)),
         Row("two heads: (κ₁ - κ₂) times the output, over its mean", None,
-            *over_seeds(_relative((scores[:, 0] - scores[:, 1]).abs() * outputs.abs().mean(1)), part)),
+            *over_seeds(products / products.mean(), part)),
         Row("untrained two heads: smaller output over larger", None, *over_seeds(smaller_over_larger(start), part)),
     ]  # fmt: skip
-
-
-def _relative(values: Tensor) -> Tensor:
-    return values / math.fsum(values.tolist()) * len(values)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mechicl.base.arguments import Count, Natural, between
 from mechicl.prompts import Prompts
-from mechicl.tasks.function_classes import GaussianPoints, NoisyPoints
+from mechicl.tasks.function_classes import GaussianInputs, NoisyPoints
 from mechicl.tasks.sampling import RandomTensors
 
 
@@ -46,7 +46,7 @@ class DriftingRegression(NoisyPoints):
 
 
 @dataclass(frozen=True, repr=False)
-class AssociativeRecall(GaussianPoints):
+class AssociativeRecall(GaussianInputs):
     """Pairs of random inputs and unrelated targets that come again: the query is one of the context's inputs.
 
     Each prompt has `n_keys` standard normal inputs, each with a target from N(0, 1). Every point is one of these pairs,
@@ -77,6 +77,3 @@ class AssociativeRecall(GaussianPoints):
             chosen[:, -1:] = chosen.gather(1, random.integers(0, n, n_prompts, 1))
         xs, ys = (pairs.gather(1, chosen[..., None].expand(-1, -1, pairs.shape[-1])) for pairs in (keys, values))
         return Prompts(xs, ys)
-
-    def _targets(self, xs: Float[Tensor, "prompt point x"], random: RandomTensors) -> Float[Tensor, "prompt point"]:
-        raise NotImplementedError  # targets are drawn with the inputs

@@ -15,8 +15,8 @@ from mechicl.tasks.sampling import PromptDistribution, RandomTensors, check_acti
 
 
 @dataclass(frozen=True, repr=False)
-class GaussianPoints(PromptDistribution):
-    """Base of tasks with one target and standard normal inputs; subclasses compute the targets in `_targets`.
+class GaussianInputs(PromptDistribution):
+    """Base of tasks with one target and standard normal inputs.
 
     Attributes:
         x_dim: dimension of the inputs, which are standard normal.
@@ -40,6 +40,11 @@ class GaussianPoints(PromptDistribution):
 
     def _distributions(self) -> str:
         return "inputs from N(0, I)"
+
+
+@dataclass(frozen=True, repr=False)
+class GaussianPoints(GaussianInputs):
+    """Base of those whose targets `_targets` computes from independent inputs."""
 
     def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
         xs = random.normal(n_prompts, self.n_context + 1, self.x_dim)
