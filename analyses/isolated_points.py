@@ -46,7 +46,7 @@ class Args(ScriptArgs):
     """Seeds to train, of the checkpoint's."""
     tuned_steps: int = 7000
     """Steps of training on, with a learning rate of 5e-4 that falls along a cosine."""
-    scratch_steps: int = 4000
+    scratch_steps: int = 7000
     """Steps from scratch, with the preset's learning rate and its curriculum 2.5 times as fast."""
     batch_size: int = 32
     """Prompts in a step."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.apart import Apart
+from benchmarks.apart import INSTRUCTIONS, Apart
 from benchmarks.rows import Row, Settings, row
 from mechicl.models import build
 from mechicl.training import PRESETS
@@ -13,11 +13,6 @@ from mechicl.training.ensemble import Ensemble
 from mechicl.training.routes import CPU, Passes, choose_route
 from mechicl.training.speed import keep_freed_memory
 
-SETS = {
-    "its own instructions": {},
-    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-    "SSE": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
-}
 SHAPES: dict[str, dict[str, Any]] = {
     "lsa-1l": {"seeds": (0,)},
     "lsa-1l-d40": {"seeds": (0,)},
@@ -60,7 +55,7 @@ class Routes:
 def measure(settings: Settings) -> list[Row]:
     """Measure passes forwards and backwards; a run keeps its route, so a single choice is judged, without a median."""
     rows = []
-    for name, environment in SETS.items():
+    for name, environment in INSTRUCTIONS.items():
         for preset in SHAPES:
             process = Apart("routes:Routes", ours=True, environment=environment, preset=preset)
             try:
