@@ -21,9 +21,9 @@ from tests.training.runs import MODEL, TASK, small
 CPU = torch.device("cpu")
 
 
-def stream(config, first_step=0, generators=None, draw=batches, **options):
-    generators = generators or make_generators(config, CPU)
-    return draw(config, HookedTransformer(config.model), generators, first_step, **options)
+def stream(config, first_step=0, generators=None, draw=batches):
+    model, generators = HookedTransformer(config.model), generators or make_generators(config, CPU)
+    return draw(lambda step: data.sample_batch(config, model, generators, step), first_step, config.steps)
 
 
 def sampling_threads():
