@@ -342,14 +342,15 @@ class _Training:
         return [active] if active else []
 
     def _check_finite(self, step: int, losses: Tensor) -> None:
-        if losses.isfinite().all():
+        values = losses.tolist()
+        if all(map(math.isfinite, values)):
             return
         running = self.state.stopped_at < 0
-        bad = [i for i in range(len(losses)) if not math.isfinite(losses[i].item()) and running[i]]
+        bad = [i for i, value in enumerate(values) if not math.isfinite(value) and running[i]]
         if bad and self.stop_diverged:
             self.state.stopped_at[bad] = self.state.diverged_at[bad] = step
         elif bad:
-            seeds = ", ".join(f"{self._member_text(i)} ({losses[i].item()})" for i in bad)
+            seeds = ", ".join(f"{self._member_text(i)} ({values[i]})" for i in bad)
             saved = "no save yet" if self.last_save is None else f"last good save: step {self.last_save}"
             raise TrainingDivergedError(
                 f"the loss is not finite at step {step} for seed {seeds}; {saved} in {self.folder}. Try a smaller "
