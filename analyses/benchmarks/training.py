@@ -37,15 +37,18 @@ def linear_peers(n_layers: int, one_core: bool) -> dict[str, Callable[[], Apart]
 
 
 def linear_rows(rounds: int, n_layers: int, *, one_core: bool = False) -> list[Row]:
-    """Steps per second of ours over each peer's."""
+    """Steps per second of ours over each peer's, by single operations and by compiled steps."""
     steps, where = STEPS[n_layers], ", one core" if one_core else ""
-    ours = Apart("our_training:Linear", ours=True, one_core=one_core, n_layers=n_layers, batch_size=BATCH_SIZE)
+    sizes: dict[str, Any] = {"one_core": one_core, "n_layers": n_layers, "batch_size": BATCH_SIZE}
+    ours = Apart("our_training:Linear", ours=True, **sizes)
+    compiled = Apart("our_training:Linear", ours=True, compiled=True, **sizes)
     try:
         with peers(linear_peers(n_layers, one_core)) as theirs:
             details = {JAX: f"; {theirs[JAX].call('form')}"} if JAX in theirs else {}
             speeds = alternate(
                 {
                     "ours": lambda: ours.call("steps_per_second", steps),
+                    "compiled": lambda: compiled.call("steps_per_second", 2 * steps),
                     **{
                         name: lambda one=one, n=steps // (3 if "jax" in name else 4): one.call("steps_per_second", n)
                         for name, one in theirs.items()
@@ -55,13 +58,16 @@ def linear_rows(rounds: int, n_layers: int, *, one_core: bool = False) -> list[R
             )
     finally:
         ours.close()
-    mine = speeds.pop("ours")
-    return [
-        row(f"training speed over {name}, {WORDS[n_layers]}{where}", ratios(mine, others),
-            BARS[n_layers].get(name, "shown"),
-            f"{median(mine):.3g} against {median(others):.3g} steps/s, batch {BATCH_SIZE}{details.get(name, '')}")
-        for name, others in speeds.items()
-    ]  # fmt: skip
+        compiled.close()
+    rows = []
+    for mine, words in ((speeds.pop("ours"), ""), (speeds.pop("compiled"), ", compile=True")):
+        rows += [
+            row(f"training speed over {name}, {WORDS[n_layers]}{where}{words}", ratios(mine, others),
+                BARS[n_layers].get(name, "shown"),
+                f"{median(mine):.3g} against {median(others):.3g} steps/s, batch {BATCH_SIZE}{details.get(name, '')}")
+            for name, others in speeds.items()
+        ]  # fmt: skip
+    return rows
 
 
 def seeds_rows(rounds: int, n_seeds: int = 5, steps: int = 60) -> list[Row]:
