@@ -107,26 +107,26 @@ class WholeStep:
         self.rate.fill_(self.config.learning_rate_at(inputs.step))
         state = (self.weights, self.rate, running.to(self.weights.device), *self.moments.values())
         key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs.tensors)
-        if key not in self.compiled:
-            self.compiled[key] = self._compile(*state, *inputs.tensors)
+        known = key in self.compiled
         if self.on_gpu:
             torch.compiler.cudagraph_mark_step_begin()  # what the step before returned is no longer used
-        with torch.no_grad():
-            step_losses, *gradient = self.compiled[key](*state, *inputs.tensors)
+        try:
+            if not known:
+                self.compiled[key] = self._compile(*state, *inputs.tensors)
+            with torch.no_grad():
+                step_losses, *gradient = self.compiled[key](*state, *inputs.tensors)
+        except RuntimeError as error:
+            if known:
+                raise
+            words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"compile=True: torch cannot compile this run here ({words}): leave it out") from error
         self.ensemble.flat.grad = gradient[0] if gradient else None
         return step_losses
 
     def _compile(self, *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-        try:
-            graph = traced(self._step, [tensor.clone() for tensor in inputs])  # tracing runs it
-            mode = "reduce-overhead" if self.on_gpu else None
-            compiled = torch.compile(graph, dynamic=False, fullgraph=True, mode=mode)
-            with torch.no_grad():
-                compiled(*(tensor.clone() for tensor in inputs))
-        except RuntimeError as error:
-            words = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"compile=True: torch cannot compile this run here ({words}): leave it out") from error
-        return compiled
+        graph = traced(self._step, [tensor.clone() for tensor in inputs])  # tracing runs it
+        # "reduce-overhead" is torch's name for CUDA graphs
+        return torch.compile(graph, dynamic=False, fullgraph=True, mode="reduce-overhead" if self.on_gpu else None)
 
     def _step(self, weights: Tensor, rate: Tensor, running: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         moments, inputs = rest[: len(self.moments)], rest[len(self.moments) :]

@@ -146,3 +146,22 @@ def test_a_step_returns_the_losses_before_it_and_leaves_stopped_models():
     torch.testing.assert_close(step(inputs, torch.tensor([True, False])), expected)
     assert torch.equal(step.weights[1], before[1])
     assert (step.weights[0] - before[0]).abs().max() > 1e-3
+
+
+def test_a_step_on_a_gpu_is_a_cuda_graph_that_changes_the_weights_in_place(monkeypatch):
+    """What can be tested on a CPU: how the compiler is called, and that it may keep the addresses of what changes."""
+    kept, options, marks = [], [], []
+    monkeypatch.setattr(WholeStep, "on_gpu", True)
+    monkeypatch.setattr(torch._dynamo, "mark_static_address", kept.append)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    monkeypatch.setattr(torch, "compile", lambda graph, **given: options.append(given) or graph)
+    step = whole_step(small(model=EXACT))
+    addresses = {tensor.data_ptr() for tensor in kept}
+    for number in range(2):
+        step(step.sample(number), torch.tensor([True]))
+    assert options == [{"dynamic": False, "fullgraph": True, "mode": "reduce-overhead"}]
+    assert len(marks) == 2
+    changing = (step.weights, step.rate, *step.moments.values())
+    assert {tensor.data_ptr() for tensor in changing} == addresses
+    assert step.weights.data_ptr() == step.ensemble.flat.data_ptr()
+    assert float(step.moments["step"]) == 2
