@@ -39,7 +39,9 @@ SPEEDS: dict[str, dict[str, Any]] = {
 """Kinds of steps that are timed; trainings take the quickest of those in TRAINED."""
 TRAINED = ("tf32", "tf32, compiled")
 """bf16 rounds the stream itself to 8 bits; what that does to the loss of these models has not been measured."""
-SHARE_OF_TABLE = 0.25
+WHOLE_STEPS: dict[str, dict[str, Any]] = {"fp32": {}, "fp32, compiled": {"compile": True}}
+"""For small models: one call per operation, and whole steps as CUDA graphs."""
+SHARE_OF_TABLE, N_SMALL = 0.25, 10
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,14 @@ def main(args: Args) -> int:
     print(f"{hardware_name(device)}, torch {torch.__version__}, {args.minutes:g} minutes", flush=True)
     failed = args.tests and not args.dry and not tests_pass(60 * args.minutes * SHARE_OF_TABLE)
     configs = {name: config_of(name, args.dry) for name in args.presets}
-    table = speed_table(next(iter(configs.values())), 60 * args.minutes * SHARE_OF_TABLE, args.runs / "speed", args.dry)
+    seconds, folder = 60 * args.minutes * SHARE_OF_TABLE, args.runs / "speed"
+    small = PRESETS["lsa-1l"].replace(seeds=tuple(range(N_SMALL)), n_snapshots=0, cpu=args.dry)
+    of_small = speed_table(small, seconds / 4, folder, args.dry, WHOLE_STEPS)
+    table = speed_table(next(iter(configs.values())), seconds, folder, args.dry, SPEEDS)
     args.out.mkdir(parents=True, exist_ok=True)
     machine = {"hardware": hardware_name(device), "torch": str(torch.__version__), "dry": args.dry}
-    write_json(args.out / "gpu_speed.json", {**machine, "preset": args.presets[0], "steps_per_second": table})
+    speeds = {"steps_per_second": table, f"steps_per_second_of_{N_SMALL}_lsa-1l": of_small}
+    write_json(args.out / "gpu_speed.json", {**machine, "preset": args.presets[0], **speeds})
     known = {name: speed for name, speed in table.items() if name in TRAINED and isinstance(speed, float)}
     quickest = SPEEDS[max(known, key=known.__getitem__)] if known else {}
     for i, (name, config) in enumerate(configs.items()):
@@ -126,12 +132,14 @@ def tests_pass(seconds: float) -> bool:
     return passed
 
 
-def speed_table(config: TrainingConfig, seconds: float, folder: Path, dry: bool) -> dict[str, float | str]:
+def speed_table(
+    config: TrainingConfig, seconds: float, folder: Path, dry: bool, kinds: dict[str, dict[str, Any]]
+) -> dict[str, float | str]:
     """Steps per second of each kind, without its first steps, which compile; words for what does not run."""
     table: dict[str, float | str] = {}
     deadline = time.monotonic() + seconds
     n_steps = 4 if dry else 300
-    for name, fields in SPEEDS.items():
+    for name, fields in kinds.items():
         if dry and (fields.get("compile") or fields.get("tf32")):
             table[name] = "left out in a dry run"
         elif time.monotonic() > deadline:

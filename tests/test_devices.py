@@ -111,8 +111,13 @@ CONFIG = TrainingConfig(task=TASK, model=GPT, steps=6, batch_size=8, eval_every=
 @gpu
 @no_gpu
 @pytest.mark.parametrize(
-    "fields", [{}, {"tf32": True}, {"mixed_precision": "bf16"}, {"fused_attention": True}, {"compile": True}], ids=str
-)
+    "fields",
+    [
+        {}, {"tf32": True}, {"mixed_precision": "bf16"}, {"fused_attention": True}, {"compile": True},
+        {"compile": True, "seeds": (0, 1)}, {"compile": True, "optimizer": "soap"},
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_training_on_a_gpu_goes_on_where_it_was_stopped(tmp_path, fields):
     config = CONFIG.replace(**fields)

@@ -263,7 +263,9 @@ def test_a_dry_run_times_steps_and_trains(script, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(script, "SPEEDS", {"fp32": {}, "tf32": {"tf32": True}, "fused": {"fused_attention": True}})
     words = ["--dry", "--minutes", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert script.run([*words, "--presets", "gpt2-12l"]) == 0
-    speeds = json.loads((tmp_path / "gpu_speed.json").read_text())["steps_per_second"]
+    written = json.loads((tmp_path / "gpu_speed.json").read_text())
+    assert written["steps_per_second_of_10_lsa-1l"]["fp32"] > 0
+    speeds = written["steps_per_second"]
     assert speeds["fp32"] > 0
     assert speeds["fused"] > 0
     assert speeds["tf32"] == "left out in a dry run"

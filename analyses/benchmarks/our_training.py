@@ -19,14 +19,20 @@ def steps_per_second(config: TrainingConfig) -> float:
 
 
 def linear_config(
-    n_layers: int, steps: int, batch_size: int, n_seeds: int = 1, x_dim: int = 10, n_context: int = 10
+    n_layers: int,
+    steps: int,
+    batch_size: int,
+    n_seeds: int = 1,
+    x_dim: int = 10,
+    n_context: int = 10,
+    compiled: bool = False,
 ) -> TrainingConfig:
-    """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10."""
+    """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10; the first half of the steps compiles."""
     return TrainingConfig(
         task=LinearRegression(x_dim=x_dim, n_context=n_context),
         model=TransformerConfig(x_dim=x_dim, n_context=n_context, n_layers=n_layers),
-        seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps,
-        eval_prompts=64, cpu=True, routes="measured",
+        seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps // 2 if compiled else steps,
+        eval_every=steps, eval_prompts=64, cpu=True, routes="measured", compile=compiled,
     )  # fmt: skip
 
 
@@ -66,9 +72,13 @@ class OfPreset:
 
     config = GPT2
 
+    def __init__(self, compiled: bool = False):
+        self.config = self.config.replace(compile=compiled)
+
     def steps_per_second(self, steps: int) -> float:
-        """Return the seconds of a training of n steps."""
-        return steps_per_second(self.config.replace(steps=steps, eval_every=steps, log_every=steps))
+        """Return the seconds of a training of n steps; the first half of the steps compiles."""
+        every = steps // 2 if self.config.compile else steps
+        return steps_per_second(self.config.replace(steps=steps, eval_every=steps, log_every=every))
 
 
 class Recurrent(OfPreset):

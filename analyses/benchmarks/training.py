@@ -40,18 +40,24 @@ def linear_peers(n_layers: int, one_core: bool, environment: Mapping[str, str]) 
 def linear_rows(
     rounds: int, n_layers: int, *, one_core: bool = False, instructions: str = next(iter(INSTRUCTIONS))
 ) -> list[Row]:
-    """Steps per second of ours over each peer's, with a set of the processor's instructions."""
-    environment, sizes = INSTRUCTIONS[instructions], {"n_layers": n_layers, "batch_size": BATCH_SIZE}
+    """Steps per second of ours over each peer's, by single operations and by compiled steps.
+
+    With a set of instructions, single operations only.
+    """
+    environment = INSTRUCTIONS[instructions]
     steps, where = STEPS[n_layers], ", one core" if one_core else ""
     where += f", {instructions}" if environment else ""
     bars = (ONE_CORE_BARS if one_core else BARS)[n_layers]
-    ours = Apart("our_training:Linear", ours=True, one_core=one_core, environment=environment, **sizes)
+    sizes: dict[str, Any] = {"one_core": one_core, "n_layers": n_layers, "batch_size": BATCH_SIZE}
+    made = {"": Apart("our_training:Linear", ours=True, environment=environment, **sizes)}
+    if not environment:
+        made[", compile=True"] = Apart("our_training:Linear", ours=True, compiled=True, **sizes)
     try:
         with peers(linear_peers(n_layers, one_core, environment)) as theirs:
             details = {JAX: f"; {theirs[JAX].call('form')}"} if JAX in theirs else {}
             speeds = alternate(
                 {
-                    "ours": lambda: ours.call("steps_per_second", steps),
+                    **{words: lambda one=one: one.call("steps_per_second", steps) for words, one in made.items()},
                     **{
                         name: lambda one=one, n=steps // (3 if "jax" in name else 4): one.call("steps_per_second", n)
                         for name, one in theirs.items()
@@ -60,14 +66,18 @@ def linear_rows(
                 rounds,
             )
     finally:
-        ours.close()
-    mine = speeds.pop("ours")
-    return [
-        row(f"training speed over {name}, {WORDS[n_layers]}{where}", ratios(mine, others),
-            bars.get(name, "shown"),
-            f"{median(mine):.3g} against {median(others):.3g} steps/s, batch {BATCH_SIZE}{details.get(name, '')}")
-        for name, others in speeds.items()
-    ]  # fmt: skip
+        for one in made.values():
+            one.close()
+    rows = []
+    for words in made:
+        mine = speeds.pop(words)
+        rows += [
+            row(f"training speed over {name}, {WORDS[n_layers]}{where}{words}", ratios(mine, others),
+                bars.get(name, "shown"),
+                f"{median(mine):.3g} against {median(others):.3g} steps/s, batch {BATCH_SIZE}{details.get(name, '')}")
+            for name, others in speeds.items() if name not in made
+        ]  # fmt: skip
+    return rows
 
 
 def seeds_rows(rounds: int, n_seeds: int = 5, steps: int = 60) -> list[Row]:

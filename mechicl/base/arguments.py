@@ -327,8 +327,8 @@ def _fault(value: Tensor | torch.nn.Module, undefined: bool) -> str | None:
 
 
 def count_undefined(values: Tensor) -> int:
-    """Count values that are not finite; 0 for ints, and under torch's transforms, where values cannot be read."""
-    if not values.is_floating_point() or _is_wrapped(values):
+    """Count values that are not finite; 0 for ints, and where torch transforms or traces code, which hides values."""
+    if not values.is_floating_point() or _is_wrapped(values) or torch.compiler.is_compiling():
         return 0
     values = values.detach() if values.requires_grad else values
     if math.isfinite(values.sum().item()):  # much quicker, and finite only if every value is

@@ -40,10 +40,10 @@ class QuickGenerator(torch.Generator):
     LARGE = 2**16
     """Smallest block drawn by SFC64; seeding it takes as long as 15,000 of torch's numbers."""
 
-    def __new__(cls, *, prompts_last: bool = False) -> "QuickGenerator":  # noqa: D102
-        return super().__new__(cls)
+    def __new__(cls, *, prompts_last: bool = False, device: torch.device | str = "cpu") -> "QuickGenerator":  # noqa: D102
+        return super().__new__(cls, device=device)  # pyright: ignore[reportCallIssue]
 
-    def __init__(self, *, prompts_last: bool = False):
+    def __init__(self, *, prompts_last: bool = False, device: torch.device | str = "cpu"):
         super().__init__()
         self.prompts_last = prompts_last
 
@@ -55,15 +55,23 @@ class QuickGenerator(torch.Generator):
     def uniform(self, *shape: int) -> Float[Tensor, "..."]:
         """Uniform on [0, 1), float32: multiples of 2^-24, as torch's."""
         n = math.prod(shape)
-        if n < self.LARGE:
-            return self._laid_out(torch.rand(n, generator=self), shape)
-        start = torch.randint(-(2**63), 2**63 - 1, (2,), generator=self).numpy().view(np.uint64)
-        words = torch.from_numpy(np.random.SFC64(start).random_raw(-(-n // 2)).view(np.int32))  # two of 32 bits in each
-        return self._laid_out(words[:n].bitwise_and_(2**24 - 1).float().mul_(2.0**-24), shape)
+        numbers = self.draw("uniform", n)
+        if not numbers.is_floating_point():
+            numbers = numbers[:n].bitwise_and(2**24 - 1).float().mul_(2.0**-24)
+        return self._laid_out(numbers, shape)
 
     def normal(self, *shape: int) -> Float[Tensor, "..."]:
         """Standard normal, float32: torch's."""
-        return self._laid_out(torch.randn(math.prod(shape), generator=self), shape)
+        return self._laid_out(self.draw("normal", math.prod(shape)), shape)
+
+    def draw(self, kind: Literal["uniform", "normal"], n: int) -> Tensor:
+        """Draw n numbers; for a large block of uniform ones n or n + 1 words of 32 bits."""
+        if kind == "normal":
+            return torch.randn(n, generator=self, device=self.device)
+        if n < self.LARGE or self.device.type != "cpu":
+            return torch.rand(n, generator=self, device=self.device)
+        start = torch.randint(-(2**63), 2**63 - 1, (2,), generator=self).numpy().view(np.uint64)
+        return torch.from_numpy(np.random.SFC64(start).random_raw(-(-n // 2)).view(np.int32))  # two in each of its own
 
     def _laid_out(self, numbers: Tensor, shape: tuple[int, ...]) -> Tensor:
         if not self.prompts_last:

@@ -64,8 +64,9 @@ class TrainingConfig:
         mixed_precision: "no" or "bf16" (where the device has it).
         tf32: let float32 matrix products on a GPU round their factors to TF32.
         fused_attention: torch's fused kernel for softmax attention, for one seed.
-        compile: compile the passes with `torch.compile`. With a fused or compiled pass a resumed run is the same to
-            rounding, not bit for bit.
+        compile: compile whole steps with `torch.compile`: sampling (where it can be traced), passes, clipping and Adam;
+            on a GPU with CUDA graphs. On a CPU it needs a C++ compiler. A resumed run is the same bit for bit, with a
+            fused pass or on a GPU to rounding. It takes seconds to a few minutes before the first step.
         routes: how a run on the CPU chooses between routes that compute the same steps to rounding (number of threads,
             order of products, layout in memory): "measured" times them at the start, "rule" decides by sizes alone, so
             that the same config gives the same bits again; None measures only for runs that are long enough to profit.

@@ -5,11 +5,11 @@ The loss is the squared error on points, or the cross entropy of the next token.
 
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from mechicl.tasks import AnyTask, LinearRegression
 from mechicl.tasks.sampling import QuickGenerator
 from mechicl.training.config import TrainingConfig
 
+Data = TypeVar("Data")  # a step's batch, or the random numbers that it is made of
 TIMED_BATCHES = 12
 NOTABLE = 0.2  # share of a step's time above which sampling may move to a thread
 SMALL_PRODUCT = 400  # on a CPU, torch multiplies a row by a matrix of fewer numbers in plain loops, for many prompts
@@ -43,10 +44,10 @@ class Batch:
     weights: Float[Tensor, "seed"] | None = None
 
 
-def make_generators(config: TrainingConfig, device: torch.device) -> list[torch.Generator]:
+def make_generators(config: TrainingConfig, device: torch.device) -> list[QuickGenerator]:
     """One generator for each model's prompts; its weights came from another one."""
     if device.type != "cpu":
-        return [torch.Generator(device=device).manual_seed(2**40 + seed) for _, seed in config.members]
+        return [QuickGenerator(device=device).manual_seed(2**40 + seed) for _, seed in config.members]
     # a model's prompts must not depend on the models that are trained together with it
     small = goes_across(config, device) and numbers_per_prompt(config) < SMALL_PRODUCT
     across = [small and is_plain(task) for task in config.tasks]
@@ -77,7 +78,7 @@ def numbers_per_prompt(config: TrainingConfig) -> int:
 def sample_batch(
     config: TrainingConfig,
     model: PromptedModel,
-    generators: list[torch.Generator],
+    generators: Sequence[torch.Generator],
     step: int,
     shard: tuple[int, int] = (0, 1),
     prompts_last: bool | None = None,
@@ -112,14 +113,7 @@ def sample_batch(
     return Batch(step, tokens, targets, states, loss_weights)
 
 
-def batches(
-    config: TrainingConfig,
-    model: PromptedModel,
-    generators: list[torch.Generator],
-    first_step: int,
-    shard: tuple[int, int] = (0, 1),
-    prompts_last: bool | None = None,
-) -> Generator[Batch, None, None]:
+def batches(sample: Callable[[int], Data], first_step: int, steps: int) -> Generator[Data, None, None]:
     """The batches from `first_step` to the last, sampled in the faster of two ways.
 
     A second thread that samples ahead is faster if sampling takes a notable part of a step and a core is free for it.
@@ -128,48 +122,39 @@ def batches(
     """
     sampling_seconds: list[float] = []
     seconds: list[float] = []  # of whole steps
-    end_of_trial = min(first_step + TIMED_BATCHES, config.steps)
+    end_of_trial = min(first_step + TIMED_BATCHES, steps)
     for step in range(first_step, end_of_trial):
         started = time.perf_counter()
-        batch = sample_batch(config, model, generators, step, shard, prompts_last)
+        batch = sample(step)
         sampling_seconds.append(time.perf_counter() - started)
         yield batch  # returns when the step is done
         seconds.append(time.perf_counter() - started)
     step = end_of_trial
-    if step < config.steps and statistics.median(sampling_seconds) > NOTABLE * statistics.median(seconds):
-        end_of_trial = min(step + TIMED_BATCHES, config.steps)
+    if step < steps and statistics.median(sampling_seconds) > NOTABLE * statistics.median(seconds):
+        end_of_trial = min(step + TIMED_BATCHES, steps)
         seconds_ahead: list[float] = []
         started = time.perf_counter()
-        with closing(batches_ahead(config, model, generators, step, shard, prompts_last, end_of_trial)) as trial:
+        with closing(batches_ahead(sample, step, end_of_trial)) as trial:
             for batch in trial:
                 yield batch
                 seconds_ahead.append(time.perf_counter() - started)
                 started = time.perf_counter()
         step = end_of_trial
-        if step < config.steps and statistics.median(seconds_ahead) < statistics.median(seconds):
-            yield from batches_ahead(config, model, generators, step, shard, prompts_last)
+        if step < steps and statistics.median(seconds_ahead) < statistics.median(seconds):
+            yield from batches_ahead(sample, step, steps)
             return
-    for later in range(step, config.steps):
-        yield sample_batch(config, model, generators, later, shard, prompts_last)
+    for later in range(step, steps):
+        yield sample(later)
 
 
-def batches_ahead(
-    config: TrainingConfig,
-    model: PromptedModel,
-    generators: list[torch.Generator],
-    first_step: int,
-    shard: tuple[int, int] = (0, 1),
-    prompts_last: bool | None = None,
-    end: int | None = None,
-) -> Generator[Batch, None, None]:
-    """The batches from `first_step` to `end` (or the last), each sampled on a thread while the one before is used."""
-    end = config.steps if end is None else end
+def batches_ahead(sample: Callable[[int], Data], first_step: int, end: int) -> Generator[Data, None, None]:
+    """The batches from `first_step` to `end`, each sampled on a thread while the one before is used."""
     with ThreadPoolExecutor(1, "mechicl-batches") as thread:
-        upcoming = thread.submit(sample_batch, config, model, generators, first_step, shard, prompts_last)
+        upcoming = thread.submit(sample, first_step)
         for step in range(first_step, end):
             batch = upcoming.result()
             if step + 1 < end:
-                upcoming = thread.submit(sample_batch, config, model, generators, step + 1, shard, prompts_last)
+                upcoming = thread.submit(sample, step + 1)
             yield batch
 
 
@@ -196,7 +181,7 @@ def losses(
     if targets.is_floating_point():
         return (outputs - targets).square().mean(dim=(1, 2, 3))
     scored = (targets >= 0).sum(dim=(1, 2))
-    if (scored == 0).any():
+    if not torch.compiler.is_compiling() and (scored == 0).any():
         raise ValueError(f"no token to predict for model {(scored == 0).nonzero().flatten().tolist()}")
     nats = F.cross_entropy(outputs.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
     return nats.sum(dim=(1, 2)) / scored

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from mechicl.models import PromptedModel
 from mechicl.prompts import At
@@ -58,8 +58,6 @@ class Ensemble(nn.Module):
         model = self._template[0]
 
         def run_one(flat: Tensor, tokens: Tensor, *sources: Tensor) -> Tensor:
-            if torch.compiler.is_compiling():  # the compiler supports this function
-                return functional_call(model, self._named(flat), (tokens,), {"at": at})
             flats, hooks = iter(sources), []
             for clamp, source in clamps:
                 copied = source and source.record(next(flats), tokens, clamp.source_hook_name)

@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -24,13 +24,13 @@ from mechicl.base.threads import n_cores, using_threads
 from mechicl.models import build
 from mechicl.training.clamping import Clamping
 from mechicl.training.config import TrainingConfig
-from mechicl.training.data import Batch, batches, examples, losses, make_generators
+from mechicl.training.data import Batch, batches, examples, losses, make_generators, sample_batch
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.metrics import METRICS_FILE, Metrics
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
 from mechicl.training.results import TrainingResult, collect_result, snapshot_path
 from mechicl.training.routes import Route, choose_route, use_route
-from mechicl.training.speed import compiled, keep_freed_memory, make_quicker, products_in_tf32
+from mechicl.training.speed import keep_freed_memory, make_quicker, products_in_tf32
 from mechicl.training.state import (
     EARLIER_STATE_FILE,
     STATE_FILE,
@@ -40,6 +40,7 @@ from mechicl.training.state import (
     optimizer_moments,
     restore_moments,
 )
+from mechicl.training.whole_steps import StepInputs, WholeStep
 
 
 class TrainingDivergedError(FloatingPointError):
@@ -182,8 +183,12 @@ class _Training:
             raise ValueError(f"{folder} must be a folder that all processes see: this one finds another save there")
         # torch's own optimiser: without loss scaling (bf16 needs none) accelerate's wrapper only adds overhead
         self.step_model: Callable[..., Tensor] = accelerator.prepare(self.ensemble)
+        self.shard = (accelerator.process_index, accelerator.num_processes)
+        self.whole_step: WholeStep | None = None
         if config.compile:
-            self.step_model = compiled(cast(torch.nn.Module, self.step_model))
+            self.whole_step = WholeStep(
+                config, self.encoder, self.ensemble, self.optimizer, self.generators, self.shard
+            )
         self.eval_tokens, self.eval_targets = self._eval_batch()
         tokens = self.eval_tokens[0, :1]
         self.clamping = Clamping(config, folder, self.encoder, tokens) if config.interventions else None
@@ -239,8 +244,8 @@ class _Training:
         metrics = Metrics(self.folder, n_bytes) if accelerator.is_main_process else None
         bar = progress_bar(total=config.steps, initial=state.step, progress=progress, unit="step")
         started = time.perf_counter() - state.wall_time
-        shard = (accelerator.process_index, accelerator.num_processes)
-        stream = batches(config, self.encoder, self.generators, state.step, shard, state.route.prompts_last)
+        sample = self._sample if self.whole_step is None else self.whole_step.sample
+        stream: Generator[Batch | StepInputs, None, None] = batches(sample, state.step, config.steps)
         snapshot_steps, window_start, window_step = set(config.snapshot_steps), time.perf_counter(), state.step
         try:
             if self.last_save is None:
@@ -284,20 +289,39 @@ class _Training:
     def _done(self) -> bool:
         return self.state.step >= self.config.steps or bool((self.state.stopped_at >= 0).all())
 
-    def _step(self, batch: Batch) -> Float[Tensor, "seed"]:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate_at(batch.step)
+    def _sample(self, step: int) -> Batch:
+        prompts_last = self.state.route.prompts_last
+        return sample_batch(self.config, self.encoder, self.generators, step, self.shard, prompts_last)
+
+    def _step(self, batch: Batch | StepInputs) -> Float[Tensor, "seed"]:
+        if isinstance(batch, Batch):
+            step_losses = self._passes(batch)
+        else:
+            assert self.whole_step is not None
+            step_losses = self.whole_step(batch, self.state.stopped_at < 0)
+        weights = self.ensemble.flat
+        if self.accelerator.num_processes > 1:
+            step_losses = cast(Tensor, self.accelerator.reduce(step_losses, "mean"))
+            if self.whole_step is not None:  # torch's wrapper averages the gradients of other passes
+                weights.grad = cast(Tensor, self.accelerator.reduce(weights.grad, "mean"))
+        self._check_finite(batch.step + 1, step_losses)
+        if self.whole_step is None or not self.whole_step.updates:
+            self._update(batch.step)
+        return step_losses
+
+    def _passes(self, batch: Batch) -> Float[Tensor, "seed"]:
         outputs = self.step_model(batch.tokens, self.config.loss_at, *self._clamps(batch.step))
         step_losses = losses(outputs, batch.targets)
         if batch.weights is not None:
             step_losses = step_losses * batch.weights
         self.ensemble.flat.grad = None
         step_losses.sum().backward()
-        step_losses = step_losses.detach()
-        if self.accelerator.num_processes > 1:
-            step_losses = cast(Tensor, self.accelerator.reduce(step_losses, "mean"))
-        self._check_finite(batch.step + 1, step_losses)
-        weights = self.ensemble.flat
+        return step_losses.detach()
+
+    def _update(self, step: int) -> None:
+        weights, learning_rate = self.ensemble.flat, self.config.learning_rate_at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
         diverged = self.state.diverged_at >= 0
         if self.stop_diverged and weights.grad is not None and diverged.any():
             weights.grad[diverged] = 0
@@ -306,12 +330,11 @@ class _Training:
         stopped = self.state.stopped_at >= 0
         kept = weights.detach()[stopped].clone() if stopped.any() else None
         if self.config.weight_decay:
-            weights.detach().mul_(1 - self.config.learning_rate_at(batch.step) * self.config.weight_decay)
+            weights.detach().mul_(1 - learning_rate * self.config.weight_decay)
         self.optimizer.step()
         if kept is not None:  # the weights of finished seeds are fixed
             with torch.no_grad():
                 weights[stopped] = kept
-        return step_losses
 
     def _clamps(self, step: int) -> list[Any]:
         """The clamps of a training step as an argument of the ensemble, if there are any."""
@@ -319,14 +342,15 @@ class _Training:
         return [active] if active else []
 
     def _check_finite(self, step: int, losses: Tensor) -> None:
-        if losses.isfinite().all():
+        values = losses.tolist()
+        if all(map(math.isfinite, values)):
             return
         running = self.state.stopped_at < 0
-        bad = [i for i in range(len(losses)) if not math.isfinite(losses[i].item()) and running[i]]
+        bad = [i for i, value in enumerate(values) if not math.isfinite(value) and running[i]]
         if bad and self.stop_diverged:
             self.state.stopped_at[bad] = self.state.diverged_at[bad] = step
         elif bad:
-            seeds = ", ".join(f"{self._member_text(i)} ({losses[i].item()})" for i in bad)
+            seeds = ", ".join(f"{self._member_text(i)} ({values[i]})" for i in bad)
             saved = "no save yet" if self.last_save is None else f"last good save: step {self.last_save}"
             raise TrainingDivergedError(
                 f"the loss is not finite at step {step} for seed {seeds}; {saved} in {self.folder}. Try a smaller "

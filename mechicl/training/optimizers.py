@@ -23,6 +23,27 @@ def make_optimizer(
     return SOAP(weights, shapes, lr=learning_rate)
 
 
+def adam_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of torch's Adam for the one tensor that it updates; made if it has not taken a step."""
+    (weights,) = optimizer.param_groups[0]["params"]
+    if not optimizer.state[weights]:
+        zeros = (torch.zeros((), device=weights.device), torch.zeros_like(weights), torch.zeros_like(weights))
+        optimizer.state[weights] = dict(
+            zip(("step", "exp_avg", "exp_avg_sq"), (zero.detach() for zero in zeros), strict=True)
+        )
+    return {name: optimizer.state[weights][name] for name in ("step", "exp_avg", "exp_avg_sq")}
+
+
+def adam_update(gradient: Tensor, state: dict[str, Tensor], settings: dict[str, Any], rate: Tensor) -> Tensor:
+    """Adam's step by torch's formula, to be subtracted from the weights; for code that is compiled. Changes `state`."""
+    beta, beta_2 = settings["betas"]
+    step = state["step"].add_(1).double()
+    mean = state["exp_avg"].lerp_(gradient, 1 - beta)
+    second = state["exp_avg_sq"].mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
+    root = second.sqrt() / (1 - beta_2**step).sqrt() + settings["eps"]
+    return rate / (1 - beta**step) * mean / root
+
+
 class SOAP(torch.optim.Optimizer):
     """Adam in the eigenbases of Shampoo's two factors, for many small matrices at once.
 

@@ -1,11 +1,10 @@
-"""Faster steps: the best number of threads, freed memory kept, TF32, fused attention, compiled passes."""
+"""Faster steps: the best number of threads, freed memory kept, TF32, fused attention."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 from mechicl.base.threads import threads_worth
 from mechicl.models import TransformerConfig
@@ -76,19 +75,3 @@ def make_quicker(config: TrainingConfig, ensemble: Ensemble) -> None:
             f"(--seeds 0, with another --run folder)"
         )
     fuse_attention(ensemble.template)
-
-
-def compiled(module: torch.nn.Module) -> Callable[..., Tensor]:
-    """A module's forward pass, compiled by `torch.compile` at its first call and for each new length of prompts."""
-    from torch._dynamo.exc import TorchDynamoException  # loading it takes seconds, and few runs need it
-
-    quick = torch.compile(module)
-
-    def run(*inputs: object) -> Tensor:
-        try:
-            return quick(*inputs)
-        except TorchDynamoException as error:
-            words = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"compile=True: torch cannot compile this model here ({words}): leave it out") from error
-
-    return run

@@ -21,9 +21,9 @@ from tests.training.runs import MODEL, TASK, small
 CPU = torch.device("cpu")
 
 
-def stream(config, first_step=0, generators=None, draw=batches, **options):
-    generators = generators or make_generators(config, CPU)
-    return draw(config, HookedTransformer(config.model), generators, first_step, **options)
+def stream(config, first_step=0, generators=None, draw=batches):
+    model, generators = HookedTransformer(config.model), generators or make_generators(config, CPU)
+    return draw(lambda step: data.sample_batch(config, model, generators, step), first_step, config.steps)
 
 
 def sampling_threads():
@@ -172,7 +172,8 @@ def test_an_error_while_drawing_reaches_the_training_thread_unchanged(monkeypatc
 
     monkeypatch.setattr(model, "encode", encode)
     with pytest.raises(RuntimeError, match="no more prompts"):  # noqa: PT012 - the batches before it arrive
-        for batch in draw(small(), model, make_generators(small(), CPU), 0):
+        generators = make_generators(small(), CPU)
+        for batch in draw(lambda step: sample_batch(small(), model, generators, step), 0, small().steps):
             received.append(batch.step)
     assert received == [0, 1]
     early = stream(small(steps=10_000), draw=batches_ahead)  # and leaving the stream early ends its thread

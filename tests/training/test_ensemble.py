@@ -165,14 +165,14 @@ def test_a_model_that_cannot_be_compiled_is_named(tmp_path, monkeypatch):
     class Failing(TorchDynamoException):
         pass
 
-    def compile_nothing(module):
+    def compile_nothing(module, **options):
         def fail(*inputs):
             raise Failing("no compiler\nand more")
 
         return fail
 
     monkeypatch.setattr(torch, "compile", compile_nothing)
-    with pytest.raises(ValueError, match=r"compile=True: torch cannot compile this model here \(no compiler\)"):
+    with pytest.raises(ValueError, match=r"compile=True: torch cannot compile this run here \(no compiler\)"):
         train(CONFIG.replace(compile=True), tmp_path, progress=False)
 
 

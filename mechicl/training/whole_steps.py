@@ -1,0 +1,210 @@
+"""A training step as one compiled function: prompts from random numbers, losses, gradient, clipping and Adam.
+
+The step is traced for each shape of its inputs by `make_fx`, which records torch's operations whatever Python code
+calls them, and compiled by `torch.compile`. Compilers cannot draw from a `torch.Generator`, so random numbers are drawn
+outside and are inputs. What cannot be traced stays outside, too: the sampling of tasks that draw other than uniform and
+normal numbers, that change during the run or that several processes share; and optimisers other than Adam.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from mechicl.models import PromptedModel
+from mechicl.tasks.sampling import QuickGenerator
+from mechicl.training.config import TrainingConfig
+from mechicl.training.data import losses, sample_batch
+from mechicl.training.ensemble import Ensemble
+from mechicl.training.optimizers import adam_state, adam_update, clip_each_seed
+
+Kind = Literal["uniform", "normal"]
+
+
+@dataclass(frozen=True, eq=False)
+class StepInputs:
+    """The inputs of one step: random numbers; or tokens, targets and, with several processes, weights of the losses."""
+
+    step: int
+    tensors: tuple[Tensor, ...]
+    generator_states: Tensor  # state of each model's generator after sampling, `[seed byte]`
+
+
+class Redirected(QuickGenerator):
+    """A generator whose uniform and normal numbers come from a function of their kind and count."""
+
+    def __new__(cls, like: QuickGenerator, source: Callable[[Kind, int], Tensor]) -> "Redirected":  # noqa: D102
+        made = super().__new__(cls, device=like.device)
+        assert isinstance(made, Redirected)
+        return made
+
+    def __init__(self, like: QuickGenerator, source: Callable[[Kind, int], Tensor]):
+        super().__init__(prompts_last=like.prompts_last)
+        self.source = source
+
+    def draw(self, kind: Kind, n: int) -> Tensor:
+        """Return the function's numbers."""
+        return self.source(kind, n)
+
+
+class WholeStep:
+    """The compiled step of a run.
+
+    Attributes:
+        drawn: kinds and counts of the random numbers of each model's prompts; None if sampling is not part of the step.
+        updates: True if the step updates the weights and Adam's moments; otherwise it only computes the gradient.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        encoder: PromptedModel,
+        ensemble: Ensemble,
+        optimizer: torch.optim.Optimizer,
+        generators: Sequence[QuickGenerator],
+        shard: tuple[int, int] = (0, 1),
+    ):
+        self.config, self.encoder, self.ensemble, self.shard = config, encoder, ensemble, shard
+        self.generators, self.settings = list(generators), optimizer.param_groups[0]
+        self.updates = config.optimizer == "adam" and shard[1] == 1
+        self.moments = adam_state(optimizer) if self.updates else {}
+        self.weights = ensemble.flat.detach()
+        self.rate = torch.zeros((), dtype=torch.float64, device=self.weights.device)
+        if self.on_gpu:  # these tensors stay where they are, so CUDA graphs may change them in place
+            for tensor in (self.weights, self.rate, *self.moments.values()):
+                torch._dynamo.mark_static_address(tensor)
+        self.compiled: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
+        self.drawn = self._traceable_draws()
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if the weights are on a GPU; a step is then one CUDA graph."""
+        return self.weights.device.type == "cuda"
+
+    def sample(self, step: int) -> StepInputs:
+        """Draw the inputs of a step."""
+        if self.drawn is None:
+            batch = sample_batch(self.config, self.encoder, self.generators, step, self.shard)
+            weights = () if batch.weights is None else (batch.weights,)
+            return StepInputs(step, (batch.tokens, batch.targets, *weights), batch.generator_states)
+        each = zip(self.generators, self.drawn, strict=True)
+        numbers = tuple(generator.draw(kind, n) for generator, drawn in each for kind, n in drawn)
+        return StepInputs(step, numbers, torch.stack([generator.get_state() for generator in self.generators]))
+
+    def __call__(self, inputs: StepInputs, running: Tensor) -> Float[Tensor, "seed"]:
+        """Take a step; return the losses before it. Models that are not `running` `[seed]` keep their weights.
+
+        Without `updates` the gradient is stored in `ensemble.flat.grad` instead.
+
+        Raises:
+            ValueError: torch cannot compile the step here.
+        """
+        self.rate.fill_(self.config.learning_rate_at(inputs.step))
+        state = (self.weights, self.rate, running.to(self.weights.device), *self.moments.values())
+        key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs.tensors)
+        known = key in self.compiled
+        if self.on_gpu:
+            torch.compiler.cudagraph_mark_step_begin()  # what the step before returned is no longer used
+        try:
+            if not known:
+                self.compiled[key] = self._compile(*state, *inputs.tensors)
+            with torch.no_grad():
+                step_losses, *gradient = self.compiled[key](*state, *inputs.tensors)
+        except RuntimeError as error:
+            if known:
+                raise
+            words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"compile=True: torch cannot compile this run here ({words}): leave it out") from error
+        self.ensemble.flat.grad = gradient[0] if gradient else None
+        return step_losses
+
+    def _compile(self, *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+        graph = traced(self._step, [tensor.clone() for tensor in inputs])  # tracing runs it
+        # "reduce-overhead" is torch's name for CUDA graphs
+        return torch.compile(graph, dynamic=False, fullgraph=True, mode="reduce-overhead" if self.on_gpu else None)
+
+    def _step(self, weights: Tensor, rate: Tensor, running: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        moments, inputs = rest[: len(self.moments)], rest[len(self.moments) :]
+        tokens, targets, *shares = inputs if self.drawn is None else self._prompts(*inputs)
+        row = weights.detach().requires_grad_()
+        step_losses = losses(functional_call(self.ensemble, {"flat": row}, (tokens, self.config.loss_at)), targets)
+        for share in shares:
+            step_losses = step_losses * share
+        (gradient,) = torch.autograd.grad(step_losses.sum(), row)
+        step_losses = step_losses.detach()
+        if not self.updates:
+            return step_losses, gradient
+        kept = (running & step_losses.isfinite())[:, None]
+        gradient = torch.where(kept, gradient, 0)
+        if self.config.gradient_clip is not None:
+            clip_each_seed(gradient, self.config.gradient_clip)
+        decayed = weights * (1 - rate * self.config.weight_decay) if self.config.weight_decay else weights
+        update = adam_update(gradient, dict(zip(self.moments, moments, strict=True)), self.settings, rate)
+        weights.copy_(torch.where(kept, decayed - update, weights))
+        return (step_losses,)
+
+    def _prompts(self, *numbers: Tensor) -> tuple[Tensor, Tensor]:
+        in_turn = iter(numbers)
+        replaying: list[Any] = [Redirected(each, lambda kind, n: next(in_turn).clone()) for each in self.generators]
+        batch = sample_batch(self.config, self.encoder, replaying, 0)
+        return batch.tokens, batch.targets
+
+    def _traceable_draws(self) -> list[list[tuple[Kind, int]]] | None:
+        """The draws of each model's prompts if the rest of sampling can be traced; generators stay unchanged."""
+        if self.config.curriculum is not None or self.shard[1] > 1:
+            return None
+        before = [generator.get_state() for generator in self.generators]
+        try:
+            (drawn, numbers, _), (_, others, expected) = self._recorded(), self._recorded()
+            graph = traced(self._prompts, numbers)
+            targets: list[Any] = [node.target for node in graph.graph.nodes]
+            if any(torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets):
+                return None  # it draws other numbers, too
+            torch.testing.assert_close(graph(*others), expected)  # unless it computed some without torch
+        except (RuntimeError, TypeError, ValueError, AssertionError):  # it needs the values, or other code than torch's
+            return None
+        finally:
+            for generator, state in zip(self.generators, before, strict=True):
+                generator.set_state(state)
+        return drawn
+
+    def _recorded(self) -> tuple[list[list[tuple[Kind, int]]], list[Tensor], tuple[Tensor, Tensor]]:
+        """The draws of a batch, their numbers, and its tokens and targets."""
+        drawn: list[list[tuple[Kind, int]]] = []
+        numbers: list[Tensor] = []
+
+        def recorder(generator: QuickGenerator) -> Redirected:
+            drawn.append(mine := [])
+
+            def draw(kind: Kind, n: int) -> Tensor:
+                mine.append((kind, n))
+                numbers.append(generator.draw(kind, n))
+                return numbers[-1].clone()  # tasks may change theirs in place
+
+            return Redirected(generator, draw)
+
+        batch = sample_batch(self.config, self.encoder, [recorder(each) for each in self.generators], 0)
+        return drawn, numbers, (batch.tokens, batch.targets)
+
+
+def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """A function's operations on tensors of these shapes, as a graph; arguments are not checked meanwhile."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with _compiling():
+        return make_fx(function)(*inputs)
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before

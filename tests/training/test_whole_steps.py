@@ -1,0 +1,167 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from mechicl.models import build
+from mechicl.prompts import Prompts
+from mechicl.tasks import FixedTasks, LinearRegression, RandomTensors, register
+from mechicl.training import Curriculum, Ramp, TrainingConfig, train
+from mechicl.training.data import examples, losses, make_generators
+from mechicl.training.ensemble import Ensemble
+from mechicl.training.optimizers import adam_state, adam_update, make_optimizer
+from mechicl.training.whole_steps import WholeStep
+from tests.training.runs import (
+    EXACT,
+    INTERLEAVED,
+    LSTM,
+    READER,
+    TASK,
+    BlowsUp,
+    assert_close,
+    assert_same_bits,
+    interrupted,
+    reading,
+    small,
+    weights,
+)
+
+CPU = torch.device("cpu")
+
+
+@register
+@dataclass(frozen=True)
+class ThroughNumpy(LinearRegression):
+    """A task whose targets are computed without torch."""
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        xs = super()._sample(n_prompts, random).xs
+        return Prompts(xs, torch.tensor(xs.numpy().sum(axis=2, keepdims=True)))
+
+
+def whole_step(config: TrainingConfig) -> WholeStep:
+    ensemble = Ensemble([build(config.model, seed) for _, seed in config.members])
+    optimizer = make_optimizer(config.optimizer, ensemble.flat, ensemble.shapes, 1e-3)
+    return WholeStep(config, build(config.model, 0), ensemble, optimizer, make_generators(config, CPU))
+
+
+@pytest.fixture
+def traced_only(monkeypatch):
+    """Run the traced operations one by one, which takes no time to compile."""
+    monkeypatch.setattr(torch, "compile", lambda graph, **options: graph)
+
+
+DEEP = INTERLEAVED.replace(n_layers=2, d_mlp=12, dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("config", "draws", "updates"),
+    [
+        (small(model=EXACT, seeds=(0, 5), gradient_clip=0.05, weight_decay=0.5, warmup_steps=5), True, True),
+        (small(model=DEEP, schedule="cosine"), True, True),
+        (small(model=LSTM), True, True),
+        (small(model=EXACT, optimizer="soap"), True, False),
+        (reading(seeds=(0, 5), model=READER.replace(dtype="float64")), False, True),
+        (small(model=EXACT, task=FixedTasks(TASK, 24)), False, True),
+        (small(model=EXACT, task=ThroughNumpy(x_dim=3, n_context=4)), False, True),
+        (small(model=EXACT, curriculum=Curriculum(points=Ramp(2, 5, 1, 3))), False, True),
+    ],
+)
+@pytest.mark.usefixtures("traced_only")
+def test_whole_steps_train_the_same_models_as_single_operations(tmp_path, config, draws, updates):
+    step = whole_step(config)
+    assert (step.drawn is not None, step.updates) == (draws, updates)
+    plain = train(config, tmp_path / "plain", progress=False)
+    whole = train(config.replace(compile=True), tmp_path / "whole", progress=False)
+    for i in range(len(config.members)):
+        assert_close(weights(whole, i), weights(plain, i), atol=1e-9)
+    for kind in ("loss", "eval_loss"):
+        ours, expected = (torch.tensor(run.record["curve"][kind]) for run in (whole, plain))
+        torch.testing.assert_close(ours, expected)
+    assert whole.record["training"]["compile"]
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_models_that_diverge_stop_and_the_others_are_unchanged(tmp_path):
+    config = small(seeds=(0, 1), steps=6, eval_every=2, save_every=2)
+    both = config.replace(more_tasks=(BlowsUp(x_dim=3, n_context=4),))
+    plain, whole = (
+        train(both.replace(compile=compiled), tmp_path / str(compiled), stop_diverged=True, progress=False)
+        for compiled in (False, True)
+    )
+    assert whole.record["diverged_at"] == plain.record["diverged_at"]
+    assert max(whole.record["diverged_at"]) > 1
+    for i in range(4):
+        assert_close(weights(whole, i), weights(plain, i), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_a_compiled_run_resumes_bit_for_bit_and_agrees_with_an_eager_loop(tmp_path):
+    config = small(seeds=(0, 3), compile=True, target_loss=0.25, eval_every=2)
+    whole = train(config, tmp_path / "whole", progress=False)
+    interrupted(config, tmp_path / "parts", 5)
+    resumed = train(config, tmp_path / "parts", progress=False)
+    plain = train(config.replace(compile=False), tmp_path / "plain", progress=False)
+    assert whole.record["stopped_at"] == plain.record["stopped_at"]
+    for i in range(2):
+        assert_same_bits(weights(resumed, i), weights(whole, i))
+        assert_close(weights(whole, i), weights(plain, i), atol=1e-5)
+
+
+def test_inputs_of_a_step_make_the_prompts_of_other_runs():
+    """Sampling is part of the step, which gets numbers only: they make the batch that `task.sample` draws from them."""
+    step, generators = whole_step(small(seeds=(0, 4), batch_size=6000)), make_generators(small(batch_size=6000), CPU)
+    for number in range(2):
+        inputs = step.sample(number)
+        assert [tensor.dtype for tensor in inputs.tensors] == 2 * [torch.int32, torch.float32]
+        prompts = TASK.sample(6000, generator=generators[0])
+        expected = examples(step.encoder, prompts, "query")
+        tokens, targets = step._prompts(*inputs.tensors)
+        torch.testing.assert_close((tokens[0], targets[0]), expected)
+        assert torch.equal(inputs.generator_states[0], generators[0].get_state())
+
+
+def test_adam_is_torchs():
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.randn(2, 7, dtype=torch.float64, generator=generator)
+    theirs = torch.nn.Parameter(ours.clone())
+    optimizer = torch.optim.Adam([theirs], lr=0.1)
+    state = {name: each.clone() for name, each in adam_state(torch.optim.Adam([ours.requires_grad_()])).items()}
+    ours = ours.detach()
+    for number in range(5):
+        theirs.grad = torch.randn(2, 7, dtype=torch.float64, generator=generator) * 10.0**number
+        ours = ours - adam_update(theirs.grad, state, optimizer.param_groups[0], torch.tensor(0.1, dtype=torch.float64))
+        optimizer.step()
+        torch.testing.assert_close(ours, theirs.detach())
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_step_returns_the_losses_before_it_and_leaves_stopped_models():
+    config = small(model=EXACT, seeds=(0, 4))
+    step = whole_step(config)
+    before = step.weights.clone()
+    inputs = step.sample(0)
+    expected = losses(step.ensemble((batch := step._prompts(*inputs.tensors))[0], "query"), batch[1]).detach()
+    torch.testing.assert_close(step(inputs, torch.tensor([True, False])), expected)
+    assert torch.equal(step.weights[1], before[1])
+    assert (step.weights[0] - before[0]).abs().max() > 1e-3
+
+
+def test_a_step_on_a_gpu_is_a_cuda_graph_that_changes_the_weights_in_place(monkeypatch):
+    """What can be tested on a CPU: how the compiler is called, and that it may keep the addresses of what changes."""
+    kept, options, marks = [], [], []
+    monkeypatch.setattr(WholeStep, "on_gpu", True)
+    monkeypatch.setattr(torch._dynamo, "mark_static_address", kept.append)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    monkeypatch.setattr(torch, "compile", lambda graph, **given: options.append(given) or graph)
+    step = whole_step(small(model=EXACT))
+    addresses = {tensor.data_ptr() for tensor in kept}
+    for number in range(2):
+        step(step.sample(number), torch.tensor([True]))
+    assert options == [{"dynamic": False, "fullgraph": True, "mode": "reduce-overhead"}]
+    assert len(marks) == 2
+    changing = (step.weights, step.rate, *step.moments.values())
+    assert {tensor.data_ptr() for tensor in changing} == addresses
+    assert step.weights.data_ptr() == step.ensemble.flat.data_ptr()
+    assert float(step.moments["step"]) == 2
