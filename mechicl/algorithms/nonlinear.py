@@ -13,6 +13,7 @@ from torch import Tensor
 from mechicl.algorithms.least_squares import ols
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
 from mechicl.base.arguments import Count, Natural, Positive, checked
+from mechicl.base.optimizers import Adam
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -210,7 +211,7 @@ def _train(
     def run(inputs: Float[Tensor, "prompt #point other x"]) -> Float[Tensor, "prompt point other y"]:
         return (inputs @ first + first_bias).relu() @ second + second_bias
 
-    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    optimizer = Adam(parameters, lr=learning_rate)
     with torch.enable_grad():
         for _ in range(steps):
             errors = (run(xs.detach()[:, None]) - ys.detach()[:, None]).square().sum(-1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from mechicl.base.arguments import Count, Natural, Positive, checked
+from mechicl.base.optimizers import Adam
 from mechicl.base.progress import progress_bar
 from mechicl.constructions.hiding import check_basis_free, in_another_stream
 from mechicl.models import HookedTransformer
@@ -118,7 +119,7 @@ def _imitate(
     model: HookedTransformer, tokens: Tensor, targets: Sequence[Tensor], steps: int, learning_rate: float, seed: int,
     progress: bool,
 ) -> None:  # fmt: skip
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    optimizer = Adam(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     generator = torch.Generator().manual_seed(seed)
     for _ in progress_bar(range(steps), unit="step", progress=progress):

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import checked
+from mechicl.base.optimizers import Adam, Unguarded
 
 OptimizerName = Literal["adam", "soap"]
 TIE = 1e-6  # relative to their mean, eigenvalues that differ by less count as equal
@@ -19,7 +20,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimiser of an ensemble's weights; `shapes` are those of the weights in a row, in order."""
     if name == "adam":
-        return torch.optim.Adam([weights], lr=learning_rate, fused=weights.device.type in ("cpu", "cuda"))
+        return Adam([weights], lr=learning_rate, fused=weights.device.type in ("cpu", "cuda"))
     return SOAP(weights, shapes, lr=learning_rate)
 
 
@@ -44,7 +45,7 @@ def adam_update(gradient: Tensor, state: dict[str, Tensor], settings: dict[str, 
     return rate / (1 - beta**step) * mean / root
 
 
-class SOAP(torch.optim.Optimizer):
+class SOAP(Unguarded):
     """Adam in the eigenbases of Shampoo's two factors, for many small matrices at once.
 
     A matrix W with gradient G has running means of G Gᵀ and Gᵀ G. Adam's second moment is kept in the axes of their

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_of, count, query_of
 from mechicl.base.arguments import Count, Natural, Positive, checked
+from mechicl.base.optimizers import Adam
 from mechicl.base.progress import progress_bar
 from mechicl.prompts import Prompts
 
@@ -201,7 +202,7 @@ def fit_address_descent(
     for value in values:
         value.requires_grad_(True)
     options = {"kernel": kernel, "moving_keys": moving_keys, "causal": causal}
-    optimizer = torch.optim.Adam(values, lr=learning_rate)
+    optimizer = Adam(values, lr=learning_rate)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=iterations)
     power = targets.square().mean().item()
     centred = None if scores is None else _centred(scores.float())

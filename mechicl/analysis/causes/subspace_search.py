@@ -11,6 +11,7 @@ from mechicl.algorithms.stepwise import Hypothesis, Runs
 from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.analysis.causes.interchange import MOST
 from mechicl.base.memory import Budget
+from mechicl.base.optimizers import LBFGS
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, record_streams
 from mechicl.prompts import Prompts
@@ -157,7 +158,7 @@ def search_columns(
 def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: int) -> None:
     """Minimise the mean of log(1 + distance), which exploding prompts do not dominate, over columns (and factor)."""
     moved = [each for each in (free, factor) if each.requires_grad]
-    optimizer = torch.optim.LBFGS(moved, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
+    optimizer = LBFGS(moved, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
     n = sum(len(part.unchanged) for part in parts)
     scale = torch.cat([part.targets[0] for part in parts]).square().mean()
 

@@ -16,13 +16,13 @@ def cut_exactly(
 ) -> Bool[Tensor, "edge"]:
     """Cut as many edges as possible within a tolerance (the change of the metric by all cuts); return the others.
 
-    Stages are taken from the output back, and runs start at the stage, since everything before it is whole. Edges are
-    cut in groups, ordered by `sizes`: a group whose removal keeps the metric is cut, another is halved, and an edge
-    that cannot be cut alone stays. That takes about (edges kept) × log2(edges) runs; edges into unread nodes take none.
+    Stages are taken from the output back. Edges are cut in groups, ordered by `sizes`: a group whose removal keeps the
+    metric is cut, another is halved, and an edge that cannot be cut alone stays. That takes about
+    (edges kept) × log2(edges) runs, each of the nodes after the group only; edges into unread nodes take none.
     """
     edges, stages = problem.graph.edges, problem.graph.stages
     candidates = torch.ones(len(edges), dtype=torch.bool) if candidates is None else candidates
-    cutter = _Cutter(problem, tolerance, candidates & on_paths(problem.graph, candidates))
+    cutter = _Cutter(problem, tolerance, on_paths(problem.graph, candidates))
     for number in range(len(stages) - 1, -1, -1):
         cutter.kept &= on_paths(problem.graph, cutter.kept)
         cutter.thin(number, sizes)
@@ -30,42 +30,45 @@ def cut_exactly(
 
 
 class _Cutter:
-    """The edges that are kept so far, beginning with `base`, and attempts to cut more of them."""
+    """The edges that are kept so far, and attempts to cut more of them."""
 
-    def __init__(self, problem: Problem, tolerance: float, base: Bool[Tensor, "edge"]):
-        self.problem, self.tolerance, self.base = problem, tolerance, base
-        self.kept = base.clone()
+    def __init__(self, problem: Problem, tolerance: float, kept: Bool[Tensor, "edge"]):
+        self.problem, self.tolerance, self.kept, self.base = problem, tolerance, kept, kept
 
     def thin(self, stage: int, sizes: Float[Tensor, "edge"]) -> None:
         """Cut the edges into one stage that can be cut; those into later stages were thinned before."""
+        self.base = self.kept.clone()
         into = [edge for edge in self.problem.graph.stages[stage].numbers() if self.kept[edge]]
         order = sorted(into, key=lambda edge: (float(sizes[edge]), edge))
         # edges with a size one by one, the others as one group
         small = [edge for edge in order if not float(sizes[edge]) > 1e-6 * float(sizes.max())]
         groups = ([small] if small else []) + [[edge] for edge in order[len(small) :]]
         while groups:
-            refused = self._remove(groups, stage)
+            refused = self._remove(groups)
             groups = [half for g in refused if len(g) > 1 for half in (g[: len(g) // 2], g[len(g) // 2 :])]
 
-    def _remove(self, groups: list[list[int]], stage: int) -> list[list[int]]:
+    def _remove(self, groups: list[list[int]]) -> list[list[int]]:
         """Cut as many of the groups as can be cut together; returns the others."""
         if not groups:
             return []
-        alone = self._can_be_cut(groups, stage)
+        alone = self._can_be_cut(groups, quick=True)
         refused = [group for group, free in zip(groups, alone, strict=True) if not free]
         cut = [group for group, free in zip(groups, alone, strict=True) if free]
         together = [edge for group in cut for edge in group]
-        if len(cut) > 1 and not self._can_be_cut([together], stage)[0]:
-            # one can compensate for another: cut one half first, then what can be cut in addition
+        if cut and not self._can_be_cut([together])[0]:
+            if len(cut) == 1:
+                return refused + cut
+            # some cannot be cut, or one can compensate for another: cut one half first, then what is left to cut
             middle = len(cut) // 2
-            refused += self._remove(cut[:middle], stage)
-            return refused + self._remove(cut[middle:], stage)
+            refused += self._remove(cut[:middle])
+            return refused + self._remove(cut[middle:])
         self.kept[together] = False
         return refused
 
-    def _can_be_cut(self, groups: Sequence[Sequence[int]], stage: int) -> list[bool]:
+    def _can_be_cut(self, groups: Sequence[Sequence[int]], *, quick: bool = False) -> list[bool]:
         masks = torch.stack([_without(self.kept, group) for group in groups])
-        return self.problem.within(masks, self.tolerance, stage, self.base)
+        # a graph computes the nodes of its base once, so the graphs that are seldom run keep one for the whole stage
+        return self.problem.within(masks, self.tolerance, self.kept if quick else self.base, quick=quick)
 
 
 def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
@@ -83,7 +86,7 @@ def cut_one_by_one(problem: Problem, tolerance: float) -> Bool[Tensor, "edge"]:
             tried = left[:ahead]
             masks = torch.stack([_without(kept, tried[: i + 1]) for i in range(len(tried))])
             n_cut = 0
-            for shift in problem.shifts(masks, number):
+            for shift in problem.shifts(masks):
                 if not shift - moved < tolerance:
                     break
                 moved, n_cut = shift, n_cut + 1

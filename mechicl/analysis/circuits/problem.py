@@ -90,31 +90,37 @@ class Problem:
         return self.objectives[0]
 
     def measure(
-        self, kept: Bool[Tensor, "cut edge"], number: int = 0, start: int = 0, base: Bool[Tensor, "edge"] | None = None
+        self, kept: Bool[Tensor, "cut edge"], number: int = 0, base: Bool[Tensor, "edge"] | None = None
     ) -> Float[Tensor, "cut prompt"]:
         """Measure the metric of runs with all but these edges cut, in one graph; see `EdgeGraph.iterate_cuts`."""
         values = []
-        for _, predictions in self.graphs[number].iterate_cuts(kept, start=start, base=base):
+        for _, predictions in self.graphs[number].iterate_cuts(
+            kept, base=kept.new_ones(()).expand(kept.shape[1]) if base is None else base
+        ):
             values += [self.objectives[number].measure(each) for each in predictions]
             self.advance(len(predictions))
         return torch.stack(values)
 
-    def shifts(self, kept: Bool[Tensor, "cut edge"], start: int = 0) -> list[float]:
+    def shifts(self, kept: Bool[Tensor, "cut edge"]) -> list[float]:
         """Measure the distance of each of these runs from the whole model: the largest over the graphs."""
         farthest = [0.0] * len(kept)
         for number, objective in enumerate(self.objectives):
-            moved = [objective.shift(values) for values in self.measure(kept, number, start)]
+            moved = [objective.shift(values) for values in self.measure(kept, number)]
             farthest = [max(pair) for pair in zip(farthest, moved, strict=True)]
         return farthest
 
     def within(
-        self, kept: Bool[Tensor, "cut edge"], tolerance: float, start: int, base: Bool[Tensor, "edge"]
+        self, kept: Bool[Tensor, "cut edge"], tolerance: float, base: Bool[Tensor, "edge"], *, quick: bool = False
     ) -> list[bool]:
-        """Return which of these runs stay within a tolerance of the whole model in every graph."""
+        """Return which of these runs stay within a tolerance of the whole model in every graph.
+
+        The quick answer is that of the one graph that refuses the most.
+        """
         stays = torch.ones(len(kept), dtype=torch.bool)
-        for number in (*range(1, len(self.graphs)), 0):  # runs refused by one graph are not tried in the others
+        order = (*range(1, len(self.graphs)), 0)  # runs refused by one graph are not tried in the others
+        for number in order[:1] if quick else order:
             left = stays.nonzero().flatten()
-            values = self.measure(kept[left], number, start, base) if len(left) else ()
+            values = self.measure(kept[left], number, base) if len(left) else ()
             stays[left] = torch.tensor([self.objectives[number].shift(each) <= tolerance for each in values]).bool()
         return stays.tolist()
 
@@ -155,7 +161,7 @@ def make_problem(
     nothing = torch.zeros(1, len(graphs[0].edges), dtype=torch.bool, device=tokens.device)
     objectives = []
     for graph in graphs:
-        whole, ablated = graph.run_cuts(~nothing)[0], graph.run_cuts(nothing)[0]
+        whole, ablated = graph.run_cuts(torch.cat([~nothing, nothing]), base=~nothing[0])
         full, cut = (_evaluate(name, metric, predictions, whole) for predictions in (whole, ablated))
         scale = cut.max() if metric is None else (cut - full).mean().abs()
         objectives.append(Objective(name, metric, whole, full, cut, scale.item()))

@@ -19,6 +19,7 @@ from mechicl.analysis.weights.construction_families import (
 )
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.base.arguments import Count, checked
+from mechicl.base.optimizers import LBFGS
 from mechicl.learners import prompt_batches
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
@@ -208,7 +209,7 @@ def match_predictions(
     size = start.abs().max().item()
     unit = start.abs().clamp(min=0.1 * size) if size else torch.ones_like(start)
     moved = torch.zeros_like(start).requires_grad_()
-    optimizer = torch.optim.LBFGS(
+    optimizer = LBFGS(
         [moved], max_iter=max_iterations, tolerance_grad=1e-11, tolerance_change=1e-14, history_size=50,
         line_search_fn="strong_wolfe",
     )  # fmt: skip

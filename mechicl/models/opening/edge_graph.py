@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from einops import einsum
 from jaxtyping import Bool, Float, Int
@@ -12,7 +13,7 @@ from torch import Tensor
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
-from mechicl.models.opening.parts import take_apart
+from mechicl.models.opening.parts import TransformerParts, take_apart
 
 CACHE_SIZE = 2**25
 """Upper bound in bytes on a batch of runs, unless one run takes more: larger batches leave the processor's caches."""
@@ -32,6 +33,11 @@ class Stage:
     place: int  # index of the stage's first node
     # indices of the edges into the stage by "q", "k", "v" or "", one row per receiver.
     edges: Mapping[str, Int[Tensor, "receiver sender"]]
+
+    @property
+    def n_receivers(self) -> int:
+        """Number of receivers: heads that share keys and values have fewer rows of edges by "k" and "v"."""
+        return max(map(len, self.edges.values()))
 
     def numbers(self) -> list[int]:
         """List the indices of all edges into the stage."""
@@ -90,22 +96,30 @@ class EdgeGraph:
         """Predict with all but some edges cut."""
         return self.run_cuts(kept[None])[0]
 
-    def run_cuts(self, kept: Bool[Tensor, "cut edge"]) -> Float[Tensor, "cut prompt ..."]:
+    def run_cuts(
+        self, kept: Bool[Tensor, "cut edge"], *, base: Bool[Tensor, "edge"] | None = None
+    ) -> Float[Tensor, "cut prompt ..."]:
         """Predict in one run per row; see `iterate_cuts`."""
-        return torch.cat([predictions for _, predictions in self.iterate_cuts(kept)])
+        return torch.cat([predictions for _, predictions in self.iterate_cuts(kept, base=base)])
 
     def iterate_cuts(
-        self, kept: Bool[Tensor, "cut edge"], *, start: int = 0, base: Bool[Tensor, "edge"] | None = None
+        self, kept: Bool[Tensor, "cut edge"], *, base: Bool[Tensor, "edge"] | None = None
     ) -> Iterator[tuple[slice, Float[Tensor, "cut prompt ..."]]]:
-        """Yield slices of rows with predictions of runs with only a row's edges; before `start`, those of `base`."""
-        rows, n_prompts = self._rows(), len(self.tokens)
-        before = None if not start else self.whole if base is None else self._changes(base)
-        step = max(rows // max(n_prompts, 1), 1)
+        """Yield slices of rows with predictions of runs with only a row's edges.
+
+        Nodes that the predictions do not depend on are left out. Nodes whose inputs are those of a run with only the
+        edges `base`, which has to contain all rows' edges, are computed once.
+        """
+        n_prompts = len(self.tokens)
+        before = None if base is None else self._changes(base)
+        step = max(self._rows(self._all) // max(n_prompts, 1), 1)
         for first in range(0, len(kept), step):
-            masks = kept[first : first + step].to(self.references.dtype)
+            masks = kept[first : first + step]
+            plan, weights = self._plan(masks, base), masks.to(self.references.dtype)
+            rows = max(self._rows(plan) // len(masks), 1)
             batches = (slice(i, i + rows) for i in range(0, n_prompts, rows))
             with torch.no_grad():  # inside the loop, so that the caller is not affected between two steps
-                predictions = [self._trace(masks, prompts, start, before, None)[1] for prompts in batches]
+                predictions = [self._trace(weights, prompts, plan, before, None)[1] for prompts in batches]
             yield slice(first, first + len(masks)), torch.cat(predictions, 1)
 
     @property
@@ -144,7 +158,7 @@ class EdgeGraph:
         multiplied by `changes` (default: this run's). The objective maps predictions and a slice of prompts to numbers.
         """
         per_edge = torch.zeros(len(self.edges), len(self.tokens), dtype=self.references.dtype, device=kept.device)
-        rows = self._rows(backward=True)
+        rows = self._rows(self._all, backward=True)
         for first in range(0, len(self.tokens), rows):
             prompts = slice(first, first + rows)
             probes: dict[tuple[int, str], Tensor] = {}
@@ -154,7 +168,7 @@ class EdgeGraph:
                 return reads + zeros
 
             with torch.enable_grad():
-                writes, out = self._trace(kept[None].to(self.references), prompts, 0, None, probe)
+                writes, out = self._trace(kept[None].to(self.references), prompts, self._all, None, probe)
                 value = objective(out[0], prompts)
                 if not value.requires_grad:
                     raise NoGradient("the metric has no gradient in the predictions: 'exact' and 'acdc' need none")
@@ -184,90 +198,154 @@ class EdgeGraph:
             streams.append(stream.expand(self.references.shape[1:]))
         return streams
 
+    def _plan(self, kept: Bool[Tensor, "cut edge"], base: Bool[Tensor, "edge"] | None) -> list[list[int]]:
+        """The receivers of each stage that have to be computed: the output depends on them, and they differ from base.
+
+        Without a base, all that the output depends on.
+        """
+        used = kept.any(0).cpu().numpy()
+        cut = (torch.ones_like(kept) if base is None else kept != base).any(0).cpu().numpy()
+        needed, differs = (np.zeros(len(self.nodes) + 1, dtype=bool) for _ in range(2))
+        needed[-1] = differs[-1] = True  # the output
+        for stage, tables in zip(reversed(self.stages), reversed(self._tables), strict=True):
+            receivers = needed[stage.place : stage.place + stage.n_receivers]
+            if receivers.any():
+                receivers |= not self.parts.heads_are_separate
+                for table in tables:
+                    needed[: stage.n_senders] |= used[table[receivers[: len(table)]]].any(0)
+        plan = []
+        for stage, tables in zip(self.stages, self._tables, strict=True):
+            receivers = differs[stage.place : stage.place + stage.n_receivers]
+            for table in tables:
+                changed = cut[table] | (used[table] & differs[: stage.n_senders])
+                receivers[: len(table)] |= changed.any(1)
+            receivers |= receivers.any() and not self.parts.heads_are_separate
+            plan.append(np.flatnonzero(receivers & needed[stage.place : stage.place + stage.n_receivers]).tolist())
+        return plan
+
+    @cached_property
+    def _tables(self) -> list[list[np.ndarray]]:
+        return [[table.numpy() for table in stage.edges.values()] for stage in self.stages]
+
     def _trace(
         self,
         masks: Float[Tensor, "cut edge"],
         prompts: slice,
-        start: int,
-        before: Tensor | None,
+        plan: Sequence[Sequence[int]],
+        before: Float[Tensor, "node prompt pos d_model"] | None,
         probe: Callable[[int, str, Tensor], Tensor] | None,
     ) -> tuple[Float[Tensor, "cut node prompt pos d_model"], Tensor]:
-        """The outputs of the nodes from a stage on, minus the reference, and the predictions `[cut prompt ...]`."""
+        """The outputs of the planned nodes, minus the reference, and the predictions `[cut prompt ...]`.
+
+        Outputs of all other nodes are those of `before`; without it the embedding's comes first.
+        """
         references, n_cuts = self.references[:, prompts], len(masks)
-        # nodes before the first stage have the same output in all runs
-        shared = references[:0] if before is None else before[: self.stages[start].place, prompts]
-        changes = _Changes(shared, n_cuts, None if torch.is_grad_enabled() else len(self.nodes) - len(shared))
-        if not len(shared):
+        shared = references[:0] if before is None else before[:, prompts]
+        changes = _Changes(shared, n_cuts, self._planned(plan, before is None))
+        if before is None:
             changes.add((self.embedded[prompts] - references[0]).expand(1, n_cuts, -1, -1, -1))
-        for number, stage in enumerate(self.stages[start:], start):
-            read = changes.read(masks[:, torch.cat(list(stage.edges.values()))]) + self._streams[number][prompts]
-            reads, sizes = {}, [len(edges) for edges in stage.edges.values()]
-            for by, streams in zip(stage.edges, read.split(sizes), strict=True):
+        for number, (stage, receivers) in enumerate(zip(self.stages, plan, strict=True)):
+            if not receivers:
+                continue
+            some = len(receivers) < stage.n_receivers  # then each is a row of each table
+            tables = [table[receivers] if some else table for table in stage.edges.values()]
+            read = changes.read(masks[:, torch.cat(tables)]) + self._streams[number][prompts]
+            reads = {}
+            for by, streams in zip(stage.edges, read.split(list(map(len, tables))), strict=True):
                 reads[by] = (streams if probe is None else probe(number, by, streams)).flatten(1, 2)
             if stage.kind == "output":
                 return changes.written, self.parts.read_out(reads[""][0]).unflatten(0, (n_cuts, -1))
-            if stage.kind == "heads":
-                outs = self.parts.attend(stage.layer, reads["q"], reads["k"], reads["v"])
-            else:
+            if stage.kind == "mlp":
                 outs = self.parts.mlp(stage.layer, reads[""][0])[None]
-            written = references[stage.place : stage.place + len(outs)]
+            elif some:
+                assert isinstance(self.parts, TransformerParts)  # whose heads are separate
+                outs = self.parts.attend_by(receivers, stage.layer, reads["q"], reads["k"], reads["v"])
+            else:
+                outs = self.parts.attend(stage.layer, reads["q"], reads["k"], reads["v"])
+            written = references[[stage.place + i for i in receivers]]
             changes.add(outs.unflatten(1, (n_cuts, -1)) - written[:, None])
         raise AssertionError("there is always an output")
 
+    def _planned(self, plan: Sequence[Sequence[int]], embedding: bool) -> list[int]:
+        nodes = [stage.place + i for stage, some in zip(self.stages, plan, strict=True) for i in some]
+        return [0] * embedding + nodes[:-1]  # the last one is the output
+
     @torch.no_grad()
     def _changes(self, kept: Bool[Tensor, "edge"]) -> Float[Tensor, "node prompt pos d_model"]:
-        """Each node's output with only these edges kept, minus the reference; the last result is cached."""
-        if self._remembered is None or not torch.equal(self._remembered[0], kept):
-            rows, mask = self._rows(), kept[None].to(self.references.dtype)
-            parts = (slice(i, i + rows) for i in range(0, len(self.tokens), rows))
-            batches = [self._trace(mask, prompts, 0, None, None)[0] for prompts in parts]
-            self._remembered = (kept.clone(), torch.cat([writes[0] for writes in batches], dim=1))
-        return self._remembered[1]
+        """Each node's output with only these edges kept, minus the reference; the last result is remembered.
+
+        If it had more edges, only nodes that differ from it are computed, and those that the output does not depend on
+        keep their values.
+        """
+        if self._remembered is not None and torch.equal(self._remembered[0], kept):
+            return self._remembered[1]
+        old, self._remembered = self._remembered, None
+        if old is not None and bool((kept <= old[0]).all()):
+            plan, changes = self._plan(kept[None], old[0]), old[1]
+        else:
+            plan, old, changes = self._all, None, self.references.new_empty(self.references.shape)
+        rows, mask = self._rows(plan), kept[None].to(self.references.dtype)
+        nodes = self._planned(plan, old is None)
+        for first in range(0, len(self.tokens), rows):
+            prompts = slice(first, first + rows)
+            changes[nodes, prompts] = self._trace(mask, prompts, plan, old and old[1], None)[0][0]
+        self._remembered = (kept.clone(), changes)
+        return changes
 
     @cached_property
     def _bytes_of_parts(self) -> float:
         return self.parts.bytes_per_row(self.tokens)
 
-    def _rows(self, backward: bool = False) -> int:
+    @cached_property
+    def _all(self) -> list[list[int]]:
+        """The plan that computes every node."""
+        return [list(range(stage.n_receivers)) for stage in self.stages]
+
+    def _rows(self, plan: Sequence[Sequence[int]], *, backward: bool = False) -> int:
         one = self.references[0, :1].numel() * self.references.element_size()
-        readers = [sum(map(len, stage.edges.values())) for stage in self.stages]
+        readers = [len(stage.edges) * len(some) for stage, some in zip(self.stages, plan, strict=True)]
         reads = 3 * sum(readers) if backward else 6 * max(readers)
         of_parts = self._bytes_of_parts * (len(self.stages) if backward else 1)
-        per_row = one * (2 * len(self.nodes) + reads) + of_parts
+        per_row = one * (len(self.nodes) + sum(map(len, plan)) + reads) + of_parts
         at_most = max(CACHE_SIZE / per_row, 1) if not backward else 2**31
         return self.budget.rows(per_row, at_most=at_most)
 
 
 class _Changes:
-    """Outputs of nodes minus their outputs in the reference: the first ones the same in all runs, the rest per run.
+    """Outputs of nodes minus their outputs in the reference: per run for some nodes, and the same for all others.
 
-    `shared` are those of the first nodes `[node prompt pos d_model]`; `n_cuts` runs have `n_more` later nodes, for
-    which memory is reserved (None with gradients, which forbid writing in place).
+    `shared` are those that are the same in all runs, `[node prompt pos d_model]`, which may be none; `nodes` are the
+    numbers of the others, in the order in which they are added.
     """
 
-    def __init__(self, shared: Float[Tensor, "node prompt pos d_model"], n_cuts: int, n_more: int | None):
-        self.shared, self._n_written = shared, 0
-        self._kept = None if n_more is None else shared.new_empty(n_cuts, n_more, *shared.shape[1:])
-        self._parts: list[Tensor] = []
+    def __init__(self, shared: Float[Tensor, "node prompt pos d_model"], n_cuts: int, nodes: Sequence[int]):
+        self.shared, self.nodes = shared, np.array(nodes, dtype=int)
+        self._n_added = 0
+        # gradients forbid writing in place
+        self._parts: list[Tensor] | None = [] if torch.is_grad_enabled() else None
+        self._stored = shared.new_empty(n_cuts, 0 if torch.is_grad_enabled() else len(nodes), *shared.shape[1:])
 
     @property
     def written(self) -> Float[Tensor, "cut node prompt pos d_model"]:
-        return torch.cat(self._parts, 1) if self._kept is None else self._kept[:, : self._n_written]
+        return torch.cat(self._parts, 1) if self._parts else self._stored[:, : self._n_added]
 
     def add(self, changes: Float[Tensor, "node cut prompt pos d_model"]) -> None:
-        if self._kept is None:
-            self._parts.append(changes.transpose(0, 1))
+        if self._parts is None:
+            self._stored[:, self._n_added : self._n_added + len(changes)] = changes.transpose(0, 1)
         else:
-            self._kept[:, self._n_written : self._n_written + len(changes)] = changes.transpose(0, 1)
-        self._n_written += len(changes)
+            self._parts.append(changes.transpose(0, 1))
+        self._n_added += len(changes)
 
     def read(self, weights: Float[Tensor, "cut receiver sender"]) -> Float[Tensor, "receiver cut prompt pos d_model"]:
-        n_shared, shape = min(len(self.shared), weights.shape[2]), self.shared.shape[1:]
-        sums = []
-        if n_shared:
-            sums.append(weights[..., :n_shared].flatten(0, 1) @ self.shared[:n_shared].flatten(1))
-        if weights.shape[2] > n_shared:
-            added = self.written[:, : weights.shape[2] - n_shared].flatten(2)
-            sums.append((weights[..., n_shared:] @ added).flatten(0, 1))
+        n_senders, sums = weights.shape[2], []
+        own = self.nodes[self.nodes < n_senders]  # the first ones: senders come before receivers
+        same = weights.any(0).any(0).cpu().numpy()[: len(self.shared)]
+        same[own[own < len(same)]] = False
+        if same.any():
+            chosen = np.flatnonzero(same)
+            shared = self.shared[:n_senders] if len(chosen) == n_senders else self.shared[chosen]
+            sums.append(weights[..., chosen].flatten(0, 1) @ shared.flatten(1))
+        if len(own) or not sums:
+            sums.append((weights[..., own] @ self.written[:, : len(own)].flatten(2)).flatten(0, 1))
         read = sums[0] if len(sums) == 1 else sums[0] + sums[1]
-        return read.view(*weights.shape[:2], *shape).transpose(0, 1)
+        return read.view(*weights.shape[:2], *self.shared.shape[1:]).transpose(0, 1)

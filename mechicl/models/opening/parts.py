@@ -1,11 +1,13 @@
 """The nodes of a model (heads, MLPs, ends) as functions of the streams that they read."""
 
+import copy
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from einops import einsum
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts
@@ -17,7 +19,8 @@ from mechicl.models.transformer.layers import MLP
 class TransformerParts:
     """The nodes of one of our transformers; `heads_interact` is True if a head depends on other heads' inputs.
 
-    Streams are `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes and methods.
+    `heads_are_separate` is True if some heads of a layer can be computed without the others (`attend_by`). Streams are
+    `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes, and all methods but that.
     """
 
     heads_interact = False
@@ -29,6 +32,7 @@ class TransformerParts:
         if adapter.model.cfg.token_clip is not None:
             raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
         self.adapter, self.model = adapter, adapter.model
+        self.heads_are_separate = all(type(block.attn) is Attention for block in self.model.blocks)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Compute the stream before the first block."""
@@ -36,8 +40,19 @@ class TransformerParts:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute the output of each head, `[head prompt pos d_model]`, from a stream per head for q, k and v."""
+        return self._attend(layer, cast(Attention, self.model.blocks[layer].attn), q, k, v)
+
+    def attend_by(self, heads: Sequence[int], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute the output of some heads from a stream for each of them; `heads_are_separate` has to be True."""
+        attn = copy.copy(cast(Attention, self.model.blocks[layer].attn))
+        attn._parameters = {  # all but the output's bias have an axis of heads
+            name: value if name == "b_O" or value is None else cast(nn.Parameter, value[heads])
+            for name, value in attn._parameters.items()
+        }
+        return self._attend(layer, attn, q, k, v)
+
+    def _attend(self, layer: int, attn: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         block = self.model.blocks[layer]
-        attn = cast(Attention, block.attn)
         reads = (block.ln1(streams).permute(1, 2, 0, 3) for streams in (q, k, v))
         z = attn.mix(*reads)
         return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")

@@ -305,7 +305,7 @@ def test_gradients_of_all_edges(name):
         return predictions.square().sum((1, 2))
 
     def total(mask: Tensor) -> Tensor:
-        return objective(graph._trace(mask[None], slice(0, 2), 0, None, None)[1][0], slice(0, 2)).sum()
+        return objective(graph._trace(mask[None], slice(0, 2), graph._all, None, None)[1][0], slice(0, 2)).sum()
 
     gradients = graph.gradients(kept, objective).sum(1)
     mask = kept.clone().requires_grad_(True)
