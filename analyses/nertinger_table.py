@@ -23,8 +23,9 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section, published
-from mechicl.reports.rows import over_seeds
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.reports.rows import over_resamples, seeds_and_prompts
+from mechicl.statistics import Interval, crossed_interval, ratio_interval
+from mechicl.statistics.intervals import resampled_means
 from mechicl.tasks import LinearRegression
 from support.checks import above, at_least, below, by_value, ends, every, falls, rises, together, within
 from support.claims import Claim, Claims
@@ -139,11 +140,12 @@ def compare(args: Args) -> Comparison:
         data[name] = cells
     stages.close()
     fixed = fixed_head_over_training(settings[0])
-    highest = fixed.mean(1).argmax()
+    highest = int(fixed.mean((1, 2)).argmax())
+    over = seeds_and_prompts(*fixed.shape[1:])
     rows += [
-        Row("softmax fixed at 1/n, κ = 1: highest cosine during training", None, interval(fixed[highest]), "seeds",
-            f"step {highest.item() * HELD_EVERY}"),
-        Row("softmax fixed at 1/n, κ = 1: cosine after training", None, interval(fixed[-1]), "seeds",
+        Row("softmax fixed at 1/n, κ = 1: highest cosine during training", None, crossed_interval(fixed[highest]), over,
+            f"step {highest * HELD_EVERY}"),
+        Row("softmax fixed at 1/n, κ = 1: cosine after training", None, crossed_interval(fixed[-1]), over,
             f"step {HELD_STEPS}"),
     ]  # fmt: skip
     rows += _relu_rows(settings[0]) + [row for setting in settings[::3] for row in _softmax_rows(setting)]
@@ -186,7 +188,9 @@ def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) 
         notes.append(f"{best.mean / setting.exact:.4f} of the closed form")
     if printed is not None:
         notes.append(f"{best.mean / printed:.3f} of the printed")
-    median, _, without = over_seeds(losses, part, median=True)
+    optimum = resampled_means(setting.optimum_errors)[:, None]
+    resampled = resampled_means(torch.stack(errors)) * setting.exact / optimum
+    median, _, without = over_resamples(resampled, part, len(setting.prompts))
     notes.append(f"median over seeds {median}")
     over = f"prompts, best of {len(losses)} seeds"
     return Row(f"{name}, {setting.name}", printed, best, over, "; ".join(filter(None, [*notes, without]))), losses
@@ -233,7 +237,7 @@ def least_softmax_loss(setting: Setting, factor: float) -> float:
     return best * (setting.eigenvalues.sum() / prompts.query.ys.square().mean()).item()
 
 
-def fixed_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Tensor, "step seed"]:
+def fixed_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Tensor, "step seed prompt"]:
     """Cosine of sensitivities with one step of PGD, while softmax heads with a fixed output scale of 1/n are trained.
 
     The head of `least_softmax_loss` with any scores, `x_i A x_q`: Adam with rate 0.01 on 512 new prompts a step.
@@ -248,7 +252,7 @@ def fixed_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Te
     for step in range(HELD_STEPS + 1):
         if step % HELD_EVERY == 0:
             with torch.no_grad():
-                cosines.append(torch.cosine_similarity(_fixed_head(scores, held_out)[1], expected, dim=-1).mean(1))
+                cosines.append(torch.cosine_similarity(_fixed_head(scores, held_out)[1], expected, dim=-1))
         prompts = task.sample(512, seed=10_000_000 + step, dtype=torch.float64)
         optimizer.zero_grad()
         (_fixed_head(scores, prompts)[0] - prompts.query.ys[:, 0]).square().mean((1,)).sum().backward()
