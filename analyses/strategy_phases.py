@@ -61,7 +61,7 @@ SETTINGS = {
             x_dim=3, n_context=5, n_layers=2, n_heads=2, d_model=16, d_head=8, d_mlp=64, attention="softmax",
             normalization_type="LN", act_fn="gelu_new", read_in="linear", read_out="linear",
         ),
-        steps=2500, **_BASE,
+        steps=10_000, **_BASE | {"n_snapshots": 14},
     ),
     "chains": TrainingConfig(
         task=MarkovChains(d_vocab=3, n_ctx=16, n_chains=2), model=_tokens(3, 2), steps=1500, **_BASE
