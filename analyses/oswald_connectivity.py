@@ -64,7 +64,7 @@ def compare(args: Args) -> Comparison:
     ]  # fmt: skip
     for where, of_pairs in by_end.items():
         paired = where == "between seeds"
-        over = f"{'pairs of ' if paired else ''}{len(models)} seeds and {args.n_prompts:,} prompts"
+        over = f"{f'pairs of {len(models)} ' if paired else ''}seeds and {args.n_prompts:,} prompts"
         for kind in of_pairs[0]:
             values = torch.stack([_barriers(paths[kind]) for paths in of_pairs], 1)
             median, mean = crossed_median_interval(values, args.n_prompts, pairs if paired else None)

@@ -39,8 +39,8 @@ def compare(args: Args) -> Comparison:
     rows.append(Row("models whose loss on new tasks first rises and then falls, by a fifth each", None,
                     f"{int(_grokked(frame).sum())} of {len(frame)} models"))  # fmt: skip
     lead = (
-        "One layer of linear attention and an MLP, d = n = 5, x ~ U(-1/2, 1/2), trained on 1,024 fixed prompts, all of "
-        "them in each of 1,500 steps of Adam at the rate 0.003. The scale is the standard deviation of the initial "
+        "One layer of linear attention and an MLP, d = n = 5, x ~ U(-1/2, 1/2), trained on 512 fixed prompts, all of "
+        "them in each of 2,000 steps of Adam at the rate 0.001. The scale is the standard deviation of the initial "
         "weights. A loss is low from the step after which it stays below the middle between predicting 0 and the best "
         "step of gradient descent, on new tasks. A rise is the largest factor by which the loss on new tasks exceeds "
         f"its least value before; a fall is what follows it. Medians over seeds. {coverage_words(3)}."

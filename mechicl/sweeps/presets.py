@@ -53,8 +53,8 @@ _MARKOV = _MARKOV.replace(
 # One layer and an MLP on fixed prompts, all of them in each step, at a constant rate.
 _FIXED = PRESETS["lsa-1l-mlp-tasks8192"]
 _FIXED = _FIXED.replace(
-    task=FixedTasks(LinearRegression(x_dim=5, n_context=5), 1024),
-    model=_FIXED.model.replace(x_dim=5, n_context=5), steps=1500, batch_size=1024, learning_rate=3e-3,
+    task=FixedTasks(LinearRegression(x_dim=5, n_context=5), 512),
+    model=_FIXED.model.replace(x_dim=5, n_context=5), steps=2000, batch_size=512,
     eval_prompts=2000,
 )  # fmt: skip
 
@@ -101,10 +101,10 @@ SWEEPS: dict[str, SweepPreset] = {
     },
     # whole trainings of other lengths, with the rate's fall at their end, and not snapshots of one
     "diversity-steps": SweepPreset(
-        "the same with half, two times and four times the steps, with 8 and 16 tasks", _POOL,
+        "the same with half the steps, and with twice as many, with 8 and 16 tasks", _POOL,
         {
             "steps": {
-                n: {"steps": n, "n_snapshots": 0, "snapshots_between": None} for n in (1500, 6000, 12_000)
+                n: {"steps": n, "n_snapshots": 0, "snapshots_between": None} for n in (1500, 6000)
             },
             "task.n_tasks": (8, 16), "seed": range(3),
         },
@@ -150,7 +150,7 @@ SWEEPS: dict[str, SweepPreset] = {
     "grokking": SweepPreset(
         "fixed tasks, learned by heart before new ones are solved? By width of the MLP and scale of initial weights",
         _FIXED,
-        {"model.d_mlp": (64, 256, 1024), "model.initializer_range": (0.1, 0.3, 0.5), "seed": range(3)},
+        {"model.d_mlp": (64, 256, 1024), "model.initializer_range": (0.1, 0.3, 0.6), "seed": range(3)},
         "fitting",
     ),
     "copying": SweepPreset(
