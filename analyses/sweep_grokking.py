@@ -29,6 +29,7 @@ def compare(args: Args) -> Comparison:
     frame = table.frame.assign(
         fit_ratio=table.frame["fit_loss"] / table.frame["step_loss"],
         new_ratio=table.frame["new_loss"] / table.frame["step_loss"],
+        least_ratio=table.frame["least_new_loss"] / table.frame["step_loss"],
     )
     rows = []
     for (width, scale), part in frame.groupby([WIDTH, SCALE]):
@@ -36,12 +37,14 @@ def compare(args: Args) -> Comparison:
     late = frame["delay"] >= 2
     rows.append(Row("models whose loss becomes low on both, on new tasks after twice as many steps or later", None,
                     f"{int(late.sum())} of {len(frame)} models"))  # fmt: skip
+    nothing = frame["nothing_loss"] / frame["step_loss"]
+    rows.append(Row("loss of predicting 0 over the best step's", None, float(nothing.iloc[0])))
     rows.append(Row("models whose loss on new tasks first rises and then falls, by a fifth each", None,
                     f"{int(_grokked(frame).sum())} of {len(frame)} models"))  # fmt: skip
     lead = (
         "One layer of linear attention and an MLP, d = n = 5, x ~ U(-1/2, 1/2), trained on 512 fixed prompts, all of "
         "them in each of 2,000 steps of Adam at the rate 0.001. The scale is the standard deviation of the initial "
-        "weights. A loss is low from the step after which it stays below the middle between predicting 0 and the best "
+        "weights. A loss is low from the first step at which it is below the middle between predicting 0 and the best "
         "step of gradient descent, on new tasks. A rise is the largest factor by which the loss on new tasks exceeds "
         f"its least value before; a fall is what follows it. Medians over seeds. {coverage_words(3)}."
     )
@@ -62,8 +65,8 @@ def _grokked(frame: pd.DataFrame) -> pd.Series:
 def _of_cell(name: str, part: pd.DataFrame) -> list[Row]:
     n, rows = len(part), []
     for column, words in {
-        "fit_step": "step from which the loss on the training tasks is low",
-        "new_step": "step from which the loss on new tasks is low",
+        "fit_step": "first step at which the loss on the training tasks is low",
+        "new_step": "first step at which the loss on new tasks is low",
         "delay": "the second of these steps over the first",
     }.items():
         known = part[column].notna()
@@ -75,6 +78,7 @@ def _of_cell(name: str, part: pd.DataFrame) -> list[Row]:
         "rise": "rise of the loss on new tasks",
         "fall": "fall of the loss on new tasks after the rise",
         "fit_ratio": "loss on the training tasks at the end over the best step's",
+        "least_ratio": "least loss on new tasks over the best step's",
         "new_ratio": "loss on new tasks at the end over the best step's",
     }.items():
         rows.append(over_seeds(f"{name}: {words}", part[column]))

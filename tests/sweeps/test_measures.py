@@ -11,6 +11,7 @@ import torch
 
 from mechicl import constructions
 from mechicl.algorithms import references, tuned_step_size
+from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots
 from mechicl.learners import AlgorithmLearner
 from mechicl.learners.token_learners import as_token_learner
@@ -94,13 +95,14 @@ def test_a_delay_is_read_off_the_curves_of_training_and_new_tasks():
     task = FixedTasks(REGRESSION, 8)  # the middle between predicting 0 and the best step is near 0.2
     curve = {
         "step": [10, 20, 30, 40, 50], "loss": [[0.24], [0.1], [0.1], [0.05], [0.05]],
-        "eval_step": [0, 20, 30, 40, 50], "eval_loss": [[9.0], [0.23], [0.46], [0.1], [0.12]],
+        "eval_step": [0, 20, 30, 40, 50], "eval_loss": [[9.0], [0.23], [0.46], [0.1], [0.3]],
     }  # fmt: skip
     measured = measures.fitting(checkpoint(untrained(REGRESSION), task, record={"curve": curve}))
     assert (measured["fit_step"], measured["new_step"], measured["delay"]) == (20.0, 40.0, 2.0)
-    assert (measured["rise"], measured["fall"]) == (pytest.approx(2.0), pytest.approx(4.6))
-    assert (measured["fit_loss"], measured["new_loss"]) == (0.05, 0.12)
-    assert 0.05 < measured["step_loss"] < 0.2 < 0.25 == REGRESSION.x_dim / 12
+    assert (measured["rise"], measured["fall"]) == (pytest.approx(3.0), 1.0)
+    assert (measured["fit_loss"], measured["new_loss"], measured["least_new_loss"]) == (0.05, 0.3, 0.1)
+    assert measured["nothing_loss"] == pytest.approx(REGRESSION.x_dim / 12, rel=0.02)
+    assert measured["step_loss"] == pytest.approx(one_step_optimum(REGRESSION).mse)
     never = curve | {"eval_loss": [[0.24]] * 5}
     assert math.isnan(measures.fitting(checkpoint(untrained(REGRESSION), task, record={"curve": never}))["delay"])
     with pytest.raises(CheckpointError, match="has no curves"):

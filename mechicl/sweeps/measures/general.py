@@ -115,14 +115,14 @@ def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measu
 def fitting(checkpoint: Checkpoint) -> Measured:
     """Measure how much later a model of fixed tasks has a low loss on new tasks than on its own (grokking).
 
-    A loss is low where it stays below the middle between predicting 0 and the best step of gradient descent, on new
-    tasks of linear regression. Source: von Oswald et al. 2023, Fig. 15.
+    A loss is low if it is below the middle between predicting 0 and the best step of gradient descent, on new tasks of
+    linear regression. Source: von Oswald et al. 2023, Fig. 15.
 
     Returns:
-        `fit_step` and `new_step`, the first steps from which the loss is low on the training tasks and on new ones (NaN
+        `fit_step` and `new_step`, the first steps at which the loss is low on the training tasks and on new ones (NaN
         if it never is), and `delay`, the second over the first; `rise`, the largest factor by which the loss on new
-        tasks rose above its least value before, and `fall`, the factor by which it fell after that; `fit_loss` and
-        `new_loss` at the end, and `step_loss`, that of the best step.
+        tasks rose above its least value before, and `fall`, the factor by which it fell after that; `least_new_loss`;
+        `fit_loss` and `new_loss` at the end; `step_loss`, that of the best step, and `nothing_loss`, of predicting 0.
     """
     one_model(checkpoint)
     task, curve = task_of(checkpoint, FixedTasks, "fitting"), checkpoint.record.get("curve", {})
@@ -138,22 +138,23 @@ def fitting(checkpoint: Checkpoint) -> Measured:
     best = one_step_optimum(task.task).mse
     nothing = task.task.sample(100_000, seed=0).query.ys.square().mean().item()
 
-    def low_from(losses: Tensor) -> float:
-        high = (losses > (nothing + best) / 2).nonzero().flatten()
-        first = int(high[-1]) + 1 if len(high) else 0
-        return float(steps[first]) if first < len(steps) else math.nan
+    def first_low(losses: Tensor) -> float:
+        low = (losses <= (nothing + best) / 2).nonzero().flatten()
+        return float(steps[int(low[0])]) if len(low) else math.nan
 
     above_least = new / new.cummin(0).values
     peak = int(above_least.argmax())
     return {
-        "fit_step": low_from(fit),
-        "new_step": low_from(new),
-        "delay": low_from(new) / low_from(fit),
+        "fit_step": first_low(fit),
+        "new_step": first_low(new),
+        "delay": first_low(new) / first_low(fit),
         "rise": above_least[peak].item(),
         "fall": (new[peak] / new[peak:].min()).item(),
         "fit_loss": fit[-1].item(),
         "new_loss": new[-1].item(),
+        "least_new_loss": new.min().item(),
         "step_loss": best,
+        "nothing_loss": nothing,
     }
 
 
