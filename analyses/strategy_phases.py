@@ -222,6 +222,8 @@ def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Sect
                         "seeds"))  # fmt: skip
     better = fit.scores["logistic"] - fit.scores["loss and complexity"]
     rows.append(Row(f"{setting}: logistic minus loss and complexity (nats)", None, interval(better), "seeds"))
+    gain = fit.scores["constant"] - fit.scores["loss and complexity"]
+    rows.append(Row(f"{setting}: constant minus loss and complexity (nats)", None, interval(gain), "seeds"))
     rows += _later(setting, shares, sizes, steps, gaps)
     diagram = viz.phase_diagram(
         frame, "size", "step", "share", threshold=0.5, log=False, title=f"Share of memorising, {setting}"
@@ -243,7 +245,9 @@ def _later(setting: str, shares: torch.Tensor, sizes: list[int], steps: list[int
         scores = fit_strategy_odds(known, sizes, steps, gaps, held_out=HELD_OUT).scores
     except ValueError:  # early in training, few models are mixtures of strategies
         return [Row(f"{setting}: error {words}", None, "too few shares are known")]
-    return [Row(f"{setting}: error of {name} {words}", None, interval(each), "seeds") for name, each in scores.items()]
+    rows = [Row(f"{setting}: error of {name} {words}", None, interval(each), "seeds") for name, each in scores.items()]
+    better = scores["logistic"] - scores["loss and complexity"]
+    return [*rows, Row(f"{setting}: logistic minus loss and complexity, {words}", None, interval(better), "seeds")]
 
 
 if __name__ == "__main__":
