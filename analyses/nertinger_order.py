@@ -11,7 +11,7 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint, untrained
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
-from mechicl.reports.rows import over_seeds
+from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, ratio_interval
 from support.checks import above, at_most, every
 from support.claims import Claim, Claims
@@ -56,8 +56,8 @@ def compare(args: Args) -> Comparison:
         rows.append(Row(f"{label}: {SHARE}", published, sensitivity.relative(), "prompts"))
     lead = (
         f"The context of {args.n_prompts} prompts in {args.n_orders} random orders (seed {args.seed}), the query last. "
-        f"Gradient descent on the whole context predicts the same for every order. Of several seeds the interval is "
-        f"over them, of one over prompts."
+        f"Gradient descent on the whole context predicts the same for every order. Intervals are over seeds and "
+        f"prompts, of a single seed over prompts."
     )
     return Comparison("Order sensitivity", lead, rows)
 
@@ -70,14 +70,8 @@ def _rows(label: str, checkpoint: Checkpoint, prompts: Prompts, args: Args) -> l
         of_error = ratio_interval(sensitivity.variance, squared_errors(model, prompts)[:, 0])
         for values, share in zip(shares.values(), (sensitivity.relative(), of_error), strict=True):
             values.append(share)
-    rows = []
-    for quantity, values in shares.items():
-        over: tuple[Interval, str, str] = (values[0], "prompts", "one seed")
-        if len(values) > 1:
-            over = over_seeds([each.mean for each in values], checkpoint, median=True)
-        published = "0 if it ran GD (Theorem 3)" if quantity == SHARE else None
-        rows.append(Row(f"{label}: {quantity}", published, *over))
-    return rows
+    published = {SHARE: "0 if it ran GD (Theorem 3)"}
+    return [over_models(f"{label}: {name}", each, checkpoint, published.get(name)) for name, each in shares.items()]
 
 
 def claims(comparison: Comparison) -> list[Claim]:

@@ -16,15 +16,16 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from mechicl import algorithms, constructions, viz
-from mechicl.analysis import align_over_training
+from mechicl.analysis import align, align_over_training
 from mechicl.analysis.dynamics import AlignmentOverTraining
 from mechicl.analysis.weights import linear_attention_optimum, preconditioned_gd_optimum
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section, published
-from mechicl.reports.rows import over_seeds
-from mechicl.statistics import Interval, interval, ratio_interval
+from mechicl.reports.rows import over_resamples, seeds_and_prompts
+from mechicl.statistics import Interval, crossed_interval, ratio_interval
+from mechicl.statistics.intervals import resampled_means
 from mechicl.tasks import LinearRegression
 from support.checks import above, at_least, below, by_value, ends, every, falls, rises, together, within
 from support.claims import Claim, Claims
@@ -135,15 +136,17 @@ def compare(args: Args) -> Comparison:
                 kept = part.select([i for i in range(len(part.models)) if i not in part.stuck])
                 alignment = align_over_training(kept, setting.pgd, setting.prompts[: args.n_aligned])
                 over_training.setdefault(setting.name, {})[name] = alignment
+                rows += _aligned_rows(name, setting, kept, args.n_aligned)
             stages.update()
         data[name] = cells
     stages.close()
     fixed = fixed_head_over_training(settings[0])
-    highest = fixed.mean(1).argmax()
+    highest = int(fixed.mean((1, 2)).argmax())
+    over = seeds_and_prompts(*fixed.shape[1:])
     rows += [
-        Row("softmax fixed at 1/n, κ = 1: highest cosine during training", None, interval(fixed[highest]), "seeds",
-            f"step {highest.item() * HELD_EVERY}"),
-        Row("softmax fixed at 1/n, κ = 1: cosine after training", None, interval(fixed[-1]), "seeds",
+        Row("softmax fixed at 1/n, κ = 1: highest cosine during training", None, crossed_interval(fixed[highest]), over,
+            f"step {highest * HELD_EVERY}"),
+        Row("softmax fixed at 1/n, κ = 1: cosine after training", None, crossed_interval(fixed[-1]), over,
             f"step {HELD_STEPS}"),
     ]  # fmt: skip
     rows += _relu_rows(settings[0]) + [row for setting in settings[::3] for row in _softmax_rows(setting)]
@@ -186,10 +189,23 @@ def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) 
         notes.append(f"{best.mean / setting.exact:.4f} of the closed form")
     if printed is not None:
         notes.append(f"{best.mean / printed:.3f} of the printed")
-    median, _, without = over_seeds(losses, part, median=True)
+    optimum = resampled_means(setting.optimum_errors)[:, None]
+    resampled = resampled_means(torch.stack(errors)) * setting.exact / optimum
+    median, _, without = over_resamples(resampled, part, len(setting.prompts))
     notes.append(f"median over seeds {median}")
     over = f"prompts, best of {len(losses)} seeds"
     return Row(f"{name}, {setting.name}", printed, best, over, "; ".join(filter(None, [*notes, without]))), losses
+
+
+def _aligned_rows(name: str, setting: Setting, kept: Checkpoint, n_prompts: int) -> list[Row]:
+    """Alignment with PGD after training, of the seeds outside local minima."""
+    prompts, over = setting.prompts[:n_prompts], seeds_and_prompts(len(kept.models), n_prompts)
+    found = [align(copy.deepcopy(model).double(), setting.pgd, prompts) for model in kept.models]
+    return [
+        Row(f"{measure} with PGD after training, {name}, {setting.name}", None,
+            crossed_interval(torch.stack([getattr(each, measure) for each in found])), over)
+        for measure in ("sensitivity_cosine", "prediction_distance")
+    ]  # fmt: skip
 
 
 def _relu_rows(setting: Setting) -> list[Row]:
@@ -233,7 +249,7 @@ def least_softmax_loss(setting: Setting, factor: float) -> float:
     return best * (setting.eigenvalues.sum() / prompts.query.ys.square().mean()).item()
 
 
-def fixed_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Tensor, "step seed"]:
+def fixed_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Tensor, "step seed prompt"]:
     """Cosine of sensitivities with one step of PGD, while softmax heads with a fixed output scale of 1/n are trained.
 
     The head of `least_softmax_loss` with any scores, `x_i A x_q`: Adam with rate 0.01 on 512 new prompts a step.
@@ -248,7 +264,7 @@ def fixed_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Te
     for step in range(HELD_STEPS + 1):
         if step % HELD_EVERY == 0:
             with torch.no_grad():
-                cosines.append(torch.cosine_similarity(_fixed_head(scores, held_out)[1], expected, dim=-1).mean(1))
+                cosines.append(torch.cosine_similarity(_fixed_head(scores, held_out)[1], expected, dim=-1))
         prompts = task.sample(512, seed=10_000_000 + step, dtype=torch.float64)
         optimizer.zero_grad()
         (_fixed_head(scores, prompts)[0] - prompts.query.ys[:, 0]).square().mean((1,)).sum().backward()
@@ -358,8 +374,7 @@ def _alignment_claims(paper: Claims, over_training: Mapping[str, Mapping[str, Ma
     """Figure 1: alignment with PGD, mean over the seeds outside local minima."""
 
     def last(activation: str, kappa: int = 1, measure: str = "sensitivity_cosine") -> Row:
-        values = torch.tensor(over_training[f"κ = {kappa}, ν² = 0.0"][activation][measure][-1])
-        return Row(f"{measure}, {activation}, κ = {kappa}", None, interval(values), "seeds")
+        return paper[f"{measure} with PGD after training, {activation}, κ = {kappa}, ν² = 0.0"]
 
     names = list(ACTIVATIONS)
     paper.add("Fig. 1, top", "cosine of sensitivities with PGD after training, κ = 1: linear, leaky ReLU 0.75, 0.5, "

@@ -6,8 +6,11 @@ python analyses/oswald_connectivity.py
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mechicl import constructions, viz
 from mechicl.analysis import connect_modes
@@ -16,7 +19,9 @@ from mechicl.analysis.weights import LossPath
 from mechicl.analysis.weights.paths import PathKind
 from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
-from mechicl.statistics import interval, median_interval
+from mechicl.reports.descent import TRIM, TRIMMED
+from mechicl.reports.rows import as_text, over_seeds_and_prompts
+from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
 from support.checks import every, far
 from support.claims import Claim, Claims
@@ -50,18 +55,22 @@ def compare(args: Args) -> Comparison:
         "to tuned GD++": [_connect(model, tuned, task, args, curved=True) for model in models],
     }
     ends = by_end["to tuned GD++"]
-    ratios = [path["raw"].squared_errors[0].mean() / path["raw"].squared_errors[-1].mean() for path in ends]
-    rows = [Row("loss, trained end over tuned GD++", None, interval(torch.stack(ratios)), "seeds",
-                "ends that were found apart: GD++ is tuned on the task, with a step size and γ for each step, and "
-                "knows nothing of the model")]  # fmt: skip
+    errors, of_tuned = (torch.stack([path["raw"].squared_errors[end] for path in ends]) for end in (0, -1))
+    over = partial(over_seeds_and_prompts, errors, checkpoint, of_tuned)
+    rows = [
+        Row(f"loss, trained end over tuned GD++, {TRIMMED}", None, *over(trim=TRIM)),
+        Row("loss, trained end over tuned GD++", None, *over()[:2], "all prompts; ends that were found apart: GD++ is "
+            "tuned on the task, with a step size and γ for each step, and knows nothing of the model"),
+    ]  # fmt: skip
     for where, of_pairs in by_end.items():
-        over = "pairs of seeds" if where == "between seeds" else "seeds"
+        paired = where == "between seeds"
+        over = f"{f'pairs of {len(models)} ' if paired else ''}seeds and {args.n_prompts:,} prompts"
         for kind in of_pairs[0]:
-            barriers = [paths[kind].barrier() for paths in of_pairs]
-            means = torch.tensor([barrier.mean for barrier in barriers], dtype=torch.float64)
-            largest = max(barriers, key=lambda barrier: barrier.mean)
-            note = f"median; largest {largest} over prompts"
-            rows.append(Row(f"barrier {where}, {kind}", _claim(where, kind), median_interval(means), over, note))
+            values = torch.stack([_barriers(paths[kind]) for paths in of_pairs], 1)
+            median, mean = crossed_median_interval(values, args.n_prompts, pairs if paired else None)
+            largest = max((paths[kind].barrier() for paths in of_pairs), key=lambda barrier: barrier.mean)
+            note = f"median; mean {as_text(mean)}, largest {largest} over prompts"
+            rows.append(Row(f"barrier {where}, {kind}", _claim(where, kind), median, over, note))
     figures = [
         Section("Seeds 0 and 1", "Loss on held-out prompts.", viz.connectivity_paths(by_end["between seeds"][0])),
         Section("From seed 0 to tuned GD++", "Loss on held-out prompts.", viz.connectivity_paths(ends[0])),
@@ -69,14 +78,21 @@ def compare(args: Args) -> Comparison:
     lead = (
         f"{checkpoint.name}: {len(pairs)} pairs of seeds, and GD++ tuned on the task; {args.n_prompts:,} held-out "
         f"prompts. A barrier is the largest excess of the loss over the line between the ends, relative to the ends' "
-        f"mean loss. Lifted models have the heads of both ends; all others keep the architecture. Curves have three "
-        f"control points and are bent on other prompts."
+        f"mean loss; intervals are over seeds and prompts. Lifted models have the heads of both ends; all others "
+        f"keep the architecture. Curves have three control points and are bent on other prompts."
     )
     data = {
         where: {kind: [paths[kind].squared_errors.mean(-1).tolist() for paths in of_pairs] for kind in of_pairs[0]}
         for where, of_pairs in by_end.items()
     }
     return Comparison(f"Paths between ends found apart ({checkpoint.name})", lead, rows, figures, {"losses": data})
+
+
+def _barriers(path: LossPath) -> Float[Tensor, "resample"]:
+    """The barrier on the prompts, and on resamples of them."""
+    losses, alphas = resampled_means(path.squared_errors), torch.tensor(path.alphas, dtype=torch.float64)
+    line = (1 - alphas) * losses[:, :1] + alphas * losses[:, -1:]
+    return (losses - line).amax(1) / losses[:, [0, -1]].mean(1)
 
 
 def tuned_gd_plus_plus(task: LinearRegression, steps: int) -> HookedTransformer:
@@ -119,8 +135,9 @@ def claims(comparison: Comparison) -> list[Claim]:
     paper.add(
         "Section 3", "five layers: barrier to GD++ tuned on the task, on a curve", "barrier to tuned GD++, curved",
         published="", why="left open there; the ends were found apart, the trained one has "
-        f"{paper['loss, trained end over tuned GD++']} of the loss of GD++; straight paths: rescaled "
-        f"{paper['barrier to tuned GD++, rescaled']}, aligned {paper['barrier to tuned GD++, aligned']}",
+        f"{paper[f'loss, trained end over tuned GD++, {TRIMMED}']} of the loss of GD++ ({TRIMMED}); straight "
+        f"paths: rescaled {paper['barrier to tuned GD++, rescaled']}, aligned "
+        f"{paper['barrier to tuned GD++, aligned']}",
     )  # fmt: skip
     return paper.stated
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl import constructions, viz
-from mechicl.analysis import align_over_training, interpolate, measure_shifted_losses
+from mechicl.analysis import align, align_over_training, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
 from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS
 from mechicl.checkpoints import Checkpoint, CheckpointError
@@ -21,7 +21,8 @@ from mechicl.learners import Learner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.descent import Tuned
-from mechicl.reports.rows import over_seeds
+from mechicl.reports.rows import over_resamples, over_seeds, over_seeds_and_prompts
+from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
 from support.checks import above, below, by_value, every, near, together, within
 from support.claims import Claim, Claims
@@ -88,8 +89,9 @@ def compare(args: Args) -> Comparison:
         halves = [interpolate(model, references[main], some).model(0.5) for model in models]
         learners |= {f"half-way {i}": half for i, half in enumerate(halves)}
     losses = _panels(learners, task, args)
-    rows = [row for panel, curves in losses.items() for row in _rows(panel, curves, checkpoint, main)]
-    rows += _robust_rows(losses, checkpoint, main)
+    n_prompts = args.n_prompts
+    rows = [row for panel, curves in losses.items() for row in _rows(panel, curves, checkpoint, main, n_prompts)]
+    rows += _robust_rows(losses, checkpoint, main, n_prompts)
     rows += _early_rows(checkpoint, tuned, task, args.seed)
     lead = (
         f"{checkpoint.name}: {len(models)} seeds, compared with {cfg.n_layers} step{'s' if cfg.n_layers > 1 else ''} "
@@ -97,7 +99,8 @@ def compare(args: Args) -> Comparison:
         f"and of weights, and on inputs from distributions that training never showed, as they are drawn and divided "
         f"by the "
         f"norm of their context as in the authors' code; {args.n_prompts:,} prompts (seed {args.seed}). The distance "
-        f"of two curves is the largest difference of log10 of the loss, over the height of the curve of descent."
+        f"of two curves is the largest difference of log10 of the loss, over the height of the curve of descent. "
+        f"Medians are over seeds, with intervals over seeds and prompts and means in the notes."
     )
     figure = viz.shifted_losses(
         {
@@ -112,7 +115,7 @@ def compare(args: Args) -> Comparison:
         "scales": list(SCALES),
         "reference": main,
         "mse": {
-            panel: {name: curve.tolist() for name, curve in curves.items()}
+            panel: {name: curve[0].tolist() for name, curve in curves.items()}
             for panel, curves in losses.items()
         },
     }  # fmt: skip
@@ -182,92 +185,96 @@ def _drawn(task: LinearRegression, panel: str) -> tuple[LinearRegression, tuple[
 
 def _panels(
     learners: Mapping[str, Learner], task: LinearRegression, args: Args
-) -> dict[str, dict[str, Float[Tensor, "scale"]]]:
-    """Mean squared errors by panel and learner."""
+) -> dict[str, dict[str, Float[Tensor, "resample scale"]]]:
+    """Mean squared errors by panel and learner, on the prompts and on resamples of them."""
     panels = {}
     for panel in PANELS:
         measured = measure_shifted_losses(
             learners, *_drawn(task, panel), scaled="weight_scale" if panel == "weight scale" else "input_scale",
             n_prompts=args.n_prompts, seed=args.seed,
         )  # fmt: skip
-        panels[panel] = dict(zip(measured.learners, measured.mean(), strict=True))
+        panels[panel] = dict(zip(measured.learners, resampled_means(measured.squared_errors).unbind(1), strict=True))
     return panels
 
 
-def distance(curve: Float[Tensor, "scale"], reference: Float[Tensor, "scale"], chosen: Tensor | None = None) -> float:
+def distance(
+    curve: Float[Tensor, "*resample scale"], reference: Float[Tensor, "*resample scale"], chosen: Tensor | None = None
+) -> Float[Tensor, "*resample"]:
     """Largest difference of two curves' logarithms over the height of the second; at the chosen scales."""
     apart, logs = (curve.log() - reference.log()).abs(), reference.log()
-    return ((apart if chosen is None else apart[chosen]).max() / (logs.max() - logs.min())).item()
+    return (apart if chosen is None else apart[..., chosen]).amax(-1) / (logs.amax(-1) - logs.amin(-1))
 
 
-def _rows(panel: str, curves: Mapping[str, Float[Tensor, "scale"]], checkpoint: Checkpoint, main: str) -> list[Row]:
+def _of(curves: Mapping[str, Float[Tensor, "resample scale"]], name: str) -> Float[Tensor, "seed resample scale"]:
+    """The curves of all seeds."""
+    return torch.stack([curve for label, curve in curves.items() if label.startswith(name)])
+
+
+def _rows(
+    panel: str, curves: Mapping[str, Float[Tensor, "resample scale"]], checkpoint: Checkpoint, main: str, n_prompts: int
+) -> list[Row]:
     """How far the seeds' curves, and those of other learners, are from that of descent."""
-    trained = [curve for name, curve in curves.items() if name.startswith("trained")]
-    halves = [curve for name, curve in curves.items() if name.startswith("half-way")]
-    reference, scales = curves[main], torch.tensor(SCALES)
-    near, far = scales <= 1, scales > 1
+    trained, reference, scales = _of(curves, "trained"), curves[main], torch.tensor(SCALES)
+    found: dict[str, tuple[str | None, Tensor]] = {
+        f"distance from the curve of {main}": ("like it", distance(trained, reference)),
+        f"distance from the curve of {main}, scales up to 1": (None, distance(trained, reference, scales <= 1)),
+        f"distance from the curve of {main}, scales above 1": (None, distance(trained, reference, scales > 1)),
+        f"loss over that of {main} at scale {LAST:g}": (None, (trained / reference)[..., -1]),
+    }
+    if any(name.startswith("half-way") for name in curves):
+        found[f"distance of what is half-way to {main}"] = "like it", distance(_of(curves, "half-way"), reference)
     rows = [
-        Row(f"{panel}: distance from the curve of {main}", "like it",
-            *over_seeds([distance(curve, reference) for curve in trained], checkpoint, median=True)),
-        Row(f"{panel}: distance from the curve of {main}, scales up to 1", None,
-            *over_seeds([distance(curve, reference, near) for curve in trained], checkpoint, median=True)),
-        Row(f"{panel}: distance from the curve of {main}, scales above 1", None,
-            *over_seeds([distance(curve, reference, far) for curve in trained], checkpoint, median=True)),
-        Row(f"{panel}: loss over that of {main} at scale {LAST:g}", None,
-            *over_seeds([(curve[-1] / reference[-1]).item() for curve in trained], checkpoint, median=True)),
-    ]  # fmt: skip
-    if halves:
-        measured = over_seeds([distance(curve, reference) for curve in halves], checkpoint, median=True)
-        rows.append(Row(f"{panel}: distance of what is half-way to {main}", "like it", *measured))
-    rows += [
-        Row(f"{panel}: distance of {name} from the curve of {main}", None, distance(curve, reference))
-        for name, curve in curves.items()
-        if name in (DESCENT, PLUS_PLUS, EACH, ELSEWHERE) and name != main
+        Row(f"{panel}: {quantity}", published, *over_resamples(values.T, checkpoint, n_prompts))
+        for quantity, (published, values) in found.items()
     ]
+    for name in (DESCENT, PLUS_PLUS, EACH, ELSEWHERE):
+        if name in curves and name != main:
+            apart = distance(curves[name], reference)[:, None]
+            words = f"{panel}: distance of {name} from the curve of {main}"
+            rows.append(Row(words, None, crossed_median_interval(apart, n_prompts)[0], f"model, {n_prompts:,} prompts"))
     return rows
 
 
 def _robust_rows(
-    panels: Mapping[str, Mapping[str, Float[Tensor, "scale"]]], checkpoint: Checkpoint, main: str
-) -> list[Row]:
+    panels: Mapping[str, Mapping[str, Float[Tensor, "resample scale"]]], checkpoint: Checkpoint, main: str,
+    n_prompts: int,
+) -> list[Row]:  # fmt: skip
     """The seeds' losses over that of descent on the task itself, and how much more it is where a panel ends."""
 
-    def over(panel: str, at: int) -> Float[Tensor, "seed"]:
-        curves = panels[panel]
-        trained = [curve[at] for name, curve in curves.items() if name.startswith("trained")]
-        return torch.stack(trained) / curves[main][at]
+    def over(panel: str, at: int) -> Float[Tensor, "resample seed"]:
+        return (_of(panels[panel], "trained") / panels[panel][main])[..., at].T
 
     task = over(PANELS[0], SCALES.index(1.0))
-    rows = [Row(f"loss over that of {main} on the task itself", None, *over_seeds(task, checkpoint, median=True))]
-    return rows + [
-        Row(f"{panel}: loss over that of {main} at scale {LAST:g}, over the same on the task itself", None,
-            *over_seeds(over(panel, -1) / task, checkpoint, median=True))
+    found = {f"loss over that of {main} on the task itself": task} | {
+        f"{panel}: loss over that of {main} at scale {LAST:g}, over the same on the task itself": over(panel, -1) / task
         for panel in panels
-    ]  # fmt: skip
+    }
+    return [Row(words, None, *over_resamples(values, checkpoint, n_prompts)) for words, values in found.items()]
 
 
 def _early_rows(checkpoint: Checkpoint, tuned: Mapping[str, Tuned], task: LinearRegression, seed: int) -> list[Row]:
     """Alignment where that with gradient descent was closest, and at the end (Fig. 3, centre)."""
     if checkpoint.snapshots is None or PLUS_PLUS not in tuned:
         return []
-    best = tuned.get(EACH, tuned[PLUS_PLUS])
+    learners = {"gradient descent": tuned[DESCENT], "GD++": tuned.get(EACH, tuned[PLUS_PLUS])}
     prompts = task.sample(N_ALIGNED, seed=seed, dtype=torch.float64)
-    plain, plus = (
-        align_over_training(checkpoint, learner, prompts).sensitivity_cosine for learner in (tuned[DESCENT], best)
-    )
+    plain = align_over_training(checkpoint, tuned[DESCENT], prompts).sensitivity_cosine
     at = plain.nan_to_num(-1).argmax(0)
     steps = torch.tensor(checkpoint.snapshots.steps, dtype=torch.float64)
 
-    def there(values: Float[Tensor, "step seed"]) -> list[float]:
-        return values.gather(0, at[None])[0].tolist()
+    def row(words: str, name: str, snapshots: list[int], published: str | None) -> Row:
+        models = [checkpoint.models_at(i)[seed].double() for seed, i in enumerate(snapshots)]
+        cosines = torch.stack([align(model, learners[name], prompts).sensitivity_cosine for model in models])
+        quantity = f"cosine with {name} {words}"
+        return Row(quantity, published, *over_seeds_and_prompts(cosines, checkpoint))
 
-    early = "where it is closest to gradient descent"
+    early, last = "where it is closest to gradient descent", [len(steps) - 1] * len(at)
     return [
         Row(f"step {early}", None, *over_seeds(steps[at].tolist(), checkpoint, median=True)),
-        Row(f"cosine with gradient descent {early}", "near 1", *over_seeds(there(plain), checkpoint)),
-        Row(f"cosine with GD++ {early}", None, *over_seeds(there(plus), checkpoint)),
-        Row("cosine with gradient descent at the end", None, *over_seeds(plain[-1].tolist(), checkpoint)),
-        Row("cosine with GD++ at the end", "near 1", *over_seeds(plus[-1].tolist(), checkpoint)),
+        row(early, "gradient descent", at.tolist(), "near 1"),
+        row(early, "GD++", at.tolist(), None),
+        row("at the end", "gradient descent", last, None),
+        row("at the end", "GD++", last, "near 1"),
     ]
 
 

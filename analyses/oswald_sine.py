@@ -23,12 +23,14 @@ from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
+from mechicl.reports.rows import over_resamples, over_seeds_and_prompts, seeds_and_prompts
 from mechicl.statistics import Interval, interval, median_interval
+from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import SineRegression
 from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, panels
 from mechicl.viz.elements import panel as place_of
 from mechicl.viz.weights import kernel_heatmaps
-from support.checks import every, near
+from support.checks import above, covers, every, near, together
 from support.claims import Claim, Claims
 from support.script import ScriptArgs, run_script
 
@@ -36,6 +38,10 @@ DRAWS = {
     "independent": "amplitude and phase independent, as in the text (the authors' code draws both with one key)",
     "one_key": "amplitude and phase drawn with one key, as in the authors' code",
 }
+
+
+ARMS = "attention and gradient descent"
+OVER_SEEDS = "distance over the mean distance of the seed's models from the other seeds' of their kind"
 
 
 @dataclass(frozen=True)
@@ -66,16 +72,26 @@ def compare(args: Args) -> Comparison:
     learned, constructed = (_in_float64(checkpoint) for checkpoint in (transformer, descent))
     bandwidth = algorithms.tuned_bandwidth(task.sample(5000, seed=args.seed + 1, dtype=torch.float64))
     smoothing = AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": bandwidth})
-    mse = {name: _mse(models, held_out) for name, models in (("lsa", learned), ("gd", constructed))}
+    errors = {name: _errors(models, held_out) for name, models in (("lsa", learned), ("gd", constructed))}
+    mse = {name: values.mean(1) for name, values in errors.items()}
+    losses = {name: resampled_means(values) for name, values in errors.items()}
     rows = [
         Row("half-MSE, predicting 0", None, interval(held_out.query.ys[:, 0].square() / 2), "prompts"),
         Row("half-MSE, Nadaraya-Watson smoothing, tuned", None, interval(squared_errors(smoothing, held_out)[:, 0] / 2),
             "prompts", f"Gaussian kernel, bandwidth {bandwidth:.3g}"),
-        Row("half-MSE, MLP and linear attention", None, interval(mse["lsa"] / 2), "seeds", _listed(mse["lsa"] / 2)),
-        Row("half-MSE, MLP and a step of gradient descent", None, interval(mse["gd"] / 2), "seeds",
-            _listed(mse["gd"] / 2)),
-        Row("loss, attention over gradient descent", 1, median_interval(mse["lsa"] / mse["gd"]), "seeds",
-            "paired by seed"),
+        Row("half-MSE, MLP and linear attention", None, *over_seeds_and_prompts(errors["lsa"] / 2, transformer)[:2],
+            _listed(mse["lsa"] / 2)),
+        Row("half-MSE, MLP and a step of gradient descent", None,
+            *over_seeds_and_prompts(errors["gd"] / 2, descent)[:2], _listed(mse["gd"] / 2)),
+        Row("loss, attention over gradient descent", 1,
+            *over_resamples(losses["lsa"] / losses["gd"], transformer, args.n_prompts, "median, paired by seed")),
+        Row("loss, attention over gradient descent, each without the 1% of prompts that it is worst on", None,
+            *over_seeds_and_prompts(errors["lsa"], transformer, errors["gd"], trim=0.01)),
+        *(Row(f"loss at the end over that after three quarters of the training, {name}", None,
+              median_interval(_last_quarter(checkpoint)), "seeds")
+          for name, checkpoint in (("attention", transformer), ("gradient descent", descent))),
+        Row("largest relative difference of the initial embedding and MLP of a seed's two models", None,
+            _initial_difference(transformer, descent), "seeds", "both arms start from the same ones"),
     ]  # fmt: skip
     rows += _alignment_rows(learned, constructed, smoothing, held_out)
     grid = torch.linspace(*task.x_range, 101, dtype=torch.float64)[:, None]
@@ -84,14 +100,14 @@ def compare(args: Args) -> Comparison:
     for name, models in (("attention", learned), ("gradient descent", constructed)):
         by_seed = [view_kernel(model, grid[::2], held_out[:1000]) for model in models]
         views[name] = by_seed[0]
-        nonlinear = [_rms(view.parts.remainder) / _rms(view.parts.prediction) for view in by_seed]
+        nonlinear = torch.stack([_relative(view.parts.remainder, view.parts.prediction) for view in by_seed], 1)
         rows += [
             Row(f"kernel of {name}: effective rank", None, interval(torch.tensor([v.effective_rank for v in by_seed])),
-                "seeds"),
+                "seeds", "on a grid of inputs"),
             Row(f"kernel of {name}: |K - Kᵀ| / |K|", None, interval(torch.tensor([v.symmetry_error for v in by_seed])),
-                "seeds"),
+                "seeds", "on a grid of inputs"),
             Row(f"kernel of {name}: share of predictions not linear in the targets (rms)", None,
-                interval(torch.stack(nonlinear)), "seeds"),
+                *over_resamples(nonlinear, transformer, 1000)),
         ]  # fmt: skip
     figures = [
         _functions(learned[0], constructed[0], smoothing, task, held_out[: args.n_drawn], grid),
@@ -115,8 +131,30 @@ def _in_float64(checkpoint: Checkpoint) -> list[HookedTransformer]:
     return [copy.deepcopy(model).double() for model in checkpoint.models]
 
 
-def _mse(models: list[HookedTransformer], prompts: Prompts) -> torch.Tensor:
-    return torch.stack([squared_errors(model, prompts)[:, 0].mean() for model in models])
+def _errors(models: list[HookedTransformer], prompts: Prompts) -> Float[Tensor, "seed prompt"]:
+    return torch.stack([squared_errors(model, prompts)[:, 0] for model in models])
+
+
+def _last_quarter(checkpoint: Checkpoint) -> Float[Tensor, "seed"]:
+    """The held-out loss at the end over that after three quarters of the steps."""
+    losses = torch.tensor(checkpoint.record["curve"]["eval_loss"], dtype=torch.float64)
+    return losses[-1] / losses[3 * len(losses) // 4]
+
+
+def _initial_difference(first: Checkpoint, second: Checkpoint) -> float:
+    """Largest relative difference of the two arms' weights outside attention, before training, over seeds."""
+    apart = []
+    for seed in first.record["seeds"]:
+        one, two = (HookedTransformer(each.models[0].cfg, seed=seed).state_dict() for each in (first, second))
+        names = [name for name in one if name.startswith(("embed.", "input_mlp."))]
+        apart += [((one[name] - two[name]).norm() / one[name].norm().clamp_min(1e-30)).item() for name in names]
+    return max(apart)
+
+
+def _relative(part: Float[Tensor, "prompt"], whole: Float[Tensor, "prompt"]) -> Float[Tensor, "resample"]:
+    """Root mean square of one over that of the other, on the prompts and on resamples of them."""
+    squares = resampled_means(torch.stack([part.flatten().square(), whole.flatten().square()]))
+    return (squares[:, 0] / squares[:, 1]).sqrt()
 
 
 def _rms(values: torch.Tensor) -> torch.Tensor:
@@ -131,28 +169,39 @@ def _alignment_rows(
     learned: list[HookedTransformer], constructed: list[HookedTransformer], smoothing: Learner, held_out: Prompts
 ) -> list[Row]:
     """Compare the two models of each seed; controls are two seeds of one kind, and smoothing."""
-    pairs: dict[str, list[tuple[Learner, Learner]]] = {
-        "attention and gradient descent": list(zip(learned, constructed, strict=True)),
-        "two seeds of attention": list(itertools.combinations(learned, 2)),
-        "attention and Nadaraya-Watson smoothing": [(model, smoothing) for model in learned],
+    seeds = range(len(learned))
+    pairs = list(itertools.combinations(seeds, 2))
+    alone = [(i,) for i in seeds]
+    compared: dict[str, tuple[list[tuple[int, ...]], list[tuple[Learner, Learner]]]] = {
+        ARMS: (alone, list(zip(learned, constructed, strict=True))),
+        "two seeds of attention": (pairs, list(itertools.combinations(learned, 2))),
+        f"{ARMS} of other seeds": (
+            list(itertools.permutations(seeds, 2)),
+            [(learned[i], constructed[j]) for i, j in itertools.permutations(seeds, 2)],
+        ),
+        "two seeds of gradient descent": (pairs, list(itertools.combinations(constructed, 2))),
+        "attention and Nadaraya-Watson smoothing": (alone, [(model, smoothing) for model in learned]),
     }
-    size = _rms(held_out.query.ys)
-    rows = []
-    for name, each in pairs.items():
+    n, rows, distances = len(held_out), [], {}
+    for name, (items, each) in compared.items():
         alignments = [align(a, b, held_out) for a, b in each]
-        claim = name == "attention and gradient descent"
-        distance = torch.stack([_rms(alignment.prediction_distance) for alignment in alignments]) / size
-        cosine = torch.stack([alignment.sensitivity_cosine.nanmean() for alignment in alignments])
-        over = "pairs" if "seeds" in name else "seeds"
-        rows += [
-            Row(
-                f"prediction distance over rms target, {name}",
-                "small" if claim else None,
-                median_interval(distance),
-                over,
-            ),
-            Row(f"sensitivity cosine, {name}", "near 1" if claim else None, interval(cosine), over),
-        ]
+        distances[name] = torch.stack([_relative(a.prediction_distance, held_out.query.ys) for a in alignments], 1)
+        cosines = torch.stack([alignment.sensitivity_cosine for alignment in alignments])
+        finite = cosines.isfinite().all(0)
+        over = f"{'' if items is alone else f'pairs of {len(learned)} '}seeds and {n:,} prompts"
+        quantities = {"prediction distance over rms target": distances[name],
+                      "sensitivity cosine": resampled_means(cosines[:, finite])}  # fmt: skip
+        for (quantity, values), published in zip(quantities.items(), ("small", "near 1"), strict=True):
+            median, mean = crossed_median_interval(values, n, items)
+            rows.append(Row(f"{quantity}, {name}", published if name == ARMS else None, median, over, f"mean {mean}"))
+    between = torch.cat([distances[f"two seeds of {name}"] for name in ("attention", "gradient descent")], 1)
+    for name in (ARMS, "attention and Nadaraya-Watson smoothing"):
+        mine = torch.stack([between[:, [i in pair for pair in pairs * 2]].mean(1) for i in seeds], 1)
+        ratios = distances[name] / mine
+        median, mean = crossed_median_interval(ratios, n)
+        note = f"of predictions; by seed {', '.join(f'{ratio:.3g}' for ratio in ratios[0].tolist())}; mean {mean}"
+        over = seeds_and_prompts(len(seeds), n)
+        rows.append(Row(f"{OVER_SEEDS}, {name}", "1" if name == ARMS else None, median, over, note))
     return rows
 
 
@@ -290,9 +339,14 @@ def claims(comparison: Comparison) -> list[Claim]:
         check=every(near, 0), cause=cause, controls={seeds: [f"{distance} {seeds}"]},
         why=f"attention and smoothing {paper[f'{distance} attention and Nadaraya-Watson smoothing']}; {drawn}",
     )  # fmt: skip
+    smoothed = f"{OVER_SEEDS}, attention and Nadaraya-Watson smoothing"
+    paper.add("Fig. 4, right", "distance between attention and gradient descent over that between seeds, the same for "
+              "attention and smoothing", f"{OVER_SEEDS}, {ARMS}", smoothed,
+              check=together(lambda arms, rival: covers(arms, 1) and above(rival, 2)), published="indistinguishable",
+              why="taken as: as far apart as two seeds, where a rival is more than twice as far; both models of a seed "
+              f"start from the same embedding and MLP; {paper[f'{OVER_SEEDS}, {ARMS}'].note}")  # fmt: skip
     paper.add("Fig. 4, right", "cosine of sensitivities", f"{cosine} attention and gradient descent",
-    check=every(near, 1),
-              cause=cause, controls={seeds: [f"{cosine} {seeds}"]}, why=drawn)  # fmt: skip
+              check=every(near, 1), cause=cause, controls={seeds: [f"{cosine} {seeds}"]}, why=drawn)  # fmt: skip
     apart = "rms distance of the two initial functions over rms target"
     paper.add("Fig. 4, left", apart, apart, check=every(near, 0), cause=cause,
               controls={f"two seeds of {name}": [f"{apart}, two seeds of {name}"]

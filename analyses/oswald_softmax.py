@@ -16,8 +16,9 @@ from mechicl.analysis.weights import WeightProducts
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.reports import Comparison, Row
-from mechicl.reports.rows import over_seeds
+from mechicl.reports.rows import over_resamples, over_seeds
 from mechicl.statistics import interval, median_interval
+from mechicl.statistics.intervals import resampled_means
 from support.checks import above, below, between, by_value, every, near, rises, together
 from support.claims import Claim, Claims
 from support.script import ScriptArgs, run_script
@@ -52,21 +53,23 @@ def compare(args: Args) -> Comparison:
         if not rows:
             rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
         data[name] = {"mse": errors.mean(-1).tolist(), "gd_mse": reference.mean().item()}
-        cosines = torch.stack([align(each, descent, held_out[:4096]).sensitivity_cosine.nanmean() for each in models])
+        cosines = torch.stack([align(each, descent, held_out[:4096]).sensitivity_cosine for each in models])
         seeds = BySeed(checkpoint)
-        rows += seeds.rows(f"half-MSE, {name}", errors.mean(-1) / 2, median=True)
-        above = errors.mean(-1) / reference.mean() - 1
-        rows += seeds.rows(f"loss above gradient descent's, {name}", above, _claim(name), median=True)
-        rows += seeds.rows(f"sensitivity cosine, {name}", cosines)
+        losses = resampled_means(torch.cat([errors, reference[None]]))
+        rows += seeds.resampled(f"half-MSE, {name}", losses[:, :-1] / 2, len(held_out))
+        above = losses[:, :-1] / losses[:, -1:] - 1
+        rows += seeds.resampled(f"loss above gradient descent's, {name}", above, len(held_out), _claim(name))
+        finite = cosines.isfinite().all(0)
+        rows += seeds.resampled(f"sensitivity cosine, {name}", resampled_means(cosines[:, finite]), int(finite.sum()))
         if models[0].cfg.n_heads > 1:
             alone, together = zip(*(_cancellation(read_weight_products(model)) for model in models), strict=True)
             words = "off-diagonal share of the x-block of"
-            rows += seeds.rows(f"{words} a head's W_KQ η, {name}", torch.stack(alone), median=True)
-            claim = "near 0 (Fig. 11)"
-            rows += seeds.rows(f"{words} the heads' sum, {name}", torch.stack(together), claim, median=True)
+            rows += seeds.rows(f"{words} a head's W_KQ η, {name}", torch.stack(alone))
+            rows += seeds.rows(f"{words} the heads' sum, {name}", torch.stack(together), "near 0 (Fig. 11)")
     lead = (
         f"One layer of attention on 10 points in 10 dimensions, x ~ U(-1/2, 1/2), on {args.n_prompts:,} held-out "
-        f"prompts (seed {args.seed}); rows are over all seeds, and over those whose training is not stuck. Erratum to "
+        f"prompts (seed {args.seed}); rows are over all seeds, and over those whose training is not stuck. Losses and "
+        f"cosines are medians over seeds, with intervals over seeds and prompts and means in the notes. Erratum to "
         f"A.9: without a sink, two softmax heads can only reach the centred sum Σ y (s - mean s); with one (a key with "
         f"a constant score and value 0) the limit is gradient descent."
     )
@@ -79,18 +82,28 @@ class BySeed:
 
     checkpoint: Checkpoint
 
-    def rows(
-        self, quantity: str, values: Float[Tensor, "seed"], published: str | None = None, *, median: bool = False
-    ) -> list[Row]:
+    @property
+    def kept(self) -> list[int]:
+        """The seeds that are not stuck."""
+        return [i for i in range(len(self.checkpoint.models)) if i not in self.checkpoint.stuck]
+
+    @property
+    def words(self) -> str:
+        """How many are stuck."""
+        return f"{len(self.checkpoint.stuck)} of {len(self.checkpoint.models)} stuck"
+
+    def rows(self, quantity: str, values: Float[Tensor, "seed"], published: str | None = None) -> list[Row]:
         """One row over all seeds, and a second, named so, without stuck ones: the same where there are none."""
-        stuck, (measured, over, note) = self.checkpoint.stuck, over_seeds(values, self.checkpoint, median=median)
-        kept = values[[i for i in range(len(values)) if i not in stuck]]
-        without = (median_interval if median else interval)(kept)
-        words = f"{len(stuck)} of {len(values)} stuck"
-        return [
-            Row(quantity, published, measured, over, note),
-            Row(f"{quantity}, {NOT_STUCK}", None, without, "seeds", words),
-        ]
+        without = Row(f"{quantity}, {NOT_STUCK}", None, median_interval(values[self.kept]), "seeds", self.words)
+        return [Row(quantity, published, *over_seeds(values, self.checkpoint, median=True)), without]
+
+    def resampled(
+        self, quantity: str, values: Float[Tensor, "resample seed"], n_prompts: int, published: str | None = None
+    ) -> list[Row]:
+        """The same two rows over seeds and prompts."""
+        kept, words = self.checkpoint.select(self.kept), self.words
+        without = Row(f"{quantity}, {NOT_STUCK}", None, *over_resamples(values[:, self.kept], kept, n_prompts, words))
+        return [Row(quantity, published, *over_resamples(values, self.checkpoint, n_prompts)), without]
 
 
 def _claim(name: str) -> str | None:
@@ -117,7 +130,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     summed, single = f"{share} the heads' sum, softmax-2h", f"{share} a head's W_KQ η, softmax-2h"
 
     def said(quantity: str) -> str:
-        return f"{paper[f'{quantity}, {kept}'].note}; over all seeds {paper[quantity]}"
+        return f"{paper[f'{quantity}, {kept}'].note.partition(';')[0]}; over all seeds {paper[quantity]}"
 
     paper.add("Fig. 11", "share of W_KQ η off its diagonal, sum of two heads", f"{summed}, {kept}",
     check=every(near, 0),

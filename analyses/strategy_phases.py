@@ -35,6 +35,8 @@ SIZES = tuple(sorted(FITTED + HELD_OUT))
 MEMORISING = ("dmmse", "pool", "pool's unigrams")
 """Learners that know the pool and use the context. NOTHING are those that do not use it, and the others generalise."""
 NOTHING = ("zero", "uniform", "pool's average")
+EARLY = 0.25
+"""Share of the steps that the law is fitted to where it predicts the others."""
 HELD_OUT_SEED = 2**32
 LEAST_KNOWN = 4  # pools that a boundary needs
 N_PROMPTS = 150  # from the pool, and as many from new sources
@@ -61,8 +63,8 @@ SETTINGS = {
             x_dim=3, n_context=5, n_layers=2, n_heads=2, d_model=16, d_head=8, d_mlp=64, attention="softmax",
             normalization_type="LN", act_fn="gelu_new", read_in="linear", read_out="linear",
         ),
-        steps=2500, **_BASE,
-    ),
+        steps=10_000, **_BASE,
+    ).replace(n_snapshots=14),
     "chains": TrainingConfig(
         task=MarkovChains(d_vocab=3, n_ctx=16, n_chains=2), model=_tokens(3, 2), steps=1500, **_BASE
     ),
@@ -220,6 +222,9 @@ def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Sect
                         "seeds"))  # fmt: skip
     better = fit.scores["logistic"] - fit.scores["loss and complexity"]
     rows.append(Row(f"{setting}: logistic minus loss and complexity (nats)", None, interval(better), "seeds"))
+    gain = fit.scores["constant"] - fit.scores["loss and complexity"]
+    rows.append(Row(f"{setting}: constant minus loss and complexity (nats)", None, interval(gain), "seeds"))
+    rows += _later(setting, shares, sizes, steps, gaps)
     diagram = viz.phase_diagram(
         frame, "size", "step", "share", threshold=0.5, log=False, title=f"Share of memorising, {setting}"
     )
@@ -228,6 +233,21 @@ def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Sect
                 Section(f"{setting}: residual", "Above the line no mixture explains the model.", residual)]  # fmt: skip
     parameters = {name: list(values) for name, values in fit.parameters.items()}
     return rows, sections, {"boundaries": boundaries, "parameters": parameters, "loss_gaps": gaps, "sizes": sizes}
+
+
+def _later(setting: str, shares: torch.Tensor, sizes: list[int], steps: list[int], gaps: list[float]) -> list[Row]:
+    """The law's errors on held-out sizes at the end, where it is fitted to the other sizes early in training."""
+    late = torch.tensor(steps) > EARLY * steps[-1]
+    held_out = torch.tensor([size in HELD_OUT for size in sizes])
+    known = shares.where((held_out[:, None] == late)[..., None], torch.nan)  # others are neither fitted nor predicted
+    words = f"on held-out sizes after more than {EARLY * steps[-1]:g} steps, fitted to others before (nats)"
+    try:
+        scores = fit_strategy_odds(known, sizes, steps, gaps, held_out=HELD_OUT).scores
+    except ValueError:  # early in training, few models are mixtures of strategies
+        return [Row(f"{setting}: error {words}", None, "too few shares are known")]
+    rows = [Row(f"{setting}: error of {name} {words}", None, interval(each), "seeds") for name, each in scores.items()]
+    better = scores["logistic"] - scores["loss and complexity"]
+    return [*rows, Row(f"{setting}: logistic minus loss and complexity, {words}", None, interval(better), "seeds")]
 
 
 if __name__ == "__main__":

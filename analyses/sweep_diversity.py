@@ -17,9 +17,10 @@ from mechicl.sweeps import SWEEPS, find_threshold
 from mechicl.sweeps.measures.pools import compare_on_pool
 from mechicl.tasks import TaskPool
 from support.script import run_script
-from support.sweeps import SweepArgs, coverage_words, over_seeds
+from support.sweeps import SweepArgs, change, coverage_words, over_seeds
 
 MAIN, TASKS, POSITION, NEARNESS = "diversity", "task.n_tasks", "pool_position", "nearness"
+MAIN_STEPS = 3000
 CONTROLS = (2, 8, 16, 16384)
 """Sizes of pools that are compared with learners that do not know the pool."""
 VARIATIONS = {
@@ -33,22 +34,23 @@ VARIATIONS = {
 
 @dataclass(frozen=True)
 class Args(SweepArgs):
-    """The number of tasks from which on models are nearer to ridge regression than to dMMSE."""
+    """The number of tasks from which on models of a length of training are nearer to ridge regression than to dMMSE."""
 
     variations: bool = True
     """Measure the sweeps over points, noise, dimensions and draws of the pool too."""
 
 
 def compare(args: Args) -> Comparison:
-    """Positions between dMMSE and ridge by the number of tasks, their threshold, and what moves it."""
+    """Positions between dMMSE and ridge by the number of tasks, where they pass 1/2, and what moves that number."""
     main = args.table(MAIN)
     frame = main.frame.assign(nearness=nearness)
     rows = [
-        threshold_row("threshold of the position", frame, POSITION),
-        threshold_row("threshold of nearness", frame),
+        crossing_row("crossing of the position", frame, POSITION),
+        crossing_row("crossing of nearness", frame),
         *_of_each_size(frame),
         *_controls(frame["seed"].unique().tolist()),
         *_during_training(frame),
+        *_by_length(args.table("diversity-steps").frame.assign(nearness=nearness), frame),
     ]
     sections = _pictures(GridTable(frame, main.axes))
     if args.variations:
@@ -63,8 +65,9 @@ def compare(args: Args) -> Comparison:
         "unless said otherwise. A model's predictions are fitted as a dMMSE + b ridge (least squares): its position "
         "is b / (a + b), its scale a + b, and its residual the share of its predictions' mean square that is "
         "left. Nearness is where they stand on the way from dMMSE (0) to ridge (1), whatever else they are: below 1/2 "
-        "they are nearer to dMMSE. A threshold is the M at which the mean over seeds passes 1/2 for good, with a 95% "
-        "interval by a jackknife over seeds (Student's t), which share one pool. Other rows are medians. "
+        "they are nearer to dMMSE. A crossing is the M at which the mean over seeds passes 1/2 for good, with a 95% "
+        "interval by a jackknife over seeds (Student's t), which share one pool. It is that of a length of training: "
+        "the rows on trainings of other lengths show if it converges. Other rows are medians. "
         f"{coverage_words(5)}."
     )
     return Comparison("Task diversity: where the pool gives way to ridge regression", lead, rows, sections)
@@ -76,7 +79,7 @@ def nearness(frame: pd.DataFrame) -> pd.Series:
     return (to_dmmse - to_ridge + apart) / (2 * apart)
 
 
-def threshold_row(words: str, frame: pd.DataFrame, value: str = NEARNESS) -> Row:
+def crossing_row(words: str, frame: pd.DataFrame, value: str = NEARNESS) -> Row:
     """Where the mean over seeds passes 1/2."""
     passed = find_threshold(frame, TASKS, value, level=0.5)
     sizes = sorted(frame[TASKS].unique())
@@ -141,11 +144,35 @@ def _controls(seeds: list[int]) -> list[Row]:
 
 
 def _during_training(frame: pd.DataFrame) -> list[Row]:
-    """The threshold at the snapshots: a number that still moves is not that of a finished training."""
+    """The crossing at the snapshots: a number that still moves is not that of a finished training."""
     steps = sorted(int(name.rpartition("_")[2]) for name in frame.columns if name.startswith("position_at_"))
     return [
-        threshold_row(f"threshold of the position after {step} steps", frame, f"position_at_{step}") for step in steps
+        crossing_row(f"crossing of the position after {step} steps", frame, f"position_at_{step}") for step in steps
     ]
+
+
+def _by_length(frame: pd.DataFrame, main: pd.DataFrame) -> list[Row]:
+    """Positions after trainings of other lengths, each to its end: do they converge to a number of tasks?"""
+    same = main[TASKS].isin(frame[TASKS]) & main["seed"].isin(frame["seed"])
+    joined = pd.concat([frame, main[same].assign(steps=MAIN_STEPS)], ignore_index=True)
+    rows = []
+    for steps, part in joined.groupby("steps"):
+        rows.append(crossing_row(f"trainings of {steps:,} steps: crossing of the position", part, POSITION))
+        for n_tasks, size in part.groupby(TASKS):
+            for quantity, values in {
+                "position": size[POSITION],
+                "scale": size["pool_scale"],
+                "residual": size["pool_residual"],
+                "loss over dMMSE's": size["pool_loss"] / size["pool_dmmse_loss"],
+                "loss over ridge's, new tasks": size["new_loss"] / size["new_ridge_loss"],
+            }.items():
+                rows.append(over_seeds(f"trainings of {steps:,} steps, M = {n_tasks}: {quantity}", values))
+    longest = joined["steps"].max()
+    for n_tasks, part in joined.groupby(TASKS):
+        before, after = (part[part["steps"] == steps][POSITION] for steps in (MAIN_STEPS, longest))
+        rows.append(change(f"M = {n_tasks}: change of the position from {MAIN_STEPS:,} to {longest:,} steps", before,
+                           after))  # fmt: skip
+    return rows
 
 
 def _with_main(frame: pd.DataFrame, main: pd.DataFrame, axis: str) -> pd.DataFrame:
@@ -158,7 +185,7 @@ def _with_main(frame: pd.DataFrame, main: pd.DataFrame, axis: str) -> pd.DataFra
 def _variation(frame: pd.DataFrame, axis: str, words: str) -> list[Row]:
     rows = []
     for value, part in frame.groupby(axis):
-        rows.append(threshold_row(f"{words} {value:g}: threshold of nearness", part))
+        rows.append(crossing_row(f"{words} {value:g}: crossing of nearness", part))
         sizes = sorted(part[TASKS].unique())
         for n_tasks, learner, column in ((sizes[0], "dMMSE", "dmmse"), (sizes[-1], "ridge", "ridge")):
             size = part[part[TASKS] == n_tasks]

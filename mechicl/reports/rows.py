@@ -13,6 +13,7 @@ from torch import Tensor
 from mechicl.base.arguments import check_fields, checked
 from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, crossed_interval, interval, mean_of_intervals, median_interval
+from mechicl.statistics.intervals import crossed_median_interval
 
 ROUNDING = 1e-6
 """An interval this near to a whole number (for 0: a thousandth of it) differs from it by float32 rounding only."""
@@ -175,13 +176,30 @@ def over_seeds_and_prompts(
     reference = None if over is None else over.reshape(-1, values.shape[1])
 
     def measured(kept: Sequence[int]) -> Interval:
-        return crossed_interval(values[kept], reference, trim=trim)
+        own = reference[kept] if reference is not None and len(reference) > 1 else reference
+        return crossed_interval(values[kept], own, trim=trim)
 
     seeds, note = range(len(values)), ""
     if stuck := checkpoint.stuck:
         without = as_text(measured([i for i in seeds if i not in stuck]))
         note = f"without {len(stuck)} of {len(values)} stuck seeds: {without}"
     return measured([*seeds]), seeds_and_prompts(*values.shape), note
+
+
+def over_resamples(
+    values: Float[Tensor, "resample seed"], checkpoint: Checkpoint, n_prompts: int, note: str = ""
+) -> tuple[Interval, str, str]:
+    """Return `measured`, `over` and `note` of a row: a median over seeds and shared prompts; the note has the mean.
+
+    For quantities that a few seeds or prompts decide, or that are not means: see `crossed_median_interval`.
+    """
+    measured, mean = crossed_median_interval(values, n_prompts)
+    notes = [note, f"mean {as_text(mean)}"]
+    if stuck := checkpoint.stuck:
+        kept = [i for i in range(values.shape[1]) if i not in stuck]
+        without = as_text(crossed_median_interval(values[:, kept], n_prompts)[0])
+        notes.append(f"without {len(stuck)} of {values.shape[1]} stuck seeds: {without}")
+    return measured, seeds_and_prompts(values.shape[1], n_prompts), "; ".join(filter(None, notes))
 
 
 def seeds_and_prompts(n_seeds: int, n_prompts: int) -> str:

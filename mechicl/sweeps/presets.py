@@ -8,7 +8,7 @@ from typing import Any
 from mechicl.models import TransformerConfig
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.sweep import Sweep
-from mechicl.tasks import RepeatedTokens, TaskPool
+from mechicl.tasks import FixedTasks, LinearRegression, RepeatedTokens, TaskPool
 from mechicl.training import PRESETS, TrainingConfig
 
 
@@ -48,6 +48,14 @@ _MARKOV = PRESETS["markov-2l-attention"]
 _MARKOV = _MARKOV.replace(
     task=_MARKOV.task.replace(n_ctx=32), model=_MARKOV.model.replace(n_ctx=32), steps=2000, schedule="constant",
     eval_every=50, eval_prompts=500, n_snapshots=40,
+)  # fmt: skip
+
+# One layer and an MLP on fixed prompts, all of them in each step, at a constant rate.
+_FIXED = PRESETS["lsa-1l-mlp-tasks8192"]
+_FIXED = _FIXED.replace(
+    task=FixedTasks(LinearRegression(x_dim=5, n_context=5), 512),
+    model=_FIXED.model.replace(x_dim=5, n_context=5), steps=2000, batch_size=512,
+    eval_prompts=2000,
 )  # fmt: skip
 
 _INDUCTION = PRESETS["induction-2l"].replace(
@@ -91,6 +99,17 @@ SWEEPS: dict[str, SweepPreset] = {
             ("draws", "the same with other draws of the pool", "task.seed", (1, 2)),
         )
     },
+    # whole trainings of other lengths, with the rate's fall at their end, and not snapshots of one
+    "diversity-steps": SweepPreset(
+        "the same with half the steps, and with twice as many, with 8 and 16 tasks", _POOL,
+        {
+            "steps": {
+                n: {"steps": n, "n_snapshots": 0, "snapshots_between": None} for n in (1500, 6000)
+            },
+            "task.n_tasks": (8, 16), "seed": range(3),
+        },
+        "pool", together=6,
+    ),
     "depth": SweepPreset(
         "linear layers, looped or not, compared with the best first-order and second-order learners of their depth",
         _DEPTH,
@@ -127,6 +146,12 @@ SWEEPS: dict[str, SweepPreset] = {
             "model.positional_embedding_type": ("standard", "rotary"), "seed": range(3),
         },
         "transition",
+    ),
+    "grokking": SweepPreset(
+        "fixed tasks, learned by heart before new ones are solved? By width of the MLP and scale of initial weights",
+        _FIXED,
+        {"model.d_mlp": (64, 256, 1024), "model.initializer_range": (0.1, 0.3, 0.6), "seed": range(3)},
+        "fitting",
     ),
     "copying": SweepPreset(
         "when targets are copied on alternate tokens, by positions and number of points (von Oswald et al. 2023)",

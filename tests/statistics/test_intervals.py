@@ -19,7 +19,7 @@ from mechicl.statistics import (
     median_interval,
     ratio_interval,
 )
-from mechicl.statistics.intervals import percentile_interval
+from mechicl.statistics.intervals import crossed_median_interval, percentile_interval, resampled_means
 from mechicl.statistics.storage import decode
 
 nan, inf = math.nan, math.inf
@@ -248,3 +248,42 @@ def test_crossed_intervals_without_enough_values_have_no_ends(shape):
 
 def test_a_seed_without_finite_values_leaves_the_mean_undefined():
     assert math.isnan(crossed_interval(torch.tensor([[1.0, 2.0], [nan, nan]])).mean)
+
+
+# ---- medians over seeds, and prompts ----
+def test_resampled_means_are_of_the_prompts_first_and_then_of_resamples_that_all_calls_share():
+    table = crossed(np.random.default_rng(5), 3, 40, 1.0, 1.0, 1.0)
+    means = resampled_means(table, n_resamples=4000)
+    torch.testing.assert_close(means[0], table.mean(1))
+    torch.testing.assert_close(resampled_means(torch.stack([table, 2 * table]), n_resamples=4000)[:, 1], 2 * means)
+    expected = table.std(1) / math.sqrt(40)  # with n - 1 of n prompts, resamples have the unbiased variance
+    torch.testing.assert_close(means[1:].std(0), expected, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize(("seeds", "least"), [(3, 0.75), (5, 0.92)])
+def test_crossed_medians_cover_where_medians_over_seeds_do_not(seeds, least):
+    rng, n = np.random.default_rng(6), 100
+    tables = [crossed(rng, seeds, 100, 0.1, 1.0, 0.5) for _ in range(n)]
+    found = [crossed_median_interval(resampled_means(table, n_resamples=60), 100)[0] for table in tables]
+    assert sum(0.0 in each for each in found) / n >= least
+    assert sum(0.0 in median_interval(table.mean(1), n_resamples=200) for table in tables) / n < 0.7
+
+
+def test_a_crossed_median_is_at_least_as_wide_as_the_seeds_range_and_its_mean_is_the_crossed_one():
+    table = crossed(np.random.default_rng(7), 4, 60, 1.0, 0.1, 0.1)
+    median, mean = crossed_median_interval(resampled_means(table), 60)
+    assert median.low <= table.mean(1).min() + 0.02
+    assert median.high >= table.mean(1).max() - 0.02
+    assert (median.mean, median.n) == (pytest.approx(table.mean(1).median().item(), abs=0.5), 4)
+    expected = crossed_interval(table)
+    assert (mean.mean, mean.half_width) == (pytest.approx(expected.mean), pytest.approx(expected.half_width))
+
+
+def test_pairs_of_seeds_are_resampled_by_seed():
+    pairs = list(itertools.combinations(range(4), 2))
+    values = torch.tensor([1.0 if 3 in pair else 0.0 for pair in pairs]).double().expand(401, 6)
+    median, mean = crossed_median_interval(values, 50, pairs)
+    assert (median.mean, median.low, median.high, median.n, mean.mean) == (0.5, 0.0, 1.0, 6, 0.5)
+    holes = values.clone()
+    holes[3, 0] = nan
+    assert math.isnan(crossed_median_interval(holes, 50, pairs)[0].low)

@@ -11,6 +11,7 @@ import torch
 
 from mechicl import constructions
 from mechicl.algorithms import references, tuned_step_size
+from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots
 from mechicl.learners import AlgorithmLearner
 from mechicl.learners.token_learners import as_token_learner
@@ -20,7 +21,7 @@ from mechicl.sweeps.measures import regression
 from mechicl.sweeps.measures.general import HELD_OUT, _phases, markov_phases
 from mechicl.sweeps.measures.pools import compare_on_pool, fit_mixture, pool_distances
 from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent, target_copying
-from mechicl.tasks import LinearRegression, MarkovChains, TaskPool
+from mechicl.tasks import FixedTasks, LinearRegression, MarkovChains, TaskPool
 from mechicl.training import TrainingConfig
 
 REGRESSION = LinearRegression(x_dim=3, n_context=6)
@@ -88,6 +89,26 @@ def test_a_transition_is_read_off_the_curve():
     assert math.isnan(stays["transition_step"])
     with pytest.raises(CheckpointError, match="has no curve"):
         measures.transition(checkpoint(untrained(POOL), POOL))
+
+
+def test_a_delay_is_read_off_the_curves_of_training_and_new_tasks():
+    task = FixedTasks(REGRESSION, 8)  # the middle between predicting 0 and the best step is near 0.2
+    curve = {
+        "step": [10, 20, 30, 40, 50], "loss": [[0.24], [0.1], [0.1], [0.05], [0.05]],
+        "eval_step": [0, 20, 30, 40, 50], "eval_loss": [[9.0], [0.23], [0.46], [0.1], [0.3]],
+    }  # fmt: skip
+    measured = measures.fitting(checkpoint(untrained(REGRESSION), task, record={"curve": curve}))
+    assert (measured["fit_step"], measured["new_step"], measured["delay"]) == (20.0, 40.0, 2.0)
+    assert (measured["rise"], measured["fall"]) == (pytest.approx(3.0), 1.0)
+    assert (measured["fit_loss"], measured["new_loss"], measured["least_new_loss"]) == (0.05, 0.3, 0.1)
+    assert measured["nothing_loss"] == pytest.approx(REGRESSION.x_dim / 12, rel=0.02)
+    assert measured["step_loss"] == pytest.approx(one_step_optimum(REGRESSION).mse)
+    never = curve | {"eval_loss": [[0.24]] * 5}
+    assert math.isnan(measures.fitting(checkpoint(untrained(REGRESSION), task, record={"curve": never}))["delay"])
+    with pytest.raises(CheckpointError, match="has no curves"):
+        measures.fitting(checkpoint(untrained(REGRESSION), task))
+    with pytest.raises(ValueError, match="is for models of FixedTasks"):
+        measures.fitting(checkpoint(untrained(REGRESSION), REGRESSION))
 
 
 # ---- Markov chains ----

@@ -9,6 +9,7 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.sweeps.measures.general import (
     Measured,
     alignment,
+    fitting,
     identified,
     loss,
     markov_phases,
@@ -24,6 +25,7 @@ MEASURES: Mapping[str, Callable[[Checkpoint], Measured]] = {
     "alignment": alignment,
     "identify": identified,
     "transition": transition,
+    "fitting": fitting,
     "pool": pool_distances,
     "depth": descent_limits,
     "descent": gap_to_descent,

@@ -11,10 +11,11 @@ from torch import Tensor
 from mechicl.algorithms import references
 from mechicl.analysis.behaviour import align, identify, regret
 from mechicl.analysis.dynamics import find_transitions
+from mechicl.analysis.weights import one_step_optimum
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.learners import token_log_probabilities
 from mechicl.learners.token_learners import as_token_learner
-from mechicl.tasks import MarkovChains, TokenDistribution
+from mechicl.tasks import FixedTasks, LinearRegression, MarkovChains, TokenDistribution
 
 HELD_OUT = 1_000_003
 """Seed of the held-out prompts."""
@@ -108,6 +109,52 @@ def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measu
         "transition_width": (falls.end - falls.start)[0].item(),
         "fell": float(falls.fell[0]),
         "final_loss": falls.final[0].item(),
+    }
+
+
+def fitting(checkpoint: Checkpoint) -> Measured:
+    """Measure how much later a model of fixed tasks has a low loss on new tasks than on its own (grokking).
+
+    A loss is low if it is below the middle between predicting 0 and the best step of gradient descent, on new tasks of
+    linear regression. Source: von Oswald et al. 2023, Fig. 15.
+
+    Returns:
+        `fit_step` and `new_step`, the first steps at which the loss is low on the training tasks and on new ones (NaN
+        if it never is), and `delay`, the second over the first; `rise`, the largest factor by which the loss on new
+        tasks rose above its least value before, and `fall`, the factor by which it fell after that; `least_new_loss`;
+        `fit_loss` and `new_loss` at the end; `step_loss`, that of the best step, and `nothing_loss`, of predicting 0.
+    """
+    one_model(checkpoint)
+    task, curve = task_of(checkpoint, FixedTasks, "fitting"), checkpoint.record.get("curve", {})
+    if not isinstance(task.task, LinearRegression):
+        raise ValueError(f"fitting is for fixed tasks of LinearRegression, not of {type(task.task).__name__}")
+    steps = sorted(set(curve.get("step", ())) & set(curve.get("eval_step", ())))
+    if not steps:
+        raise CheckpointError(f"{checkpoint.name}: its record has no curves of training and held-out losses")
+    fit, new = (
+        torch.tensor([curve[losses][curve[at].index(step)][0] for step in steps], dtype=torch.float64)
+        for at, losses in (("step", "loss"), ("eval_step", "eval_loss"))
+    )
+    best = one_step_optimum(task.task).mse
+    nothing = task.task.sample(100_000, seed=0).query.ys.square().mean().item()
+
+    def first_low(losses: Tensor) -> float:
+        low = (losses <= (nothing + best) / 2).nonzero().flatten()
+        return float(steps[int(low[0])]) if len(low) else math.nan
+
+    above_least = new / new.cummin(0).values
+    peak = int(above_least.argmax())
+    return {
+        "fit_step": first_low(fit),
+        "new_step": first_low(new),
+        "delay": first_low(new) / first_low(fit),
+        "rise": above_least[peak].item(),
+        "fall": (new[peak] / new[peak:].min()).item(),
+        "fit_loss": fit[-1].item(),
+        "new_loss": new[-1].item(),
+        "least_new_loss": new.min().item(),
+        "step_loss": best,
+        "nothing_loss": nothing,
     }
 
 
