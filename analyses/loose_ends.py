@@ -315,7 +315,7 @@ def balanced(model: HookedTransformer, family: Family, values: Float[Tensor, "pa
 
 
 def tuned_member(
-    family: Family, start: Float[Tensor, "parameter"], prompts: Prompts, iterations: int = 60
+    family: Family, start: Float[Tensor, "parameter"], prompts: Prompts, iterations: int = 30
 ) -> Float[Tensor, "parameter"]:
     """The member of a family with the least squared error, from a start with positive numbers; a 0 in it stays 0."""
     free = start > 0
@@ -350,7 +350,7 @@ def _five(args: Args, task: LinearRegression, held_out: Prompts) -> list[Row]:
     tuned = tuned_references(task, cfg.n_layers, False, cfg.token_clip)["GD++, 5 steps, each its own"]
     reference = squared_errors(tuned, held_out)[:, 0]
     family = family_for("gd++ per layer", cfg)
-    tuning = task.sample(8192, seed=TUNING_SEED, dtype=torch.float64)
+    tuning = task.sample(4096, seed=TUNING_SEED, dtype=torch.float64)
     projected = [project_weights(family, copy.deepcopy(model).double()).parameters for model in models]
 
     def searched() -> Weights:
