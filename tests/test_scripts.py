@@ -1,5 +1,6 @@
 """Scripts of `analyses/` against independent computations."""
 
+import copy
 import json
 import math
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from mechicl.algorithms import tuned_step_size
 from mechicl.algorithms.stepwise import AfterCopying, ResidualDescent
 from mechicl.analysis.behaviour import tuned_descent
+from mechicl.analysis.weights.construction_families import family_for, project_weights
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint
-from mechicl.constructions import gradient_descent, known_models
+from mechicl.constructions import gradient_descent, known_models, softmax_gradient_descent
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
@@ -342,3 +344,85 @@ def test_scores_of_a_model_without_mlps_are_those_of_start_and_reads():
     rows = {2 + i: pattern for i, pattern in enumerate(true.softmax(-1))}
     rebuilt = script.run_patterns(model, model.encode(held_out), rows)
     torch.testing.assert_close(rebuilt, model.predict(held_out), rtol=1e-3, atol=1e-4)
+
+
+# ---- trained further ----
+@pytest.mark.parametrize("sink", [True, False])
+def test_the_closed_form_of_two_softmax_heads_is_the_constructions(sink):
+    script, prompts = import_script("loose_ends"), TASK.sample(16, seed=0, dtype=torch.float64)
+    sizes = {"x_dim": prompts.x_dim, "n_context": prompts.n_context, "step_size": 0.1}
+    made = softmax_gradient_descent(**sizes, score_scale=0.7, sink=sink).predict(prompts)[:, 0]
+    total = script.softmax_sum(prompts, 0.7, math.inf if sink else None)
+    factor = made @ total / (total @ total)
+    torch.testing.assert_close(total * factor, made, rtol=1e-6, atol=1e-9)
+    one = torch.stack([  # a plain loop, for a sink of finite weight
+        sum(math.exp(0.7 * float(x @ xs[-1])) * float(y) for x, y in zip(xs[:-1], ys[:-1], strict=True))
+        / (math.exp(2.0) + sum(math.exp(0.7 * float(x @ xs[-1])) for x in xs[:-1]))
+        * torch.ones((), dtype=torch.float64)
+        for xs, ys in zip(prompts.xs, prompts.ys, strict=True)
+    ])  # fmt: skip
+    torch.testing.assert_close(script.softmax_sum(prompts, 0.7, 2.0, heads=1), one)
+
+
+def test_tied_weights_have_their_scale_and_steps_do_not_depend_on_it():
+    script, prompts = import_script("loose_ends"), TASK.sample(16, seed=0, dtype=torch.float64)
+    cfg = TransformerConfig(
+        x_dim=prompts.x_dim, n_context=prompts.n_context, n_heads=2, attention="softmax", sink="learned",
+        initializer_range=0.5, d_head=4, dtype="float64",
+    )  # fmt: skip
+    model = HookedTransformer(cfg.replace(seed=0))
+    raw = {name.rsplit(".", 1)[1]: weight for name, weight in script.stacked([model]).items()}
+    raw["W_Q"][0, 1], raw["W_V"][0, 1] = -raw["W_Q"][0, 0], -raw["W_V"][0, 0]  # opposite heads: a step of descent
+    raw["W_K"][0, 1], raw["W_O"][0, 1] = raw["W_K"][0, 0], raw["W_O"][0, 0]
+
+    def predicted(scale: float, sink: float) -> torch.Tensor:
+        fixed = {"log_scale": torch.tensor([[math.log(scale)]]), "sink": torch.tensor([[sink]])}
+        weights = script.tied(raw | {name: value.double() for name, value in fixed.items()}, cfg)
+        (made,) = script.unstacked(model, weights)
+        for head in range(2):
+            product = made.W_Q[0, head] @ made.W_K[0, head].mT * cfg.score_scale
+            assert product.norm().item() == pytest.approx(scale * math.sqrt(cfg.x_dim))
+        return made.predict(prompts)
+
+    with torch.no_grad():
+        torch.testing.assert_close(predicted(1e-3, 15.0), predicted(1e-4, 16.0), rtol=1e-4, atol=1e-7)
+        assert (predicted(1.0, 0.0) - predicted(1e-4, 16.0)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kept", [(0.0, 1.0), (0.75, 1.0)])
+def test_a_step_follows_the_gradient_of_the_kept_errors(kept):
+    script = import_script("loose_ends")
+    models = [HookedTransformer(TransformerConfig(x_dim=3, n_context=6, n_layers=2, seed=s)) for s in range(2)]
+    start = script.stacked(models)
+    moved = script.train_weights(
+        models[0], start, TASK, steps=1, rate=0.05, batch_size=8, kept=kept, optimizer="adam"
+    )  # fmt: skip
+    prompts = TASK.sample(16, seed=2**33)
+    for seed, model in enumerate(models):
+        part = prompts[8 * seed : 8 * seed + 8]
+        errors = (model(model.encode(part))[:, -1, 0] - part.ys[:, -1, 0]).square()
+        errors.sort().values[int(8 * kept[0]) :].mean().backward()
+        for name, weight in model.named_parameters():
+            assert weight.grad is not None
+            expected = weight.detach() - 0.001 * weight.grad.sign()  # Adam's first step; 1/50 of the rate
+            moving = weight.grad.abs() > 1e-5
+            torch.testing.assert_close(moved[name][seed][moving], expected[moving], rtol=1e-3, atol=1e-5)
+
+
+def test_a_searched_member_is_at_least_as_good_as_its_start_and_balanced_weights_predict_alike():
+    script, (model, *_) = import_script("loose_ends"), load_checkpoint("lsa-5l").models
+    family = family_for("gd++ per layer", model.cfg)
+    start = project_weights(family, copy.deepcopy(model).double()).parameters.clamp(min=0)
+    prompts = LinearRegression().sample(256, seed=0, dtype=torch.float64)
+    found = script.tuned_member(family, start, prompts, iterations=5)
+    before, after = (squared_errors(family.member(values), prompts).mean().item() for values in (start, found))
+    assert after < before
+    assert ((found == 0) == (start == 0)).all()
+    balanced = script.balanced(model, family, found)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            balanced.predict(prompts.to(torch.float32)).double(), family.member(found).predict(prompts),
+            rtol=1e-2, atol=1e-3,
+        )  # fmt: skip
+    norms = [getattr(balanced.blocks[1].attn, name).norm().item() for name in ("W_Q", "W_K", "W_V", "W_O")]
+    assert norms == pytest.approx([norms[0]] * 2 + [norms[2]] * 2, rel=1e-4)
