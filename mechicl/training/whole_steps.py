@@ -119,7 +119,7 @@ class WholeStep:
         except RuntimeError as error:
             if known:
                 raise
-            words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            words = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
             raise ValueError(f"compile=True: torch cannot compile this run here ({words}): leave it out") from error
         self.ensemble.flat.grad = gradient[0] if gradient else None
         return step_losses
