@@ -71,7 +71,7 @@ class QuickGenerator(torch.Generator):
         if n < self.LARGE or self.device.type != "cpu":
             return torch.rand(n, generator=self, device=self.device)
         start = torch.randint(-(2**63), 2**63 - 1, (2,), generator=self).numpy().view(np.uint64)
-        return torch.from_numpy(np.random.SFC64(start).random_raw(-(-n // 2)).view(np.int32))  # two in each of its own
+        return torch.from_numpy(np.random.SFC64(start).random_raw(-(-n // 2)).view(np.int32))  # two in each of 64
 
     def _laid_out(self, numbers: Tensor, shape: tuple[int, ...]) -> Tensor:
         if not self.prompts_last:

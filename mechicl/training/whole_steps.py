@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from mechicl.models import PromptedModel
 from mechicl.tasks.sampling import QuickGenerator
@@ -118,7 +119,7 @@ class WholeStep:
         except RuntimeError as error:
             if known:
                 raise
-            words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            words = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
             raise ValueError(f"compile=True: torch cannot compile this run here ({words}): leave it out") from error
         self.ensemble.flat.grad = gradient[0] if gradient else None
         return step_losses
@@ -194,8 +195,6 @@ class WholeStep:
 
 def traced(function: Callable[..., Any], inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
     """A function's operations on tensors of these shapes, as a graph; arguments are not checked meanwhile."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     with _compiling():
         return make_fx(function)(*inputs)
 

@@ -167,12 +167,12 @@ def test_a_model_that_cannot_be_compiled_is_named(tmp_path, monkeypatch):
 
     def compile_nothing(module, **options):
         def fail(*inputs):
-            raise Failing("no compiler\nand more")
+            raise Failing("no compiler\nhere\n\nand more")
 
         return fail
 
     monkeypatch.setattr(torch, "compile", compile_nothing)
-    with pytest.raises(ValueError, match=r"compile=True: torch cannot compile this run here \(no compiler\)"):
+    with pytest.raises(ValueError, match=r"compile=True: torch cannot compile this run here \(no compiler here\)"):
         train(CONFIG.replace(compile=True), tmp_path, progress=False)
 
 

@@ -271,6 +271,7 @@ cli.main(["train", "lsa-1l", "--steps", "3", "--seeds", "0", "--batch-size", "5"
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_two_processes_train_the_same_models_as_one(tmp_path):
     curriculum = Curriculum(points=Ramp(2, 5, 1, 3))
     free = train(small(seeds=(0, 5), steps=30, eval_every=2), tmp_path / "free", progress=False)
@@ -282,6 +283,7 @@ def test_two_processes_train_the_same_models_as_one(tmp_path):
         "stopping": small(seeds=(0, 5), steps=30, eval_every=2, target_loss=target),
         # shares of different lengths, in which different numbers of tokens can be predicted
         "tokens": reading(seeds=(0, 5), batch_size=5, model=READER.replace(dtype="float64")),
+        "compiled": small(seeds=(0, 5), batch_size=7, gradient_clip=0.05, compile=True),
         "clamped": reading(seeds=(0, 5), model=READER.replace(dtype="float64"), interventions=clamps),
     }
     with socket.socket() as free_port:

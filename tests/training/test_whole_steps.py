@@ -149,7 +149,7 @@ def test_a_step_returns_the_losses_before_it_and_leaves_stopped_models():
 
 
 def test_a_step_on_a_gpu_is_a_cuda_graph_that_changes_the_weights_in_place(monkeypatch):
-    """What can be tested on a CPU: how the compiler is called, and that it may keep the addresses of what changes."""
+    """On a CPU, only how the compiler is called can be tested, and that it may keep the addresses of what changes."""
     kept, options, marks = [], [], []
     monkeypatch.setattr(WholeStep, "on_gpu", True)
     monkeypatch.setattr(torch._dynamo, "mark_static_address", kept.append)
