@@ -200,6 +200,19 @@ def tied(raw: Weights, cfg: TransformerConfig) -> Weights:
     return weights | {name("W_V"): raw["W_V"] * (total / scale)[..., None, None]}
 
 
+@torch.no_grad()
+def with_sink(model: HookedTransformer, sink_score: float | None, factor: float) -> HookedTransformer:
+    """A softmax layer in float64 with another sink score, its values made up for it, and its scores times a factor."""
+    model = copy.deepcopy(model).double()
+    attention, n = model.blocks[0].attn, float(model.cfg.n_context or 0)
+    if sink_score is not None:
+        values: Any = attention.W_V
+        values.mul_(((n + math.exp(sink_score)) / (n + attention.sink.exp()))[:, None, None])
+        attention.sink.fill_(sink_score)
+    attention.W_Q.mul_(factor)
+    return model
+
+
 def _trained_softmax(args: Args, name: str, cfg: TransformerConfig, **how: Any) -> list[HookedTransformer]:
     """Five seeds of a softmax layer. `scale` and `sink` are where these two start; `fixed` are not trained."""
     models = [build(cfg.replace(initializer_range=0.2), seed) for seed in range(5)]
@@ -264,8 +277,18 @@ def _softmax(args: Args, task: LinearRegression, held_out: Prompts) -> list[Row]
     arms |= {f"scale {s:g}, sink score 6, both fixed": (two, {"scale": s, "sink": 6.0, **fixed}) for s in SCALES[3:]}
     arms |= {f"scale 0.25, sink score {b:g}, both fixed": (two, {"scale": 0.25, "sink": b, **fixed})
              for b in SINK_SCORES[:2]}  # fmt: skip
-    before = errors_of([copy.deepcopy(model).double() for model in load_checkpoint(args.checkpoint).models], held_out)
-    rows.append(gap("checkpoint softmax-2h-sink, seeds that are not stuck: gap", before[:4], reference))
+    checkpoint = load_checkpoint(args.checkpoint)
+    kept = [model for seed, model in enumerate(checkpoint.models) if seed not in checkpoint.stuck]
+    before = errors_of([copy.deepcopy(model).double() for model in kept], held_out)
+    rows.append(gap("checkpoint, seeds that are not stuck: gap", before, reference))
+    edits: dict[str, tuple[float | None, float]] = {
+        "unchanged": (None, 1.0), "scale halved": (None, 0.5), "sink score 6": (6.0, 1.0),
+        "sink score 6 and scale halved": (6.0, 0.5),
+    }  # fmt: skip
+    for name, (sink, factor) in edits.items():
+        outputs = [with_sink(model, sink, factor).predict(held_out)[:, 0] for model in kept]
+        errors = torch.stack([best_multiple(each, targets) for each in outputs])
+        rows.append(gap(f"checkpoint, best multiple of its predictions, {name}: gap", errors, step))
     linear = None
     for name, (cfg, how) in arms.items():
         models = _trained_softmax(args, f"softmax-{name}", cfg, **shape, **how)
