@@ -173,8 +173,8 @@ def _five(paper: Claims, _: Callable[[str], str]) -> None:
         f"model, every seed alike, {paper['half-MSE, trained, mean of the seeds']}: below GD++ whose numbers are "
         "trained like the model. A hundredth of the prompts makes two fifths of the losses, so that means over all "
         "prompts differ from draw to draw. `loose_ends.py` projects the seeds on GD++, searches for its numbers from "
-        "there and trains all weights further: without the worst 1% of prompts they then lose what tuned GD++ does, "
-        "while more training from the seeds' weights, on hard prompts too, leaves the ratio or raises it",
+        "there and trains all weights further: without the worst 1% of prompts the ratio is then near 1, with all "
+        "prompts larger; more training from the seeds' weights, on hard prompts too, leaves the ratio or raises it",
         controls={"all prompts": ["loss, trained over GD++, 5 steps, each its own"],
                   **_beside(paper, "GD++ trained like the model", f"loss, trained over {trained}, {TRIMMED}"),
                   "GD++ with one step size and γ": [f"loss, trained over GD++, 5 steps, {TRIMMED}"]},
