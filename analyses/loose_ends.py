@@ -193,7 +193,7 @@ def tied(raw: Weights, cfg: TransformerConfig) -> Weights:
     """
     name, total = "blocks.0.attn.{}".format, torch.tensor(float(cfg.n_context or 0))
     scale = raw["log_scale"].exp()
-    size = (raw["W_Q"] @ raw["W_K"].mT).norm(dim=(-2, -1)) / math.sqrt(cfg.x_dim)
+    size = (raw["W_Q"] @ raw["W_K"].mT).norm(dim=(-2, -1)) / math.sqrt(cfg.x_dim or 0)
     factor = (scale / (size * cfg.score_scale)).sqrt()[..., None, None]
     weights = {name("W_Q"): raw["W_Q"] * factor, name("W_K"): raw["W_K"] * factor, name("W_O"): raw["W_O"]}
     if "sink" in raw:
@@ -309,7 +309,7 @@ def _softmax(args: Args, task: LinearRegression, held_out: Prompts) -> list[Row]
 def _scale(models: Sequence[HookedTransformer]) -> float:
     """Geometric mean of the heads' scales."""
     products = [read_weight_products(model).W_KQ[0].norm(dim=(-2, -1)) for model in models]
-    return torch.stack(products).log().mean().exp().item() / math.sqrt(models[0].cfg.x_dim)
+    return torch.stack(products).log().mean().exp().item() / math.sqrt(models[0].cfg.x_dim or 0)
 
 
 def _sink(models: Sequence[HookedTransformer]) -> float:
