@@ -22,8 +22,10 @@ PICTURES = {"families": "index.md"} | {
         "sweeps-of-layers", "sweeps-of-tokens", "clamped-induction", "strategies", "beyond-attention", "transience",
         "learning-coefficient", "similarity-of-errors", "theory", "grokking",
     )
-}  # fmt: skip
+} | {"softmax-sink": "findings/five-layers.md"}  # fmt: skip
 """The page whose code makes each picture."""
+VARIABLES = {"softmax-sink": "sink_figure"}
+"""The picture's variable in the page's code, where it is not `figure`."""
 WIDTH = 7.0  # inches, of 96 pixels
 
 
@@ -34,7 +36,7 @@ def main(names: list[str]) -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
-            figure = run(blocks(DOCS / page), page)["figure"]
+            figure = run(blocks(DOCS / page), page)[VARIABLES.get(name, "figure")]
             os.chdir(DOCS)  # a browser does not start in a folder that was removed
         path = DOCS / "images" / f"{name}.svg"
         viz.save(figure, path, width=WIDTH, font_size=9)

@@ -384,7 +384,15 @@ def test_tied_weights_have_their_scale_and_steps_do_not_depend_on_it():
             assert product.norm().item() == pytest.approx(scale * math.sqrt(cfg.x_dim))
         return made.predict(prompts)
 
+    attention = model.blocks[0].attn
+    edited = script.with_sink(model, 3.0, 0.5)
+    expected = script.with_sink(model, None, 0.5)
     with torch.no_grad():
+        expected.blocks[0].attn.sink.fill_(3.0)
+        grown = (6 + math.exp(3.0)) / (6 + attention.sink.exp())
+        for head in range(2):  # the same by rescaling what each head writes
+            expected.blocks[0].attn.W_O[head] *= grown[head]
+        torch.testing.assert_close(edited.predict(prompts), expected.predict(prompts))
         torch.testing.assert_close(predicted(1e-3, 15.0), predicted(1e-4, 16.0), rtol=1e-4, atol=1e-7)
         assert (predicted(1.0, 0.0) - predicted(1e-4, 16.0)).abs().max() > 1e-3
 
