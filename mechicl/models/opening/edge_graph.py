@@ -68,7 +68,7 @@ class EdgeGraph:
 
     With no edge cut the runs are the model's; with all cut each node reads the reference's stream. `references` are the
     nodes' outputs over cut edges, `[node prompt pos d_model]` (`record_writes`); `embedded` is the first stream
-    (default: the embedded tokens); `edges` are the model's, if they are listed already; `memory` bounds runs, beyond the
+    (default: the embedded tokens); `edges` are the model's, if they are known; `memory` bounds runs, beyond the
     model, its tokens, references and nodes' outputs.
     """
 
