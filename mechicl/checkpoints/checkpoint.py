@@ -1,16 +1,17 @@
 """The contents of a checkpoint: the models of all seeds, their training record, their weights during training."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, check_fields, checked, fits
-from mechicl.checkpoints.stacks import models_from_stack
+from mechicl.checkpoints.stacks import fill_models, models_from_stack
 from mechicl.models import Model
 from mechicl.tasks import AnyTask, task_from_dict
 
@@ -164,3 +165,12 @@ class Checkpoint:
         if self.snapshots is None:
             raise CheckpointError(f"{self.name} was saved without snapshots")
         return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})
+
+    def iterate_snapshots(self, dtype: torch.dtype | None = None) -> Iterator[list[Model]]:
+        """Yield the models at each snapshot: the same objects each time, with other weights, which is quicker."""
+        if self.snapshots is None:
+            raise CheckpointError(f"{self.name} was saved without snapshots")
+        models = [model if dtype is None else model.to(dtype) for model in self.models_at(0)]
+        for i in range(len(self.snapshots.steps)):
+            fill_models(models, {name: weights[i] for name, weights in self.snapshots.weights.items()})
+            yield models

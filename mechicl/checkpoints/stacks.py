@@ -29,17 +29,21 @@ def stack_models(models: Sequence[Model]) -> dict[str, Tensor]:
 def models_from_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> list[Model]:
     """Build models from weights with a leading seed axis, as `stack_models` returns; errors as for `check_stack`."""
     n_models = check_stack(cfg, stacked)
+    models = [build_unfilled(cfg).eval() for _ in range(n_models)]
+    fill_models(models, stacked)
+    return models
+
+
+@torch.no_grad()
+def fill_models(models: Sequence[Model], stacked: Mapping[str, Tensor]) -> None:
+    """Copy weights with a leading seed axis into models, and convert them to the models' dtype."""
+    cfg = models[0].cfg
     if isinstance(cfg, TransformerConfig):
         stacked = current_names(cfg, stacked)
-    models = []
-    for i in range(n_models):
-        model = build_unfilled(cfg)
+    for i, model in enumerate(models):
         tensors = _named_tensors(model)
-        with torch.no_grad():
-            for name, tensor in stacked.items():
-                tensors[name].copy_(tensor[i])
-        models.append(model.eval())
-    return models
+        for name, tensor in stacked.items():
+            tensors[name].copy_(tensor[i])
 
 
 def check_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> int:

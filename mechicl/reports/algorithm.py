@@ -108,8 +108,8 @@ class AlgorithmQuestion:
         assert learner is not None
         predicted = learner.predict(prompts)
         rows = [
-            [_distance(predicted, _predictions(model, prompts)).mean for model in self.study.models_at(i)]
-            for i in range(len(snapshots.steps))
+            [_distance(predicted, _predictions(model, prompts)).mean for model in models]
+            for models in self.study.iterate_snapshots()
         ]
         return snapshots.steps, torch.tensor(rows, dtype=torch.float64)
 

@@ -25,21 +25,14 @@ class Study(Checkpoint):
     drawn_from: Any = None  # the task; None for the one in the record
     compare: Mapping[str, Learner] = field(default_factory=dict)  # the user's learners to compare with, by name
     chosen: str = ""  # a sentence on how the opened seed was chosen; empty if there is one model
-    built: dict[int, list[Any]] = field(default_factory=dict, repr=False)  # cache of the models of snapshots
-
-    def models_at(self, snapshot: int) -> list[Any]:
-        """Return the models at a snapshot, which are built once."""
-        if snapshot not in self.built:
-            self.built[snapshot] = super().models_at(snapshot)
-        return self.built[snapshot]
 
     def select(self, indices: Iterable[int]) -> "Study":
         """Select models by their indices, with their entries of the record and the snapshots."""
         chosen = list(indices)
         if all(isinstance(model, PromptedModel) for model in self.models):
-            return dataclasses.replace(self, **_fields(super().select(chosen)), built={})
+            return dataclasses.replace(self, **_fields(super().select(chosen)))
         record = {**self.record, "seeds": [self.seeds[i] for i in chosen]}
-        return dataclasses.replace(self, models=[self.models[i] for i in chosen], record=record, built={})
+        return dataclasses.replace(self, models=[self.models[i] for i in chosen], record=record)
 
     @property
     def task(self) -> Any:

@@ -157,7 +157,10 @@ def make_problem(
     references = _record_references(adapter, tokens, method, others, seed)
     if metric is not None:  # a metric is of these prompts: it has no targets for additional streams
         references = [each for each in references if each[1] is None or len(each[1]) == len(tokens)]
-    graphs = tuple(EdgeGraph(adapter, tokens, writes, embedded=start, memory=memory) for writes, start in references)
+    graphs: list[EdgeGraph] = []
+    for writes, start in references:
+        edges = graphs[0].edges if graphs else None
+        graphs.append(EdgeGraph(adapter, tokens, writes, embedded=start, edges=edges, memory=memory))
     nothing = torch.zeros(1, len(graphs[0].edges), dtype=torch.bool, device=tokens.device)
     objectives = []
     for graph in graphs:
@@ -171,7 +174,7 @@ def make_problem(
     scaled = [replace(o, scale=largest.scale) if o.scale <= 1e-6 * largest.scale else o for o in objectives]
     for objective in (largest, *scaled):
         objective.check()
-    return Problem(graphs, tuple(scaled), method, advance)
+    return Problem(tuple(graphs), tuple(scaled), method, advance)
 
 
 def _name_metric(metrics: OneMetric, prompts: Inputs, at: At) -> tuple[str, Metric | None]:

@@ -60,7 +60,7 @@ def measure_over_training(
         checkpoint: a checkpoint with snapshots, a list of models in the order of training (steps 0, 1, 2, ...), or
             models by step. Give large models as functions that load them: then one is in memory at a time.
         measure: function of a model that returns a `Result`, or tensors by name. Samples (prompts) are on the last
-            axis; other axes are averaged.
+            axis; other axes are averaged. At the snapshots of a checkpoint it gets the same model with other weights.
 
     Returns:
         `steps`, and `quantities` by name: for a checkpoint the mean of each seed's model, `[step seed]`; for models the
@@ -122,12 +122,12 @@ def align_over_training(
     """
 
     def measure(model: Any) -> list[Tensor]:
-        model = deepcopy(model).double()
+        model = model if isinstance(checkpoint, Checkpoint) else deepcopy(model).double()
         alignment = align(model, learner, prompts, memory=memory, progress=False)
         means = [value.nanmean() for value in alignment.samples().values()]
         return [*means, squared_errors(model, prompts, memory=memory).mean()]
 
-    steps, rows = measure_snapshots(checkpoint, measure, progress)
+    steps, rows = measure_snapshots(checkpoint, measure, progress, dtype=torch.float64)
     return AlignmentOverTraining(steps, *torch.tensor(rows).unbind(-1))
 
 
@@ -183,9 +183,12 @@ def _per_sample(value: Any) -> Float[Tensor, "sample"]:
 
 
 def measure_snapshots(
-    checkpoint: Training, measure: Callable[[Any], Any], progress: bool
+    checkpoint: Training, measure: Callable[[Any], Any], progress: bool, *, dtype: torch.dtype | None = None
 ) -> tuple[tuple[int, ...], list[Any]]:
-    """Return the snapshots' steps, and at each a list with the measure of every seed's model."""
+    """Return the snapshots' steps, and at each a list with the measure of every seed's model.
+
+    A checkpoint's models, converted to `dtype`, are the same objects at each snapshot: the measure cannot keep them.
+    """
     bar = partial(progress_bar, unit="snapshot", progress=progress, desc="snapshots")
     if not isinstance(checkpoint, Checkpoint):
         if not checkpoint:
@@ -198,7 +201,8 @@ def measure_snapshots(
     if checkpoint.snapshots is None:
         raise CheckpointError(f"{checkpoint.name} was saved without snapshots")
     steps = tuple(checkpoint.snapshots.steps)
-    return steps, [[measure(model) for model in checkpoint.models_at(i)] for i in bar(range(len(steps)))]
+    snapshots = bar(checkpoint.iterate_snapshots(dtype), total=len(steps))
+    return steps, [[measure(model) for model in models] for models in snapshots]
 
 
 @dataclass(frozen=True, eq=False)

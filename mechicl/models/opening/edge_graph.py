@@ -68,7 +68,8 @@ class EdgeGraph:
 
     With no edge cut the runs are the model's; with all cut each node reads the reference's stream. `references` are the
     nodes' outputs over cut edges, `[node prompt pos d_model]` (`record_writes`); `embedded` is the first stream
-    (default: the embedded tokens); `memory` bounds runs, beyond the model, its tokens, references and nodes' outputs.
+    (default: the embedded tokens); `edges` are the model's, if they are known; `memory` bounds runs, beyond the
+    model, its tokens, references and nodes' outputs.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class EdgeGraph:
         references: Float[Tensor, "node prompt pos d_model"],
         *,
         embedded: Float[Tensor, "prompt pos d_model"] | None = None,
+        edges: list[Edge] | None = None,
         memory: float = MEMORY,
     ):
         self.parts = take_apart(adapter)
@@ -88,7 +90,7 @@ class EdgeGraph:
         self.embedded = stream if embedded is None else embedded
         self.tokens, self.references, self.budget = tokens, references, Budget(memory)
         self.nodes = list_nodes(adapter.model)
-        self.edges = list_edges(adapter.model)
+        self.edges = list_edges(adapter.model) if edges is None else edges
         self.stages = list_stages(self.nodes, self.edges)
         self._remembered: tuple[Tensor, Tensor] | None = None
 

@@ -233,6 +233,21 @@ def test_all_edges_are_the_model_and_none_the_reference(kind):
     assert_close(total, recorded(model, prompts, hook_name("resid_post", model.cfg.n_layers - 1)), **EXACT)
 
 
+@pytest.mark.parametrize("kind", ["gpt", "sink", "linear", "looped", "ids"])
+@torch.no_grad()
+def test_runs_that_start_from_another_and_leave_nodes_out_are_those_of_all_nodes(kind):
+    model = model_of(kind)
+    graph, generator = graph_of(model, *pair(model)), torch.Generator().manual_seed(0)
+    base = torch.ones(len(graph.edges), dtype=torch.bool)
+    for share in (1.0, 0.9, 0.5, 0.2):
+        base &= torch.rand(len(base), generator=generator) < share
+        kept = base & (torch.rand(4, len(base), generator=generator) < 0.9)
+        masks = kept.to(graph.references.dtype)
+        expected = graph._trace(masks, slice(None), graph._all, None, None)[1]
+        assert_close(graph.run_cuts(kept), expected, **EXACT)
+        assert_close(graph.run_cuts(kept, base=base), expected, **EXACT)
+
+
 @pytest.mark.parametrize("kind", ["gpt", "looped"])
 @torch.no_grad()
 def test_cutting_all_edges_out_of_a_node_ablates_it(kind):
