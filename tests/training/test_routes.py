@@ -62,12 +62,15 @@ def test_the_rule_stays_unless_another_route_is_notably_faster():
     assert choose(THREE_LAYERS, lambda attention, threads: 1.0)[0] == Route()
 
 
-def test_the_number_of_threads_is_chosen_after_the_route(monkeypatch: pytest.MonkeyPatch):
+def test_route_and_number_of_threads_are_chosen_together(monkeypatch: pytest.MonkeyPatch):
     for module in ("base.threads", "training.routes"):
         monkeypatch.setattr(f"mechicl.{module}.n_cores", lambda: 3)
+
+    def seconds(attention: str | None, threads: int) -> float:
+        return {("merged", 1): 0.2, ("folded", 3): 0.1}.get((attention or "", threads), 0.3)
+
     with using_threads(3):
-        route = choose(THREE_LAYERS, lambda attention, threads: (2 if attention == "merged" else 3) - threads / 2)[0]
-    assert route == Route(attention="merged", threads=3)
+        assert choose(THREE_LAYERS, seconds)[0] == Route(attention="folded", threads=3)
 
 
 @pytest.mark.parametrize(
