@@ -15,11 +15,9 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.growth import picture
+from benchmarks.growth import picture, save_light
 from benchmarks.rows import Settings
 from benchmarks.suite import PARTS, MachineIsLoadedError, run, write_page
-
-from mechicl import viz
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "project" / "benchmarks.md"
@@ -44,7 +42,7 @@ def main() -> None:
     if args.write_page:
         write_page(PAGE, results)
         if growth := json.loads(results.read_text())["parts"].get("growth"):
-            viz.save(picture(growth["rows"]), PICTURE, width=7.0, font_size=9)
+            save_light(picture(growth["rows"]), PICTURE)
         return
     settings = Settings(rounds=args.rounds, every=args.every, full=args.full)
     try:
