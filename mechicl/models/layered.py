@@ -19,8 +19,8 @@ from mechicl.models.holding import holding, in_a_pass
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.prompts import At, Prompts
 
-FAST_BYTES, FEWEST = 2**25, 64
-"""Batches of predictions on a CPU: of so many bytes, so that freed memory is used again, but of no fewer prompts."""
+FAST_BYTES, FEWEST = 2**24, 64
+"""Bytes of a batch of predictions on a CPU, small enough that freed memory is used again, and its fewest prompts."""
 
 HookAt = tuple[str | Callable[[str], bool], Callable[..., Any]]
 
