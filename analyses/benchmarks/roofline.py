@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.apart import Apart
 from benchmarks.rows import Row, Settings, row
 from mechicl.models import build
-from mechicl.training import PRESETS
+from mechicl.training import PRESETS, TrainingConfig
 from mechicl.training.data import Batch, losses, make_generators, sample_batch
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
@@ -50,12 +50,12 @@ def milliseconds(call: Callable[[], object], n: int = 40) -> float:
 
 
 class Step:
-    """The training step of a preset, one seed, at its full size, by the route that is fastest here."""
+    """The training step of a run at its full size, by the route that its config chooses."""
 
-    def __init__(self, preset: str):
+    def __init__(self, config: TrainingConfig):
         keep_freed_memory()
-        self.config = config = PRESETS[preset].replace(seeds=(0,), cpu=True, routes="measured")
-        self.ensemble = Ensemble([build(config.model, 0)])
+        self.config = config
+        self.ensemble = Ensemble([build(config.model, seed) for _, seed in config.members])
         self.optimizer = make_optimizer(config.optimizer, self.ensemble.flat, self.ensemble.shapes, 1e-6)
         self.generators = make_generators(config, CPU)
         self.route = choose_route(config, self.ensemble, CPU)
@@ -102,13 +102,20 @@ class Step:
         }
 
 
+class OfPreset(Step):
+    """The training step of a preset with one seed, by the route that is fastest here."""
+
+    def __init__(self, preset: str):
+        super().__init__(PRESETS[preset].replace(seeds=(0,), cpu=True, routes="measured"))
+
+
 def measure(settings: Settings) -> list[Row]:
     """Measure one core and all of them, each in a separate process."""
     rows = []
     for one_core in (True, False):
         where = "one core" if one_core else "all cores"
         for preset in NAMES:
-            process = Apart("roofline:Step", ours=True, one_core=one_core, preset=preset)
+            process = Apart("roofline:OfPreset", ours=True, one_core=one_core, preset=preset)
             try:
                 rounds = [process.call("measured") for _ in range(min(settings.rounds, 3))]
                 peak = process.call("peak")

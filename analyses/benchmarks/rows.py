@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mechicl.statistics import Interval
 
@@ -37,6 +37,7 @@ class Row:
         spread: which of the two, and over how many.
         bar: bound on the value, such as ">= 4" or "0.99 to 1.01"; other texts are not bounds.
         detail: the numbers that a ratio is made of, and sizes.
+        data: measurements for a picture, which the table leaves out.
     """
 
     quantity: str
@@ -46,6 +47,7 @@ class Row:
     spread: str
     bar: str = "shown"
     detail: str = ""
+    data: Mapping[str, Any] | None = None
 
     @property
     def is_met(self) -> bool | None:
@@ -60,13 +62,20 @@ class Row:
         return None
 
 
-def row(quantity: str, values: Sequence[float] | Interval, bar: str = "shown", detail: str = "", over="seeds") -> Row:
+def row(
+    quantity: str,
+    values: Sequence[float] | Interval,
+    bar: str = "shown",
+    detail: str = "",
+    over: str = "seeds",
+    data: Mapping[str, Any] | None = None,
+) -> Row:
     """A row of values of rounds (median and range), or of an interval over `over`."""
     if isinstance(values, Interval):
         spread = f"mean, 95% over {values.n} {over}"
-        return Row(quantity, float(values.mean), float(values.low), float(values.high), spread, bar, detail)
+        return Row(quantity, float(values.mean), float(values.low), float(values.high), spread, bar, detail, data)
     spread = f"median, {len(values)} rounds" if len(values) > 1 else "one run"
-    return Row(quantity, statistics.median(values), min(values), max(values), spread, bar, detail)
+    return Row(quantity, statistics.median(values), min(values), max(values), spread, bar, detail, data)
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -12,8 +12,9 @@ from benchmarks.load import Load, machine, measure_load
 from benchmarks.rows import Row, Settings, table
 
 PARTS = (
-    "accuracy", "training", "routes", "roofline", "time-to-result", "gpt2", "recurrent", "throughput", "memory",
-    "threads", "learners", "starting", "checks", "layers", "interventions", "circuits", "sweeping", "language",
+    "accuracy", "training", "routes", "roofline", "time-to-result", "gpt2", "recurrent", "throughput", "growth",
+    "memory", "threads", "learners", "starting", "checks", "layers", "interventions", "circuits", "sweeping",
+    "language",
 )  # fmt: skip
 """Modules of this package, each with a function `measure(settings)` that returns rows."""
 

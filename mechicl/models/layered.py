@@ -19,6 +19,9 @@ from mechicl.models.holding import holding, in_a_pass
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.prompts import At, Prompts
 
+FAST_BYTES, FEWEST = 2**24, 64
+"""Bytes of a batch of predictions on a CPU, small enough that freed memory is used again, and its fewest prompts."""
+
 HookAt = tuple[str | Callable[[str], bool], Callable[..., Any]]
 
 
@@ -65,13 +68,15 @@ class LayeredModel(HookedRootModule):
         return any(map(has_torch_hooks, self.modules()))
 
     def _in_parts(self, predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
-        """Predictions without a graph, in batches that take `memory.MEMORY` bytes.
+        """Predictions without a graph, in batches that take at most `memory.MEMORY` bytes, on a CPU fewer.
 
         If the prompts require gradients, the predictions carry them; attached hooks see all prompts in one run.
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
             return _warn_if_undefined(predict(prompts))
-        at_a_time = max(1, int(MEMORY / max(self.bytes_per_prompt(prompts), 1)))
+        each = max(self.bytes_per_prompt(prompts), 1)
+        bound = MEMORY if prompts.xs.device.type != "cpu" else min(MEMORY, max(FAST_BYTES, FEWEST * each))
+        at_a_time = max(1, int(bound / each))
         with torch.no_grad():
             if len(prompts) <= at_a_time:
                 return _warn_if_undefined(predict(prompts))

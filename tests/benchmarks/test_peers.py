@@ -1,7 +1,6 @@
 """Peers compute what ours do, so that their times are of the same work."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import Lasso, LinearRegression, Ridge
@@ -10,7 +9,7 @@ from mechicl import algorithms, tasks
 from mechicl.models import HookedTransformer, TransformerConfig
 from tests.scripts import import_script
 
-learners, throughput = import_script("benchmarks.learners"), import_script("benchmarks.throughput")
+learners = import_script("benchmarks.learners")
 gpt2, torch_twins = import_script("benchmarks.gpt2_twins"), import_script("benchmarks.torch_twins")
 our_training, recurrent = import_script("benchmarks.our_training"), import_script("benchmarks.recurrent_twins")
 
@@ -78,22 +77,6 @@ def test_the_peer_has_our_size():
     assert sum(p.numel() for p in peer.parameters()) - unused == sum(p.numel() for p in ours.parameters())
     sizes = (config.batch_size, config.task.x_dim, config.task.n_context, config.model.n_layers, config.model.n_heads)
     assert sizes == (gpt2.BATCH_SIZE, gpt2.X_DIM, gpt2.N_CONTEXT, gpt2.LAYERS, gpt2.HEADS)
-
-
-def test_the_slope_on_logarithmic_axes_is_the_power():
-    sizes = [1, 2, 4, 8, 16]
-    assert throughput.slope(sizes, [3 * size**1.5 for size in sizes]) == pytest.approx(1.5)
-    frame = pd.DataFrame(
-        {"times as many": size, "milliseconds": 5 * size**power, "seed": seed}
-        for seed, power in enumerate((1.0, 0.5)) for size in reversed(sizes)
-    )  # fmt: skip
-    np.testing.assert_allclose(throughput.slopes(frame), [1.0, 0.5])
-
-
-def test_straightness_is_1_on_a_line_and_less_on_a_parabola():
-    sizes, parabola = [1, 2, 4, 8, 16], [1, 4, 16, 64, 256]
-    assert throughput.straightness(sizes, [3 + 2 * size for size in sizes]) == pytest.approx(1)
-    assert throughput.straightness(sizes, parabola) == pytest.approx(np.corrcoef(sizes, parabola)[0, 1] ** 2)
 
 
 @pytest.mark.parametrize("kind", ["delta", "gated_linear", "mamba2", "mesa"])

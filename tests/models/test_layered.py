@@ -76,6 +76,20 @@ def test_predictions_come_in_parts_of_bounded_memory(model, monkeypatch):
     close(model.predict(prompts[:3]), expected[:3])
 
 
+def test_batches_on_a_cpu_stay_small_but_not_tiny(model, monkeypatch):
+    prompts = prompts_of(50)
+    expected, at_once, encode = model.predict(prompts), [], model.encode
+    monkeypatch.setattr(model, "encode", lambda part: at_once.append(len(part)) or encode(part))
+    monkeypatch.setattr("mechicl.models.layered.FAST_BYTES", 20.5 * model.bytes_per_prompt(prompts))
+    monkeypatch.setattr("mechicl.models.layered.FEWEST", 10)
+    torch.testing.assert_close(model.predict(prompts), expected, rtol=1e-12, atol=1e-14)
+    assert at_once == [20, 20, 10]
+    at_once.clear()
+    monkeypatch.setattr("mechicl.models.layered.FEWEST", 30)
+    model.predict(prompts)
+    assert at_once == [30, 20]
+
+
 def test_a_graph_leads_to_prompts_that_require_gradients_and_to_nothing_else(model):
     prompts = prompts_of(5)
     assert any(weight.requires_grad for weight in model.parameters())
