@@ -58,7 +58,7 @@ class _Cutter:
         if cut and not self._can_be_cut([together])[0]:
             if len(cut) == 1:
                 return refused + cut
-            # some cannot be cut, or one can compensate for another: cut one half first, then what is left to cut
+            # some cannot be cut, or one can compensate for another: cut one half first, then the other
             middle = len(cut) // 2
             refused += self._remove(cut[:middle])
             return refused + self._remove(cut[middle:])
