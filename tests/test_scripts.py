@@ -381,7 +381,7 @@ def test_tied_weights_have_their_scale_and_steps_do_not_depend_on_it():
         (made,) = script.unstacked(model, weights)
         for head in range(2):
             product = made.W_Q[0, head] @ made.W_K[0, head].mT * cfg.score_scale
-            assert product.norm().item() == pytest.approx(scale * math.sqrt(cfg.x_dim))
+            assert product.norm().item() == pytest.approx(scale * math.sqrt(prompts.x_dim))
         return made.predict(prompts)
 
     attention = model.blocks[0].attn
