@@ -48,7 +48,8 @@ def threads_for(config: TrainingConfig, device: torch.device) -> int:
         return threads_worth(rows * 8 * (model.d_model or 1) ** 2)
     d_attn, d_mlp = model.n_heads * model.d_head, (model.d_mlp or 0) if model.block_mlp else 0
     per_position = model.d_model * (4 * d_attn + 2 * d_mlp) + 2 * n_pos * d_attn
-    return threads_worth(rows * n_pos * per_position)
+    short = 8 if config.compile else 1  # compiled steps await their threads after each of many short loops
+    return threads_worth(rows * n_pos * per_position / short)
 
 
 def keep_freed_memory() -> None:
