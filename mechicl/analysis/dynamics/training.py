@@ -122,7 +122,6 @@ def align_over_training(
     """
 
     def measure(model: Any) -> list[Tensor]:
-        model = model if isinstance(checkpoint, Checkpoint) else deepcopy(model).double()
         alignment = align(model, learner, prompts, memory=memory, progress=False)
         means = [value.nanmean() for value in alignment.samples().values()]
         return [*means, squared_errors(model, prompts, memory=memory).mean()]
@@ -187,7 +186,8 @@ def measure_snapshots(
 ) -> tuple[tuple[int, ...], list[Any]]:
     """Return the snapshots' steps, and at each a list with the measure of every seed's model.
 
-    A checkpoint's models, converted to `dtype`, are the same objects at each snapshot: the measure cannot keep them.
+    Models are converted to `dtype`, those of the caller as copies. A checkpoint's models are the same objects at each
+    snapshot: the measure cannot keep them.
     """
     bar = partial(progress_bar, unit="snapshot", progress=progress, desc="snapshots")
     if not isinstance(checkpoint, Checkpoint):
@@ -197,7 +197,11 @@ def measure_snapshots(
         loaded = (models[step]() if inspect.isroutine(models[step]) or isinstance(models[step], partial)
                   else models[step] for step in sorted(models))  # fmt: skip
         rows = ([each] if not isinstance(each, list | tuple) else each for each in loaded)
-        return tuple(sorted(models)), [[measure(model) for model in row] for row in bar(rows, total=len(models))]
+        measured = [
+            [measure(model if dtype is None else deepcopy(model).to(dtype)) for model in row]
+            for row in bar(rows, total=len(models))
+        ]
+        return tuple(sorted(models)), measured
     if checkpoint.snapshots is None:
         raise CheckpointError(f"{checkpoint.name} was saved without snapshots")
     steps = tuple(checkpoint.snapshots.steps)
