@@ -12,7 +12,9 @@ from mechicl.training.metrics import Metrics
 
 
 def steps_per_second(config: TrainingConfig) -> float:
-    """The speed of `train`, without the time before the first step."""
+    """The speed of `train`, without the time before the first step; of compiled steps, that of the second half."""
+    every = config.steps // 2 if config.compile else config.steps
+    config = config.replace(eval_every=config.steps, log_every=every)
     with tempfile.TemporaryDirectory() as folder:
         train(config, folder, progress=False)
         return [line for line in Metrics.read(Path(folder)) if "steps_per_second" in line][-1]["steps_per_second"]
@@ -27,12 +29,12 @@ def linear_config(
     n_context: int = 10,
     compiled: bool = False,
 ) -> TrainingConfig:
-    """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10; the first half of the steps compiles."""
+    """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10."""
     return TrainingConfig(
         task=LinearRegression(x_dim=x_dim, n_context=n_context),
         model=TransformerConfig(x_dim=x_dim, n_context=n_context, n_layers=n_layers),
-        seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps // 2 if compiled else steps,
-        eval_every=steps, eval_prompts=64, cpu=True, routes="measured", compile=compiled,
+        seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps,
+        eval_prompts=64, cpu=True, routes="measured", compile=compiled,
     )  # fmt: skip
 
 
@@ -43,7 +45,7 @@ class Linear:
         self.sizes = sizes
 
     def steps_per_second(self, steps: int) -> float:
-        """Return the seconds of a training of n steps."""
+        """Return the speed of a training of n steps."""
         return steps_per_second(linear_config(steps=steps, **self.sizes))
 
 
@@ -70,15 +72,12 @@ GPT2 = PRESETS["gpt2-8l"].replace(curriculum=None, eval_prompts=64, n_snapshots=
 class OfPreset:
     """Trainings of `gpt2-8l`."""
 
-    config = GPT2
-
     def __init__(self, compiled: bool = False):
-        self.config = self.config.replace(compile=compiled)
+        self.config = GPT2.replace(compile=compiled)
 
     def steps_per_second(self, steps: int) -> float:
-        """Return the seconds of a training of n steps; the first half of the steps compiles."""
-        every = steps // 2 if self.config.compile else steps
-        return steps_per_second(self.config.replace(steps=steps, eval_every=steps, log_every=every))
+        """Return the speed of a training of n steps."""
+        return steps_per_second(self.config.replace(steps=steps))
 
 
 class Recurrent(OfPreset):
