@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mechicl.base.arguments import checked
 from mechicl.prompts import Shots
+from mechicl.prompts.tokenizing import own_ids, start_ids
 from mechicl.text.classification import LabelledTexts, TextTask
 
 
@@ -41,8 +42,8 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
     if demonstrations.task != task:
         raise ValueError(f"demonstrations of {demonstrations.task.name!r} for queries of {task.name!r}")
     choices = _label_ids(tokenizer, task)
-    start = _tensor(tokenizer("").input_ids)
-    separator = _encode(tokenizer, task.separator)
+    start = _tensor(start_ids(tokenizer))
+    separator = _encode(tokenizer, task.separator, task.labels[0])
     examples = [_encode(tokenizer, task.write(text)) for text in demonstrations.texts]
     context, spans = [start], []
     for example, label in zip(examples, demonstrations.labels, strict=True):
@@ -64,7 +65,7 @@ def text_shots(tokenizer: Any, demonstrations: LabelledTexts, queries: LabelledT
 def _label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
     labels = []
     for label in task.labels:
-        ids = _encode(tokenizer, label)
+        ids = _encode(tokenizer, label, task.template)
         if len(ids) != 1:
             tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
             raise ValueError(
@@ -80,10 +81,11 @@ def _label_ids(tokenizer: Any, task: TextTask) -> Int[Tensor, "choice"]:
     return choices
 
 
-def _encode(tokenizer: Any, text: str) -> Int[Tensor, "pos"]:
-    if not hasattr(tokenizer, "__call__"):  # noqa: B004  (of anything callable no more would be known)
-        raise TypeError(f"tokenizer must be one of transformers, got {type(tokenizer).__name__}")
-    return _tensor(tokenizer(text, add_special_tokens=False).input_ids)
+def _encode(tokenizer: Any, text: str, before: str = "") -> Int[Tensor, "pos"]:
+    """Tokenize a text as it continues another, unless their tokens merge; some tokenizers begin texts with a space."""
+    start, whole = own_ids(tokenizer, before), own_ids(tokenizer, before + text)
+    continues = before and whole[: len(start)] == start and len(whole) > len(start)
+    return _tensor(whole[len(start) :] if continues else own_ids(tokenizer, text))
 
 
 def _tensor(ids: Sequence[int]) -> Int[Tensor, "pos"]:

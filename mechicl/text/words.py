@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from mechicl.base.arguments import Count, Natural, check_fields, checked
 from mechicl.base.files import check_file
+from mechicl.base.warning import warn
+from mechicl.prompts.tokenizing import own_ids, start_ids
 
 FOLDER = Path(__file__).parent / "words"
 MOST_BYTES = 2**22
@@ -122,6 +124,8 @@ class WordPrompts:
         n_shots: number of demonstrations.
         queries: input of each query.
         answers: true answer of each query.
+        n_pairs: number of the task's pairs that are used.
+        n_left_out: number of pairs that are not, because of their tokens.
     """
 
     ids: Int[Tensor, "prompt pos"]
@@ -131,12 +135,20 @@ class WordPrompts:
     n_shots: int
     queries: tuple[str, ...]
     answers: tuple[str, ...]
+    n_pairs: Natural = 0
+    n_left_out: Natural = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @checked(undefined=True)
+    def by_query(self, values: Tensor) -> Tensor:
+        """Average values `[... prompt]` over prompts with the same query, which are not independent samples."""
+        rows = {query: [i for i, other in enumerate(self.queries) if other == query] for query in self.queries}
+        return torch.stack([values[..., each].mean(-1) for each in rows.values()], -1)
 
 
 @checked
@@ -155,7 +167,8 @@ def word_prompts(
     All prompts have the same number of tokens, so that a position has the same meaning in each. Only pairs with the
     most common numbers of tokens in input and output are used, and none with a token that the tokenizer does not know
     or that contains the end of a query and the start of its answer. The same seed gives the same queries for all kinds
-    of labels, and except for "other task" the same inputs in the demonstrations.
+    of labels, and except for "other task" the same inputs in the demonstrations. No query repeats before all pairs have
+    been one. A warning states how many pairs are used if not all are, or if queries repeat.
 
     Args:
         tokenizer: the language model's tokenizer, with the interface of `transformers`.
@@ -169,7 +182,8 @@ def word_prompts(
     Returns:
         A `WordPrompts`: `ids` `[prompt pos]` (a prompt ends where its answer would begin), `targets` `[prompt]` (the
         token that follows in the true answer), and `queries` and `answers` as text. If all answers begin with the same
-        tokens, `ids` contains these too, so that `targets` distinguishes answers.
+        tokens, `ids` contains these too, so that `targets` distinguishes answers. `n_pairs` and `n_left_out` count the
+        task's pairs.
 
     Raises:
         ValueError: an unknown task, too few pairs of one length for the shots, one demonstration to shuffle, or
@@ -180,6 +194,30 @@ def word_prompts(
         >>> prompts.ids.shape
         torch.Size([64, 43])
     """
+    prompts = draw_prompts(tokenizer, task, n_prompts=n_prompts, n_shots=n_shots, labels=labels, other=other, seed=seed)
+    warn_of_pairs([prompts], n_prompts)
+    return prompts
+
+
+def warn_of_pairs(drawn: Iterable[WordPrompts], n_prompts: int) -> None:
+    """Warn once, for all tasks, of pairs that are not used, and of more prompts than pairs."""
+    drawn = list(drawn)
+    few = [f"{each.n_pairs} of {each.n_pairs + each.n_left_out} pairs of task {each.task!r}" for each in drawn
+           if each.n_left_out or each.n_pairs < n_prompts]  # fmt: skip
+    message = f"{', '.join(few)} are used"
+    if any(each.n_left_out for each in drawn):
+        message += "; the others have other numbers of tokens with this tokenizer, or tokens that it does not know"
+    if any(each.n_pairs < n_prompts for each in drawn):
+        message += f"; n_prompts={n_prompts} is more, and prompts with the same query are one sample of an interval"
+    if few:
+        warn(message)
+
+
+def draw_prompts(
+    tokenizer: Any, task: WordTask | str, *, n_prompts: int = 64, n_shots: int = 10, labels: WordLabels = "true",
+    other: WordTask | str | None = None, seed: int = 0,
+) -> WordPrompts:  # fmt: skip
+    """Draw prompts as `word_prompts` does, without its warning."""
     task = _named(task)
     if (other is not None) != (labels == "other task"):
         raise ValueError(f"other= is for labels='other task', got other={other!r} and labels={labels!r}")
@@ -202,10 +240,14 @@ def word_prompts(
                          f"n_shots is {n_shots}: leave out labels='random'")  # fmt: skip
     generator, of_labels = (torch.Generator().manual_seed(seed) for _ in range(2))
     texts, queries = [], []
+    unasked: set[int] = set()
     for _ in range(n_prompts):
-        order = torch.randperm(len(pairs), generator=generator)[: n_shots + 1].tolist()
-        queries.append(pairs[order[0]])
-        examples = [pairs[i] for i in order[1:]]
+        order = torch.randperm(len(pairs), generator=generator).tolist()
+        unasked = unasked or set(order)
+        query = next(i for i in order if i in unasked)
+        unasked.remove(query)
+        queries.append(pairs[query])
+        examples = [pairs[i] for i in order if i != query][:n_shots]
         draw = torch.randperm(max(len(shown), len(words)), generator=of_labels).tolist()
         if labels == "other task":
             examples = [shown[i] for i in draw if i < len(shown)][:n_shots]
@@ -217,9 +259,9 @@ def word_prompts(
         lines = [task.write(word, output) for (word, _), output in zip(examples, outputs, strict=True)]
         texts.append(task.separator.join([*lines, task.write(queries[-1][0])]))
     ids, targets = _with_targets(tokenizer, task, pairs, texts, [answer for _, answer in queries])
-    return WordPrompts(
-        ids, targets, task.name, labels, n_shots, tuple(q for q, _ in queries), tuple(a for _, a in queries)
-    )
+    asked, answers = (tuple(pair[i] for pair in queries) for i in range(2))
+    counts = len(pairs), len(task.pairs) - len(pairs)
+    return WordPrompts(ids, targets, task.name, labels, n_shots, asked, answers, *counts)
 
 
 def _named(task: WordTask | str | None) -> WordTask:
@@ -228,10 +270,6 @@ def _named(task: WordTask | str | None) -> WordTask:
     if task not in WORD_TASKS:
         raise ValueError(f"task must be a WordTask or one of {list(WORD_TASKS)}, got {task!r}")
     return WORD_TASKS[task]
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def _exchanged(outputs: list[str]) -> list[str]:
@@ -247,7 +285,7 @@ def _exchanged(outputs: list[str]) -> list[str]:
 
 def _lengths(tokenizer: Any, task: WordTask, pair: tuple[str, str]) -> tuple[int, int] | None:
     """Numbers of tokens of query and answer; None if a token is unknown or contains parts of both."""
-    query, whole = _encode(tokenizer, task.write(pair[0])), _encode(tokenizer, task.write(*pair))
+    query, whole = own_ids(tokenizer, task.write(pair[0])), own_ids(tokenizer, task.write(*pair))
     if whole[: len(query)] != query or len(whole) == len(query):
         return None
     unknown = getattr(tokenizer, "unk_token_id", None)
@@ -275,14 +313,14 @@ def _with_targets(
 ) -> tuple[Int[Tensor, "prompt pos"], Int[Tensor, " prompt"]]:
     """Tokenize prompts and find the first token in which answers differ; tokens that all answers share are appended."""
     tails = [
-        _encode(tokenizer, task.write(word, out))[len(_encode(tokenizer, task.write(word))) :] for word, out in pairs
+        own_ids(tokenizer, task.write(word, out))[len(own_ids(tokenizer, task.write(word))) :] for word, out in pairs
     ]
     shared = 0
     while len({tail[shared] for tail in tails}) == 1 and shared + 1 < len(tails[0]):
         shared += 1
-    start = list(tokenizer("").input_ids)
+    start = start_ids(tokenizer)
     tail_of = {output: tail for (_, output), tail in zip(pairs, tails, strict=True)}
-    rows = [start + _encode(tokenizer, text) + tails[0][:shared] for text in texts]
+    rows = [start + own_ids(tokenizer, text) + tails[0][:shared] for text in texts]
     if len(set(map(len, rows))) > 1:
         raise ValueError(
             f"prompts of task {task.name!r} have {min(map(len, rows))} to {max(map(len, rows))} tokens with this "

@@ -1,13 +1,17 @@
 """Tasks of words and few-shot prompts; texts as shots, against tokens and positions worked out by hand."""
 
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from mechicl.prompts.tokenizing import start_ids
 from mechicl.tasks.topics import WORDS
 from mechicl.text import (
     TEXT_TASKS,
@@ -26,6 +30,33 @@ from tests.analysis.language.conftest import make_tokenizer
 FARM = TEXT_TASKS["farm"]
 REVIEWS = TextTask("reviews", "Review: {text}\nMood:", (" good", " bad"), hub="me/reviews")
 SENTENCES = ["a good film", "a bad film", "bad, bad and good", "so it goes\non and on", "étonnant"]
+
+
+TEMPLATES = {
+    "$A": [], "<s> $A": [0], "<s> $A </s>": [0], "$A </s>": [], "<s> </s> $A": [0, 1], "<s> $A </s> </s>": [0],
+    "<s> <s> $A <s>": [0, 0],
+}  # fmt: skip
+"""Templates of tokenizers, and the ids before a text's own."""
+
+
+def whole_words(template):
+    """A tokenizer with a token for each of a few words and characters, in which the unknown token begins texts."""
+    vocab = {"<s>": 0, "</s>": 1} | {word: i for i, word in enumerate(["Q", "A", ":", "up", "down", "hot", "cold"], 2)}
+    words = Tokenizer(models.WordLevel(vocab, unk_token="<s>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = TemplateProcessing(single=template, special_tokens=[("<s>", 0), ("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<s>")
+
+
+def spaces_first():
+    """A tokenizer as Llama's: texts begin with a space, which is a part of their first token."""
+    vocab = ["<s>", *"▁▁abcdefghilmnoprtuwMRS:\n", "▁good", "▁bad", "▁Review:", "Mood:", "▁a", "▁b"]
+    vocab = list(dict.fromkeys(vocab))
+    merges = [tuple(pair.split("+")) for pair in ("▁+a", "▁+b")]
+    words = Tokenizer(models.BPE({word: i for i, word in enumerate(vocab)}, merges, unk_token="<s>"))
+    words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    words.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="<s>")
 
 
 def byte_pairs(start=False):
@@ -88,6 +119,44 @@ def test_texts_in_byte_pairs(start):
     shots = text_shots(tokenizer, shown, queries)
     backend = tokenizer.backend_tokenizer
     check(shots, shown, queries, lambda text: backend.encode(text, add_special_tokens=False).ids, [0] if start else [])
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_prompts_begin_with_what_the_tokenizer_puts_before_a_text(template):
+    tokenizer, start = whole_words(template), TEMPLATES[template]
+    assert start_ids(tokenizer) == start
+    task = WordTask(
+        "t", (("up", "down"), ("hot", "cold"), ("down", "up"), ("cold", "hot")), "Q {input} A {output}", " "
+    )
+    prompts = word_prompts(tokenizer, task, n_prompts=4, n_shots=2)
+    for row, query in zip(prompts.ids.tolist(), prompts.queries, strict=True):
+        assert row[: len(start)] == start
+        assert tokenizer.decode(row[len(start) :]).endswith(f"Q {query} A")
+        assert len(row) == len(start) + 4 + 4 + 3
+    review = replace(REVIEWS, template="Q: {text} A", labels=(" up", " down"))
+    shown, queries = labelled(["hot", "cold"], [0, 1], review), labelled(["up"], [0], review)
+    shots = text_shots(tokenizer, shown, queries)
+    check(shots, shown, queries, lambda text: tokenizer(text, add_special_tokens=False).input_ids, start)
+
+
+def test_labels_and_separators_continue_the_text_before_them():
+    """A tokenizer that begins texts with a space gives a label the token that it has within a text."""
+    tokenizer = spaces_first()
+    task = replace(REVIEWS, template="{text}:", labels=(" a", " b"), separator=":")
+    shots = text_shots(tokenizer, labelled(["a"], [1], task), labelled(["b"], [0], task))
+    whole = tokenizer("a: b:").input_ids
+    assert shots.in_context[0][: len(whole)].tolist() == whole
+    assert shots.choices.tolist() == tokenizer.convert_tokens_to_ids(["▁a", "▁b"])
+
+
+def test_special_tokens_that_cannot_be_found():
+    class Reversed:
+        def __call__(self, text, add_special_tokens=True):
+            ids = [ord(letter) for letter in text]
+            return type("Encoded", (), {"input_ids": ids if not add_special_tokens else [0]})
+
+    with pytest.raises(ValueError, match="tokenizer must add its special tokens before and after"):
+        start_ids(Reversed())
 
 
 def test_labels_that_are_no_choices():
@@ -215,8 +284,12 @@ def test_shuffled_outputs_are_never_the_own_ones(outputs):
 
 def test_pairs_that_the_tokenizer_cannot_write():
     pairs = tuple((f"{i}", f"{'?' if i < 6 else i} q") for i in range(10))
-    known = word_prompts(_CHARACTERS, WordTask("t", pairs, "{input}:{output}"), n_shots=3, n_prompts=30)
+    with pytest.warns(
+        UserWarning, match=r"4 of 10 pairs of task 't' are used; the others .* does not know; n_prompts=30"
+    ):
+        known = word_prompts(_CHARACTERS, WordTask("t", pairs, "{input}:{output}"), n_shots=3, n_prompts=30)
     assert set(known.queries) == set("6789")  # the other six have an unknown token
+    assert (known.n_pairs, known.n_left_out) == (4, 6)
     with pytest.raises(ValueError, match="cannot write task"):
         word_prompts(_CHARACTERS, WordTask("t", pairs[:6], "{input}:{output}"), n_shots=1)
     long = WordTask("t", tuple((f"{i}", f"{i}" * 80) for i in range(10)), "{input}:{output}")
@@ -232,3 +305,37 @@ class _Tokenizer:
 
 
 _CHARACTERS = _Tokenizer()
+
+
+LETTERS = tuple((chr(97 + i), chr(65 + i)) for i in range(5))
+MIXED = WordTask("mixed", LETTERS + tuple((f"{i}", "x" * i) for i in range(2, 9)), "{input}:{output}", ";")
+
+
+def test_pairs_that_are_left_out_are_counted():
+    with pytest.warns(UserWarning, match="^5 of 12 pairs of task 'mixed' are used; the others have other") as caught:
+        prompts = word_prompts(_CHARACTERS, MIXED, n_prompts=5, n_shots=2)
+    assert len(caught) == 1
+    assert (prompts.n_pairs, prompts.n_left_out) == (5, 7)
+    assert Path(caught[0].filename).name == "test_words.py" or sys.version_info < (3, 12)
+    with pytest.warns(UserWarning, match="n_prompts=6 is more, and prompts with the same query are one sample"):
+        word_prompts(_CHARACTERS, replace(MIXED, pairs=LETTERS), n_prompts=6, n_shots=2)
+
+
+@pytest.mark.parametrize(("seed", "n_shots"), [(0, 0), (0, 4), (1, 2), (2, 2)])
+def test_no_query_repeats_before_all_have_been_asked(seed, n_shots):
+    task = replace(MIXED, pairs=LETTERS)
+    with pytest.warns(UserWarning, match="n_prompts=12 is more"):
+        prompts = word_prompts(_CHARACTERS, task, n_prompts=12, n_shots=n_shots, seed=seed)
+    for start in (0, 5):
+        assert sorted(prompts.queries[start : start + 5]) == list("abcde")
+    for row, query in zip(prompts.ids.tolist(), prompts.queries, strict=True):
+        shown = [part[0] for part in "".join(map(chr, row)).split(";")]
+        assert shown[-1] == query
+        assert len(set(shown)) == n_shots + 1
+    fewer = word_prompts(_CHARACTERS, task, n_prompts=4, n_shots=n_shots, seed=seed)
+    assert fewer.queries == prompts.queries[:4]
+    values = torch.arange(24.0).reshape(2, 12)
+    by_query = {query: [i for i in range(12) if prompts.queries[i] == query] for query in prompts.queries}
+    expected = torch.stack([values[:, rows].mean(1) for rows in by_query.values()], 1)
+    torch.testing.assert_close(prompts.by_query(values), expected)
+    assert torch.equal(fewer.by_query(values[:, :4]), values[:, :4])

@@ -72,7 +72,8 @@ def ablate_matched(
     Returns:
         Probabilities of the right answer's token: `intact` `[prompt]`, `ablated` without the heads `[prompt]`, and
         `matched` without each random set `[draw prompt]` (in the nearest layers if one has too few heads); `effect()`
-        is how much more the heads matter than random ones, with a 95% interval over prompts.
+        is how much more the heads matter than random ones, with a 95% interval over prompts. Prompts with the same
+        query are averaged.
 
     Example:
         >>> shuffled = word_prompts(language.tokenizer, "antonyms", labels="shuffled")
@@ -106,6 +107,7 @@ def ablate_matched(
     with progress_bar(total=len(cells), unit="run", progress=progress) as bar:
         measured = experiment.run_cells(baseline, cells, values, bar.update).values["metric"].cpu()
     intact = experiment.metrics["metric"](baseline.predictions).cpu()
+    intact, measured = prompts.by_query(intact), prompts.by_query(measured)
     return MatchedAblation(tuple(kept), intact, measured[0], measured[1:])
 
 

@@ -1,7 +1,8 @@
 """Regression and classification as text, so that a language model can be compared with learning algorithms."""
 
+import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +17,7 @@ from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Prompts
-
-LEAST_SHARE = 0.01
-"""Beginnings of a number that are less probable than this are not followed further."""
+from mechicl.prompts.tokenizing import own_ids, start_ids
 
 
 class TextLearner:
@@ -75,18 +74,16 @@ class TextLearner:
     @holds_models
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Return the mean of all outputs for the query, weighted by their probabilities under the model."""
-        texts, tokenizer = self.write(prompts), self.language.tokenizer
-        encoded = [tokenizer(text).input_ids for text in texts]
-        values, total = (torch.zeros(len(texts), dtype=torch.float64) for _ in range(2))
-        rows_by_length: dict[int, list[int]] = defaultdict(list)
-        for row, ids in enumerate(encoded):
-            rows_by_length[len(ids)].append(row)
-        for rows in rows_by_length.values():
-            endings = _tree(self._endings(texts[rows[0]]))
-            shares = self._shares(torch.tensor([encoded[row] for row in rows]), endings)
-            values[rows] = shares @ torch.tensor(list(self.outputs.values()), dtype=torch.float64)
-            total[rows] = shares.sum(1)
-        return (values / total)[:, None].to(prompts.xs)
+        texts, start = self.write(prompts), start_ids(self.language.tokenizer)
+        ids = [own_ids(self.language.tokenizer, text) for text in texts]
+        alike: dict[Any, list[int]] = defaultdict(list)  # prompts of one length with the same tokens for all outputs
+        for row, text in enumerate(texts):
+            alike[len(ids[row]), self._endings(text, ids[row])].append(row)
+        means = torch.empty(len(texts), dtype=torch.float64)
+        for (_, endings), rows in alike.items():
+            shares = self._shares(torch.tensor([start + ids[row] for row in rows]), _tree(endings))
+            means[rows] = shares @ torch.tensor(list(self.outputs.values()), dtype=torch.float64)
+        return means[:, None].to(prompts.xs)
 
     def _target(self, y: float) -> str:
         if self.classes is None:
@@ -96,19 +93,18 @@ class TextLearner:
             raise ValueError(f"targets must be among the classes {dict(self.classes)}, got {y:g}")
         return texts[0]
 
-    def _endings(self, text: str) -> dict[tuple[int, ...], int]:
-        tokenizer = self.language.tokenizer
-        start = tokenizer(text).input_ids
-        endings = {}
-        for i, output in enumerate(self.outputs):
-            ids = tokenizer(f"{text} {output}").input_ids
-            if ids[: len(start)] != start or len(ids) == len(start):
-                raise ValueError(f"the tokenizer of {self.language.name} merges {output!r} with the text before it")
-            endings[tuple(ids[len(start) :])] = i
-        beginnings = [ending[:n] for ending in endings for n in range(1, len(ending))]
-        if len(endings) < len(self.outputs) or endings.keys() & set(beginnings):
-            raise ValueError(f"with the tokenizer of {self.language.name}, one output is the beginning of another")
-        return endings
+    def _endings(self, text: str, ids: list[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of each output after a text, which has these ids."""
+        name, endings = self.language.name, []
+        continued = [f"{text} {output}" for output in self.outputs]
+        for output, whole in zip(self.outputs, own_ids(self.language.tokenizer, continued), strict=True):
+            if whole[: len(ids)] != ids or len(whole) == len(ids):
+                raise ValueError(f"the tokenizer of {name} merges {output!r} with the text before it")
+            endings.append(tuple(whole[len(ids) :]))
+        beginnings = {ending[:n] for ending in endings for n in range(1, len(ending))}
+        if len(set(endings)) < len(endings) or beginnings & set(endings):
+            raise ValueError(f"with the tokenizer of {name}, one output is the beginning of another")
+        return tuple(endings)
 
     def _shares(self, ids: Int[Tensor, "prompt pos"], endings: "Tree") -> Float[Tensor, "prompt output"]:
         adapter = ModelAdapter(self.language.model, "query")
@@ -126,7 +122,7 @@ class TextLearner:
         for (token, rest), share in zip(endings.items(), among.unbind(1), strict=True):
             if isinstance(rest, int):
                 shares[:, rest] = weights * share
-            elif (weights * share).max() >= LEAST_SHARE:
+            else:
                 with run.continued(token):
                     self._follow(run, rest, weights * share, shares)
 
@@ -135,9 +131,9 @@ Tree = dict[int, "int | Tree"]
 """Outputs by their first token: the number of an output that ends there, or the tree of those that go on."""
 
 
-def _tree(endings: Mapping[tuple[int, ...], int]) -> Tree:
+def _tree(endings: Sequence[tuple[int, ...]]) -> Tree:
     tree: Tree = {}
-    for ending, output in endings.items():
+    for output, ending in enumerate(endings):
         branch: Any = tree
         for token in ending[:-1]:
             branch = branch.setdefault(token, {})
@@ -160,16 +156,15 @@ class _Continued:
     @contextmanager
     def continued(self, token: int) -> Iterator[None]:
         """Append a token for the time of a `with` block."""
-        ids, logits = self.ids, self.logits
+        ids, logits, cache = self.ids, self.logits, self.cache
         self.ids = torch.cat([ids, torch.full_like(ids[:, :1], token)], dim=1)
-        if self.cache is None:
+        if cache is None:
             self.logits = self.adapter.run(self.ids)
         else:
+            self.cache = copy.deepcopy(cache)  # not every kind of cache can be cut afterwards
             self.logits = self.adapter.run(self.ids[:, -1:], past_key_values=self.cache)
         yield
-        if self.cache is not None:
-            self.cache.crop(-1)
-        self.ids, self.logits = ids, logits
+        self.ids, self.logits, self.cache = ids, logits, cache
 
 
 def _written(value: float, bound: float) -> str:

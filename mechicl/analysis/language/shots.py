@@ -16,8 +16,8 @@ from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Interval, Result, interval
-from mechicl.text import WORD_TASKS, WordTask, word_prompts
-from mechicl.text.words import WordLabels
+from mechicl.text import WORD_TASKS, WordTask
+from mechicl.text.words import WordLabels, draw_prompts, warn_of_pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,8 @@ def icl_score(
         shots: numbers of demonstrations; 0 is zero-shot, and 1 cannot be shuffled.
         labels: outputs of the demonstrations: "true" ones, "shuffled" within a prompt, or "random" words of other
             tasks. The queries are the same for all of them, and at 0 shots so is the result.
-        n_prompts: number of prompts for each task, kind of labels and number of demonstrations.
+        n_prompts: number of prompts for each task, kind of labels and number of demonstrations; at most the number of
+            pairs that every task has with this tokenizer, since prompts with the same query are not independent.
 
     Returns:
         `accuracy` (1 where the most probable next token is the first token of the right answer that differs between
@@ -102,6 +103,9 @@ def icl_score(
     for name, values in (("tasks", names), ("labels", labels), ("shots", shots)):
         if not values or len(set(values)) < len(values) or "other task" in values:
             raise ValueError(f"{name} must be one or more different ones, without 'other task', got {list(values)}")
+    drawn = [draw_prompts(language.tokenizer, task, n_prompts=1, n_shots=max(shots)) for task in tasks]
+    warn_of_pairs(drawn, n_prompts)
+    n_prompts = min(n_prompts, *(each.n_pairs for each in drawn))
     shape = (len(tasks), len(labels), len(shots), n_prompts)
     accuracy, log_probability = torch.empty(shape), torch.empty(shape)
     cells = [(t, k, s) for t in range(len(tasks)) for s in range(len(shots)) for k in range(len(labels))]
@@ -109,7 +113,7 @@ def icl_score(
         if shots[s] == 0 and k > 0:  # without demonstrations there are no labels
             accuracy[t, k, s], log_probability[t, k, s] = accuracy[t, 0, s], log_probability[t, 0, s]
             continue
-        prompts = word_prompts(
+        prompts = draw_prompts(
             language.tokenizer, tasks[t], n_prompts=n_prompts, n_shots=shots[s], labels=labels[k], seed=seed
         )
         logits = predict_last(adapter, prompts.ids, memory)

@@ -21,7 +21,8 @@ from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
-from mechicl.text import WordPrompts, WordTask, word_prompts
+from mechicl.text import WordPrompts, WordTask
+from mechicl.text.words import draw_prompts, warn_of_pairs
 
 Head = tuple[int, int]
 
@@ -102,9 +103,10 @@ def function_vectors(
         >>> found.heads[:3], found.intervals()["added"]
     """
     draw = {"tokenizer": language.tokenizer, "task": task}
-    clean = word_prompts(**draw, n_prompts=n_clean, n_shots=n_shots, seed=seed)
-    shuffled = word_prompts(**draw, n_prompts=n_prompts, n_shots=n_shots, labels="shuffled", seed=seed + 1)
-    zero = word_prompts(**draw, n_prompts=n_prompts, n_shots=0, seed=seed + 2)
+    clean = draw_prompts(**draw, n_prompts=n_clean, n_shots=n_shots, seed=seed)
+    warn_of_pairs([clean], n_prompts)
+    shuffled = draw_prompts(**draw, n_prompts=n_prompts, n_shots=n_shots, labels="shuffled", seed=seed + 1)
+    zero = draw_prompts(**draw, n_prompts=n_prompts, n_shots=0, seed=seed + 2)
     adapter = ModelAdapter(language.model, "query")
     last = shuffled.ids.shape[1] - 1
     swept = ablate(
@@ -119,14 +121,14 @@ def function_vectors(
         memory=memory,
         progress=progress,
     )
-    effects = swept.effect()[:, 0].cpu()
+    effects = shuffled.by_query(swept.effect()[:, 0].cpu())
     heads = strongest_heads(effects.mean(-1), n_heads)
     vector = sum_of_outputs(adapter, clean.ids, heads, memory)
     direction = torch.randn(vector.shape, generator=torch.Generator().manual_seed(seed))
     random = vector.norm() * (direction / direction.norm()).to(vector)
     by_layer = [_added(adapter, zero, each, memory, progress) for each in (vector, random)]
     probability = {
-        name: target_probability(prompts.targets)(predict_last(adapter, prompts.ids, memory)).cpu()
+        name: prompts.by_query(target_probability(prompts.targets)(predict_last(adapter, prompts.ids, memory)).cpu())
         for name, prompts in (("few_shot", clean), ("zero_shot", zero))
     }
     return FunctionVector(
@@ -135,7 +137,7 @@ def function_vectors(
         vector=vector.cpu(),
         indirect_effects=effects,
         few_shot=probability["few_shot"],
-        shuffled=swept.unpatched_values["metric"].cpu(),
+        shuffled=shuffled.by_query(swept.unpatched_values["metric"].cpu()),
         zero_shot=probability["zero_shot"],
         added=by_layer[0],
         random_added=by_layer[1],
@@ -184,17 +186,19 @@ def task_vectors(
         >>> task_vectors(language, "capitals").to_dataframe()
     """
     draw = {"tokenizer": language.tokenizer, "task": task, "n_prompts": n_prompts}
-    zero = word_prompts(**draw, n_shots=0, seed=seed)
+    zero = draw_prompts(**draw, n_shots=0, seed=seed)
+    warn_of_pairs([zero], n_prompts)
     adapter = ModelAdapter(language.model, "query")
     results = []
     for labels in ("true", "shuffled"):
-        shown = word_prompts(**draw, n_shots=n_shots, labels=labels, seed=seed + 1)  # other queries
+        shown = draw_prompts(**draw, n_shots=n_shots, labels=labels, seed=seed + 1)  # other queries
         streams = _streams_at_end(adapter, shown.ids, memory)
         results.append(_replace_at_end(adapter, zero, streams, memory, progress))
-    patched, control = (swept.values["metric"][:, 0].cpu() for swept in results)
-    few = word_prompts(**draw, n_shots=n_shots, seed=seed)
-    few_shot = target_probability(few.targets)(predict_last(adapter, few.ids, memory)).cpu()
-    return TaskVectors(zero.task, patched, control, results[0].unpatched_values["metric"].cpu(), few_shot)
+    patched, control = (zero.by_query(swept.values["metric"][:, 0].cpu()) for swept in results)
+    zero_shot = zero.by_query(results[0].unpatched_values["metric"].cpu())
+    few = draw_prompts(**draw, n_shots=n_shots, seed=seed)
+    few_shot = few.by_query(target_probability(few.targets)(predict_last(adapter, few.ids, memory)).cpu())
+    return TaskVectors(zero.task, patched, control, zero_shot, few_shot)
 
 
 @checked
@@ -272,4 +276,4 @@ def _added(
     adapter: ModelAdapter, prompts: WordPrompts, vector: Tensor, memory: float, progress: bool
 ) -> Float[Tensor, "layer prompt"]:
     streams = {name: stream + vector for name, stream in _streams_at_end(adapter, prompts.ids, memory).items()}
-    return _replace_at_end(adapter, prompts, streams, memory, progress).values["metric"][:, 0].cpu()
+    return prompts.by_query(_replace_at_end(adapter, prompts, streams, memory, progress).values["metric"][:, 0].cpu())

@@ -9,19 +9,15 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformer_lens.utilities import (
-    USE_DEFAULT_VALUE,
-    get_input_with_manually_prepended_bos,
-    get_tokenizer_with_bos,
-    get_tokens_with_bos_removed,
-    sample_logits,
-)
+from torch.nn.utils.rnn import pad_sequence
+from transformer_lens.utilities import USE_DEFAULT_VALUE, get_tokenizer_with_bos, sample_logits
 from transformers import PreTrainedTokenizerBase
 
 from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.prompted import PromptedModel, with_batch_axis
 from mechicl.prompts import Prompts
+from mechicl.prompts.tokenizing import own_ids, start_ids
 
 Text = str | Sequence[str]
 Side = Literal["right"] | None
@@ -41,7 +37,7 @@ class TextModel(PromptedModel):
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
-    _tokenizer_prepends_bos: bool = False
+    _start: tuple[int, ...] = ()  # ids that come first with prepend_bos
 
     @checked
     def set_tokenizer(self, tokenizer: PreTrainedTokenizerBase, default_padding_side: Side = None) -> None:
@@ -71,7 +67,7 @@ class TextModel(PromptedModel):
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
         self.tokenizer = tokenizer
-        self._tokenizer_prepends_bos = len(tokenizer.encode("")) > 0
+        self._start = tuple(start_ids(tokenizer) or own_ids(tokenizer, tokenizer.bos_token))
 
     def to_tokens(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -94,18 +90,23 @@ class TextModel(PromptedModel):
         if isinstance(input, Prompts | Tensor):
             return super().to_tokens(input)
         _check_side(padding_side=padding_side)
-        tokenizer = self._tokenizer()
-        texts = input if isinstance(input, str) else list(input)
-        is_default = prepend_bos is None or prepend_bos == USE_DEFAULT_VALUE
-        prepends = getattr(self.cfg, "default_prepend_bos", True) if is_default else prepend_bos
-        if prepends and not self._tokenizer_prepends_bos:
-            texts = get_input_with_manually_prepended_bos(cast(str, tokenizer.bos_token), texts)
-        limit: dict[str, Any] = {"truncation": True, "max_length": self.cfg.n_ctx} if truncate else {}
-        tokens = cast(Tensor, tokenizer(texts, return_tensors="pt", padding=True, **limit)["input_ids"])
-        tokens = tokens.long()  # a text without a word would be a float
-        if not prepends and self._tokenizer_prepends_bos:
-            tokens = get_tokens_with_bos_removed(tokenizer, tokens)
+        rows = [torch.tensor(ids) for ids in self._ids(input, prepend_bos, self.cfg.n_ctx if truncate else None)]
+        tokens = pad_sequence(rows, batch_first=True, padding_value=cast(int, self._tokenizer().pad_token_id)).long()
         return tokens.to(self.cfg.device) if move_to_device else tokens
+
+    def _ids(self, texts: Text, prepend_bos: bool | None, n_ctx: int | None) -> list[list[int]]:
+        tokenizer, is_default = self._tokenizer(), prepend_bos is None or prepend_bos == USE_DEFAULT_VALUE
+        prepends = getattr(self.cfg, "default_prepend_bos", True) if is_default else prepend_bos
+        start, texts = list(self._start) if prepends else [], [texts] if isinstance(texts, str) else texts
+        return [(start + own_ids(tokenizer, text))[:n_ctx] for text in texts]
+
+    def _padding_mask(self, input: Any, prepend_bos: bool | None) -> Tensor | None:
+        """Return a mask with True at the tokens of several texts and False at padding; None without any."""
+        if isinstance(input, Prompts | Tensor | str):
+            return None
+        lengths = torch.tensor([len(ids) for ids in self._ids(input, prepend_bos, self.cfg.n_ctx)])
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        return None if mask.all() else mask.to(self.cfg.device)
 
     @checked
     def to_string(self, tokens: Int[Tensor, "*shape"] | Sequence[Any] | np.ndarray | int) -> str | list[str]:

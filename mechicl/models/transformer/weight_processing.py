@@ -212,7 +212,7 @@ def process_weights(
     biased = bool({"fold_value_biases", "refactor_factored_attn_matrices"} & {*steps})
     new = type(model)(_config_after(cfg, "fold_ln" in steps, biased))
     new.load_state_dict({name: state[name] for name in new.state_dict()})
-    for name in ("stream_labels", "tokenizer", "_tokenizer_prepends_bos"):
+    for name in ("stream_labels", "tokenizer", "_start"):
         setattr(new, name, getattr(model, name))
     return new.train(model.training)
 

@@ -5,11 +5,20 @@ import functools
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformer_lens.model_bridge.sources import build_bridge_from_module
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from mechicl.analysis import identify
-from mechicl.analysis.language import TextLearner, numbers
+from mechicl.analysis.language import TextLearner
 from mechicl.interop import LanguageModel
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -32,27 +41,35 @@ def hf_model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def language(hf_model: LlamaForCausalLM) -> LanguageModel:
-    vocab = {character: i for i, character in enumerate(dict.fromkeys(CHARACTERS))} | {"<unk>": 29}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    return opened(hf_model)
+
+
+def opened(hf_model, template: str = "$A") -> LanguageModel:
+    """A model with a tokenizer of single characters, whose template adds special tokens."""
+    vocab = {character: i for i, character in enumerate(dict.fromkeys(CHARACTERS))} | {"<s>": 27, "</s>": 28}
+    tokenizer = Tokenizer(models.WordLevel(vocab | {"<unk>": 29}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
-    bridge = build_bridge_from_module(hf_model, "LlamaForCausalLM", hf_config=hf_model.config)
+    special = [("<s>", 27), ("</s>", 28)]
+    tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)  # type: ignore[assignment]
+    bridge = build_bridge_from_module(hf_model, type(hf_model).__name__, hf_config=hf_model.config)
     bridge.eval()
     return LanguageModel("tiny", bridge, PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>"))
 
 
 @functools.cache
 @torch.no_grad()
-def next_logits(hf_model, tokenizer, text: str) -> torch.Tensor:
-    return hf_model(torch.tensor([tokenizer(text).input_ids])).logits[0, -1]
+def next_logits(hf_model, tokenizer, text: str, start: tuple[int, ...] = ()) -> torch.Tensor:
+    ids = [*start, *tokenizer(text, add_special_tokens=False).input_ids]
+    return hf_model(torch.tensor([ids])).logits[0, -1]
 
 
-def probability(hf_model, tokenizer, text: str, alternatives: list[str], output: str) -> float:
+def probability(hf_model, tokenizer, text: str, alternatives: list[str], output: str, start=()) -> float:
     """Multiply the probabilities of an output's characters, each among those that some alternative has next."""
     product = 1.0
     for n in range(len(output)):
-        logits = next_logits(hf_model, tokenizer, text + output[:n])
+        logits = next_logits(hf_model, tokenizer, text + output[:n], start)
         allowed = sorted({a[n] for a in alternatives if a.startswith(output[:n])})
-        weights = logits[[tokenizer(each).input_ids[0] for each in allowed]].softmax(-1)
+        weights = logits[tokenizer("".join(allowed), add_special_tokens=False).input_ids].softmax(-1)
         product *= float(weights[allowed.index(output[n])])
     return product
 
@@ -61,7 +78,7 @@ def written(value: float, bound: float) -> str:
     return f"{min(max(round(99 * (value + bound) / (2 * bound)), 0), 99):02d}"
 
 
-def test_predictions_are_means_over_all_hundred_outputs(language, hf_model, monkeypatch):
+def test_predictions_are_means_over_all_hundred_outputs(language, hf_model):
     learner = TextLearner(language, x_bound=0.5, y_bound=2.0)
     outputs = [f" {i:02d}" for i in range(100)]
     expected, texts = [], []
@@ -73,10 +90,42 @@ def test_predictions_are_means_over_all_hundred_outputs(language, hf_model, monk
         shares = [probability(hf_model, language.tokenizer, texts[-1], outputs, output) for output in outputs]
         expected.append(sum(share * (4.0 * i / 99 - 2.0) for i, share in enumerate(shares)))
     assert learner.write(PROMPTS) == texts
-    pruned = learner.predict(PROMPTS)[:, 0]
-    monkeypatch.setattr(numbers, "LEAST_SHARE", 0.0)
     torch.testing.assert_close(learner.predict(PROMPTS)[:, 0], torch.tensor(expected, dtype=torch.float64))
-    assert (pruned - torch.tensor(expected)).abs().max() < 10 * 0.01 * 4.0  # ten tens, each below one percent
+
+
+SIZES = {"vocab_size": 30, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.4}
+GATED = {"hidden_size": 16, "intermediate_size": 16, "num_key_value_heads": 1}
+
+
+def make_model(kind: str):
+    torch.manual_seed(2)
+    if kind == "gpt2":  # learned absolute positions
+        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=30, initializer_range=0.4, **sizes, attn_implementation="eager"))
+    elif kind == "window":  # of 8 tokens: a prompt has 41
+        model = MistralForCausalLM(MistralConfig(**SIZES, **GATED, sliding_window=8, attn_implementation="eager"))
+    else:  # rotary positions
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, **GATED, attn_implementation="eager"))
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "window", "llama"])
+@pytest.mark.parametrize(("template", "start"), [("<s> $A </s>", (27,)), ("$A </s>", ()), ("<s> $A", (27,))])
+def test_a_prediction_is_that_of_its_prompt_alone(kind, template, start):
+    hf_model = make_model(kind)
+    model, prompts = opened(hf_model, template), TASK.sample(6, seed=1, dtype=torch.float64)
+    learner = TextLearner(model, x_bound=0.5, y_bound=2.0)
+    alone = torch.cat([learner.predict(prompts[i : i + 1]) for i in range(6)])
+    outputs, expected = [f" {i:02d}" for i in range(100)], 0.0
+    for i, output in enumerate(outputs):
+        share = probability(hf_model, model.tokenizer, learner.write(prompts)[0], outputs, output, start)
+        expected += share * (4.0 * i / 99 - 2.0)
+    assert float(alone[0]) == pytest.approx(expected, abs=1e-9)
+    torch.testing.assert_close(learner.predict(prompts), alone, rtol=0, atol=1e-9)
+    order = torch.tensor([4, 0, 5, 2, 1, 3, 0])
+    torch.testing.assert_close(learner.predict(prompts[order]), alone[order], rtol=0, atol=1e-9)
+    small = TextLearner(model, x_bound=0.5, y_bound=2.0, memory=6e5)
+    torch.testing.assert_close(small.predict(prompts), alone, rtol=0, atol=1e-9)
 
 
 def test_classes_are_words(language, hf_model):

@@ -420,6 +420,41 @@ def test_tokenizers():
     assert (model.tokenizer.pad_token, model.tokenizer.bos_token) == ("<eos>", "<eos>")
 
 
+@pytest.mark.parametrize("template", ["$A", "<bos> $A", "<bos> $A <eos>", "$A <eos>", "<bos> $A <eos> <eos>"])
+def test_only_a_text_and_its_beginning_are_read(template: str):
+    tokenizer = word_tokenizer(bos_token="<bos>", eos_token="<eos>")
+    special = [("<bos>", 1), ("<eos>", 2)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)
+    model = HookedTransformer(HookedTransformerConfig(**TEXT), tokenizer=tokenizer)
+    assert model.to_tokens("the cat").tolist() == [[1, 3, 4]]
+    assert model.to_tokens("the cat", prepend_bos=False).tolist() == [[3, 4]]
+    assert model.to_str_tokens("the cat", prepend_bos=False) == ["the", "cat"]
+    assert model.to_tokens(["the cat sat", "mat"]).tolist() == [[1, 3, 4, 5], [1, 7, 2, 2]]
+    assert model.to_tokens("the cat sat on the mat the cat sat on the mat the").shape == (1, 12)
+    assert model.to_single_token("cat") == 4
+
+
+@torch.no_grad()
+def test_the_loss_of_texts_leaves_padding_out(model: HookedTransformer):
+    texts = ["the cat sat on the mat", "mat", "cat sat"]
+    total, n = 0.0, 0
+    for text in texts:
+        tokens = model.to_tokens(text)[0]
+        logs = model(text)[0].log_softmax(-1)
+        for place in range(len(tokens) - 1):
+            total -= float(logs[place, tokens[place + 1]])
+            n += 1
+    for order in (texts, texts[::-1]):
+        assert float(model(order, return_type="loss")) == pytest.approx(total / n, rel=1e-5)
+        assert float(model.run_with_cache(order, return_type="loss")[0]) == pytest.approx(total / n, rel=1e-5)
+        assert float(model.run_with_hooks(order, return_type="loss", fwd_hooks=[])) == pytest.approx(
+            total / n, rel=1e-5
+        )
+    both = HookedTransformer(model.cfg.replace(keys="full"), tokenizer=model.tokenizer)
+    with pytest.raises(ValueError, match="attention_mask may only hide padding on the right, and only with causal"):
+        both(texts)
+
+
 # ---- generated tokens ----
 def greedy(model: HookedTransformer, tokens: Tensor, steps: int, stop: int | None = None) -> Tensor:
     rows = tokens.tolist()
