@@ -28,8 +28,7 @@ from mechicl.interop import LanguageModel
 from mechicl.reports.comparison import Comparison, Section
 from mechicl.reports.rows import Row
 from mechicl.statistics import interval
-from mechicl.text import WORD_TASKS
-from mechicl.text.words import draw_prompts
+from mechicl.text import WORD_TASKS, word_prompts
 from mechicl.viz.language import ablation_bars, curves_by_layer, few_shot_curves
 
 QUICK = ("antonyms", "capitals", "past_tense", "plural", "english_french")
@@ -95,8 +94,8 @@ def report_language(
         induction = strongest_heads(heads.mean("induction"), n_heads)
         bar.update()
         draw = {"tokenizer": language.tokenizer, "task": task, "n_shots": 8}
-        prompts = draw_prompts(**draw, n_prompts=sizes.n_effects, seed=SEED + 5)
-        reference = draw_prompts(**draw, n_prompts=2 * sizes.n_effects, labels="shuffled", seed=SEED + 6)
+        prompts = word_prompts(**draw, n_prompts=sizes.n_effects, seed=SEED + 5)
+        reference = word_prompts(**draw, n_prompts=2 * sizes.n_effects, labels="shuffled", seed=SEED + 6)
         kinds = {"function-vector heads": (vector.heads, induction), "induction heads": (induction, vector.heads)}
         ablations = {
             name: ablate_matched(
@@ -128,7 +127,7 @@ def _that_fit(language: LanguageModel, tasks: tuple[str, ...]) -> tuple[tuple[st
         fitting = []
         for task in tasks:
             try:
-                prompts = draw_prompts(language.tokenizer, task, n_prompts=1, n_shots=n_shots, labels="random")
+                prompts = word_prompts(language.tokenizer, task, n_prompts=1, n_shots=n_shots, labels="random")
             except ValueError as error:
                 errors[task] = str(error)
                 continue

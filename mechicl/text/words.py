@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -168,7 +168,7 @@ def word_prompts(
     most common numbers of tokens in input and output are used, and none with a token that the tokenizer does not know
     or that contains the end of a query and the start of its answer. The same seed gives the same queries for all kinds
     of labels, and except for "other task" the same inputs in the demonstrations. No query repeats before all pairs have
-    been one. A warning states how many pairs are used if not all are, or if queries repeat.
+    been one. A warning states how many pairs are used if not all are.
 
     Args:
         tokenizer: the language model's tokenizer, with the interface of `transformers`.
@@ -194,36 +194,13 @@ def word_prompts(
         >>> prompts.ids.shape
         torch.Size([64, 43])
     """
-    prompts = draw_prompts(tokenizer, task, n_prompts=n_prompts, n_shots=n_shots, labels=labels, other=other, seed=seed)
-    warn_of_pairs([prompts], n_prompts)
-    return prompts
-
-
-def warn_of_pairs(drawn: Iterable[WordPrompts], n_prompts: int) -> None:
-    """Warn once, for all tasks, of pairs that are not used, and of more prompts than pairs."""
-    drawn = list(drawn)
-    few = [f"{each.n_pairs} of {each.n_pairs + each.n_left_out} pairs of task {each.task!r}" for each in drawn
-           if each.n_left_out or each.n_pairs < n_prompts]  # fmt: skip
-    message = f"{', '.join(few)} are used"
-    if any(each.n_left_out for each in drawn):
-        message += "; the others have other numbers of tokens with this tokenizer, or tokens that it does not know"
-    if any(each.n_pairs < n_prompts for each in drawn):
-        message += f"; n_prompts={n_prompts} is more, and prompts with the same query are one sample of an interval"
-    if few:
-        warn(message)
-
-
-def draw_prompts(
-    tokenizer: Any, task: WordTask | str, *, n_prompts: int = 64, n_shots: int = 10, labels: WordLabels = "true",
-    other: WordTask | str | None = None, seed: int = 0,
-) -> WordPrompts:  # fmt: skip
-    """Draw prompts as `word_prompts` does, without its warning."""
     task = _named(task)
     if (other is not None) != (labels == "other task"):
         raise ValueError(f"other= is for labels='other task', got other={other!r} and labels={labels!r}")
     if labels == "shuffled" and n_shots == 1:
         raise ValueError("labels='shuffled' needs at least two demonstrations, got n_shots=1")
     pairs = _pairs_of_one_length(tokenizer, task)
+    n_left_out = len(task.pairs) - len(pairs)
     if len(pairs) < n_shots + 1:
         raise ValueError(
             f"task {task.name!r} has {len(pairs)} pairs of one length for this tokenizer, and n_shots={n_shots} need "
@@ -238,6 +215,9 @@ def draw_prompts(
     if labels == "random" and len(words) < n_shots:
         raise ValueError(f"other tasks have {len(words)} outputs with as many tokens as those of task {task.name!r}, "
                          f"n_shots is {n_shots}: leave out labels='random'")  # fmt: skip
+    if n_left_out:
+        warn(f"{len(pairs)} of {len(task.pairs)} pairs of task {task.name!r} are used; the others have other numbers "
+             "of tokens with this tokenizer, or tokens that it does not know")  # fmt: skip
     generator, of_labels = (torch.Generator().manual_seed(seed) for _ in range(2))
     texts, queries = [], []
     unasked: set[int] = set()
@@ -260,8 +240,7 @@ def draw_prompts(
         texts.append(task.separator.join([*lines, task.write(queries[-1][0])]))
     ids, targets = _with_targets(tokenizer, task, pairs, texts, [answer for _, answer in queries])
     asked, answers = (tuple(pair[i] for pair in queries) for i in range(2))
-    counts = len(pairs), len(task.pairs) - len(pairs)
-    return WordPrompts(ids, targets, task.name, labels, n_shots, asked, answers, *counts)
+    return WordPrompts(ids, targets, task.name, labels, n_shots, asked, answers, len(pairs), n_left_out)
 
 
 def _named(task: WordTask | str | None) -> WordTask:

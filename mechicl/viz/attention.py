@@ -144,9 +144,10 @@ def attention_figure(
         >>> viz.save(attention_figure(cache["blocks.0.attn.hook_pattern"][0], labels), "attention.pdf")
     """
     heads, queries, keys = pattern.shape
+    tokens = [*map(draw.literal, tokens)]
     if queries != keys or len(tokens) != keys:
         raise ValueError(f"pattern {tuple(pattern.shape)} needs one label per position, got {len(tokens)} tokens")
-    names = [f"head {i}" for i in range(heads)] if head_names is None else list(head_names)
+    names = [*map(draw.literal, [f"head {i}" for i in range(heads)] if head_names is None else head_names)]
     if len(names) != heads:
         raise ValueError(f"head_names must have {heads} names, got {len(names)}")
     columns = min(columns or PER_ROW, max(heads, 1))
@@ -158,7 +159,7 @@ def attention_figure(
     low, _, bound = _range(pattern)
     colors = [[0, "white"], [1, POSITIVE]] if low >= 0 else [[0, NEGATIVE], [0.5, "white"], [1, POSITIVE]]
     style = {
-        "colorscale": colors, "zmin": -bound if low < 0 else 0, "zmax": bound, "customdata": [list(tokens)] * keys,
+        "colorscale": colors, "zmin": -bound if low < 0 else 0, "zmax": bound, "customdata": [tokens] * keys,
         "text": [[token] * keys for token in tokens], "colorbar": draw.color_bar("attention", thickness=12, nticks=5),
     }  # fmt: skip
     places = list(range(keys))

@@ -131,6 +131,7 @@ def match_curve(
             if not points:
                 continue
             suffix = ", at the edge of the steps that were tried" if at_edge else ""
+            hover = f"{match.row_name} %{{customdata}}: %{{y:g}} steps of {draw.literal(name)}{suffix}<extra></extra>"
             only = len(points) == len(best)
             errors = {  # None: no caps in the circle
                 "type": "data", "symmetric": False, "thickness": 1.2, "width": 3,
@@ -140,11 +141,10 @@ def match_curve(
             }  # fmt: skip
             fig.add_scatter(
                 x=[b.row + shift for b in points], y=[b.column for b in points], error_y=errors,
-                name=f"{name}{suffix}" if only else name, legendgroup=name, showlegend=only or not at_edge,
-                mode="markers",
+                name=draw.literal(f"{name}{suffix}" if only else name), legendgroup=name,
+                showlegend=only or not at_edge, mode="markers",
                 marker={"color": color, "size": 9, "symbol": symbol, "line": {"width": 1.5, "color": color}},
-                customdata=[b.row for b in points],
-                hovertemplate=f"{match.row_name} %{{customdata}}: %{{y:g}} steps of {name}{suffix}<extra></extra>",
+                customdata=[b.row for b in points], hovertemplate=hover,
             )  # fmt: skip
         growth = (growths or {}).get(name)
         if growth is not None:

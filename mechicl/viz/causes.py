@@ -76,7 +76,7 @@ def counterfactual_scatter(
             if cell.intervention == name:
                 x, y = (cut[j].flatten().clamp(-bound, bound).tolist() for cut in (result.expected, result.predictions))
                 shade = {"color": draw.COLORS["trained"], "size": 4, "opacity": 0.25 + 0.6 * cell.layer / last}
-                hover = f"{cell}<br>hypothesis %{{x:.3f}}, model %{{y:.3f}}<extra></extra>"
+                hover = f"{draw.literal(str(cell))}<br>hypothesis %{{x:.3f}}, model %{{y:.3f}}<extra></extra>"
                 fig.add_scatter(x=x, y=y, mode="markers", marker=shade, showlegend=False, hovertemplate=hover, **place)
         if i + columns >= len(names):  # the lowest in its column
             fig.update_xaxes(title_text="hypothesis", **place)
@@ -107,7 +107,7 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
         color = draw.COLORS["trained" if r2 >= HOLDS else "interpolated"]
         capped = f"{r2:.2f}" if r2 > -10 else "below -10"
         hover = f"{cell}: moves {_share(moved)} (hypothesis {_share(expected.mean)}), R² {capped}"
-        text = {"text": [_share(moved)], "showlegend": False, "hovertext": hover, "hoverinfo": "text"}
+        text = {"text": [_share(moved)], "showlegend": False, "hovertext": draw.literal(hover), "hoverinfo": "text"}
         if cell.intervention in ARROWS:
             tail, head = (rows[end] for end in ARROWS[cell.intervention])
             fig.add_annotation(

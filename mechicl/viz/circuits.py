@@ -62,7 +62,7 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
         summary = f"{len(nodes)} heads and MLPs, {len(edges)} edges"
     drawn = sorted(edges, key=lambda edge: -_size(effects.get(edge)))[:most]
     fewer = f"<br>the {most} strongest of {len(edges)} edges" if len(drawn) < len(edges) else ""
-    fig = draw.figure(f"{title or f'Circuit: {summary}'}{fewer}")
+    fig = draw.figure(draw.Markup(f"{draw.literal(title or f'Circuit: {summary}')}{fewer}"))
     layout = lay_out_circuit(list(nodes), drawn)
     for by in [by for by in WAYS if any(edge.by == by for edge in drawn)]:
         _add_to_legend(fig, RECEIVERS[by], color=WAYS[by])
@@ -89,7 +89,7 @@ def circuit_differences(comparison: CircuitComparison, title: str | None = None)
     nodes = {node: kind for kind in KINDS for node in getattr(comparison, f"{kind}_nodes")}
     edges = {edge: kind for kind in KINDS for edge in getattr(comparison, f"{kind}_edges")}
     layout = lay_out_circuit(list(nodes), list(edges))
-    fig = draw.figure(title or "<br>".join(comparison.counts()))
+    fig = draw.figure(title or draw.Markup("<br>".join(map(draw.literal, comparison.counts()))))
     looks = {kind: {"color": color, "dash": "dot" if kind == "missing" else "solid"} for kind, color in KINDS.items()}
     for kind, look in looks.items():
         n = list(edges.values()).count(kind)

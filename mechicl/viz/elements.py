@@ -1,5 +1,6 @@
 """Primitives of figures: one style, grids of panels, lines with bands of intervals, dots with bars, heatmaps."""
 
+import html
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -46,18 +47,31 @@ ZERO = {"y": 0, "line": {"color": "#999999", "width": 1}}  # a horizontal line, 
 Place = Mapping[str, Any]  # of a trace in a grid of panels: "row" and "col", or "secondary_y"
 
 
+class Markup(str):
+    """Text for plotly that contains its tags or is escaped already."""
+
+
+def literal(text: Any) -> Any:
+    """Return a text as plotly has to get it to show its characters: no tags, formulas, fields of templates, lines."""
+    if not isinstance(text, str) or isinstance(text, Markup):
+        return text
+    escaped = html.escape(text, quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
+    return Markup(re.sub("\r\n?|\n", "↵", escaped))
+
+
 def figure(title: str, x_title: str = "", y_title: str = "", *, log_x: bool = False, log_y: bool = False) -> go.Figure:
     """Return an empty figure with titles and axes."""
     fig = _styled(go.Figure(), title)
-    fig.update_xaxes(title_text=x_title, type="log" if log_x else "linear")
-    return fig.update_yaxes(title_text=y_title, type="log" if log_y else "linear", exponentformat="power")
+    fig.update_xaxes(title_text=literal(x_title), type="log" if log_x else "linear")
+    return fig.update_yaxes(title_text=literal(y_title), type="log" if log_y else "linear", exponentformat="power")
 
 
 def panels(title: str, names: Sequence[str], *, columns: int | None = None, **options: Any) -> go.Figure:
     """Return an empty grid of panels with a name above each; `options` are those of plotly's `make_subplots`."""
     columns = columns or max(len(names), 1)
     rows = -(-len(names) // columns) or 1
-    fig = make_subplots(rows=rows, cols=columns, subplot_titles=list(names) if any(names) else None, **options)
+    titles = [*map(literal, names)] if any(names) else None
+    fig = make_subplots(rows=rows, cols=columns, subplot_titles=titles, **options)
     _styled(fig, title).update_annotations(font_size=13)
     return fig.update_layout(margin_t=85 if title and any(names) else 50)
 
@@ -71,7 +85,7 @@ def _styled(fig: go.Figure, title: str) -> go.Figure:
     for update in (fig.update_xaxes, fig.update_yaxes):
         update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")  # space, so that the zeros of both axes fit
     return fig.update_layout(
-        title={"text": title, "x": 0.01, "font": {"size": 16}}, template="plotly_white", height=380,
+        title={"text": literal(title), "x": 0.01, "font": {"size": 16}}, template="plotly_white", height=380,
         font={"family": "system-ui, sans-serif", "size": 13}, margin={"l": 70, "r": 20, "t": 50, "b": 55},
         legend={"bgcolor": "rgba(255,255,255,0.7)"},
     )  # fmt: skip
@@ -90,7 +104,7 @@ def add_line(
     isolated = [known[i] and not known[i - 1] and not known[i + 1] for i in range(1, len(known) - 1)]
     if look["mode"] == "lines" and any(isolated):  # a line of one point shows nothing
         look |= {"mode": "lines+markers", "marker": {"color": color, "size": [8 if one else 0 for one in isolated]}}
-    fig.add_scatter(x=list(x), y=list(y), name=name, **look, **(place or {}))
+    fig.add_scatter(x=[*map(literal, x)], y=list(y), name=literal(name), **look, **(place or {}))
 
 
 def add_band(
@@ -100,8 +114,8 @@ def add_band(
     """Add a shaded interval around a line."""
     r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     fig.add_scatter(
-        x=[*x, *reversed(list(x))], y=[*high, *reversed(list(low))], fill="toself", fillcolor=f"rgba({r},{g},{b},0.18)",
-        mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False, **(place or {}),
+        x=[*map(literal, [*x, *reversed(list(x))])], y=[*high, *reversed(list(low))], fill="toself", mode="lines",
+        fillcolor=f"rgba({r},{g},{b},0.18)", line={"width": 0}, hoverinfo="skip", showlegend=False, **(place or {}),
     )  # fmt: skip
 
 
@@ -161,8 +175,8 @@ def interval_dots(
     """Draw a dot with its interval for each name, the first at the top; hovering shows the notes too."""
     fig = figure(title, x_title, log_x=log_x)
     fig.add_scatter(
-        x=[each.mean for each in intervals], y=list(names), mode="markers", text=list(notes) or None,
-        marker={"color": COLORS["trained"], "size": 9}, error_x=error_bars(intervals, log=log_x),
+        x=[each.mean for each in intervals], y=[*map(literal, names)], text=[*map(literal, notes)] or None,
+        mode="markers", marker={"color": COLORS["trained"], "size": 9}, error_x=error_bars(intervals, log=log_x),
         hovertemplate=f"%{{y}}: %{{x:.3g}}{'<br>%{text}' if notes else ''}<extra></extra>",
     )  # fmt: skip
     fig.update_yaxes(autorange="reversed", type="category")
@@ -210,7 +224,8 @@ def add_heatmap(
 ) -> None:  # fmt: skip
     """Add a heatmap `[y x]`; `hover` is plotly's template of the text shown for the cell under the pointer."""
     values = z.tolist() if isinstance(z, Tensor) else z
-    fig.add_heatmap(z=values, x=list(x), y=list(y), hovertemplate=f"{hover}<extra></extra>", **options, **(place or {}))
+    x, y = ([*map(literal, ticks)] for ticks in (x, y))
+    fig.add_heatmap(z=values, x=x, y=y, hovertemplate=f"{hover}<extra></extra>", **options, **(place or {}))
 
 
 def signed_scale(bound: float) -> dict[str, Any]:
@@ -227,7 +242,7 @@ def name_cells(fig: go.Figure, **options: Any) -> go.Figure:
 
 def color_bar(title: str, **options: Any) -> dict[str, Any]:
     """Return a colour bar with its title at its side: above, it would cover the highest tick."""
-    return {"title": {"text": title, "side": "right"}, "thickness": 14, **options}
+    return {"title": {"text": literal(title), "side": "right"}, "thickness": 14, **options}
 
 
 def bar_ticks(bound: float, *, signed: bool = True) -> list[float]:

@@ -1,6 +1,7 @@
 """Figures as files at the sizes of a paper: PNG, SVG and PDF, drawn by the system's Chromium, and HTML."""
 
 import asyncio
+import html
 import re
 import struct
 import zlib
@@ -191,7 +192,7 @@ def _in_lines(text: str, width: float, size: float) -> tuple[str, int]:
 
 
 def _plain(text: str) -> str:
-    return re.sub("<[^>]*>", "", text)
+    return html.unescape(re.sub("<[^>]*>", "", text))
 
 
 def _untitled(fig: go.Figure) -> go.Figure:

@@ -69,7 +69,8 @@ def phase_diagram(
         raise ValueError(f"{value!r} has values that are not positive, which have no logarithm: take log=False")
     colors = [[math.log10(m) if log else m for m in row] for row in medians]
     text = [
-        [f"{x} {_tick(a)}, {y} {_tick(b)}<br>{_summary(cells.get((b, a)), value)}" for a in xs] for b in ys
+        ["<br>".join(map(draw.literal, (f"{x} {_tick(a)}, {y} {_tick(b)}", _summary(cells.get((b, a)), value))))
+         for a in xs] for b in ys
     ]  # fmt: skip
     fig = draw.figure(title or value, x, y)
     places_x, places_y = list(range(len(xs))), list(range(len(ys)))
@@ -81,7 +82,7 @@ def phase_diagram(
     if threshold is not None:
         _add_threshold(fig, medians, threshold, log)
     for update, places, each in ((fig.update_xaxes, places_x, xs), (fig.update_yaxes, places_y, ys)):
-        ticks = {"tickvals": places, "ticktext": [_tick(one) for one in each]}
+        ticks = {"tickvals": places, "ticktext": [draw.literal(_tick(one)) for one in each]}
         update(showgrid=False, zeroline=False, range=[-0.5, len(places) - 0.5], **ticks)
     return fig.update_layout(legend={"orientation": "h", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"})
 
@@ -170,9 +171,9 @@ def _add_seeds(fig: go.Figure, xs: list[Any], seeds: Mapping[str, list[torch.Ten
     for color, (name, at) in zip(draw.colors_for(list(seeds)), seeds.items(), strict=True):
         if 1 < max(map(len, at), default=0) <= FEW:
             fig.add_scatter(
-                x=[x for x, values in zip(xs, at, strict=True) for _ in values], y=torch.cat(at).tolist(),
+                x=[draw.literal(x) for x, values in zip(xs, at, strict=True) for _ in values], y=torch.cat(at).tolist(),
                 marker={"size": 5, "color": color, "opacity": 0.55, "line": {"width": 0.5, "color": "white"}},
-                mode="markers", name=f"{name}: each seed", showlegend=False, offsetgroup=name,
+                mode="markers", name=draw.literal(f"{name}: each seed"), showlegend=False, offsetgroup=name,
                 hovertemplate="%{y:.4g}<extra>a seed</extra>",
             )  # fmt: skip
 

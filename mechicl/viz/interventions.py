@@ -59,12 +59,12 @@ def patching_grid(
     values = sweep.recovered(name) if as_share else effect.mean(-1)
     noising = sweep.what.startswith("noising")
     share = f"share of the way to the corrupted {name}" if noising else f"share of {name} recovered"
-    quantity = share if as_share else f"change of {name}"
+    quantity = draw.literal(share if as_share else f"change of {name}")
     intervals = np.array([str(interval(cell)) for cell in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
-    heading = title or f"{sweep.what[:1].upper()}{sweep.what[1:]}: {quantity}"
+    heading = title or draw.Markup(f"{draw.literal(sweep.what[:1].upper() + sweep.what[1:])}: {quantity}")
     largest = float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0
     ticks = {"tickvals": draw.bar_ticks(largest)[::2], "tickformat": ".2~g"}
-    bar = draw.color_bar(quantity.replace(" of ", " of<br>"), **ticks)
+    bar = draw.color_bar(draw.Markup(quantity.replace(" of ", " of<br>")), **ticks)
     style: dict[str, Any] = {**draw.signed_scale(max(largest, 1e-12)), "zmid": 0, "colorbar": bar}
 
     def add_cells(fig: go.Figure, cells: Any, x: Sequence[str], y: Sequence[str], where: str, **options: Any) -> None:
@@ -144,7 +144,8 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
             hover = "layer %{y}, head %{x}<br>%{z:.4f}" + (" ± %{customdata:.4f}" if measured else "")
             draw.add_heatmap(
                 fig, means, list(map(str, range(heads))), list(map(str, range(layers))),
-                f"{name.replace('_', ' ')}<br>{hover}", text=[[_score(one) for one in row] for row in means.tolist()],
+                f"{draw.literal(name.replace('_', ' '))}<br>{hover}",
+                text=[[_score(one) for one in row] for row in means.tolist()],
                 texttemplate="%{text}" if heads <= NUMBERED_HEADS else None, textfont={"size": 11 if cell > 40 else 9},
                 customdata=precision.tolist(), xgap=1.5, ygap=1.5, coloraxis="coloraxis" if measured else "coloraxis2",
                 place=draw.panel(row * columns + column, columns),
@@ -252,4 +253,4 @@ def _scale(title: str, colors: str, low: float, top: float, length: float) -> di
 
 def _heading(scores: HeadScores, name: str) -> str:
     under = f"chance {scores.chance[name]:.3f}" if scores.is_of_attention(name) else "of the weights"
-    return f"{name.replace('_', ' ')}<br><span style='font-size:11px'>{under}</span>"
+    return draw.Markup(f"{draw.literal(name.replace('_', ' '))}<br><span style='font-size:11px'>{under}</span>")

@@ -48,5 +48,7 @@ def ablation_bars(ablations: Mapping[str, MatchedAblation]) -> go.Figure:
         label = {"ablated": "without these heads", "matched": "without random heads of the same layers"}.get(name, name)
         samples = [getattr(result, name).double() for result in ablations.values()]
         values = [interval(each.mean(0) if each.ndim > 1 else each).within(0, 1) for each in samples]
-        fig.add_bar(x=list(ablations), y=[v.mean for v in values], name=label, error_y=draw.error_bars(values))
+        fig.add_bar(
+            x=[*map(draw.literal, ablations)], y=[v.mean for v in values], name=label, error_y=draw.error_bars(values)
+        )
     return fig

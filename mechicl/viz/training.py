@@ -55,7 +55,7 @@ def losses_over_training(
             falls = transitions[kind]
             fig.add_scatter(
                 x=falls.steps[falls.fell].tolist(), y=((falls.plateau + falls.final) / 4)[falls.fell].tolist(),
-                mode="markers", name=f"transition, {kind}", legendgroup=kind,
+                mode="markers", name=draw.literal(f"transition, {kind}"), legendgroup=kind,
                 marker={"symbol": "diamond", "size": 8, "color": color, "line": {"color": "white", "width": 1}},
             )  # fmt: skip
     for dash, (name, value) in zip(itertools.cycle(draw.DASHES[1:]), (references or {}).items(), strict=False):
@@ -252,7 +252,7 @@ def settings_figure(
     for color, (name, by_task) in zip(draw.colors_for(list(scores)), scores.items(), strict=True):
         means, halves = zip(*((i.mean, i.half_width if i.n > 1 else 0.0) for i in by_task.values()), strict=True)
         bar = {"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"}
-        fig.add_bar(x=list(by_task), y=means, name=name, marker_color=color, error_y=bar)
+        fig.add_bar(x=[*map(draw.literal, by_task)], y=means, name=draw.literal(name), marker_color=color, error_y=bar)
     dotted = {"color": "#444", "width": 1, "dash": "dot"}
     for i, level in enumerate(chance or ()):
         fig.add_shape(type="line", x0=i - 0.45, x1=i + 0.45, y0=level, y1=level, line=dotted, layer="above",

@@ -40,7 +40,8 @@ def verdict_figure(
     """
     names = ["Left unexplained by the nearest algorithms"]
     if over_training is not None:
-        names.append("<br>".join(["Left unexplained during training by", *textwrap.wrap(match.name, WIDEST)]))
+        wrapped = map(draw.literal, textwrap.wrap(match.name, WIDEST))
+        names.append(draw.Markup("<br>".join(["Left unexplained during training by", *wrapped])))
     widths = [0.58, 0.42] if len(names) > 1 else [1.0]
     fig = draw.panels("", names, horizontal_spacing=0.12, column_widths=widths)
     shown = [each for each in identified.matches if not is_for_scale(each.name)][:N_FAMILIES]
@@ -52,7 +53,7 @@ def verdict_figure(
     for kind in [kind for kind in ("named", "tied with it", "other algorithms") if kind in kinds]:
         at = [i for i, each in enumerate(kinds) if each == kind]
         fig.add_scatter(
-            x=[distances[i].mean for i in at], y=[shown[i].name for i in at], mode="markers", name=kind,
+            x=[distances[i].mean for i in at], y=[draw.literal(shown[i].name) for i in at], mode="markers", name=kind,
             error_x=draw.error_bars([distances[i] for i in at], log=True),
             marker={"color": draw.COLORS[kind], "size": 10 if kind == "named" else 8},
             hovertemplate="%{y}: %{x:.3g}<extra></extra>", **left,
@@ -71,7 +72,7 @@ def verdict_figure(
     axis_title = {"text": "share of the model's squared predictions", "font": {"size": 12}}
     fig.update_xaxes(title=axis_title, **_share_axis(ends), **left)
     bottom = len(shown) - 0.5 + len(marks) * LABEL / ROW
-    order = {"categoryorder": "array", "categoryarray": [each.name for each in shown]}
+    order = {"categoryorder": "array", "categoryarray": [draw.literal(each.name) for each in shown]}
     fig.update_yaxes(range=[bottom, -0.5], type="category", **order, **left)
     if over_training is not None:
         _during_training(fig, *over_training, near)
@@ -85,7 +86,7 @@ def score_bars(title: str, unit: str, names: Sequence[str], values: Mapping[str,
     """Draw bars side by side for each name: the first kind of values in the model's colour, the second in grey."""
     fig = draw.figure(title, "", unit)
     for (kind, heights), color in zip(values.items(), (draw.COLORS["trained"], GREY), strict=False):
-        fig.add_bar(x=list(names), y=list(heights), name=kind, marker_color=color)
+        fig.add_bar(x=[*map(draw.literal, names)], y=list(heights), name=draw.literal(kind), marker_color=color)
     return fig.update_yaxes(range=[0, 1]).update_layout(legend=draw.BELOW)
 
 

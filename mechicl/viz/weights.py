@@ -74,7 +74,7 @@ def weight_products_figure(trained: WeightProducts, construction: WeightProducts
         "β W<sub>PV</sub>, trained": trained.W_PV[0, 0],
         "W<sub>PV</sub>, construction": construction.W_PV[0, 0],
     }
-    fig, matrices = draw.panels("", list(products), horizontal_spacing=0.06), list(products.values())
+    fig, matrices = draw.panels("", [*map(draw.Markup, products)], horizontal_spacing=0.06), list(products.values())
     for i, matrix in enumerate(matrices):
         bound = max(float(each.abs().max()) for each in matrices[i // 2 * 2 :][:2])  # two share a scale
         draw.add_heatmap(
@@ -138,11 +138,11 @@ def kernel_heatmaps(
     if not grids or any(grid.shape[1] != 1 or not grid.equal(grids[0]) for grid in grids):
         raise ValueError(f"views must have one grid [point 1], got grids {[tuple(grid.shape) for grid in grids]}")
     titles = [
-        f"{name}<br><span style='font-size:11px'>|K − Kᵀ| / |K| = {view.symmetry_error:.2f}, "
+        f"{draw.literal(name)}<br><span style='font-size:11px'>|K − Kᵀ| / |K| = {view.symmetry_error:.2f}, "
         f"effective rank {view.effective_rank:.1f}</span>"
         for name, view in views.items()
     ]
-    fig = draw.panels(title, titles, shared_yaxes=True, horizontal_spacing=0.03)
+    fig = draw.panels(title, [*map(draw.Markup, titles)], shared_yaxes=True, horizontal_spacing=0.03)
     kernels = [getattr(view, part) for view in views.values()]
     values, bound = grids[0][:, 0].tolist(), max(float(kernel.abs().max()) for kernel in kernels)
     hover = "query %{y:.2f}, context point %{x:.2f}: %{z:.4f}"

@@ -284,9 +284,7 @@ def test_shuffled_outputs_are_never_the_own_ones(outputs):
 
 def test_pairs_that_the_tokenizer_cannot_write():
     pairs = tuple((f"{i}", f"{'?' if i < 6 else i} q") for i in range(10))
-    with pytest.warns(
-        UserWarning, match=r"4 of 10 pairs of task 't' are used; the others .* does not know; n_prompts=30"
-    ):
+    with pytest.warns(UserWarning, match="4 of 10 pairs of task 't' are used; the others .* does not know$"):
         known = word_prompts(_CHARACTERS, WordTask("t", pairs, "{input}:{output}"), n_shots=3, n_prompts=30)
     assert set(known.queries) == set("6789")  # the other six have an unknown token
     assert (known.n_pairs, known.n_left_out) == (4, 6)
@@ -317,15 +315,12 @@ def test_pairs_that_are_left_out_are_counted():
     assert len(caught) == 1
     assert (prompts.n_pairs, prompts.n_left_out) == (5, 7)
     assert Path(caught[0].filename).name == "test_words.py" or sys.version_info < (3, 12)
-    with pytest.warns(UserWarning, match="n_prompts=6 is more, and prompts with the same query are one sample"):
-        word_prompts(_CHARACTERS, replace(MIXED, pairs=LETTERS), n_prompts=6, n_shots=2)
 
 
 @pytest.mark.parametrize(("seed", "n_shots"), [(0, 0), (0, 4), (1, 2), (2, 2)])
 def test_no_query_repeats_before_all_have_been_asked(seed, n_shots):
     task = replace(MIXED, pairs=LETTERS)
-    with pytest.warns(UserWarning, match="n_prompts=12 is more"):
-        prompts = word_prompts(_CHARACTERS, task, n_prompts=12, n_shots=n_shots, seed=seed)
+    prompts = word_prompts(_CHARACTERS, task, n_prompts=12, n_shots=n_shots, seed=seed)
     for start in (0, 5):
         assert sorted(prompts.queries[start : start + 5]) == list("abcde")
     for row, query in zip(prompts.ids.tolist(), prompts.queries, strict=True):

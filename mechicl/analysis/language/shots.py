@@ -16,8 +16,8 @@ from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Interval, Result, interval
-from mechicl.text import WORD_TASKS, WordTask
-from mechicl.text.words import WordLabels, draw_prompts, warn_of_pairs
+from mechicl.text import WORD_TASKS, WordTask, word_prompts
+from mechicl.text.words import WordLabels
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +103,8 @@ def icl_score(
     for name, values in (("tasks", names), ("labels", labels), ("shots", shots)):
         if not values or len(set(values)) < len(values) or "other task" in values:
             raise ValueError(f"{name} must be one or more different ones, without 'other task', got {list(values)}")
-    drawn = [draw_prompts(language.tokenizer, task, n_prompts=1, n_shots=max(shots)) for task in tasks]
-    warn_of_pairs(drawn, n_prompts)
-    n_prompts = min(n_prompts, *(each.n_pairs for each in drawn))
+    first = (word_prompts(language.tokenizer, task, n_prompts=1, n_shots=max(shots)) for task in tasks)
+    n_prompts = min(n_prompts, *(prompt.n_pairs for prompt in first))
     shape = (len(tasks), len(labels), len(shots), n_prompts)
     accuracy, log_probability = torch.empty(shape), torch.empty(shape)
     cells = [(t, k, s) for t in range(len(tasks)) for s in range(len(shots)) for k in range(len(labels))]
@@ -113,7 +112,7 @@ def icl_score(
         if shots[s] == 0 and k > 0:  # without demonstrations there are no labels
             accuracy[t, k, s], log_probability[t, k, s] = accuracy[t, 0, s], log_probability[t, 0, s]
             continue
-        prompts = draw_prompts(
+        prompts = word_prompts(
             language.tokenizer, tasks[t], n_prompts=n_prompts, n_shots=shots[s], labels=labels[k], seed=seed
         )
         logits = predict_last(adapter, prompts.ids, memory)

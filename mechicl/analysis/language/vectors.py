@@ -21,8 +21,7 @@ from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
-from mechicl.text import WordPrompts, WordTask
-from mechicl.text.words import draw_prompts, warn_of_pairs
+from mechicl.text import WordPrompts, WordTask, word_prompts
 
 Head = tuple[int, int]
 
@@ -103,10 +102,9 @@ def function_vectors(
         >>> found.heads[:3], found.intervals()["added"]
     """
     draw = {"tokenizer": language.tokenizer, "task": task}
-    clean = draw_prompts(**draw, n_prompts=n_clean, n_shots=n_shots, seed=seed)
-    warn_of_pairs([clean], n_prompts)
-    shuffled = draw_prompts(**draw, n_prompts=n_prompts, n_shots=n_shots, labels="shuffled", seed=seed + 1)
-    zero = draw_prompts(**draw, n_prompts=n_prompts, n_shots=0, seed=seed + 2)
+    clean = word_prompts(**draw, n_prompts=n_clean, n_shots=n_shots, seed=seed)
+    shuffled = word_prompts(**draw, n_prompts=n_prompts, n_shots=n_shots, labels="shuffled", seed=seed + 1)
+    zero = word_prompts(**draw, n_prompts=n_prompts, n_shots=0, seed=seed + 2)
     adapter = ModelAdapter(language.model, "query")
     last = shuffled.ids.shape[1] - 1
     swept = ablate(
@@ -186,17 +184,16 @@ def task_vectors(
         >>> task_vectors(language, "capitals").to_dataframe()
     """
     draw = {"tokenizer": language.tokenizer, "task": task, "n_prompts": n_prompts}
-    zero = draw_prompts(**draw, n_shots=0, seed=seed)
-    warn_of_pairs([zero], n_prompts)
+    zero = word_prompts(**draw, n_shots=0, seed=seed)
     adapter = ModelAdapter(language.model, "query")
     results = []
     for labels in ("true", "shuffled"):
-        shown = draw_prompts(**draw, n_shots=n_shots, labels=labels, seed=seed + 1)  # other queries
+        shown = word_prompts(**draw, n_shots=n_shots, labels=labels, seed=seed + 1)  # other queries
         streams = _streams_at_end(adapter, shown.ids, memory)
         results.append(_replace_at_end(adapter, zero, streams, memory, progress))
     patched, control = (zero.by_query(swept.values["metric"][:, 0].cpu()) for swept in results)
     zero_shot = zero.by_query(results[0].unpatched_values["metric"].cpu())
-    few = draw_prompts(**draw, n_shots=n_shots, seed=seed)
+    few = word_prompts(**draw, n_shots=n_shots, seed=seed)
     few_shot = few.by_query(target_probability(few.targets)(predict_last(adapter, few.ids, memory)).cpu())
     return TaskVectors(zero.task, patched, control, zero_shot, few_shot)
 
