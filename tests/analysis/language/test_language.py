@@ -1,10 +1,13 @@
 """Analyses of language models against the model of `transformers`, run with torch's own hooks."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from mechicl import constructions
 from mechicl.analysis import ablate, score_edges
@@ -20,9 +23,11 @@ from mechicl.analysis.language import (
     steering,
     task_vectors,
 )
+from mechicl.interop import LanguageModel
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.suffix_runs import suffix_runs
 from mechicl.text import WORD_TASKS, word_prompts
+from tests.analysis.language.conftest import make_tokenizer
 
 D_HEAD, N_HEADS = 8, 4
 DRAW: dict[str, Any] = {"n_shots": 4, "n_prompts": 6}
@@ -177,6 +182,62 @@ def test_matched_ablation(language, hf_model):
     other = word_prompts(language.tokenizer, "antonyms", n_shots=3, n_prompts=2)
     with pytest.raises(ValueError, match="must have as many tokens"):
         ablate_matched(language.model, prompts, [(0, 1)], reference=other)
+
+
+def test_prompts_with_the_same_query_are_one_sample(language, hf_model):
+    few = replace(WORD_TASKS["antonyms"], name="few", pairs=WORD_TASKS["antonyms"].pairs[:5])
+    draw: dict[str, Any] = {"n_shots": 2, "n_prompts": 12, "seed": 3}
+    prompts = word_prompts(language.tokenizer, few, **draw)
+    shares = probability(logits_of(hf_model, prompts.ids), prompts.targets)
+    queries = list(dict.fromkeys(prompts.queries))
+    expected = torch.stack([
+        torch.stack([share for share, query in zip(shares, prompts.queries, strict=True) if query == each]).mean()
+        for each in queries
+    ])  # fmt: skip
+    found = ablate_matched(language.model, prompts, [(0, 1)], reference=prompts, n_random=2, progress=False)
+    torch.testing.assert_close(found.intact, expected)
+    assert found.effect().n == found.ablated.numel() == found.matched.shape[1] == 5
+    vector = function_vectors(language, few, n_shots=2, n_heads=2, n_prompts=7, n_clean=12, seed=3, progress=False)
+    torch.testing.assert_close(vector.few_shot, expected)
+    assert {values.shape[-1] for values in vector.samples().values()} == {5}
+    tasks = task_vectors(language, few, **draw, progress=False)
+    torch.testing.assert_close(tasks.few_shot, expected)
+    assert {values.shape[-1] for values in tasks.samples().values()} == {5}
+    options: dict[str, Any] = {"shots": (0, 2), "labels": ("true",), "progress": False}
+    scores = icl_score(language, [few, "plural"], **options, n_prompts=12, seed=3)
+    assert scores.accuracy.shape == (2, 1, 2, 5)
+    assert sorted(prompts.queries[:5]) == sorted(queries)
+    torch.testing.assert_close(scores.log_probability[0, 0, 1].exp(), shares[:5])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "window"])
+def test_a_prompt_is_scored_as_it_is_alone(kind):
+    """Models with learned positions, and with a window that prompts exceed."""
+    torch.manual_seed(3)
+    tokenizer = make_tokenizer()
+    sizes = {"vocab_size": len(tokenizer), "initializer_range": 0.3, "attn_implementation": "eager"}
+    if kind == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **sizes)).eval()
+    else:
+        widths = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = MistralConfig(**widths, **sizes, num_key_value_heads=1, sliding_window=8)
+        model = MistralForCausalLM(config).eval()
+    bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
+    bridge.eval()
+    language = LanguageModel(kind, bridge, tokenizer)
+    draw: dict[str, Any] = {"n_prompts": 6, "seed": 1}
+    prompts = word_prompts(tokenizer, "antonyms", n_shots=3, **draw)
+    rows = zip(prompts.ids, prompts.targets, strict=True)
+    alone = torch.stack([logits_of(model, row[None])[0].log_softmax(-1)[target] for row, target in rows])
+    options: dict[str, Any] = {"shots": (3,), "labels": ("true",), "progress": False}
+    for memory in (2**28, 4e6):
+        scores = icl_score(language, "antonyms", **options, **draw, memory=memory)
+        torch.testing.assert_close(scores.log_probability[0, 0, 0], alone, atol=1e-5, rtol=0)
+    more = icl_score(language, "antonyms", **options, n_prompts=40, seed=1)
+    torch.testing.assert_close(more.log_probability[0, 0, 0, :6], alone, atol=1e-5, rtol=0)
+    losses = loss_by_position(language, prompts.ids)
+    for order in (torch.arange(6), torch.tensor([3, 5])):
+        torch.testing.assert_close(loss_by_position(language, prompts.ids[order], memory=4e6), losses[:, order])
 
 
 def test_stability_of_known_sets():
