@@ -52,7 +52,7 @@ def spaces_first():
     """A tokenizer as Llama's: texts begin with a space, which is a part of their first token."""
     vocab = ["<s>", *"▁▁abcdefghilmnoprtuwMRS:\n", "▁good", "▁bad", "▁Review:", "Mood:", "▁a", "▁b"]
     vocab = list(dict.fromkeys(vocab))
-    merges = [tuple(pair.split("+")) for pair in ("▁+a", "▁+b")]
+    merges = [("▁", "a"), ("▁", "b")]
     words = Tokenizer(models.BPE({word: i for i, word in enumerate(vocab)}, merges, unk_token="<s>"))
     words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     words.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
@@ -131,7 +131,7 @@ def test_prompts_begin_with_what_the_tokenizer_puts_before_a_text(template):
     prompts = word_prompts(tokenizer, task, n_prompts=4, n_shots=2)
     for row, query in zip(prompts.ids.tolist(), prompts.queries, strict=True):
         assert row[: len(start)] == start
-        assert tokenizer.decode(row[len(start) :]).endswith(f"Q {query} A")
+        assert str(tokenizer.decode(row[len(start) :])).endswith(f"Q {query} A")
         assert len(row) == len(start) + 4 + 4 + 3
     review = replace(REVIEWS, template="Q: {text} A", labels=(" up", " down"))
     shown, queries = labelled(["hot", "cold"], [0, 1], review), labelled(["up"], [0], review)
@@ -145,7 +145,9 @@ def test_labels_and_separators_continue_the_text_before_them():
     task = replace(REVIEWS, template="{text}:", labels=(" a", " b"), separator=":")
     shots = text_shots(tokenizer, labelled(["a"], [1], task), labelled(["b"], [0], task))
     whole = tokenizer("a: b:").input_ids
+    assert shots.in_context is not None
     assert shots.in_context[0][: len(whole)].tolist() == whole
+    assert shots.choices is not None
     assert shots.choices.tolist() == tokenizer.convert_tokens_to_ids(["▁a", "▁b"])
 
 

@@ -16,7 +16,7 @@ from pypdf import PdfReader
 
 from mechicl import viz
 from mechicl.viz.attention import attention_html
-from mechicl.viz.elements import add_line, figure, panels
+from mechicl.viz.elements import Markup, add_line, figure, panels
 from mechicl.viz.export import Paper, laid_out, still_svgs
 from mechicl.viz.html import Html
 from mechicl.viz.page import Section, page, table, text
@@ -235,7 +235,7 @@ def test_a_narrower_figure_has_letters_of_the_same_size():
 
 
 def test_titles_are_broken_into_lines_and_lose_no_word():
-    names = ["a panel with a long name", "W<sub>KQ</sub> of another one", "incomprehensibilities"]
+    names = ["a panel with a long name", Markup("W<sub>KQ</sub> of another one"), "incomprehensibilities"]
     fig = panels(TITLE, names)
     before = layout_of(fig).height
     narrow, _, _, _ = laid_out(fig, Paper(3.25))

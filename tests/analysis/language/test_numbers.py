@@ -101,11 +101,12 @@ def make_model(kind: str):
     torch.manual_seed(2)
     if kind == "gpt2":  # learned absolute positions
         sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=30, initializer_range=0.4, **sizes, attn_implementation="eager"))
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=30, initializer_range=0.4, **sizes))
     elif kind == "window":  # of 8 tokens: a prompt has 41
-        model = MistralForCausalLM(MistralConfig(**SIZES, **GATED, sliding_window=8, attn_implementation="eager"))
+        model = MistralForCausalLM(MistralConfig(**SIZES, **GATED, sliding_window=8))
     else:  # rotary positions
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, **GATED, attn_implementation="eager"))
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, **GATED))
+    model.config._attn_implementation = "eager"
     return model.double().eval()
 
 
