@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mechicl.base.arguments import ArgumentError, check_fields, checked
 from mechicl.checkpoints import UnknownSeedError, are_weights_random, available, load_checkpoint
@@ -126,7 +127,8 @@ def load_language_model(
     if not folder.is_dir():
         with _named_errors(title):
             folder = download(str(name), revision)
-    bridge = _bridge(folder.resolve(), copy.deepcopy(tokenizer), seed or 0, torch.device(device or "cpu"), dtype)
+    with _reopened(tokenizer) as copied:
+        bridge = _bridge(folder.resolve(), copied, seed or 0, torch.device(device or "cpu"), dtype)
     return LanguageModel(title, bridge.eval(), bridge.tokenizer)
 
 
@@ -170,7 +172,8 @@ def _bridge(folder: Path, tokenizer: Any, seed: int, device: torch.device, dtype
             bridge = TransformerBridge.boot_transformers(str(folder), **options)
         else:
             torch.manual_seed(UNTRAINED_SEED + seed)
-            bridge = TransformerBridge.boot_transformers(str(folder), load_weights=False, **options).to(device, dtype)
+            bridge = TransformerBridge.boot_transformers(str(folder), load_weights=False, **options)
+            _convert(bridge, device, dtype)
     if bridge.tokenizer is None or getattr(bridge.tokenizer, "vocab_size", 1) == 0:
         raise ValueError(
             f"{folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give tokenizer="
@@ -181,7 +184,7 @@ def _bridge(folder: Path, tokenizer: Any, seed: int, device: torch.device, dtype
 def _open(
     model: Any, tokenizer: Any, name: str, seed: int | None, device: Any, dtype: Any, *, is_ours: bool = False
 ) -> LanguageModel:
-    """Open a model of `transformers` in memory; another's is copied, because a bridge changes the model that it wraps."""
+    """Open a model of `transformers` in memory, as a copy if it is not ours: a bridge changes what it wraps."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
     from transformers import PreTrainedModel
 
@@ -197,16 +200,24 @@ def _open(
     if are_weights_random():
         with torch.random.fork_rng():
             torch.manual_seed(UNTRAINED_SEED + (seed or 0))
-            model = type(model)(copy.deepcopy(model.config)).to(model.device, model.dtype)
+            device, dtype = device or model.device, dtype or model.dtype
+            model = type(model)(copy.deepcopy(model.config))
     elif not is_ours:
-        model, tokenizer = copy.deepcopy(model), copy.deepcopy(tokenizer)
-    model = model.to(device or model.device, dtype or model.dtype).eval()
+        model = copy.deepcopy(model)
+    _convert(model.eval(), device, dtype)
     model.set_attn_implementation("eager")  # others do not compute patterns
-    with _named_errors(name):
+    with _named_errors(name), _reopened(tokenizer) as tokenizer:
         bridge = build_bridge_from_module(
             model, type(model).__name__, hf_config=model.config, tokenizer=tokenizer, model_name=name
         )
     return LanguageModel(name, bridge.eval(), bridge.tokenizer)
+
+
+def _convert(model: torch.nn.Module, device: Any, dtype: torch.dtype | None) -> None:
+    if device is not None:
+        model.to(device)
+    for parameter in model.parameters() if dtype is not None else ():  # and no buffers: positions need float32
+        parameter.data = parameter.data.to(dtype)
 
 
 def load_gguf(
@@ -215,7 +226,7 @@ def load_gguf(
     """Load a model of `transformers` and its tokenizer from quantized weights; `save_pretrained` can save both."""
     if importlib.util.find_spec("gguf") is None:
         raise ImportError("GGUF files need the package gguf: pip install 'mechicl[gguf]'")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     if Path(name).is_dir() and not (Path(name) / gguf_file).is_file():
         files = sorted(path.name for path in Path(name).glob("*.gguf"))
@@ -233,6 +244,17 @@ def load_gguf(
         del model.config.quantization_config
     model.config.dequantized_from = Path(gguf_file).name  # saved with the model; reports mention it
     return model, tokenizer
+
+
+@contextmanager
+def _reopened(tokenizer: Any) -> Iterator[Any]:
+    """A copy of a tokenizer from a folder of its own: TransformerLens opens a tokenizer again from where it was."""
+    if tokenizer is None:
+        yield None
+        return
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        yield AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mechicl.base.files import check_file, read_json
@@ -119,9 +118,10 @@ class ModelFolder:
             )
         whole = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
         usable = {name: weight for name, weight in self.weights.items() if weight.is_floating_point() or name in whole}
-        unused = {f"{name} ({self.weights[name].dtype})" for name in self.weights.keys() - usable.keys()
-                  if not BUFFERS.search(name)} | _with_odd_prefixes(usable, f"{model.base_model_prefix}.")  # fmt: skip
-        report: dict[str, Any] = {"missing_keys": _missing_experts(usable)}
+        odd = _with_odd_prefixes(usable, f"{model.base_model_prefix}.")
+        types = {name: self.weights[name].dtype for name in self.weights.keys() - usable.keys()}
+        unused = odd | {f"{name} ({dtype})" for name, dtype in types.items() if not BUFFERS.search(name)}
+        report: dict[str, Any] = {"missing_keys": _missing_experts(usable.keys() - odd)}
         if not unused and not report["missing_keys"]:
             try:
                 _, report = type(model).from_pretrained(
@@ -148,8 +148,8 @@ class _Bounded(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def refuse_differences(name: str, report: Mapping[str, Any], unused: set[str] = frozenset()) -> None:  # type: ignore
-    """Refuse (ValueError) a model if transformers' `output_loading_info` reports a difference, or weights are unused."""
+def refuse_differences(name: str, report: Mapping[str, Any], unused: Set[str] = frozenset()) -> None:
+    """Refuse (ValueError) a model if `output_loading_info` of transformers reports a difference."""
     shapes = report.get("mismatched_keys", ())
     parts = {
         "missing": report["missing_keys"],
@@ -162,9 +162,10 @@ def refuse_differences(name: str, report: Mapping[str, Any], unused: set[str] = 
 
 
 def _with_odd_prefixes(names: Iterable[str], prefix: str) -> set[str]:
-    """Names that lack the base model's prefix, which others have, or repeat it; transformers would sort them wrongly."""
+    """Names that repeat the base model's prefix, or lack it where others have it; transformers sorts them wrongly."""
+    doubled = {name for name in names if name.startswith(2 * prefix)}
     parts = {name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}
-    return {name for name in names if name.split(".")[0] in parts}
+    return doubled | {name for name in names if name.split(".")[0] in parts - {prefix[:-1]}}
 
 
 def _missing_experts(names: Iterable[str]) -> set[str]:
