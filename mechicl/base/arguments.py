@@ -31,6 +31,7 @@ from mechicl.base.annotations import allowed, constraint, described, elements, i
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+RAW = "is a model of transformers, without hooks: open it with load_language_model(model=..., tokenizer=...)"
 LARGEST_EXPANDED = 2**31
 """Elements of an expanded tensor; computing with a larger one would allocate all of them."""
 
@@ -205,6 +206,8 @@ def _checked_arguments(
 def _checked_value(
     title: str, name: str, hint: Any, value: Any, undefined: bool, tensors: dict[str, Tensor] | None = None
 ) -> Any:
+    if _is_raw(value) and torch.nn.Module not in parts_of(hint):
+        raise ArgumentError(f"{title}(): {name} {RAW}")
     if not (hint is Tensor and isinstance(value, Tensor)) and not fits(value, hint, undefined):
         plain = _as_python(value, hint)
         if plain is value or not fits(plain, hint, undefined):
@@ -222,6 +225,13 @@ def _checked_value(
     elif (isinstance(value, PurePath) or (isinstance(value, str) and Path in parts_of(hint))) and not _is_path(value):
         raise ArgumentError(f"{title}(): {name} must be a valid path, got {short(repr(str(value)))}")
     return value
+
+
+def _is_raw(value: Any) -> bool:
+    """True for a model of transformers, which is not imported here because that takes seconds."""
+    if not isinstance(value, torch.nn.Module):
+        return False
+    return any(each.__module__ == "transformers.modeling_utils" for each in type(value).__mro__)
 
 
 def _is_path(value: PurePath | str) -> bool:
@@ -367,7 +377,7 @@ def _refusal(name: str, hint: Any, value: Any, tensors: Mapping[str, Tensor], un
     advice = ""
     if isinstance(value, np.ndarray) and any(part is Tensor or is_array(part) for part in parts_of(hint)):
         advice = "; torch.from_numpy makes a tensor of it"
-    elif type(value).__module__.startswith(("transformer_lens.", "transformers.")) and "Hooked" in allowed(hint):
+    elif type(value).__module__.startswith("transformer_lens.") and "Hooked" in allowed(hint):
         advice = "; mechicl.wrap() makes a model of it"
     if label := _find_nan(name, value):
         return f"{label} must be a finite number, got nan"

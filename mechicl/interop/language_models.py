@@ -1,28 +1,24 @@
 """Language models with their tokenizers: ours, and all that TransformerLens supports."""
 
+import copy
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mechicl.base.arguments import check_fields, checked
-from mechicl.base.files import check_file, read_json
-from mechicl.base.tensor_files import read_outline
-from mechicl.checkpoints import are_weights_random, available, load_checkpoint
+from mechicl.base.arguments import ArgumentError, check_fields, checked
+from mechicl.checkpoints import UnknownSeedError, are_weights_random, available, load_checkpoint
+from mechicl.interop.transformers_files import ModelFolder, download, refuse_differences
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
 UNTRAINED_SEED = 1_000_003
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "vocab_size")
-"""Names in configs of `transformers` of sizes that are dimensions of weights."""
-MOST_POSITIONS = 2**17
-"""Largest `n_positions` in a folder whose weights have fewer: rotary positions have no weights."""
-MOST_CONFIG = 2**20
-"""Largest config.json in bytes."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,25 +47,30 @@ class LanguageModel:
 
 @checked
 def load_language_model(
-    name: str | Path,
+    name: str | Path | None = None,
     *,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
     revision: str | None = None,
     gguf_file: str | None = None,
     seed: int | None = None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> LanguageModel:
-    """Load a language model and its tokenizer by name or path.
+    """Load a language model and its tokenizer by name or path, or open a model of `transformers`.
 
     Args:
         name: a causal language model of `transformers`, by its name on the Hugging Face hub or as a folder with its
             config, safetensors and tokenizer; or a mechicl checkpoint trained on texts ("topics-3l", or a folder).
+        model: instead of a name, a model of `transformers` in memory. It is copied, so it stays unchanged.
+        tokenizer: a tokenizer of `transformers`, for `model`, or instead of the one in the folder; it is copied.
         revision: branch, tag or commit on the hub, such as "step1000" of Pythia; by default the main branch.
         gguf_file: file name of quantized weights in the folder or repository. They are dequantized, so they are close
             to the published weights and not equal (needs the package `gguf`).
-        seed: training seed of a mechicl checkpoint; by default the seed with the lowest held-out loss.
-        device: device of the model.
-        dtype: floating-point type of the weights.
+        seed: training seed of a mechicl checkpoint, by default the one with the lowest held-out loss; or a seed of the
+            random weights.
+        device: device of the model; by default the CPU, or the device of `model`.
+        dtype: float16, bfloat16, float32 or float64; by default float32, or the type of `model` or of the checkpoint.
 
     Returns:
         A `LanguageModel`: `model`, in eval mode, is a TransformerLens `TransformerBridge` (or a `HookedTransformer` for
@@ -77,40 +78,74 @@ def load_language_model(
         others take `.model`. Inside `with checkpoints.random_weights():` it has random weights instead, as a control.
 
     Raises:
-        UnknownSeedError: the mechicl checkpoint has no such seed.
-        ValueError: the mechicl checkpoint was not trained on texts; a revision was given for a folder; the config in a
-            folder claims more or larger layers than its safetensors contain; there is no tokenizer; or TransformerLens
-            does not support the architecture.
+        UnknownSeedError: there are no weights of such a seed.
+        ValueError: the names and shapes of the weights in the files are not those that the config requires (known
+            buffers and tied weights excepted), or the weights are integers, quantized, or not safetensors; the config
+            in a folder claims more than its weights; an adapter without its model; no tokenizer; a device or dtype
+            that cannot be used; the mechicl checkpoint was not trained on texts; a revision was given for a folder; or
+            TransformerLens does not support the architecture.
         ImportError: a GGUF file without the package `gguf`.
-        OSError: no such model, or no network connection to fetch it.
+        OSError: no such model or file, or no network connection to fetch it.
 
     Example:
         >>> load_language_model("topics-3l").tokenizer("cat oak").input_ids
         [0, 23, 47]
     """
-    folder = Path(name)
-    if str(name) in available() or (folder / "record.json").is_file():
+    if (name is None) == (model is None):
+        raise ArgumentError("give either a name (or a folder), or model= and tokenizer=")
+    if dtype is not None and dtype not in DTYPES:
+        raise ArgumentError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ArgumentError(f"tokenizer must be one of transformers, got {type(tokenizer).__name__}")
+    _check_device(device)
+    if model is not None:
         if revision is not None or gguf_file is not None:
-            raise ValueError(f"revision and gguf_file are for models of transformers, {name} is a checkpoint of ours")
-        checkpoint = load_checkpoint(name)
+            raise ArgumentError("revision and gguf_file are for models that are loaded by name, not for model=")
+        return _open(model, tokenizer, type(model).__name__, seed, device, dtype)
+    folder, title = Path(str(name)), str(name)
+    if title in available() or (folder / "record.json").is_file():
+        if revision is not None or gguf_file is not None or tokenizer is not None:
+            raise ValueError(f"revision and gguf_file (and tokenizer) are for models of transformers, {name} is a "
+                             f"checkpoint of ours")  # fmt: skip
+        checkpoint = load_checkpoint(title)
         if not isinstance(checkpoint.task, TopicClassification):
             raise ValueError(f"{checkpoint.name} was trained on {type(checkpoint.task).__name__}, not on texts")
-        return LanguageModel(checkpoint.name, checkpoint.model(seed).to(device), topic_tokenizer())
+        return LanguageModel(checkpoint.name, checkpoint.model(seed).to(device or "cpu", dtype), topic_tokenizer())
     if folder.is_dir() and revision is not None:
         raise ValueError(f"revision is for models on the hub, and {name} is a folder: give the revision's own folder")
-    if not folder.is_dir() and not _is_hub_name(str(name)):
+    if not folder.is_dir() and not _is_hub_name(title):
         raise FileNotFoundError(f"{name} is neither a folder nor a name on the hub, such as EleutherAI/pythia-160m")
+    _check_seed(seed, title)
+    if folder.is_dir():
+        title = folder.resolve().name
+    if revision is not None:
+        title = f"{title}@{revision}"
+    dtype = dtype or torch.float32
     if gguf_file is not None:
-        bridge = _bridge_of_gguf(str(name), gguf_file, revision, device, dtype)
-    else:
-        if (folder / "config.json").exists():
-            _check_folder(folder)
-        bridge = _bridge(str(name), revision, seed or 0, device, dtype)
-    bridge.eval()
-    if bridge.tokenizer is None or getattr(bridge.tokenizer, "vocab_size", 1) == 0:
-        raise ValueError(f"{name} has no tokenizer: save one into its folder, by tokenizer.save_pretrained")
-    title = folder.name if folder.is_dir() else str(name)
-    return LanguageModel(f"{title}@{revision}" if revision else title, bridge, bridge.tokenizer)
+        opened, own = load_gguf(str(name), gguf_file, revision=revision, dtype=dtype)
+        return _open(opened, tokenizer or own, title, seed, device, None, is_ours=True)
+    if not folder.is_dir():
+        with _named_errors(title):
+            folder = download(str(name), revision)
+    with _reopened(tokenizer) as copied:
+        bridge = _bridge(folder.resolve(), copied, seed or 0, torch.device(device or "cpu"), dtype)
+    return LanguageModel(title, bridge.eval(), bridge.tokenizer)
+
+
+def _check_device(device: str | torch.device | None) -> None:
+    try:
+        if device is not None and torch.empty(0, device=device).is_meta:
+            raise RuntimeError("weights on it have no values")
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        names = ["cpu", *(f"{accelerator}:{i}" for i in range(torch.accelerator.device_count()))]
+        reason = str(error).splitlines()[0]
+        raise ArgumentError(f"device={str(device)!r} cannot be used; here are {', '.join(names)} ({reason})") from error
+
+
+def _check_seed(seed: int | None, name: str) -> None:
+    if seed is not None and not are_weights_random():
+        raise UnknownSeedError(f"{name} has one set of weights, so seed={seed} cannot be honoured: leave it out")
 
 
 def is_language_model(name: str | Path) -> bool:
@@ -127,14 +162,62 @@ def _is_hub_name(name: str) -> bool:
     return name.count("/") < 2 and not name.startswith((".", "/", "~"))
 
 
-def _bridge(name: str, revision: str | None, seed: int, device: str | torch.device, dtype: torch.dtype) -> Any:
+def _bridge(folder: Path, tokenizer: Any, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
     from transformer_lens.model_bridge import TransformerBridge  # takes seconds
 
-    with torch.random.fork_rng(enabled=are_weights_random()), _named_errors(name):
+    files = ModelFolder(folder, needs_tokenizer=tokenizer is None)
+    options = {"model_class": files, "tokenizer": tokenizer, "device": device, "dtype": dtype}
+    with torch.random.fork_rng(enabled=are_weights_random()), _named_errors(str(folder)):
         if not are_weights_random():
-            return TransformerBridge.boot_transformers(name, revision=revision, device=device, dtype=dtype)
-        torch.manual_seed(UNTRAINED_SEED + seed)
-        return TransformerBridge.boot_transformers(name, revision=revision, load_weights=False).to(device, dtype)
+            bridge = TransformerBridge.boot_transformers(str(folder), **options)
+        else:
+            torch.manual_seed(UNTRAINED_SEED + seed)
+            bridge = TransformerBridge.boot_transformers(str(folder), load_weights=False, **options)
+            _convert(bridge, device, dtype)
+    if bridge.tokenizer is None or getattr(bridge.tokenizer, "vocab_size", 1) == 0:
+        raise ValueError(
+            f"{folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give tokenizer="
+        )
+    return bridge
+
+
+def _open(
+    model: Any, tokenizer: Any, name: str, seed: int | None, device: Any, dtype: Any, *, is_ours: bool = False
+) -> LanguageModel:
+    """Open a model of `transformers` in memory, as a copy if it is not ours: a bridge changes what it wraps."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise ArgumentError(f"model must be a model of transformers (PreTrainedModel), got {type(model).__name__}")
+    if tokenizer is None:
+        raise ArgumentError("give tokenizer=, the tokenizer of transformers that belongs to model=")
+    _check_seed(seed, name)
+    for weight, value in model.named_parameters():
+        if value.is_meta or value.dtype not in DTYPES:
+            where = "on the device 'meta'" if value.is_meta else f"of type {value.dtype}"
+            raise ArgumentError(f"{weight} is {where}: load it in float32 (quantized weights: model.dequantize())")
+    if are_weights_random():
+        with torch.random.fork_rng():
+            torch.manual_seed(UNTRAINED_SEED + (seed or 0))
+            device, dtype = device or model.device, dtype or model.dtype
+            model = type(model)(copy.deepcopy(model.config))
+    elif not is_ours:
+        model = copy.deepcopy(model)
+    _convert(model.eval(), device, dtype)
+    model.set_attn_implementation("eager")  # others do not compute patterns
+    with _named_errors(name), _reopened(tokenizer) as tokenizer:
+        bridge = build_bridge_from_module(
+            model, type(model).__name__, hf_config=model.config, tokenizer=tokenizer, model_name=name
+        )
+    return LanguageModel(name, bridge.eval(), bridge.tokenizer)
+
+
+def _convert(model: torch.nn.Module, device: Any, dtype: torch.dtype | None) -> None:
+    if device is not None:
+        model.to(device)
+    for parameter in model.parameters() if dtype is not None else ():  # and no buffers: positions need float32
+        parameter.data = parameter.data.to(dtype)
 
 
 def load_gguf(
@@ -143,12 +226,19 @@ def load_gguf(
     """Load a model of `transformers` and its tokenizer from quantized weights; `save_pretrained` can save both."""
     if importlib.util.find_spec("gguf") is None:
         raise ImportError("GGUF files need the package gguf: pip install 'mechicl[gguf]'")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    where = {"gguf_file": gguf_file} | ({} if revision is None else {"revision": revision})
+    if Path(name).is_dir() and not (Path(name) / gguf_file).is_file():
+        files = sorted(path.name for path in Path(name).glob("*.gguf"))
+        raise FileNotFoundError(f"{name} has no file gguf_file={gguf_file!r}; its GGUF files are {files}")
+    where = {"gguf_file": gguf_file, "trust_remote_code": False} | ({} if revision is None else {"revision": revision})
     with _named_errors(str(name)):
         tokenizer = AutoTokenizer.from_pretrained(str(name), **where)
-        model: Any = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype, attn_implementation="eager", **where)
+        model: Any
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(name), dtype=dtype, attn_implementation="eager", output_loading_info=True, **where
+        )
+        refuse_differences(f"{name}/{gguf_file}", report)
     model.hf_quantizer = None  # the weights are no longer quantized; with these two the model could not be saved
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -156,22 +246,15 @@ def load_gguf(
     return model, tokenizer
 
 
-def _bridge_of_gguf(
-    name: str, gguf_file: str, revision: str | None, device: str | torch.device, dtype: torch.dtype
-) -> Any:
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-    from transformers import AutoModelForCausalLM
-
-    model, tokenizer = load_gguf(name, gguf_file, revision=revision, dtype=dtype)
-    if are_weights_random():
-        with torch.random.fork_rng():
-            torch.manual_seed(UNTRAINED_SEED)
-            model = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").to(dtype)
-    architecture = (model.config.architectures or [type(model).__name__])[0]
-    with _named_errors(name):
-        return build_bridge_from_module(
-            model.to(device).eval(), architecture, hf_config=model.config, tokenizer=tokenizer, model_name=name
-        )
+@contextmanager
+def _reopened(tokenizer: Any) -> Iterator[Any]:
+    """A copy of a tokenizer from a folder of its own: TransformerLens opens a tokenizer again from where it was."""
+    if tokenizer is None:
+        yield None
+        return
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        yield AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 @contextmanager
@@ -184,25 +267,9 @@ def _named_errors(name: str) -> Iterator[None]:
         if "offline" in str(error) or "connect" in str(error).lower() or "couldn't reach" in str(error).lower():
             raise OSError(f"{name} is not in a folder and cannot be fetched without a network connection") from error
         raise
-    except (KeyError, ValueError, NotImplementedError) as error:
+    except Exception as error:
         if "architecture" in str(error).lower() or "model_type" in str(error).lower():
             raise ValueError(f"TransformerLens does not support the architecture of {name}: {error}") from error
-        raise
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder of `transformers` whose config claims more than its weights, before memory is allocated."""
-    for path in folder.iterdir():
-        if not path.is_dir():
-            check_file(path)
-    config = read_json(folder / "config.json", MOST_CONFIG)
-    tensors = [tensor for path in folder.glob("*.safetensors") for tensor in read_outline(path)[0].values()]
-    if not tensors:
-        raise ValueError(f"{folder} has no safetensors; weights in other formats are not read")
-    widest = max(max(t.shape, default=1) for t in tensors)
-    bounds: dict[str, int] = {**dict.fromkeys(LAYERS, len(tensors)), **dict.fromkeys(WIDTHS, widest)}
-    bounds["n_positions"] = max(widest, MOST_POSITIONS)
-    for name, bound in bounds.items():
-        value = config.get(name)
-        if isinstance(value, int | float) and value > bound:
-            raise ValueError(f"{folder}: {name}={value} in config.json exceeds the weights, which allow {bound}")
+        if isinstance(error, ValueError):
+            raise
+        raise ValueError(f"{name} cannot be opened ({error!r}): check its config and tokenizer") from error

@@ -2,21 +2,19 @@
 
 import importlib.util
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformer_lens.model_bridge import TransformerBridge
 from transformers import GPT2Config, GPT2LMHeadModel, GPTJConfig, GPTJForCausalLM, PreTrainedTokenizerFast
 
 from mechicl.analysis import FineTuning, compare_with_finetuning
 from mechicl.analysis.finetuning import draw_texts
 from mechicl.analysis.language import loss_by_position
 from mechicl.checkpoints import random_weights
-from mechicl.interop import load_language_model
+from mechicl.interop import language_models, load_language_model
 from mechicl.interop.language_models import is_language_model
 from mechicl.tasks.topics import WORDS
 from mechicl.text import TEXT_TASKS, text_shots
@@ -105,6 +103,7 @@ def test_a_folder_that_claims_more_than_its_weights_is_refused(gpt2, change, mes
     (folder / "config.json").write_text(json.dumps(config | change))
     with bounded(), pytest.raises(ValueError, match=message):
         load_language_model(folder)
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").rename(folder / "model.bin")
     with pytest.raises(ValueError, match="has no safetensors"):
         load_language_model(folder)
@@ -173,17 +172,9 @@ def test_errors_name_the_model_and_the_fix(monkeypatch, raised, expected, named)
     def fail(*args, **options):
         raise raised
 
-    monkeypatch.setattr(TransformerBridge, "boot_transformers", fail)
+    monkeypatch.setattr(language_models, "download", fail)
     with pytest.raises(expected, match=named):
         load_language_model("some/model")
-
-
-def test_revision_and_type_are_passed_on(monkeypatch):
-    seen = {}
-    bridge = SimpleNamespace(eval=lambda: None, tokenizer="tokenizer")
-    monkeypatch.setattr(TransformerBridge, "boot_transformers", lambda name, **options: seen.update(options) or bridge)
-    language = load_language_model("some/model", revision="step1000")
-    assert (language.name, language.tokenizer, seen["revision"]) == ("some/model@step1000", "tokenizer", "step1000")
 
 
 def test_names_of_language_models(tmp_path):

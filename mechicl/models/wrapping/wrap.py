@@ -33,7 +33,7 @@ PARTS_OF_ATTENTION: dict[str, tuple[str, Side]] = {  # key in `attention`: compo
 
 @checked
 def wrap(
-    module: Any,
+    module: nn.Module | Any,  # whatever it is, so also models of transformers
     *,
     encode: Encode | str,
     decode: Decode | None = None,

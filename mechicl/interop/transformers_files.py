@@ -1,0 +1,193 @@
+"""Folders of `transformers`: their weights are compared with their config before memory is allocated."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from torch.overrides import TorchFunctionMode
+
+from mechicl.base.files import check_file, read_json
+from mechicl.base.tensor_files import read_outline, read_tensors
+
+MOST_CONFIG, MOST_BUFFERS = 2**18, 2**25
+"""Largest config.json in bytes; most bytes of buffers of a model with smaller weights."""
+MOST_NUMBER, MOST_POSITIONS = 2**14, 2**24
+"""Largest number in a config whose weights have smaller dimensions; and of positions, which may have no weights."""
+POSITIONS = re.compile(r"position|window|length|seq|ctx|context|chunk|token_id|theta|base|freq")
+BUFFERS = re.compile(r"(attn|attention)\.(masked_)?bias$|\.inv_freq$|(^|\.)position_ids$")
+"""Masks and tables of positions that older versions of transformers saved."""
+EXPERT = re.compile(r"(.*experts)\.(\d+)\.(.*)")
+TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+FETCHED = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "model*.safetensors"]
+INSTEAD = "open them with transformers, and give model= and tokenizer="
+
+
+def download(name: str, revision: str | None) -> Path:
+    """Download config, tokenizer and safetensors of a model on the hub, and return their folder in the hub's cache."""
+    from transformer_lens.tools.model_registry.registry_io import resolve_model_alias
+
+    return Path(snapshot_download(resolve_model_alias(name) or name, revision=revision, allow_patterns=FETCHED))
+
+
+class ModelFolder:
+    """A folder of `transformers`, in place of a model class in `boot_transformers`: it makes models that fit the files.
+
+    Only safetensors are read. The model is first made on torch's "meta" device and compared with the headers of the
+    files, so that a config that does not fit them allocates nothing.
+    """
+
+    def __init__(self, folder: Path, *, needs_tokenizer: bool):
+        for path in folder.iterdir():
+            if not path.is_dir():
+                check_file(path)
+        self.folder = folder
+        if (folder / "adapter_config.json").exists():
+            raise ValueError(f"{folder} is an adapter (LoRA, PEFT) of another model: open that one with peft, call "
+                             f"merge_and_unload(), and give the result as model=, with tokenizer=")  # fmt: skip
+        if not (folder / "config.json").exists():
+            quantized = sorted(path.name for path in folder.glob("*.gguf"))
+            fix = f"give gguf_file=, one of {quantized}" if quantized else "model.save_pretrained(folder) saves a model"
+            raise ValueError(f"{folder} has no config.json: {fix}")
+        config = read_json(folder / "config.json", MOST_CONFIG)
+        if config.get("quantization_config") is not None:
+            raise ValueError(f"{folder} has quantized weights, which are not read: {INSTEAD} after model.dequantize()")
+        self.files = self._find_weights()
+        outlines = [(name, weight) for path in self.files for name, weight in read_outline(path)[0].items()]
+        self.weights = dict(outlines)
+        if len(self.weights) < len(outlines):
+            raise ValueError(
+                f"{folder}: weights are in more than one of the files {[path.name for path in self.files]}"
+            )
+        largest = max(len(self.weights), MOST_NUMBER, *(size for _, weight in outlines for size in weight.shape))
+        for name, value in _numbers(config):
+            most = max(largest, MOST_POSITIONS) if POSITIONS.search(name) else largest
+            if abs(value) > most and not name.endswith(("theta", "base")):
+                raise ValueError(f"{folder}: {name}={value} in config.json exceeds the weights, which allow {most}")
+        if needs_tokenizer and not any(path for pattern in TOKENIZERS for path in folder.glob(pattern)):
+            raise ValueError(f"{folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give "
+                             f"tokenizer=")  # fmt: skip
+
+    def _find_weights(self) -> list[Path]:
+        single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
+        if single.exists():
+            return [single]
+        if not index.exists():
+            raise ValueError(f"{self.folder} has no safetensors (model.safetensors, or its parts and their index); "
+                             f"weights in other formats are not read: if you trust them, {INSTEAD}")  # fmt: skip
+        places = read_json(index).get("weight_map")
+        names = list(places.values()) if isinstance(places, dict) else []
+        if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError(
+                f"{index} must have a weight_map: the names of the weights, each with a file of the folder"
+            )
+        if missing := sorted(name for name in set(names) if not (self.folder / name).exists()):
+            raise ValueError(f"{self.folder} lacks {_some(missing)}, which its index lists: copy the missing files")
+        return [self.folder / name for name in sorted(set(names))]
+
+    def from_pretrained(self, name: str, *, config: Any, **options: Any) -> Any:
+        """Load the model."""
+        kind = self._check(config)
+        weights = {key: weight for path in self.files for key, weight in read_tensors(path)[0].items()}
+        return kind.from_pretrained(None, config=config, state_dict=weights, **options)
+
+    def from_config(self, config: Any) -> Any:
+        """Make a model with random weights."""
+        return self._check(config)._from_config(config)
+
+    def _check(self, config: Any) -> Any:
+        """Compare the weights that a config requires with those in the files, and return the model's class."""
+        from transformer_lens.model_bridge.sources.transformers import (
+            determine_architecture_from_hf_config,
+            get_hf_model_class_for_architecture,
+        )
+
+        size = sum(weight.nbytes for weight in self.weights.values())
+        auto_class = get_hf_model_class_for_architecture(determine_architecture_from_hf_config(config))
+        try:
+            with torch.device("meta"), _Bounded(1000 + 20 * len(self.weights)):
+                model = auto_class.from_config(config)
+        except Exception as error:
+            raise ValueError(f"{self.folder}: no model can be made from config.json ({error!r})") from error
+        if (n_bytes := sum(buffer.nbytes for buffer in model.buffers())) > max(size, MOST_BUFFERS):
+            raise ValueError(
+                f"{self.folder}: config.json requires {n_bytes:,} bytes of buffers, for {size:,} of weights"
+            )
+        whole = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
+        usable = {name: weight for name, weight in self.weights.items() if weight.is_floating_point() or name in whole}
+        odd = _with_odd_prefixes(usable, f"{model.base_model_prefix}.")
+        types = {name: self.weights[name].dtype for name in self.weights.keys() - usable.keys()}
+        unused = odd | {f"{name} ({dtype})" for name, dtype in types.items() if not BUFFERS.search(name)}
+        report: dict[str, Any] = {"missing_keys": _missing_experts(usable.keys() - odd)}
+        if not unused and not report["missing_keys"]:
+            try:
+                _, report = type(model).from_pretrained(
+                    None, config=config, state_dict=usable, device_map="meta", output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                )  # fmt: skip
+            except RuntimeError as error:
+                raise ValueError(f"{self.folder}: the weights in the files do not fit the config ({error})") from error
+        refuse_differences(str(self.folder), report, unused)
+        return type(model)
+
+
+class _Bounded(TorchFunctionMode):
+    """Allows a number of torch's operations, so that a model with many more parts than weights is not made."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.left = most
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("it has many more parts than the weights")
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_differences(name: str, report: Mapping[str, Any], unused: Set[str] = frozenset()) -> None:
+    """Refuse (ValueError) a model if `output_loading_info` of transformers reports a difference."""
+    shapes = report.get("mismatched_keys", ())
+    parts = {
+        "missing": report["missing_keys"],
+        "not used": unused | {key for key in report.get("unexpected_keys", ()) if not BUFFERS.search(key)},
+        "of another shape": {f"{key} {list(there)} instead of {list(right)}" for key, there, right in shapes},
+        "errors": report.get("error_msgs"),
+    }
+    if found := [f"{words}: {_some(sorted(keys))}" for words, keys in parts.items() if keys]:
+        raise ValueError(f"{name}: the weights in the files do not fit the config; {'; '.join(found)}")
+
+
+def _with_odd_prefixes(names: Iterable[str], prefix: str) -> set[str]:
+    """Names that repeat the base model's prefix, or lack it where others have it; transformers sorts them wrongly."""
+    doubled = {name for name in names if name.startswith(2 * prefix)}
+    parts = {name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}
+    return doubled | {name for name in names if name.split(".")[0] in parts - {prefix[:-1]}}
+
+
+def _missing_experts(names: Iterable[str]) -> set[str]:
+    """Weights of experts, numbered from 0, that are missing; transformers would stack the others in their places."""
+    found = [match.groups() for name in names if (match := EXPERT.fullmatch(name))]
+    numbers: dict[str, set[str]] = defaultdict(set)
+    for parent, number, _ in found:
+        numbers[parent].add(number)
+    expected = {
+        f"{parent}.{number}.{part}" for parent, part in {(parent, part) for parent, _, part in found}
+        for number in numbers[parent] | {str(i) for i in range(len(numbers[parent]))}
+    }  # fmt: skip
+    return expected - {".".join(groups) for groups in found}
+
+
+def _numbers(config: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
+    if isinstance(config, dict | list):
+        for key, value in config.items() if isinstance(config, dict) else enumerate(config):
+            yield from _numbers(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(config, int | float) and not isinstance(config, bool):
+        yield name, config
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
