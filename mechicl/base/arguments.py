@@ -98,7 +98,7 @@ _COLLECTIONS = (list, tuple, dict, Sequence, Mapping, Set)  # the first three ar
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Turn errors of the user's code, which `what` names, into an `ArgumentError`, except those that already are one."""
+    """Turn errors of the user's code, which `what` names, into `ArgumentError`s that are chained to them."""
     try:
         yield
     except (ArgumentError, MemoryError, torch.OutOfMemoryError):
