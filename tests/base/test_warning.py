@@ -53,7 +53,7 @@ CALLS = {
     "a recurrent model": lambda: MODELS[1].predict(PROMPTS),
     "chains": lambda: learning_coefficient(
         nn.Linear(2, 1), (torch.ones(9, 2),), loss=lambda m, x: m(x).square().mean(), **QUICK
-    ),  # fmt: skip
+    ),
     "identify": lambda: identify(
         AlgorithmLearner(lambda prompts: 9 + prompts.query.ys * 0),
         TASK,
@@ -61,7 +61,7 @@ CALLS = {
         with_limits=False,
         with_references=False,
         progress=False,
-    ),  # fmt: skip
+    ),
 }
 
 

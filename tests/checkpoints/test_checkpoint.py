@@ -20,7 +20,7 @@ from mechicl.checkpoints import (
     untrained,
 )
 from mechicl.checkpoints.stacks import stack_models
-from mechicl.models import TransformerConfig, build
+from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig, train
 

@@ -103,6 +103,7 @@ def test_a_learner_of_tokens_that_fails_is_named(algorithm, message):
 
 def test_a_metric_that_fails_is_named():
     model = HookedTransformer(TransformerConfig(x_dim=2, n_context=3, n_layers=1, n_heads=1), seed=0)
-    with pytest.raises(ValueError, match="metric 'metric', given predictions of torch.float32, failed: RuntimeError"):
-        patch(model, PROMPTS.to(torch.float32), TASK.sample(4, seed=1), "z", ("layer",),
-              metrics=lambda predictions: predictions @ torch.zeros(1, 1, dtype=torch.float64), progress=False)  # fmt: skip
+    clean, corrupted = PROMPTS.to(torch.float32), TASK.sample(4, seed=1)
+    wrong = torch.zeros(1, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"metric 'metric', given predictions of torch.float32, failed: RuntimeError"):
+        patch(model, clean, corrupted, "z", ("layer",), metrics=lambda found: found @ wrong, progress=False)

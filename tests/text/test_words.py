@@ -198,7 +198,7 @@ def test_files_of_spreadsheets(tmp_path):
 
 
 @pytest.mark.parametrize(("contents", "message"), [
-    ("input,output\ncafé,thé\nup,down\n".encode("cp1252"), r"mine.csv is not UTF-8 \(byte 0xe9 in line 2\): save it as"),
+    ("input,output\ncafé,thé\nup,down\n".encode("cp1252"), r"mine.csv is not UTF-8 \(byte 0xe9 in line 2\): save it"),
     ("input,output\nup,down\n".encode("utf-16"), r"mine.csv is not UTF-8 \(byte 0xff in line 1\)"),
     ("input,output\nup,down\n".encode("utf-16-le"), r"mine.csv is not UTF-8 \(byte 0x00 in line 1\)"),
     (b"input,output\nup,down\na\0,b\n", r"mine.csv is not UTF-8 \(byte 0x00 in line 3\)"),
