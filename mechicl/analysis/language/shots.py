@@ -147,7 +147,7 @@ def loss_by_position(
         limits = f", {ids.min()} to {ids.max()}" if ids.numel() else ""
         raise ValueError(f"ids must be one or more texts of two or more tokens, each from 0 to {vocabulary - 1}, got "
                          f"{described(ids)}{limits}")  # fmt: skip
-    ids = adapter.encode(ids)
+    ids = adapter.encode(ids.long())
     rows = rows_at_once(adapter, ids, Budget(memory).holding(8 * ids.numel()))
     losses = []
     for part in progress_bar(ids.split(rows), unit="batch", progress=progress, desc="loss by position"):
