@@ -20,6 +20,7 @@ from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, count
 from mechicl.base.arguments import check_fields, checked
 from mechicl.learners import AlgorithmLearner, Learner
+from mechicl.learners.learners import predictions_at
 from mechicl.prompts import Prompts
 
 ROUNDING = 1e-10  # squared distances, relative to squared predictions: below, two learners predict the same
@@ -191,7 +192,9 @@ class Algorithm:
 def nearest_learner(name: str, learners: Sequence[Learner], problem: FitProblem) -> int:
     """Return the index of the learner that predicts nearest to the targets."""
     with torch.no_grad():
-        errors = [problem.error(each.predict(problem.prompts).cpu().double()) for each in learners]
+        errors = [
+            problem.error(predictions_at(each, problem.prompts, name=name)[:, 0].cpu().double()) for each in learners
+        ]
     best = min(range(len(errors)), key=errors.__getitem__)
     if not math.isfinite(errors[best]):
         raise ValueError(f"{name!r} predicts no finite numbers for any of its {len(learners)} candidates")

@@ -8,6 +8,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import (
     Annotated,
@@ -75,6 +76,8 @@ Positive = Annotated[float, _ABOVE_ZERO]
 """A finite number above 0."""
 NonNegative = Annotated[float, at_least(0)]
 """A finite number of at least 0."""
+Seed = Annotated[int, between(0, 2**63 - 1)]
+"""A seed of random numbers. Every argument called `seed`, `..._seed` or `seeds` is checked for it."""
 Fraction = Annotated[float, between(0, 1)]
 """A number from 0 to 1."""
 
@@ -92,6 +95,17 @@ _COLLECTIONS = (list, tuple, dict, Sequence, Mapping, Set)  # the first three ar
 
 
 # ---- checks ----
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Turn errors of the user's code, which `what` names, into `ArgumentError`s that are chained to them."""
+    try:
+        yield
+    except (ArgumentError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ArgumentError(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
 @overload
@@ -213,6 +227,10 @@ def _checked_value(
         if plain is value or not fits(plain, hint, undefined):
             raise ArgumentError(f"{title}(): {_refusal(name, hint, value, tensors or {}, undefined)}")
         value = plain
+    if name.endswith(("seed", "seeds")) and isinstance(value, int | list | tuple | range):
+        for each in [value] if isinstance(value, int) else value:
+            if isinstance(each, int) and not fits(each, Seed):
+                raise ArgumentError(f"{title}(): {name} must be {allowed(Seed)}, got {each}")
     if isinstance(value, Tensor | torch.nn.Module):
         if fault := _fault(value, undefined):
             raise ArgumentError(f"{title}(): {name} {fault}")

@@ -76,6 +76,20 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read(most)
 
 
+def check_text(path: Path, most: int = MOST_BYTES) -> None:
+    """Check that a regular file of at most `most` bytes is text in UTF-8 (ValueError); raises also as `check_file`."""
+    check_file(path, most)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+                wrong = line.find(0)
+            except UnicodeDecodeError as error:
+                wrong = error.start
+            if wrong >= 0:
+                raise ValueError(f"{path} is not UTF-8 (byte {line[wrong]:#04x} in line {number}): save it as UTF-8")
+
+
 def check_writable(folder: Path) -> None:
     """Check (OSError) that files can be written in a folder, which need not exist yet; leaves nothing there."""
     existing = folder.absolute()

@@ -1,16 +1,26 @@
-"""Warnings that point at the user's line where Python can do that."""
+"""Warnings that point at the user's line."""
 
+import contextlib
+import functools
+import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
-# From Python 3.12 on, warnings skip the library's files; before, they point at the caller of the function that warns.
-_WHERE: dict[str, Any] = (
-    {"skip_file_prefixes": (str(Path(__file__).parents[1]),)} if sys.version_info >= (3, 12) else {"stacklevel": 3}
+import jaxtyping
+import torch
+
+_PASSED = (
+    *(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], *torch.__path__, *jaxtyping.__path__)),
+    contextlib.__file__,
+    functools.__file__,
 )
+"""Files whose frames are between the user's line and a warning: the library, and what calls it back."""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn where the user called the library."""
-    warnings.warn(message, category, **_WHERE)
+    """Warn where the user called the library: at the first line outside of it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_code.co_filename.startswith(_PASSED):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

@@ -20,9 +20,12 @@ def stack_models(models: Sequence[Model]) -> dict[str, Tensor]:
     """Stack the parameters and buffers of models with one config on a leading seed axis."""
     with holding(*models):
         states = [_named_tensors(model) for model in models]
-        shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
-        if not shapes or any(each != shapes[0] for each in shapes):
-            raise ValueError(f"models must be one or more with one config, got {len(models)} of different shapes")
+        kinds = [
+            {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in state.items()} for state in states
+        ]
+        configs = [model.cfg.to_dict() for model in models]
+        if not kinds or any(each != kinds[0] for each in kinds) or any(each != configs[0] for each in configs):
+            raise ValueError(f"models must be one or more with one config, dtype and device, got {len(models)} models")
         return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 

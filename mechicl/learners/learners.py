@@ -7,6 +7,7 @@ transformer whose weights were written by hand. Everything in the package makes 
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.annotations import described
+from mechicl.base.arguments import calling, check_fields, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -287,16 +289,40 @@ def named_learners(learners: Learners) -> dict[str, Any]:
     return learners
 
 
-def predictions_at(learner: Learner, prompts: Prompts, at: PointsAt) -> Float[Tensor, "prompt point y"]:
-    """Return a learner's predictions of the "query" alone (one point, by `predict`), or of all "points"."""
-    if at == "query":
-        return learner.predict(prompts)[:, None]
-    if not isinstance(learner, PrefixLearner):
+def calling_learner(learner: object, prompts: Prompts, name: str = "") -> AbstractContextManager[None]:
+    """A context in which errors name the learner, and the prompts' dtype, which other code may not expect."""
+    name = name or str(getattr(learner, "name", None) or type(learner).__name__)
+    return calling(f"learner {name!r}, given prompts of {prompts.dtype},")
+
+
+def trajectory_of(learner: IterativeLearner, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
+    """Return a learner's predictions after each step; an error of its own code names it."""
+    with calling_learner(learner, prompts):
+        return learner.trajectory(prompts, with_weights=True) if with_weights else learner.trajectory(prompts)
+
+
+def predictions_at(
+    learner: Learner, prompts: Prompts, at: PointsAt = "query", *, name: str = ""
+) -> Float[Tensor, "prompt point y"]:
+    """Return a learner's predictions of the "query" alone (one point, by `predict`), or of all "points".
+
+    Raises:
+        ArgumentError: its code fails, or returns something else than predictions; the message has the learner's `name`.
+    """
+    if at == "points" and not isinstance(learner, PrefixLearner):
         raise TypeError(
             f"{type(learner).__name__} has no method predict_prefixes(prompts), which predictions of all points need; "
             f"at='query' needs only predict"
         )
-    return learner.predict_prefixes(prompts)
+    method = "predict" if at == "query" else "predict_prefixes"
+    targets = prompts.ys[:, -1] if at == "query" else prompts.ys
+    with calling_learner(learner, prompts, name):
+        predicted = getattr(learner, method)(prompts)
+        if not isinstance(predicted, Tensor) or not predicted.is_floating_point() or predicted.shape != targets.shape:
+            raise TypeError(
+                f"{method}() must return a tensor of floats {list(targets.shape)}, got {described(predicted)}"
+            )
+    return predicted[:, None] if at == "query" else predicted
 
 
 @checked
@@ -344,7 +370,5 @@ def squared_errors(
     for part in prompt_batches(learner, prompts, memory):
         predicted = predictions_at(learner, part, at)
         targets = part.ys[:, -1:] if at == "query" else part.ys
-        if predicted.shape != targets.shape:
-            raise ValueError(f"{type(learner).__name__} predicted {tuple(predicted.shape)} for {tuple(targets.shape)}")
         parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1))
     return torch.cat(parts) if parts else prompts.xs.new_zeros(0, 1, dtype=torch.float64)

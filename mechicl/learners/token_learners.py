@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields, checked
+from mechicl.base.annotations import described
+from mechicl.base.arguments import ArgumentError, calling, check_fields, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.learners.learners import Learners, call_as_text, named
 from mechicl.prompts import TokenSequences
@@ -118,10 +119,12 @@ def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) ->
     Raises:
         ValueError: the learner returns another shape, or probabilities that do not sum to 1.
     """
-    logs = learner.log_probabilities(sequences).cpu().double()
-    kind, shape = type(learner).__name__, tuple(sequences.read.shape)
-    if logs.ndim != 3 or logs.shape[:2] != sequences.read.shape:
-        raise ValueError(f"{kind} must return [prompt read token] for tokens {shape}, got {tuple(logs.shape)}")
+    kind, shape = str(getattr(learner, "name", None) or type(learner).__name__), tuple(sequences.read.shape)
+    with calling(f"learner {kind!r}"):
+        logs = learner.log_probabilities(sequences)
+    if not isinstance(logs, Tensor) or logs.ndim != 3 or logs.shape[:2] != sequences.read.shape:
+        raise ArgumentError(f"{kind} must return [prompt read token] for tokens {shape}, got {described(logs)}")
+    logs = logs.cpu().double()
     totals = logs.logsumexp(-1)
     if totals.isnan().any() or (totals.numel() and totals.abs().max() > 1e-4):
         raise ValueError(f"{kind} must return log-probabilities of a distribution: they do not sum to 1")

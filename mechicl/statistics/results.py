@@ -91,12 +91,12 @@ class Result:
         Returns:
             If all quantities have the same leading axes, one row for each of their entries: the columns of the axes,
             and for each quantity its mean over samples, "NAME_low" and "NAME_high". Otherwise one row a sample and one
-            column a quantity, or a column an entry, `name[0,1]`.
+            column a quantity, or a column an entry, `name[0,1]`; NaN where a quantity has fewer samples than another.
         """
         samples, axes = self.samples(), set(self.axis_names().values())
         shapes = {tensor.shape[:-1] for tensor in samples.values()}
         if len(axes) != 1 or len(shapes) != 1 or not (names := axes.pop()):
-            return pd.DataFrame(dict(self._columns()))
+            return pd.DataFrame({name: pd.Series(entries) for name, entries in self._columns()})
         shape = shapes.pop()
         labels = [self.axis_values(name, size) for name, size in zip(names, shape, strict=True)]
         rows = []

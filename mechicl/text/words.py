@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mechicl.base.arguments import Count, Natural, check_fields, checked
-from mechicl.base.files import check_file
+from mechicl.base.files import check_text
 from mechicl.base.warning import warn
 from mechicl.prompts.tokenizing import own_ids, start_ids
 
@@ -94,17 +94,20 @@ def read_word_task(path: str | Path, *, name: str | None = None, template: str =
         >>> read_word_task("my_pairs.csv", template="{input} -> {output}")
     """
     path = Path(path)
-    check_file(path, MOST_BYTES)
+    check_text(path, MOST_BYTES)
     pairs = []
     with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
-        rows = csv.DictReader(file)
-        if not {"input", "output"} <= set(rows.fieldnames or ()):
-            raise ValueError(f"{path} must have the columns input and output, got {rows.fieldnames}")
-        for row in rows:
-            if None in row:
-                raise ValueError(f"{path}, line {rows.line_num}, has more cells than the header: put texts with commas "
-                                 "in quotes")  # fmt: skip
-            pairs.append(tuple((row[name] or "").strip() for name in ("input", "output")))
+        rows = csv.DictReader(file, strict=True)
+        try:
+            if not {"input", "output"} <= set(rows.fieldnames or ()):
+                raise ValueError(f"{path} must have the columns input and output, got {rows.fieldnames}")
+            for row in rows:
+                if None in row:
+                    raise ValueError(f"{path}, line {rows.line_num}, has more cells than the header: put texts with "
+                                     "commas in quotes")  # fmt: skip
+                pairs.append(tuple((row[name] or "").strip() for name in ("input", "output")))
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {rows.line_num + 1}, cannot be read: {error}") from error
     return WordTask(name or path.stem, tuple(pairs), template)
 
 

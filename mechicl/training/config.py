@@ -13,7 +13,6 @@ from mechicl.base.arguments import (
     Natural,
     NonNegative,
     Positive,
-    between,
     check_fields,
     checked,
     strictly_between,
@@ -25,8 +24,6 @@ from mechicl.tasks.sampling import TokenDistribution
 from mechicl.training.clamp import Clamp
 from mechicl.training.curriculum import Curriculum, Ramp
 from mechicl.training.optimizers import OptimizerName
-
-Seed = Annotated[int, between(0, 2**63 - 1)]
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class TrainingConfig:
     task: AnyTask = field(default_factory=LinearRegression)
     model: ModelConfig = field(default_factory=lambda: TransformerConfig(x_dim=10, n_context=10))
     more_tasks: tuple[AnyTask, ...] = ()
-    seeds: tuple[Seed, ...] = (0,)
+    seeds: tuple[int, ...] = (0,)
     steps: Natural = 5000
     batch_size: Count = 2048
     optimizer: OptimizerName = "adam"
@@ -92,7 +89,7 @@ class TrainingConfig:
     curriculum: Curriculum | None = None
     eval_every: Count = 500
     eval_prompts: Count = 2000
-    eval_seed: Seed = 2**31
+    eval_seed: int = 2**31
     target_loss: Annotated[float, strictly_between(-math.inf, math.inf)] | None = None
     log_every: Count = 100
     save_every: Count = 1000

@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +20,7 @@ from mechicl.base.locks import locked
 from mechicl.base.progress import progress_bar
 from mechicl.base.tensor_files import write_tensors
 from mechicl.base.threads import n_cores, using_threads
+from mechicl.base.warning import warn
 from mechicl.models import build
 from mechicl.training.clamping import Clamping
 from mechicl.training.config import TrainingConfig
@@ -214,10 +214,9 @@ class _Training:
         for generator, saved in zip(self.generators, state.generators, strict=True):
             generator.set_state(saved.clone())  # a row of a tensor would crash torch
         if device == "cpu" and state.route.threads > n_cores():
-            warnings.warn(
+            warn(
                 f"{self.folder} was started with {state.route.threads} threads, on which its last bits depend, and "
-                f"continues with the same number; this machine has {n_cores()} cores, so it will be slow",
-                stacklevel=5,
+                f"continues with the same number; this machine has {n_cores()} cores, so it will be slow"
             )
         self.state, self.last_save = state, state.step
 

@@ -20,7 +20,7 @@ from mechicl.checkpoints import (
     untrained,
 )
 from mechicl.checkpoints.stacks import stack_models
-from mechicl.models import TransformerConfig, build
+from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig, train
 
@@ -203,3 +203,12 @@ def test_a_field_that_an_older_version_did_not_have_is_no_difference(runs, tmp_p
     training = {key: value for key, value in training.items() if key != "mixed_precision"}
     older = changed(runs["b"], tmp_path / "older", training=training)
     assert load_checkpoint(join([older, runs["a"]], tmp_path / "all")).record["seeds"] == [1, 2, 0]
+
+
+@pytest.mark.parametrize("other", [{"score_scale": 3.0}, {"dtype": "float64"}])
+def test_models_of_different_configs_are_not_stacked(other):
+    cfg = TransformerConfig(x_dim=2, n_context=4, n_layers=1, n_heads=1)
+    with pytest.raises(ValueError, match="one config, dtype and device, got 2"):
+        stack_models([HookedTransformer(cfg, seed=0), HookedTransformer(cfg.replace(**other), seed=1)])
+    with pytest.raises(ValueError, match="one config, dtype and device, got 2"):
+        stack_models([HookedTransformer(cfg, seed=0), HookedTransformer(cfg, seed=1).double()])

@@ -268,6 +268,21 @@ def test_files_of_spreadsheets(tmp_path):
         read_word_task(path)
 
 
+@pytest.mark.parametrize(("contents", "message"), [
+    ("input,output\ncafé,thé\nup,down\n".encode("cp1252"), r"mine.csv is not UTF-8 \(byte 0xe9 in line 2\): save it"),
+    ("input,output\nup,down\n".encode("utf-16"), r"mine.csv is not UTF-8 \(byte 0xff in line 1\)"),
+    ("input,output\nup,down\n".encode("utf-16-le"), r"mine.csv is not UTF-8 \(byte 0x00 in line 1\)"),
+    (b"input,output\nup,down\na\0,b\n", r"mine.csv is not UTF-8 \(byte 0x00 in line 3\)"),
+    (b"input,output\nup,down\n\n" + b"a" * 200_000 + b",b\n", "mine.csv, line 4, cannot be read: field larger than"),
+    (b'input,output\nup,down\n"a,b\nc,d\n', "mine.csv, line 3, cannot be read: unexpected end"),
+])  # fmt: skip
+def test_files_in_other_encodings_or_with_huge_fields_are_named(contents, message, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=message):
+        read_word_task(path)
+
+
 @pytest.mark.parametrize("outputs", ["ab", "abbc", "abcdefg"])
 def test_shuffled_outputs_are_never_the_own_ones(outputs):
     task = WordTask(

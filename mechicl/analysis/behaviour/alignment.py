@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import ArgumentError, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory
-from mechicl.learners.learners import bytes_per_prompt
+from mechicl.learners.learners import bytes_per_prompt, predictions_at, trajectory_of
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
 from mechicl.statistics.results import COSINE
@@ -93,11 +93,11 @@ def predictions_and_sensitivities(
     name = type(learner).__name__
     with torch.enable_grad():
         try:
-            predictions = learner.predict(prompts.with_query(query))
-        except RuntimeError:  # such as numpy's on a tensor with gradients
+            predictions = predictions_at(learner, prompts.with_query(query))[:, 0]
+        except ArgumentError:  # such as numpy's on a tensor with gradients
             if required:
                 raise
-            predictions = learner.predict(prompts)
+            predictions = predictions_at(learner, prompts)[:, 0]
         if required and not predictions.requires_grad:
             raise ValueError(f"{name}.predict is not differentiable with respect to the query")
         # one prompt's prediction does not see another's query: the sum over prompts has each prompt's own derivative
@@ -217,7 +217,7 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
         >>> induced_weights(AlgorithmLearner(algorithms.ols), prompts).shape
     """
     if isinstance(learner, IterativeLearner):
-        weights = learner.trajectory(prompts, with_weights=True).weights
+        weights = trajectory_of(learner, prompts, with_weights=True).weights
         if weights is None:
             raise ValueError(f"{type(learner).__name__}.trajectory returned no weights")
         return weights
@@ -277,6 +277,7 @@ def predict_queries_one_by_one(
         for query in queries:
             prefix = prompts.prefix(t).with_query(query.to(prompts.xs).expand(len(prompts), -1))
             iterative = isinstance(learner, IterativeLearner)
-            predicted.append(learner.trajectory(prefix).query() if iterative else learner.predict(prefix)[None])
+            steps = trajectory_of(learner, prefix).query() if iterative else predictions_at(learner, prefix)
+            predicted.append(steps if iterative else steps.transpose(0, 1))
         prefixes.append(torch.stack(predicted, dim=2))
     return torch.stack(prefixes, dim=2)

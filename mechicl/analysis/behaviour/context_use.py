@@ -12,6 +12,7 @@ from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, prompt_batches
+from mechicl.learners.learners import predictions_at, trajectory_of
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
@@ -62,7 +63,7 @@ def measure_forgetting(
         if isinstance(learner, LayerLearner):
             predicted = learner.predict_last_queries(part, xs)[-1]
         else:
-            predicted = torch.stack([learner.predict(part.with_query(x)) for x in xs.unbind(1)], dim=1)
+            predicted = torch.cat([predictions_at(learner, part.with_query(x)) for x in xs.unbind(1)], dim=1)
         parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1).T)
     return Forgetting(torch.cat(parts, dim=1))
 
@@ -109,7 +110,7 @@ def measure_order_sensitivity(
     predictions = []
     for i in progress_bar(range(n_orders), unit="order", progress=progress, desc="order"):
         parts = prompt_batches(learner, prompts.permuted(seed=seed + i), memory)
-        predictions.append(torch.cat([learner.predict(part).double().cpu() for part in parts]))
+        predictions.append(torch.cat([predictions_at(learner, part)[:, 0].double().cpu() for part in parts]))
     stacked = torch.stack(predictions)
     return OrderSensitivity(stacked.var(0).mean(-1), stacked.square().mean(0).mean(-1))
 
@@ -152,7 +153,7 @@ def measure_outside_span(
     steps, parts = (), []
     batches = list(prompt_batches(learner, prompts, memory, copies=4))  # weights of all steps
     for part in progress_bar(batches, unit="batch", progress=progress, desc="span"):
-        trajectory = learner.trajectory(part, with_weights=True)
+        trajectory = trajectory_of(learner, part, with_weights=True)
         weights = trajectory.weights
         if weights is None or weights.shape[2] != part.n_context + 1:
             raise ValueError("measure_outside_span() needs the weights of every prefix: a causal model or an algorithm")

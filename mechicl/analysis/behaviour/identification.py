@@ -24,7 +24,7 @@ from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Learners, prompt_batches
-from mechicl.learners.learners import named_learners
+from mechicl.learners.learners import named_learners, predictions_at
 from mechicl.prompts import Prompts
 from mechicl.tasks import Task
 from mechicl.tasks.sampling import TokenDistribution
@@ -192,18 +192,16 @@ def _fit_given(name: str, learner: Learner, problem: FitProblem, *, memory: floa
         best = nearest_learner(name, learner.members(), problem)
         settings = {learner.hyperparameter: float(learner.values[best])}
         fit = FittedAlgorithm(name, learner.members()[best], settings, 1)
-    predicted = _predict(fit.learner, problem.prompts, memory)
-    if predicted.shape != problem.targets.shape:
-        shapes = tuple(predicted.shape), tuple(problem.targets.shape)
-        raise ValueError(f"{name!r} predicts the shape {shapes[0]}, and the model {shapes[1]}")
+    predicted = _predict(fit.learner, problem.prompts, memory, name)
     if not predicted.isfinite().all():
         raise ValueError(f"{name!r} predicts numbers that are not finite")
     return [fit]
 
 
 @torch.no_grad()
-def _predict(learner: Learner, prompts: Prompts, memory: float) -> Tensor:
-    return torch.cat([learner.predict(part).cpu().double() for part in prompt_batches(learner, prompts, memory)])
+def _predict(learner: Learner, prompts: Prompts, memory: float, name: str = "") -> Tensor:
+    parts = prompt_batches(learner, prompts, memory)
+    return torch.cat([predictions_at(learner, part, name=name)[:, 0].cpu().double() for part in parts])
 
 
 def _predictions_and_slopes(learner: Learner, prompts: Prompts, memory: float) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory
-from mechicl.learners.learners import bytes_per_prompt, predictions_at
+from mechicl.learners.learners import bytes_per_prompt, predictions_at, trajectory_of
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, storable
 from mechicl.statistics.intervals import percentile_interval
@@ -271,7 +271,7 @@ def _trajectory(learner: Learner | Trajectory, prompts: Prompts, place: slice, w
         return learner.part(place)
     with torch.no_grad():
         if isinstance(learner, IterativeLearner):
-            return learner.trajectory(prompts, with_weights=with_weights)
+            return trajectory_of(learner, prompts, with_weights=with_weights)
         weights = induced_weights(learner, prompts) if with_weights else None
         name = getattr(learner, "name", type(learner).__name__)
         return Trajectory((1,), predictions_at(learner, prompts, "points")[None], name, weights)

@@ -5,21 +5,28 @@ Lau et al. 2023 (arXiv 2308.12108) estimate the coefficient λ of singular learn
 density exp(-nβ L(w) - γ/2 |w - w*|²). A regular model with d parameters has λ = d/2; degenerate directions lower it.
 """
 
+import io
 import math
+import pickle
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from mechicl.analysis.dynamics.training import Training, measure_snapshots
-from mechicl.base.arguments import Count, Natural, NonNegative, Positive, at_least, checked
+from mechicl.base.annotations import described
+from mechicl.base.arguments import Count, Natural, NonNegative, Positive, at_least, between, calling, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
@@ -144,7 +151,7 @@ def learning_coefficient(
     n_beta: Positive | None = None,
     localization: NonNegative = 1.0,
     step_size: Positive | None = None,
-    seed: Natural = 0,
+    seed: Annotated[int, between(0, 2**40 - 1)] = 0,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> LearningCoefficient:
@@ -164,7 +171,7 @@ def learning_coefficient(
             default the mean squared error of the query (of all points for models that predict them in one pass), or
             the cross entropy of the next token.
         parts: parts of the model to measure, each by moving only its parameters: "all", "layer 0", "head 0.1", or the
-            name of a parameter, in which `*` stands for any text.
+            name of a parameter, in which `*` stands for any text. Frozen parameters (`requires_grad=False`) never move.
         steps: training steps of the snapshots to measure; all by default.
         n_prompts: number n of prompts to sample from a task.
         batch_size: examples in a minibatch; by default gradients are those of all data.
@@ -174,7 +181,7 @@ def learning_coefficient(
         n_beta: n times the inverse temperature β; n / log(n) by default.
         localization: γ. Directions along which nβ L curves less than γ do not count; a smaller γ needs longer chains.
         step_size: ε of the sampler, by default searched for each model and part (90% of steps are accepted).
-        seed: seed of the chains, and of prompts sampled from a task.
+        seed: seed of the chains, and of prompts sampled from a task; below 2^40.
         memory: bound on memory in bytes; it limits how many models run at a time.
 
     Returns:
@@ -182,7 +189,8 @@ def learning_coefficient(
         its 95% interval; `failures` lists the diagnostics of the chains that fail (empty: reliable).
 
     Raises:
-        ValueError: no data, an unknown part or step, or a burn-in too short to find a step size.
+        ValueError: no data, an unknown part or step, a burn-in too short to find a step size, a loss that is not one
+            finite number or not a function of the weights (dropout, batch norm in training mode), half precision.
 
     Warns:
         SamplingWarning: a diagnostic fails.
@@ -192,8 +200,9 @@ def learning_coefficient(
         >>> result = learning_coefficient(checkpoint, checkpoint.task, steps=[0, 10_000], localization=10.0)
         >>> print(result.estimate(step=10_000))
     """
-    if isinstance(models, Checkpoint) and models.snapshots is None:
-        known, rows = (0,), [models.models]
+    if isinstance(models, Checkpoint):
+        known = models.snapshots.steps if models.snapshots else (0,)
+        rows = [models.models_at(i) for i in range(len(known))] if models.snapshots else [models.models]
     else:
         by_step = {0: models} if isinstance(models, nn.Module) else models
         known, rows = measure_snapshots(by_step, lambda model: model, False)
@@ -207,22 +216,25 @@ def learning_coefficient(
         raise ValueError(f"burn_in must be at least 50 to find a step size, got {burn_in}; or give step_size")
     if not parts or len(set(parts)) != len(parts):
         raise ValueError(f"parts must be one or more different names, got {list(parts)}")
-    loss, tensors = _examples(stacked[0], data, loss, n_prompts, seed, batch_size is None)
-    n, *others = map(len, tensors)
-    if set(others) - {n} or n < max(batch_size or 1, 3 if n_beta is None else 1):
-        raise ValueError(f"data must have one entry per example in each tensor, and at least batch_size={batch_size} "
-                         f"examples (3 without n_beta), got {[n, *others]}")  # fmt: skip
+    batches = []  # models that run together, with the weights that move
+    for _, each in groupby(stacked, _skeleton):
+        alike = list(each)
+        its_loss, tensors = _examples(alike[0], data, loss, n_prompts, seed, batch_size is None)
+        n, *others = map(len, tensors)
+        if set(others) - {n} or n < max(batch_size or 1, 3 if n_beta is None else 1):
+            raise ValueError(f"data must have one entry per example in each tensor, and at least "
+                             f"batch_size={batch_size} examples (3 without n_beta), got {[n, *others]}")  # fmt: skip
+        modules = [_WithLoss(model, its_loss, tensors) for model in alike]
+        used = max(_check_loss(module, batch_size or n) for module in modules) * len(parts) * n_chains
+        at_once = Budget(memory).rows(used, at_most=len(modules))
+        masks = torch.stack([_mask(alike[0], part) for part in parts])
+        batches += [(modules[i : i + at_once], masks) for i in range(0, len(modules), at_once)]
     n_beta, n_steps = n / math.log(n) if n_beta is None else n_beta, burn_in + n_draws
-    masks = torch.stack([_mask(stacked[0], part) for part in parts])
-    modules = [_WithLoss(model, loss, tensors) for model in stacked]
-    used = _bytes_per_copy(modules[0], batch_size or n) * len(parts) * n_chains
-    at_once = Budget(memory).rows(used, at_most=len(modules))
-    starts, found = range(0, len(modules), at_once), []
-    with progress_bar(total=n_steps * len(starts), unit="step", progress=progress, desc="sampling") as bar:
-        for start in starts:
-            group = modules[start : start + at_once]
-            generators = [torch.Generator().manual_seed((seed << 24) + start + i) for i in range(len(group))]
-            chains = _Chains(group, masks, n_chains, generators, n_beta, localization, batch_size)
+    seeds, found = iter(range(seed << 24, (seed << 24) + len(stacked))), []
+    with progress_bar(total=n_steps * len(batches), unit="step", progress=progress, desc="sampling") as bar:
+        for modules, masks in batches:
+            generators = [torch.Generator().manual_seed(next(seeds)) for _ in modules]
+            chains = _Chains(modules, masks, n_chains, generators, n_beta, localization, batch_size)
             found.append(chains.sample(burn_in, n_draws, step_size, lambda: bar.update(1)))
     values = {name: torch.cat([each[name] for each in found]).unflatten(0, (len(rows), -1)) for name in found[0]}
     values |= {name: each.movedim(1, 2) for name, each in values.items() if name != "losses"}
@@ -245,7 +257,31 @@ def _mask(model: nn.Module, part: str) -> Bool[Tensor, "weight"]:
     mask = torch.cat([mask.flatten() for mask in found.values()])
     if not mask.any():
         raise ValueError(f'parts must be "all", "layer 0", "head 0.1" or of {", ".join(found)}; got {part!r}')
+    mask &= torch.cat([torch.full((w.numel(),), w.requires_grad) for w in model.parameters()])
+    if not mask.any():
+        raise ValueError(f"all weights of the part {part!r} are frozen: requires_grad_(True) lets them move")
     return mask
+
+
+def _skeleton(model: nn.Module) -> object:
+    """Everything about a model but the values of its parameters; differs from any other where it cannot be pickled."""
+    numbers: dict[int, int] = {}
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            if not isinstance(obj, Tensor):
+                return None
+            kind = (str(obj.dtype), str(obj.device), tuple(obj.shape), obj.requires_grad)
+            if isinstance(obj, nn.Parameter):
+                return kind, numbers.setdefault(id(obj), len(numbers))
+            return kind, obj.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+
+    written = io.BytesIO()
+    try:
+        Pickler(written).dump((type(model), vars(model)))
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
+        return object()
+    return written.getvalue()
 
 
 def _examples(
@@ -284,17 +320,43 @@ class _WithLoss(nn.Module):
         return self.loss(self.model, *(each[chosen] if chosen.numel() else each for each in self.data))
 
 
-def _bytes_per_copy(model: _WithLoss, n_examples: int) -> float:
-    """Bytes that a pass with gradients keeps, and those of the sampler's state."""
+def _check_loss(module: _WithLoss, n_examples: int) -> float:
+    """Refuse a loss that no chain can sample; return the bytes of a pass with gradients and of the sampler's state."""
+    weights = list(module.model.parameters())
+    kinds = sorted({f"{weight.dtype} on {weight.device}" for weight in weights})
+    if len(kinds) > 1 or weights[0].dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"the weights of a model must all be float32, or all float64, on one device, got {kinds}")
+    if not all(weight.isfinite().all() for weight in weights):
+        raise ValueError("the model has weights that are not finite")
+    if modes := [f"{name} ({type(part).__name__})" for name, part in module.model.named_modules() if part.training
+                 and (isinstance(part, _BatchNorm) or (isinstance(part, _DropoutNd) and part.p))]:  # fmt: skip
+        raise ValueError(f"the model has {', '.join(modes)} in training mode: call eval() on it")
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(torch.arange(n_examples))
-    return 2 * sum(kept.values()) + 12 * sum(each.nbytes for each in model.parameters())
+    module, chosen = deepcopy(module), torch.arange(n_examples)  # the user's buffers stay
+    moving = [weight for weight in module.model.parameters() if weight.requires_grad]
+    buffers = {name: buffer.clone() for name, buffer in module.model.named_buffers()}
+    with calling("loss"):
+        losses = [module(chosen)]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses.append(module(chosen))
+    for each in losses:
+        if not isinstance(each, Tensor) or each.ndim or not each.is_floating_point() or not each.isfinite():
+            got = described(each) if not isinstance(each, Tensor) or each.ndim else each
+            raise ValueError(f"loss must return one finite number, a tensor without axes, got {got}")
+    slopes = torch.autograd.grad(losses[0], moving, allow_unused=True) if moving and losses[0].requires_grad else ()
+    if moving and all(each is None for each in slopes):
+        raise ValueError("loss does not depend on the weights of the model that it is given: compute it from that "
+                         "model's outputs, without detach(), item() or numpy()")  # fmt: skip
+    changed = [name for name, buffer in module.model.named_buffers() if not torch.equal(buffer, buffers[name])]
+    if changed or not torch.allclose(*losses):
+        cause = f"it changes the model's buffers {changed}" if changed else "its value changes between two calls"
+        raise ValueError(f"loss must be a function of the weights and the data, but {cause}: call eval() on the model")
+    return 2 * sum(kept.values()) + 12 * sum(each.nbytes for each in weights)
 
 
 class _Chains:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import calling, checked
 from mechicl.prompts import At, Prompts, TokenSequences
 
 Inputs = Prompts | TokenSequences | Tensor
@@ -154,7 +154,8 @@ def evaluate_metric(name: str, metric: Metric, predictions: Float[Tensor, "promp
     """Evaluate a metric for each prompt; a ValueError if it does not return one number per prompt."""
     if not callable(metric) or isinstance(metric, type):
         raise TypeError(f"the metric {name!r} must be a function of predictions, got {metric!r}")
-    values = metric(predictions)
+    with calling(f"metric {name!r}, given predictions of {predictions.dtype},"):
+        values = metric(predictions)
     if not isinstance(values, Tensor) or values.shape != predictions.shape[:1]:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(f"the metric {name!r} must return one number per prompt, [{len(predictions)}], got {got}")

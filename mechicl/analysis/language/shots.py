@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.analysis.interventions.runs import rows_at_once
+from mechicl.base.annotations import described
 from mechicl.base.arguments import Count, Natural, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
@@ -125,7 +126,7 @@ def icl_score(
 @checked
 @holds_models
 def loss_by_position(
-    language: LanguageModel, ids: Int[Tensor, "text pos"], *, memory: float = MEMORY
+    language: LanguageModel, ids: Int[Tensor, "text pos"], *, memory: float = MEMORY, progress: bool = True
 ) -> Float[Tensor, "pos text"]:
     """Return the next-token loss of texts at every position but the last, in nats.
 
@@ -136,15 +137,23 @@ def loss_by_position(
     Returns:
         `[pos text]`: entry t is the loss of the prediction of token t + 1 from tokens 0 to t.
 
+    Raises:
+        ValueError: no texts, texts of fewer than two tokens, or ids outside the vocabulary.
+
     Example:
         >>> losses = loss_by_position(language, ids)
         >>> print(interval(losses[500] - losses[50]))    # negative if the model uses its context
     """
     adapter = ModelAdapter(language.model, "positions")
-    ids = adapter.encode(ids)
+    vocabulary = language.model.cfg.d_vocab
+    if not len(ids) or ids.shape[1] < 2 or ids.min() < 0 or ids.max() >= vocabulary:
+        limits = f", {ids.min()} to {ids.max()}" if ids.numel() else ""
+        raise ValueError(f"ids must be one or more texts of two or more tokens, each from 0 to {vocabulary - 1}, got "
+                         f"{described(ids)}{limits}")  # fmt: skip
+    ids = adapter.encode(ids.long())
     rows = rows_at_once(adapter, ids, Budget(memory).holding(8 * ids.numel()))
     losses = []
-    for part in ids.split(rows):
+    for part in progress_bar(ids.split(rows), unit="batch", progress=progress, desc="loss by position"):
         with torch.no_grad():
             log_probabilities = adapter.run(part)[:, :-1].float().log_softmax(-1)
         losses.append(-log_probabilities.gather(-1, part[:, 1:, None])[..., 0])

@@ -29,6 +29,7 @@ from torch.autograd.functional import jvp
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.learners import Learner, prompt_batches
+from mechicl.learners.learners import predictions_at
 from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.transformer.attention import elementwise_attention
 from mechicl.models.transformer.config_rules import check_attends
@@ -132,7 +133,7 @@ def adapted_functions(
             parts.append(learner.read_out(stream[:, 0]))
         else:
             xs, ys = (values.repeat_interleave(len(grid), dim=0) for values in (part.xs, part.ys))
-            predicted = learner.predict(Prompts(xs, ys).with_query(grid.repeat(len(part), 1)))
+            predicted = predictions_at(learner, Prompts(xs, ys).with_query(grid.repeat(len(part), 1)))[:, 0]
             parts.append(predicted.unflatten(0, (len(part), len(grid))))
     return torch.cat(parts)
 

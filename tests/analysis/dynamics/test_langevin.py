@@ -13,7 +13,7 @@ from torch.distributions import Normal
 from mechicl import viz
 from mechicl.analysis.dynamics import LearningCoefficient, SamplingWarning, learning_coefficient
 from mechicl.analysis.dynamics.langevin import _mask
-from mechicl.checkpoints import Checkpoint, Snapshots, stack_models
+from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, stack_models
 from mechicl.learners import squared_errors
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.statistics import load_result
@@ -290,3 +290,133 @@ def test_data_and_models_must_fit():
         learning_coefficient(model, (xs, ys[1:]), loss=half_mse)
     with pytest.raises(ValueError, match="parameters of the same shapes"):
         learning_coefficient([model, nn.Linear(2, 1)], (xs, ys), loss=half_mse)
+
+
+# ---- each model as it is ----
+
+
+class Reader(nn.Module):
+    """A linear model with a buffer, a plain attribute and a hook that change what it computes."""
+
+    def __init__(self, seed: int, *, shift: float = 0.0, scale: float = 1.0, hooked: float | None = None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 1, generator=torch.Generator().manual_seed(seed)))
+        self.register_buffer("shift", torch.tensor(shift))
+        self.scale = scale
+        if hooked is not None:
+            self.register_forward_hook(lambda module, args, output: output * hooked)
+
+    def forward(self, xs: Tensor) -> Tensor:
+        return self.scale * xs @ self.weight + self.shift
+
+
+CHANGES = [{}, {"shift": 3.0}, {"scale": 5.0}, {"hooked": 2.0}, {"hooked": 7.0}]
+
+
+def mse(model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
+    return (model(xs) - ys).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
+@pytest.mark.parametrize("models", [
+    [Reader(i, **change) for i, change in enumerate(CHANGES)],
+    [Reader(0), Reader(1), Reader(2, scale=3.0).double(), Reader(3)],
+    [nn.Sequential(nn.Linear(3, 1), nn.ReLU()), nn.Sequential(nn.Linear(3, 1), nn.Tanh())],
+    [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval() for _ in range(2)],
+])  # fmt: skip
+def test_each_model_runs_with_its_own_config_buffers_and_hooks(models):
+    xs, ys = torch.randn(40, 3, generator=torch.Generator().manual_seed(1)), torch.zeros(40, 1)
+    if isinstance(models[0], nn.Sequential) and len(models[0]) == 3:
+        models[1][1].running_var.fill_(9.0)
+    in_their_dtype = lambda model, *data: mse(model, *(each.to(next(model.parameters())) for each in data))  # noqa: E731
+    before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
+    result = learning_coefficient(models, (xs, ys), loss=in_their_dtype, **SHORT)
+    expected = [in_their_dtype(model, xs, ys).item() for model in models]
+    torch.testing.assert_close(result.losses[:, 0], torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=0)
+    for model, state in zip(models, before, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
+@pytest.mark.parametrize("change", [{"score_scale": 3.0}, {"initial_weights": True}])
+def test_each_of_our_models_runs_with_its_own_config(change):
+    prompts = TASK.sample(32, seed=0)
+    start = torch.ones(2, 1) if change.pop("initial_weights", False) else None
+    models = {0: HookedTransformer(CFG, seed=0), 1: HookedTransformer(CFG.replace(**change), initial_weights=start),
+              2: HookedTransformer(CFG, seed=2)}  # fmt: skip
+    with torch.no_grad():
+        for model in models.values():
+            for weight in model.parameters():
+                weight += torch.randn(weight.shape, generator=torch.Generator().manual_seed(5)) / 4
+    result = learning_coefficient(models, prompts, **SHORT)
+    expected = [[squared_errors(model, prompts).mean()] for model in models.values()]
+    torch.testing.assert_close(result.losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=0)
+    alone = learning_coefficient({0: models[0]}, prompts, **SHORT)
+    torch.testing.assert_close(result.coefficients[0], alone.coefficients[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
+def test_each_snapshot_of_a_checkpoint_has_its_own_weights():
+    made, prompts = load_checkpoint("lsa-1l"), LinearRegression().sample(64, seed=0)
+    result = learning_coefficient(made, prompts, **SHORT, steps=[0, 153, 10_000])
+    at = [made.snapshots.steps.index(step) for step in result.steps]
+    expected = [[squared_errors(model, prompts).mean() for model in made.models_at(i)] for i in at]
+    torch.testing.assert_close(result.losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=0)
+    assert result.losses[0].min() > 2 * result.losses[2].max()
+
+
+@pytest.mark.parametrize("n_frozen", [1, 3])
+def test_frozen_weights_stay_and_do_not_count(n_frozen):
+    # the loss is quadratic in every weight: half the number of those that move
+    model = Weights(4 - n_frozen, n_frozen)
+    model.second.requires_grad_(False).fill_(0.3)
+    result = estimate(lambda m: m.first.square().sum() + (m.second - 0.1).square().sum(), model, n_draws=3000)
+    assert result.estimate().mean == pytest.approx((4 - n_frozen) / 2, rel=0.06)
+    assert result.losses.item() == pytest.approx(0.04 * n_frozen)
+    assert (model.second == 0.3).all()
+    with pytest.raises(ValueError, match="all weights of the part 'second' are frozen"):
+        estimate(lambda m: m.first.square().sum(), model, parts=["second"])
+
+
+@pytest.mark.parametrize(("model", "message"), [
+    (nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1)), r"1 \(Dropout\) in training mode: call eval"),
+    (nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)), r"1 \(BatchNorm1d\) in training mode: call eval"),
+    (nn.Linear(3, 1).half(), "float32, or all float64, on one device, got .'torch.float16"),
+    (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1).double()), "float32, or all float64"),
+    (nn.Sequential(nn.Linear(3, 1), nn.RReLU()), "its value changes between two calls"),
+])  # fmt: skip
+def test_models_that_no_chain_can_run_are_refused(model, message):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    xs = torch.randn(8, 3)
+    with pytest.raises(ValueError, match=message):
+        learning_coefficient(model, (xs, torch.zeros(8, 1)), loss=mse)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("loss", "message"), [
+    (lambda m: m.first, r"one finite number, a tensor without axes, got a tensor of float64 \[1\]"),
+    (lambda m: m.first.sum().item(), "one finite number, a tensor without axes, got 0.0"),
+    (lambda m: None, "one finite number, a tensor without axes, got None"),
+    (lambda m: m.first[0] / 0, "one finite number.*nan"),
+    (lambda m: torch.ones(()), "does not depend on the weights"),
+    (lambda m: m.first[0].detach() ** 2, "does not depend on the weights"),
+    (lambda m: Reader(0).weight.sum(), "does not depend on the weights"),
+    (lambda m: m.third, "loss failed: AttributeError: .*third"),
+    (lambda m: (m.first[0] * torch.rand(())) ** 2 + torch.rand(()), "its value changes between two calls"),
+])  # fmt: skip
+def test_a_loss_that_no_chain_can_sample_is_named(loss, message):
+    with pytest.raises(ValueError, match=message):
+        estimate(loss)
+
+
+def test_weights_that_are_not_finite_are_refused():
+    model = Weights()
+    model.second.data.fill_(math.nan)
+    with pytest.raises(ValueError, match="weights that are not finite"):
+        estimate(lambda m: m.first[0] ** 2, model)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**40, 2**63, 2**64])
+def test_seeds_out_of_range_are_named(seed):
+    with pytest.raises(ValueError, match="seed must be"):
+        estimate(lambda m: m.first[0] ** 2, seed=seed)

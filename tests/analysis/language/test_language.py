@@ -351,3 +351,21 @@ def test_edges_of_a_language_model_are_scored_with_all_defaults(language):
 def test_steering_by_a_vector_of_another_width(language):
     with pytest.raises(ValueError, match="width 32"), steering(language.model, torch.zeros(3), layer=0):
         pass
+
+
+@pytest.mark.parametrize("ids", [
+    torch.zeros(0, 8, dtype=torch.int64), torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64),
+    torch.tensor([[1, 2, -1]]), torch.tensor([[1, 2, 10**6]]),
+])  # fmt: skip
+def test_texts_without_a_loss_by_position_are_refused(language, ids):
+    with pytest.raises(ValueError, match="ids must be one or more texts of two or more tokens, each from 0 to"):
+        loss_by_position(language, ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_loss_by_position_shows_its_progress_and_takes_any_ints(language, dtype, capsys):
+    ids = torch.randint(2, 20, (4, 6), dtype=dtype, generator=torch.Generator().manual_seed(0))
+    assert loss_by_position(language, ids).shape == (5, 4)
+    assert "loss by position" in capsys.readouterr().err
+    assert loss_by_position(language, ids, progress=False).isfinite().all()
+    assert not capsys.readouterr().err
