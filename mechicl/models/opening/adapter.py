@@ -29,8 +29,8 @@ class ModelAdapter:
 
     Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
     resumed if a trial shows that this equals a whole run (`resumes_exactly`), and unembeds only the positions that are
-    read. Other models are run as a whole. Predictions of half-precision models are float32. `at` is "query" for `[row y]` (or logits) of the last position, "points" for
-    `[row point y]`, or "positions" for all outputs `[row pos d_out]`.
+    read. Other models are run as a whole. `at` is "query" for `[row y]` (or logits) of the last position, "points" for
+    `[row point y]`, or "positions" for all outputs `[row pos d_out]`; those of half-precision models become float32.
     """
 
     def __init__(self, model: Any, at: At = "query"):
