@@ -12,6 +12,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
 from transformer_lens.utilities import get_act_name
 
+from mechicl.base.arguments import count_undefined
 from mechicl.base.precision import at_least_float32
 from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.holding import Direction, adding, holding
@@ -307,12 +308,15 @@ def same_up_to_rounding(a: Tensor, b: Tensor) -> bool:
 
 
 def check_eval_mode(model: Any) -> None:
-    """Refuse (ValueError) a model with a part in training mode, whose dropout would change every run."""
+    """Refuse (ValueError) a model in training mode, whose dropout would change every run, or with weights of NaN."""
     wrapped = getattr(model, "original_model", None)
     for root in (model, wrapped) if isinstance(wrapped, torch.nn.Module) else (model,):
         training = next((name for name, part in root.named_modules() if part.training), None)
         if training is not None:
             raise ValueError(f"the model is in training mode ({training or 'all of it'}): call model.eval() first")
+    for name, weight in model.named_parameters():
+        if (n_bad := count_undefined(weight)) and not name.endswith("A_log"):  # there -inf is a decay of 1
+            raise ValueError(f"the model has {n_bad} of {weight.numel()} weights of {name} that are NaN or infinite")
 
 
 def _return_stream(*args: Any, **kwargs: Any) -> Tensor:
