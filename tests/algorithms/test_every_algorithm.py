@@ -285,8 +285,6 @@ def test_sizes_of_inputs_and_targets_change_nothing_or_are_refused(name):
             torch.testing.assert_close(predictions / d, plain, rtol=1e-9, atol=1e-9 * plain.abs().max().item())
             n_right += 1
         else:
-            with pytest.raises(
-                ValueError, match=rf"{name}\(\): prompts must .* scale them"
-            ):
+            with pytest.raises(ValueError, match=rf"{name}\(\): prompts must .* scale them"):
                 getattr(algorithms, name)(scaled, **SCALED[name](1.0, 1.0))
     assert n_right == 8
