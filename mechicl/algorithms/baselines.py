@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     earlier_points,
     in_parts,
@@ -28,7 +29,7 @@ ROUNDING = 1e-10
 
 
 @checked
-def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
+def averaging(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Predict `x W` with the averaging estimator `W = (1/n) Σ_i x_iᵀ y_i` over the n earlier points.
 
     It is consistent for inputs of identity covariance. Source: Garg et al. 2022, section 3.
@@ -47,7 +48,7 @@ def averaging(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool =
 
 
 @checked
-def nearest_neighbours(prompts: Prompts, *, n_neighbours: Count = 3, at: PointsAt = "points") -> Trajectory:
+def nearest_neighbours(prompts: Sized, *, n_neighbours: Count = 3, at: PointsAt = "points") -> Trajectory:
     """Predict the mean target of the nearest earlier points by Euclidean distance; 0 before the first point.
 
     Args:
@@ -110,7 +111,7 @@ NEIGHBOURS = register(
 
 
 @checked
-def lasso(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
+def lasso(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Predict with the lasso: weights that minimise `Σ_i (x_i w - y_i)² / (2n) + penalty * Σ_j |w_j|`.
 
     Sums run over the n points before the predicted one. The minimum is exact: weights are piecewise linear in the
@@ -133,7 +134,9 @@ def lasso(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
         cross = cross.mT  # [prompt point y x]
         threshold = (penalty * n_before(part, at).double()[:, None]).expand(cross.shape[:-1])
         each = second[:, :, None].expand(*cross.shape, x_dim).flatten(0, 2)
-        weights = _follow(each, cross.flatten(0, 2), threshold.flatten()).view_as(cross).mT
+        unit = each.diagonal(dim1=1, dim2=2).amax(1, keepdim=True).clamp(min=1e-300)  # for the limits on rounding
+        followed = _follow(each / unit[..., None], cross.flatten(0, 2), threshold.flatten())
+        weights = (followed / unit).view_as(cross).mT
         return linear_trajectory(part, weights, "lasso", at, with_weights)
 
     return in_parts(prompts, (prompts.n_context + 1) * x_dim * x_dim * y_dim, run)
@@ -188,7 +191,7 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 @checked
-def greedy_tree(prompts: Prompts, *, depth: Count = 4, at: PointsAt = "points") -> Trajectory:
+def greedy_tree(prompts: Sized, *, depth: Count = 4, at: PointsAt = "points") -> Trajectory:
     """Predict the mean target of the earlier points in the same leaf of a greedily grown regression tree.
 
     Each node splits on the sign of the input coordinate that leaves the least squared error (the first if several do),

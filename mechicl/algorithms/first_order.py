@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.gradient_descent import per_step
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import Steps, above_rounding, linear_trajectory, spectral_trajectory, step_numbers
 from mechicl.algorithms.spectral_fit import SpectralLearner, SpectralProblem, hats, polynomials
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
@@ -23,7 +24,7 @@ N_KNOTS = 20
 
 
 @checked
-def chebyshev(prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
+def chebyshev(prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Predict with the Chebyshev polynomial of each degree, the best that any first-order method can do in k steps.
 
     S = XᵀX and B = XᵀY sum over the points before the predicted one. After k steps the residual in the eigendirection λ
@@ -79,7 +80,7 @@ def _reciprocal_cosh(angle: Tensor) -> Tensor:
 
 @checked
 def online_gradient_descent(
-    prompts: Prompts, *, step_size: float | None = None, discount: Fraction = 1.0, at: PointsAt = "points",
+    prompts: Sized, *, step_size: float | None = None, discount: Fraction = 1.0, at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:  # fmt: skip
     """Make one pass of gradient descent over the context, one point a step, in the order of the prompt.

@@ -8,16 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import Steps, spectral_trajectory, step_numbers
 from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
-from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
 
 @checked
 def gradient_descent(
-    prompts: Prompts,
+    prompts: Sized,
     steps: Steps = 1,
     *,
     step_size: float | Sequence[float],
@@ -97,7 +97,7 @@ def gradient_descent_filter(
 
 @checked
 def gd_plus_plus(
-    prompts: Prompts,
+    prompts: Sized,
     steps: Steps = 1,
     *,
     step_size: float | Sequence[float],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, register
 from mechicl.algorithms.descent_cards import FEW
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import KernelReading
@@ -33,7 +34,7 @@ def _log_kernel(
 
 @checked
 def kernel_smoothing(
-    prompts: Prompts, bandwidth: Positive, *, kernel: Kernel = "gaussian", at: PointsAt = "points"
+    prompts: Sized, bandwidth: Positive, *, kernel: Kernel = "gaussian", at: PointsAt = "points"
 ) -> Trajectory:
     """Predict the Nadaraya-Watson estimate `Σ_i k(x_i, x) y_i / Σ_i k(x_i, x)` over the points before x.
 
@@ -66,7 +67,7 @@ def kernel_smoothing(
 
 
 @checked
-def tuned_bandwidth(prompts: Prompts, *, kernel: Kernel = "gaussian") -> float:
+def tuned_bandwidth(prompts: Sized, *, kernel: Kernel = "gaussian") -> float:
     """Return the bandwidth h of `kernel_smoothing` with the least mean squared error of the query's prediction.
 
     A geometric grid of bandwidths is searched, then Brent's method around the best one. The grid reaches from 1/1000 to

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import named
-from mechicl.algorithms.spectra import ConditioningWarning, Steps, n_before, spectral_trajectory, step_numbers
+from mechicl.algorithms.sizes import Sized, SizedForFourthPowers
+from mechicl.algorithms.spectra import (
+    ConditioningWarning,
+    Steps,
+    n_before,
+    safe_norm,
+    spectral_trajectory,
+    step_numbers,
+)
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import ResidualRidge, RidgeByDirections, RidgePath
 from mechicl.algorithms.tuning import geometric_grid
@@ -26,7 +34,7 @@ N_PENALTIES = 12  # of a ridge path step by step, each half of the one before
 
 
 @checked
-def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
+def ols(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Predict by ordinary least squares, `S⁺ B`: the solution of minimum norm where the context allows several.
 
     S = XᵀX and B = XᵀY sum over the points before the predicted one. Directions whose singular value in X is below `ε
@@ -47,7 +55,7 @@ def ols(prompts: Prompts, *, at: PointsAt = "points", with_weights: bool = False
 
 
 @checked
-def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
+def ridge(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_weights: bool = False) -> Trajectory:
     """Predict by ridge regression: W minimises `Σ_i (x_i W - y_i)² + penalty * |W|²`, that is `(S + penalty I)⁻¹ B`.
 
     S = XᵀX and B = XᵀY sum over the points before the predicted one. Source: Garg et al. 2022; the lecture notes
@@ -69,7 +77,7 @@ def ridge(prompts: Prompts, *, penalty: Positive, at: PointsAt = "points", with_
 
 @checked
 def ridge_path(
-    prompts: Prompts,
+    prompts: SizedForFourthPowers,
     steps: Steps = 1,
     *,
     at: PointsAt = "points",
@@ -93,7 +101,7 @@ def ridge_path(
     numbers = step_numbers(steps)
 
     def filters(eigenvalues: Tensor) -> Tensor:
-        size = eigenvalues.square().norm(dim=-1, keepdim=True).sqrt()
+        size = safe_norm(eigenvalues.square()).sqrt()
         return torch.stack([ridge_filter(eigenvalues, size / 2**k, n_context=prompts.n_context) for k in numbers])
 
     return spectral_trajectory(prompts, filters, name="ridge path", steps=numbers, at=at, with_weights=with_weights)
@@ -101,7 +109,7 @@ def ridge_path(
 
 @checked
 def bayes(
-    prompts: Prompts,
+    prompts: Sized,
     *,
     noise_std: NonNegative = 0.0,
     weight_std: Positive = 1.0,
@@ -170,7 +178,7 @@ def _penalised(prompts: Prompts, penalty: float, name: str, at: PointsAt, with_w
         absent = eigenvalues.detach() <= (noise**2 * largest).clamp(min=1e-300)
         penalised = (eigenvalues + penalty).masked_fill(absent, 1.0)
         # a singular value is known to ε of the largest: the relative error that this gives σ / (σ² + penalty)
-        lost = EPSILON * (largest * eigenvalues.detach()).sqrt() / penalised.detach()
+        lost = EPSILON * largest.sqrt() * eigenvalues.detach().sqrt() / penalised.detach()
         errors.append(float(lost.masked_fill(absent, 0.0).amax()))
         return torch.where(absent, 0.0, 1 / penalised)[None]
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, register
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import PrefixSpectra, Steps, above_rounding, in_parts, step_numbers
 from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
@@ -20,7 +21,7 @@ Iteration = Callable[[Float[Tensor, "prompt point x 1"], Coordinates], Iterator[
 
 @checked
 def steepest_descent(
-    prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
+    prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
     """Run gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
 
@@ -41,7 +42,7 @@ def steepest_descent(
 
 @checked
 def conjugate_gradient(
-    prompts: Prompts, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
+    prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
     """Run conjugate gradients from 0 on `S W = B`: after k steps the least error that k gradients can reach.
 

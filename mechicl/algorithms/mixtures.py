@@ -13,6 +13,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, second_moments, selected, sums_before
 from mechicl.base.arguments import Count, NonNegative, Positive, checked
 from mechicl.learners import Trajectory
@@ -26,7 +27,7 @@ and predictions differ from the limit by about its square."""
 
 @checked
 def mixture_bayes(
-    prompts: Prompts,
+    prompts: Sized,
     *,
     noise_stds: Sequence[Positive],
     weight_stds: Sequence[Positive] = (1.0,),
@@ -58,7 +59,7 @@ def mixture_bayes(
 
 @checked
 def sparse_bayes(
-    prompts: Prompts,
+    prompts: Sized,
     *,
     sparsity: Count,
     noise_std: NonNegative = 0.0,
@@ -139,8 +140,8 @@ def _fit(
     weights = torch.cholesky_solve(targets, factor)
     log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - size * math.log(ratio)
     explained = (targets * weights).sum((-2, -1))
-    determinant = numbers * math.log(noise_std) + log_determinant / 2
-    return -y_dim * determinant - (squares - explained) / (2 * noise_std**2), weights
+    determinant = numbers.double() * math.log(noise_std) + log_determinant / 2
+    return -y_dim * determinant - (squares - explained) / noise_std / (2 * noise_std), weights
 
 
 # ---- finite pools ----
@@ -148,7 +149,7 @@ def _fit(
 
 @checked
 def dmmse(
-    prompts: Prompts,
+    prompts: Sized,
     *,
     pool: Float[Tensor, "task x"] | Float[Tensor, "task x y"],
     noise_std: NonNegative,
@@ -193,7 +194,7 @@ def _posterior(
     if scale * scale == 0:  # without noise (or so little that its square underflows) only the nearest tasks remain
         nearest = (excess <= 1e-9 * costs).double()
         return nearest / nearest.sum(-1, keepdim=True)
-    return (-excess / scale**2).softmax(-1)
+    return (-excess / scale / scale).softmax(-1)
 
 
 def _checked_pool(prompts: Prompts, pool: Tensor) -> Float[Tensor, "task x y"]:

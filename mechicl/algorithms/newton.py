@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import FEW, FEWER, named
-from mechicl.algorithms.spectra import Steps, second_moments, spectral_trajectory, step_numbers
+from mechicl.algorithms.sizes import SizedForFourthPowers
+from mechicl.algorithms.spectra import Steps, safe_norm, second_moments, spectral_trajectory, step_numbers
 from mechicl.algorithms.spectral_fit import MARGIN, SpectralLearner, SpectralProblem, largest_stable
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import NewtonSteps
@@ -26,7 +27,7 @@ MOST_ITERATIONS = 12  # of the step forms
 
 @checked
 def newton(
-    prompts: Prompts,
+    prompts: SizedForFourthPowers,
     steps: Steps = 1,
     *,
     alpha: Positive | None = None,
@@ -82,7 +83,7 @@ def newton(
 
 def _norms(eigenvalues: Float[Tensor, "*any x"]) -> Float[Tensor, "*any 1"]:
     """Return `‖S Sᵀ‖_F`; for a prefix of zeros 1e-300, which keeps α finite."""
-    return eigenvalues.square().norm(dim=-1, keepdim=True).clamp(min=1e-300)
+    return safe_norm(eigenvalues.square())
 
 
 def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float | Tensor) -> Float[Tensor, "..."]:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.least_squares import ols
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import earlier_points, in_parts, one_step, selected
 from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.base.optimizers import Adam
@@ -24,7 +25,7 @@ N_NODES = 32  # of Gauss-Hermite quadrature over the query's score
 
 @checked
 def on_features(
-    prompts: Prompts,
+    prompts: Sized,
     *,
     features: Callable[[Tensor], Tensor],
     algorithm: Callable[..., Trajectory] = ols,
@@ -67,7 +68,7 @@ def sine_and_cosine(xs: Float[Tensor, "*any x"]) -> Float[Tensor, "*any feature"
 
 @checked
 def logistic(
-    prompts: Prompts,
+    prompts: Sized,
     *,
     weight_std: Positive = 1.0,
     posterior: Literal["mode", "laplace"] = "laplace",
@@ -157,7 +158,7 @@ def _curvature(xs: Tensor, weights: Tensor, earlier: Tensor, penalty: float) -> 
 
 @checked
 def network_descent(
-    prompts: Prompts,
+    prompts: Sized,
     *,
     n_hidden: Count = 100,
     steps: Natural = 100,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING, Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import FEW, few_steps, fewest_steps, named
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     TOLERANCE,
     Steps,
@@ -33,7 +34,7 @@ MOST_NUMBERS = 600  # in a matrix that several steps share: 24 dimensions
 
 @checked
 def preconditioned_gd(
-    prompts: Prompts,
+    prompts: Sized,
     steps: Steps = 1,
     *,
     preconditioner: Float[Tensor, "x x"] | Sequence[Float[Tensor, "x x"]],

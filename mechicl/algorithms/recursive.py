@@ -17,6 +17,7 @@ from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, regi
 from mechicl.algorithms.descent_cards import FEWER
 from mechicl.algorithms.first_order import descend_online
 from mechicl.algorithms.least_squares import ridge_filter
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, selected
 from mechicl.algorithms.spectral_fit import SCREENING
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
@@ -36,7 +37,7 @@ DISCOUNTS = (0.3, 0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985, 1.0)  # that fit
 
 @checked
 def recursive_least_squares(
-    prompts: Prompts, *, penalty: Positive, discount: Discount = 1.0, fading: bool = True, at: PointsAt = "points",
+    prompts: Sized, *, penalty: Positive, discount: Discount = 1.0, fading: bool = True, at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:  # fmt: skip
     """Predict by recursive least squares with forgetting: ridge regression in which old points count less.
@@ -76,7 +77,7 @@ def recursive_least_squares(
 
 @checked
 def normalized_lms(
-    prompts: Prompts, *, step_size: float = 1.0, offset: NonNegative = 0.0, at: PointsAt = "points",
+    prompts: Sized, *, step_size: float = 1.0, offset: NonNegative = 0.0, at: PointsAt = "points",
     with_weights: bool = False,
 ) -> Trajectory:  # fmt: skip
     """Make one pass of normalised least mean squares over the context, in the order of the prompt.
@@ -103,7 +104,7 @@ def normalized_lms(
 
 @checked
 def discounted_gradient_descent(
-    prompts: Prompts, *, step_size: float, discount: Discount = 1.0, at: PointsAt = "points", with_weights: bool = False
+    prompts: Sized, *, step_size: float, discount: Discount = 1.0, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
     """Take one step of gradient descent from 0 on `Σ_i γ^(t-1-i) (x_i W - y_i)² / 2`, in which old points count less.
 
@@ -126,7 +127,7 @@ def discounted_gradient_descent(
 
 @checked
 def discounted_averaging(
-    prompts: Prompts, *, discount: Discount = 1.0, at: PointsAt = "points", with_weights: bool = False
+    prompts: Sized, *, discount: Discount = 1.0, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
     """Predict `x W` with the exponentially weighted average `W = Σ_i γ^(t-1-i) x_iᵀ y_i / Σ_i γ^(t-1-i)`.
 

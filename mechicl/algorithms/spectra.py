@@ -97,6 +97,12 @@ class PrefixSpectra:
         return einsum(self.eigenvectors, scaled, "prompt point x e, step prompt point e y -> step prompt point x y")
 
 
+def safe_norm(values: Float[Tensor, "*any d"]) -> Float[Tensor, "*any 1"]:
+    """Return the norm over the last axis, also where squares would underflow or overflow; of zeros 1e-300."""
+    largest = values.abs().amax(-1, keepdim=True).clamp(min=1e-300)
+    return (largest * (values / largest).norm(dim=-1, keepdim=True)).clamp(min=1e-300)
+
+
 def sums_before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prompt point a b"]:
     """Sum the terms of the points before each point: zero for the first."""
     return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.gradient_descent import gradient_descent_filter
+from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import PrefixSpectra
 from mechicl.base.arguments import Count, checked
 from mechicl.prompts import Prompts
@@ -51,7 +52,7 @@ def geometric_grid(low: float, high: float, n: int = 60) -> list[float]:
 
 
 @checked
-def tuned_step_size(prompts: Prompts, steps: Count = 1) -> float:
+def tuned_step_size(prompts: Sized, steps: Count = 1) -> float:
     """Return the step size of `gradient_descent` with the least mean squared error of the query's prediction.
 
     One step has a closed form, `Σ ŷ·y / Σ ŷ²` with ŷ the prediction for step size 1. More steps are searched: a
@@ -110,7 +111,7 @@ def tuned_each_step(
 
 
 @checked
-def stable_step_size(prompts: Prompts) -> float:
+def stable_step_size(prompts: Sized) -> float:
     """Return `1 / λ_max`, with which `gradient_descent` converges on every prefix (factor on the summed gradient).
 
     λ_max is the largest eigenvalue of S = XᵀX over all contexts; prefixes have smaller ones.

@@ -14,6 +14,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.arguments import checked, count_undefined
 from mechicl.base.memory import MEMORY
+from mechicl.base.precision import at_least_float32
 from mechicl.base.warning import warn
 from mechicl.models.holding import holding, in_a_pass
 from mechicl.models.opening.sites import hook_names, nearest
@@ -29,7 +30,8 @@ class LayeredModel(HookedRootModule):
     """A learner with hooks whose stream can be read at every layer.
 
     `predict` and `predict_prefixes` take any number of prompts in bounded memory. Their results carry gradients to the
-    prompts, if these require them, and not to the weights: to train, differentiate the network's own outputs.
+    prompts, if these require them, and not to the weights: to train, differentiate the network's own outputs. Those of
+    a half-precision model are float32.
 
     Threads may predict with one model at the same time. A thread that adds hooks (`hooks`, `run_with_hooks`,
     `run_with_cache`, and all analyses that intervene) locks the model: runs in other threads wait.
@@ -73,14 +75,14 @@ class LayeredModel(HookedRootModule):
         If the prompts require gradients, the predictions carry them; attached hooks see all prompts in one run.
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
-            return _warn_if_undefined(predict(prompts))
+            return _checked(predict(prompts))
         each = max(self.bytes_per_prompt(prompts), 1)
         bound = MEMORY if prompts.xs.device.type != "cpu" else min(MEMORY, max(FAST_BYTES, FEWEST * each))
         at_a_time = max(1, int(bound / each))
         with torch.no_grad():
             if len(prompts) <= at_a_time:
-                return _warn_if_undefined(predict(prompts))
-            return _warn_if_undefined(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
+                return _checked(predict(prompts))
+            return _checked(torch.cat([predict(part) for part in prompts.split(at_a_time)]))
 
     # ---- the stream, layer by layer ----
 
@@ -263,11 +265,12 @@ def has_torch_hooks(part: torch.nn.Module) -> bool:
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
-def _warn_if_undefined(predictions: Tensor) -> Tensor:
+def _checked(predictions: Tensor) -> Tensor:
+    """Predictions for metrics, in at least float32; a warning if some are not finite."""
     if not torch.compiler.is_compiling() and (n_bad := count_undefined(predictions)):
         warn(
             f"{n_bad} of {predictions.numel()} predictions are not finite: the model's weights are not, or the prompts "
             f"are too large for its dtype",
             RuntimeWarning,
         )
-    return predictions
+    return at_least_float32(predictions)

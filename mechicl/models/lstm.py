@@ -14,6 +14,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.arguments import Count, Natural, check_fields, checked
+from mechicl.base.precision import at_least_float32
 from mechicl.models.config_checks import DTYPES, check_dtype_and_device, read_config, require
 from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel
@@ -136,10 +137,12 @@ class LSTMBlock(nn.Module):
 
     def run(self, stream: Float[Tensor, "batch pos d_model"], state: State) -> tuple[Tensor, State]:
         """Compute the hidden states at all positions, and both states after the last, without hooks."""
-        weights: list[Tensor] = [self.W_ih, self.W_hh, self.b_ih, self.b_hh]
+        # in half precision the states would collect rounding errors
+        weights = [at_least_float32(weight) for weight in (self.W_ih, self.W_hh, self.b_ih, self.b_hh)]
+        inputs, state = at_least_float32(stream), (at_least_float32(state[0]), at_least_float32(state[1]))
         # "training" without dropout changes no value, and lets cuDNN differentiate in eval mode too
-        hidden, *after = torch.lstm(stream, state, weights, True, 1, 0.0, True, False, True)
-        return hidden.contiguous(), (after[0], after[1])
+        hidden, *after = torch.lstm(inputs, state, weights, True, 1, 0.0, True, False, True)
+        return hidden.contiguous().to(stream.dtype), (after[0], after[1])
 
     def scan(self, stream: Float[Tensor, "batch pos d_model"], stops: list[int]) -> tuple[Tensor, State]:
         """Compute hidden states, and both states `[batch stop d_model]` after ascending numbers of tokens."""

@@ -11,6 +11,7 @@ from transformer_lens.utilities import lm_cross_entropy_loss
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
+from mechicl.base.precision import at_least_float32
 from mechicl.models.config_checks import DTYPES, dtype_name
 from mechicl.models.holding import in_a_pass
 from mechicl.models.layered import LayeredModel, has_torch_hooks
@@ -165,7 +166,7 @@ class PromptedModel(LayeredModel):
         if not isinstance(logits, Tensor):
             raise TypeError(f"logits must be a tensor, got {type(logits).__name__}")
         if isinstance(tokens, Prompts):
-            predictions = self.decode(logits)
+            predictions = self.decode(at_least_float32(logits))
             targets = tokens.ys[:, -predictions.shape[1] :].to(predictions)
             if predictions.shape != targets.shape:
                 raise ValueError(
@@ -178,7 +179,7 @@ class PromptedModel(LayeredModel):
         if tokens.is_floating_point():
             raise ValueError("continuous tokens have no target of the query: take the loss of the Prompts")
         try:
-            return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
+            return lm_cross_entropy_loss(at_least_float32(logits), tokens.to(logits.device), attention_mask, per_token)
         except (IndexError, RuntimeError) as error:
             if not tokens.numel() or 0 <= int(tokens.min()) <= int(tokens.max()) < logits.shape[-1]:
                 raise
@@ -214,7 +215,8 @@ class PromptedModel(LayeredModel):
     def bytes_per_prompt(self, prompts: Prompts) -> float:
         """Return an upper estimate of the bytes of memory that a pass without gradients takes for each prompt."""
         n_pos = self.cfg.format.n_tokens(prompts.n_context)
-        return self.cfg.torch_dtype.itemsize * n_pos * self._numbers_per_position(n_pos)
+        # half precision takes its sums in float32
+        return max(self.cfg.torch_dtype.itemsize, 4) * n_pos * self._numbers_per_position(n_pos)
 
     @checked
     def predict_prefixes(self, prompts: Prompts) -> Float[Tensor, "prompt point y"]:

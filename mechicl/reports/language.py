@@ -23,6 +23,7 @@ from mechicl.analysis.language import (
 )
 from mechicl.analysis.language.vectors import strongest_heads
 from mechicl.base.memory import MEMORY
+from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
 from mechicl.reports.comparison import Comparison, Section
@@ -207,7 +208,7 @@ def _row(quantity: str, values: torch.Tensor, section: str, least: float = 0.0) 
 
 
 def _best_layer(vector: FunctionVector) -> int:
-    return int(vector.added.mean(-1).argmax())
+    return int(nan_last(vector.added.mean(-1)).argmax())
 
 
 def _named(heads: Sequence[tuple[int, int]]) -> str:

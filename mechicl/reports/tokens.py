@@ -22,6 +22,7 @@ from mechicl.analysis import (
 )
 from mechicl.analysis.dynamics import HeadsOverTraining
 from mechicl.analysis.heads import HeadScores
+from mechicl.base.precision import at_least_float32
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
 from mechicl.reports.comparison import Comparison, Measured, Section
@@ -180,7 +181,7 @@ def _over_seeds(values: Tensor) -> Interval | float:
 def _losses(model: HookedTransformer, sequences: TokenSequences) -> tuple[Tensor, Tensor]:
     targets = sequences.targets()
     with torch.no_grad():
-        logits = torch.cat([model(part) for part in sequences.read.split(256)])
+        logits = at_least_float32(torch.cat([model(part) for part in sequences.read.split(256)]))
     scored = targets >= 0
     return F.cross_entropy(logits[scored], targets[scored]), (logits.argmax(-1) == targets)[scored].double().mean()
 

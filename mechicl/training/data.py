@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mechicl.base.precision import at_least_float32
 from mechicl.models import PromptedModel
 from mechicl.models.transformer.fast import put_prompts_last
 from mechicl.prompts import At, Prompts, TokenSequences
@@ -178,6 +179,7 @@ def losses(
     targets: Float[Tensor, "model prompt row d_out"] | Int[Tensor, "model prompt row"],
 ) -> Float[Tensor, "model"]:
     """Each model's mean squared error, or its cross entropy (nats) over the tokens that are scored."""
+    outputs = at_least_float32(outputs)
     if targets.is_floating_point():
         return (outputs - targets).square().mean(dim=(1, 2, 3))
     scored = (targets >= 0).sum(dim=(1, 2))

@@ -12,6 +12,7 @@ from mechicl.analysis.circuits import EMBEDDING, Edge, EdgeScores, Node
 from mechicl.analysis.circuits.circuit_comparison import CircuitComparison, NodesAndEdges, order_edges
 from mechicl.analysis.circuits.curves import CircuitCurve
 from mechicl.base.arguments import checked
+from mechicl.base.precision import nan_last
 from mechicl.statistics import Interval
 from mechicl.viz import elements as draw
 from mechicl.viz.layered import Layout, lay_out
@@ -129,7 +130,7 @@ def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None, title: 
     Scores of 0 are at the bottom. Hovering names the edge.
     """
     sizes = scores.sizes().double()
-    order = sizes.argsort(descending=True, stable=True).tolist()
+    order = nan_last(sizes).argsort(descending=True, stable=True).tolist()
     lowest = max(float(sizes.max()), 1e-30) * LEAST if len(order) else 1.0
     summary = f"Scores of {len(order):,} edges ({scores.scoring}; {scores.metric}, {scores.method})"
     if truth is not None:

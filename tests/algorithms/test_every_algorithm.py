@@ -254,3 +254,37 @@ CALLS = [
 def test_what_is_wrong_is_named(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
+
+
+# ---- sizes of inputs and targets ----
+SCALED: dict[str, Any] = {  # parameters with which predictions of `c x` and `d y` are d times those of x and y
+    "ols": lambda c, d: {}, "ridge": lambda c, d: {"penalty": 0.3 * c * c},
+    "bayes": lambda c, d: {"noise_std": 0.2 * c},
+    "gradient_descent": lambda c, d: {"steps": 7, "step_size": 0.05 / c / c},
+    "gd_plus_plus": lambda c, d: {"steps": 3, "step_size": 0.05 / c / c, "gamma": 0.01 / c / c},
+    "newton": lambda c, d: {"steps": 5}, "ridge_path": lambda c, d: {"steps": 3},
+    "chebyshev": lambda c, d: {"steps": 2},
+    "steepest_descent": lambda c, d: {"steps": 3}, "conjugate_gradient": lambda c, d: {"steps": 3},
+    "lasso": lambda c, d: {"penalty": 0.05 * c * d}, "greedy_tree": lambda c, d: {"depth": 2},
+    "mixture_bayes": lambda c, d: {"noise_stds": (0.2 * d, d), "weight_stds": (d / c,)},
+    "dmmse": lambda c, d: {"pool": torch.cat([POOL, -POOL]).double() * d / c, "noise_std": d},
+    "normalized_lms": lambda c, d: {"step_size": 0.5}, "nearest_neighbours": lambda c, d: {},
+    "recursive_least_squares": lambda c, d: {"penalty": 0.3 * c * c, "discount": 0.9},
+    "kernel_smoothing": lambda c, d: {"bandwidth": 0.5 * c},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_sizes_of_inputs_and_targets_change_nothing_or_are_refused(name):
+    plain, n_right = getattr(algorithms, name)(PROMPTS, **SCALED[name](1.0, 1.0)).predictions, 0
+    sizes = [(c, 1.0) for c in (1e-300, 1e-160, 1e-150, 1e-60, 1e-30, 1e5, 1e20, 1e60, 1e150, 1e160)]
+    for c, d in [*sizes, (1.0, 1e-160), (1.0, 1e60), (1.0, 1e160), (1e-60, 1e60), (1e60, 1e-60)]:
+        scaled = Prompts(c * PROMPTS.xs, d * PROMPTS.ys)
+        if 1e-65 < c < 1e65 and 1e-65 < d < 1e65:
+            predictions = getattr(algorithms, name)(scaled, **SCALED[name](c, d)).predictions
+            torch.testing.assert_close(predictions / d, plain, rtol=1e-9, atol=1e-9 * plain.abs().max().item())
+            n_right += 1
+        else:
+            with pytest.raises(ValueError, match=rf"{name}\(\): prompts must .* scale them"):
+                getattr(algorithms, name)(scaled, **SCALED[name](1.0, 1.0))
+    assert n_right == 8

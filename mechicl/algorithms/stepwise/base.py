@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.algorithms.sizes import SizedForFourthPowers
 from mechicl.base.arguments import checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
@@ -76,7 +77,7 @@ class StepwiseAlgorithm(ABC):
         return query["prediction"][:, 0] if "prediction" in query else -query["residual"][:, 0]
 
     @checked(undefined=True)
-    def states(self, prompts: Prompts) -> list[State]:
+    def states(self, prompts: SizedForFourthPowers) -> list[State]:
         """Run the algorithm: return `n_steps + 1` states, the one before the first step and those after each."""
         states = [self.start(prompts)]
         for k in range(self.n_steps):

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mechicl.algorithms.spectra import above_rounding
+from mechicl.algorithms.spectra import above_rounding, safe_norm
 from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, count, gather
 from mechicl.base.arguments import Count, Natural, NonNegative, Positive, checked
 from mechicl.prompts import Prompts
@@ -82,7 +82,7 @@ class NewtonSteps(StepwiseAlgorithm):
             return self.alpha
         seen = xs.new_ones(1, xs.shape[1]) if sees is None else sees
         moments = torch.einsum("ri,pia,pib->prab", seen, xs, xs)
-        return self.share / (moments @ moments).flatten(2).norm(dim=2).clamp(min=1e-300)[..., None]
+        return self.share / safe_norm((moments @ moments).flatten(2))
 
 
 class RidgePath(StepwiseAlgorithm):

@@ -48,6 +48,8 @@ def family_weights(
     """
     if len(n_fitted) != len(distances):
         raise ValueError(f"n_fitted must have a number for each of {len(distances)} families, got {len(n_fitted)}")
+    if math.isnan(scale):  # the model predicts NaN: nothing is known, not even that it is none of these
+        return torch.full((len(distances),), math.nan, dtype=torch.float64)
     scale = max(scale, 1e-300)
     values = torch.cat([distances.double() / scale, torch.full_like(distances[:1].double(), elsewhere)])
     finite, n = values.isfinite().all(1), values.shape[1]

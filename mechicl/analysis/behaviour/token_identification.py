@@ -118,5 +118,6 @@ def identify_on_tokens(
             # a token of probability 0 contributes nothing, whatever its probability under the other learner
             parts[name].append(torch.where(logs == -torch.inf, 0.0, logs.exp() * (logs - others)).sum(-1))
     divergences = {name: torch.cat(tensors).T for name, tensors in parts.items()}
-    ranked = sorted(divergences, key=lambda name: divergences[name].mean().item())
+    means = {name: each.mean().nan_to_num(nan=torch.inf).item() for name, each in divergences.items()}
+    ranked = sorted(divergences, key=means.__getitem__)
     return TokenIdentification(tuple((scored + 1).tolist()), {name: divergences[name] for name in ranked})

@@ -182,7 +182,8 @@ class Circuit(Result):
             summary += "\nMost of the model is needed for this share; `circuit_curve` has sizes for smaller ones."
         effects = self.effects()
         edges = [part for part in effects if isinstance(part, Edge)] or list(effects)
-        strongest = sorted(edges, key=lambda part: -abs(effects[part].mean))[:N_LISTED]
+        sizes = {part: abs(effects[part].mean) for part in edges}
+        strongest = sorted(edges, key=lambda part: (math.isnan(sizes[part]), -sizes[part]))[:N_LISTED]
         if not strongest:
             return summary
         kind = "edges" if isinstance(strongest[0], Edge) else "nodes"

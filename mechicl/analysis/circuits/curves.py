@@ -16,6 +16,7 @@ from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Fraction, Natural, checked
 from mechicl.base.memory import MEMORY
+from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.prompts import At
@@ -212,7 +213,7 @@ def circuit_curve(
         masks = {}
         for name, each in worth.items():
             signed = each.abs() if absolute else each * (1 if (ablated - full).mean() > 0 else -1)
-            order = signed.argsort(descending=True, stable=True)  # ties in the order of computation
+            order = nan_last(signed).argsort(descending=True, stable=True)  # ties in the order of computation
             masks[name] = torch.zeros(len(counts), len(edges), dtype=torch.bool)
             for mask, count in zip(masks[name], counts, strict=True):
                 mask[order[:count]] = True

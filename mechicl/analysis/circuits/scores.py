@@ -15,6 +15,7 @@ from mechicl.analysis.circuits.problem import Method, Objective, OneMetric, Prob
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY
+from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.edge_graph import EdgeGraph
@@ -52,7 +53,7 @@ class EdgeScores(Result):
     @checked
     def strongest(self, n: int) -> list[Edge]:
         """Return the `n` edges with the largest mean scores in absolute value, the largest first."""
-        return [self.edges[int(i)] for i in self.sizes().argsort(descending=True, stable=True)[:n]]
+        return [self.edges[int(i)] for i in nan_last(self.sizes()).argsort(descending=True, stable=True)[:n]]
 
     @checked
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:

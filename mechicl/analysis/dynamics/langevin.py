@@ -28,6 +28,7 @@ from mechicl.analysis.dynamics.training import Training, measure_snapshots
 from mechicl.base.annotations import described
 from mechicl.base.arguments import Count, Natural, NonNegative, Positive, at_least, between, calling, checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.precision import at_least_float32
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
 from mechicl.checkpoints import Checkpoint
@@ -299,7 +300,7 @@ def _examples(
         tokens = put_prompts_last(tokens)
 
     def mean_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-        outputs = model(tokens, at=at)
+        outputs = at_least_float32(model(tokens, at=at))
         if targets.is_floating_point():
             return (outputs - targets).square().mean()
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())  # leaves out targets of -100

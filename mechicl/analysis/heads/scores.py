@@ -13,6 +13,7 @@ from torch import Tensor
 from mechicl.analysis.heads.composition import circuit_scores
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -79,7 +80,7 @@ class HeadScores(Result):
     def best(self, name: str) -> tuple[int, int]:
         """Return layer and head with the largest mean score; the first of several."""
         means = self.mean(name)
-        layer, head = divmod(int(means.argmax()), means.shape[1])
+        layer, head = divmod(int(nan_last(means).argmax()), means.shape[1])
         return layer, head
 
     @checked

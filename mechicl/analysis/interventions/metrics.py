@@ -8,13 +8,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.base.arguments import calling, checked
+from mechicl.base.precision import at_least_float32
 from mechicl.prompts import At, Prompts, TokenSequences
 
 Inputs = Prompts | TokenSequences | Tensor
 """Inputs of a model: prompts of points, sequences of tokens, or token ids `[prompt pos]`."""
 
 Metric = Callable[[Tensor], Tensor]
-"""Predictions `[prompt ...]` (the query's `[prompt y]`, or logits `[prompt d_vocab]`) to `[prompt]`."""
+"""Predictions `[prompt ...]` (the query's `[prompt y]`, or logits `[prompt d_vocab]`) to `[prompt]`. Predictions of
+half-precision models are converted to float32 first."""
 
 
 @checked
@@ -154,12 +156,13 @@ def evaluate_metric(name: str, metric: Metric, predictions: Float[Tensor, "promp
     """Evaluate a metric for each prompt; a ValueError if it does not return one number per prompt."""
     if not callable(metric) or isinstance(metric, type):
         raise TypeError(f"the metric {name!r} must be a function of predictions, got {metric!r}")
+    predictions = at_least_float32(predictions)
     with calling(f"metric {name!r}, given predictions of {predictions.dtype},"):
         values = metric(predictions)
     if not isinstance(values, Tensor) or values.shape != predictions.shape[:1]:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(f"the metric {name!r} must return one number per prompt, [{len(predictions)}], got {got}")
-    return values if values.is_floating_point() else values.to(predictions.dtype)
+    return at_least_float32(values if values.is_floating_point() else values.to(predictions.dtype))
 
 
 def evaluate_part(

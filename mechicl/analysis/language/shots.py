@@ -119,7 +119,7 @@ def icl_score(
         logits = predict_last(adapter, prompts.ids, memory)
         targets = prompts.targets.to(logits.device)
         accuracy[t, k, s] = (logits.argmax(-1) == targets).float()
-        log_probability[t, k, s] = logits.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        log_probability[t, k, s] = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
     return FewShotScores(names, tuple(labels), tuple(shots), accuracy, log_probability)
 
 
@@ -155,7 +155,7 @@ def loss_by_position(
     losses = []
     for part in progress_bar(ids.split(rows), unit="batch", progress=progress, desc="loss by position"):
         with torch.no_grad():
-            log_probabilities = adapter.run(part)[:, :-1].float().log_softmax(-1)
+            log_probabilities = adapter.run(part)[:, :-1].log_softmax(-1)
         losses.append(-log_probabilities.gather(-1, part[:, 1:, None])[..., 0])
     return torch.cat(losses).T.cpu()
 

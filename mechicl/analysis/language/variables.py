@@ -11,6 +11,7 @@ from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import Count, Positive, check_fields, checked
+from mechicl.base.precision import at_least_float32
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
@@ -244,7 +245,7 @@ def _places(n: int, place: int) -> Int[Tensor, " pair"]:
 
 
 def _task_logits(model: Any, classes: Tensor, read: int, scale: float = 1.0) -> Callable[[Tensor], Tensor]:
-    return lambda tokens: scale * model(tokens)[:, read, classes]
+    return lambda tokens: scale * at_least_float32(model(tokens)[:, read, classes])
 
 
 def _fit(

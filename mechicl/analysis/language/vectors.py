@@ -17,6 +17,7 @@ from mechicl.analysis.interventions.runs import record_within
 from mechicl.analysis.language.shots import predict_last
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.precision import nan_last
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -233,7 +234,7 @@ def steering(
 
 def strongest_heads(effects: Float[Tensor, "layer head"], n: int) -> tuple[Head, ...]:
     """Return the layers and heads of the `n` largest values, largest first."""
-    order = effects.flatten().argsort(descending=True)[:n].tolist()
+    order = nan_last(effects).flatten().argsort(descending=True)[:n].tolist()
     return tuple(divmod(index, effects.shape[1]) for index in order)
 
 

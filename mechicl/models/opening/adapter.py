@@ -12,6 +12,8 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_protocol import TransformerLensModel
 from transformer_lens.utilities import get_act_name
 
+from mechicl.base.arguments import count_undefined
+from mechicl.base.precision import at_least_float32
 from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.models.holding import Direction, adding, holding
 from mechicl.models.layered import LayeredModel
@@ -29,7 +31,7 @@ class ModelAdapter:
     Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
     resumed if a trial shows that this equals a whole run (`resumes_exactly`), and unembeds only the positions that are
     read. Other models are run as a whole. `at` is "query" for `[row y]` (or logits) of the last position, "points" for
-    `[row point y]`, or "positions" for all outputs `[row pos d_out]`.
+    `[row point y]`, or "positions" for all outputs `[row pos d_out]`; those of half-precision models become float32.
     """
 
     def __init__(self, model: Any, at: At = "query"):
@@ -250,7 +252,7 @@ class ModelAdapter:
                 resumed = self._resume_skipping(n_skipped, streams.clone(), layer, [])
             except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
                 continue  # a block of another signature, or no layer to start at
-            if same_up_to_rounding(resumed, whole):
+            if self.same_up_to_rounding(resumed, whole):
                 return n_skipped
         return None
 
@@ -271,7 +273,13 @@ class ModelAdapter:
         return [(name, lambda stream, hook: stream[:, -1:])] if only_last else []
 
     def _select_read(self, outputs: Tensor) -> Tensor:
-        return outputs[:, -1] if self.at == "query" else outputs
+        # metrics, probabilities and their differences need more digits than half precision has
+        return at_least_float32(outputs[:, -1] if self.at == "query" else outputs)
+
+    def same_up_to_rounding(self, a: Tensor, b: Tensor) -> bool:
+        """True if predictions agree up to rounding in the model's dtype, and are infinite or NaN in the same places."""
+        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), a.dtype)
+        return same_up_to_rounding(a.to(dtype), b.to(dtype))
 
 
 @contextmanager
@@ -300,12 +308,15 @@ def same_up_to_rounding(a: Tensor, b: Tensor) -> bool:
 
 
 def check_eval_mode(model: Any) -> None:
-    """Refuse (ValueError) a model with a part in training mode, whose dropout would change every run."""
+    """Refuse (ValueError) a model in training mode, whose dropout would change every run, or with weights of NaN."""
     wrapped = getattr(model, "original_model", None)
     for root in (model, wrapped) if isinstance(wrapped, torch.nn.Module) else (model,):
         training = next((name for name, part in root.named_modules() if part.training), None)
         if training is not None:
             raise ValueError(f"the model is in training mode ({training or 'all of it'}): call model.eval() first")
+    for name, weight in model.named_parameters():
+        if (n_bad := count_undefined(weight)) and not name.endswith("A_log"):  # there -inf is a decay of 1
+            raise ValueError(f"the model has {n_bad} of {weight.numel()} weights of {name} that are NaN or infinite")
 
 
 def _return_stream(*args: Any, **kwargs: Any) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.models.holding import without_user_hooks
-from mechicl.models.opening.adapter import ModelAdapter, same_up_to_rounding
+from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import check_hook, hook_names, instead_of, silent_hook
 
 
@@ -81,7 +81,7 @@ def _decides_what_follows(adapter: ModelAdapter, tokens: Tensor, name: str) -> b
 
     edited = adapter.run(tokens, [(before, _add_noise), (name, keep)])
     repeated = adapter.run(tokens, [(name, put)])
-    return same_up_to_rounding(repeated, edited)
+    return adapter.same_up_to_rounding(repeated, edited)
 
 
 def _add_noise(activation: Tensor, hook: HookPoint) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter, same_up_to_rounding
+from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter
 
 MOST_ROWS = 128
 """Largest number of rows in a run: more rows take as long."""
@@ -70,6 +70,6 @@ def _try(adapter: ModelAdapter, tokens: Tensor) -> float | None:
         again = [runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)]  # the first may not change the cache
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None  # another kind of cache, or none
-    if not all(same_up_to_rounding(each, adapter.run(tokens)) for each in again):
+    if not all(adapter.same_up_to_rounding(each, adapter.run(tokens)) for each in again):
         return None
     return n_bytes / len(runs.tokens) / (tokens.shape[1] - 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.base.precision import at_least_float32
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import ELEMENTWISE
 
@@ -46,18 +47,17 @@ def rotate(
     """
     width = cfg.rotary_dim
     # angles of far positions take more digits than half precision has
-    precise = torch.promote_types(vectors.dtype, torch.float32)
-    exponents = torch.arange(0, width, 2, device=vectors.device, dtype=precise) / width
-    angles = positions.to(precise)[:, None] / cfg.rotary_base**exponents
-    cos, sin = (part.to(vectors.dtype)[:, None] for part in (angles.cos(), angles.sin()))  # [pos 1 pair]
-    turned, rest = vectors[..., :width], vectors[..., width:]
+    turned, rest = at_least_float32(vectors[..., :width]), vectors[..., width:]
+    exponents = torch.arange(0, width, 2, device=vectors.device, dtype=turned.dtype) / width
+    angles = positions.to(turned.dtype)[:, None] / cfg.rotary_base**exponents
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]  # [pos 1 pair]
     if cfg.rotary_adjacent_pairs:
         first, second = turned[..., 0::2], turned[..., 1::2]
     else:
         first, second = turned.chunk(2, dim=-1)
     pairs = (first * cos - second * sin, second * cos + first * sin)
     turned = torch.stack(pairs, dim=-1).flatten(-2) if cfg.rotary_adjacent_pairs else torch.cat(pairs, dim=-1)
-    return torch.cat([turned, rest], dim=-1)
+    return torch.cat([turned.to(vectors.dtype), rest], dim=-1)
 
 
 def with_momentum(
@@ -165,11 +165,15 @@ class Attention(Part):
         k: Float[Tensor, "batch pos head d_head"],
         v: Float[Tensor, "batch pos head d_head"],
     ) -> Float[Tensor, "batch pos head d_head"]:
-        """Compute each head's scores, pattern and z from queries, keys and values."""
-        cfg = self.cfg
+        """Compute each head's scores, pattern and z from queries, keys and values.
+
+        In half precision, scores and pattern are float32, as in TransformerLens: sums over keys would overflow.
+        """
+        cfg, dtype = self.cfg, v.dtype
         if cfg.rotates:
             positions = torch.arange(q.shape[1], device=q.device)
             q, k = self.hook_rot_q(rotate(cfg, q, positions)), self.hook_rot_k(rotate(cfg, k, positions))
+        q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
         scores = cfg.score_scale * einsum(q, k, "batch query head d, batch key head d -> batch head query key")
         mask = key_mask(cfg, q.shape[1], slice(None), q.device)
         if cfg.attention == "softmax":
@@ -183,7 +187,7 @@ class Attention(Part):
                 pattern = pattern / mask.sum(-1, keepdim=True).clamp(min=1)
         pattern = self.hook_pattern(pattern)
         z = einsum(pattern, v, "batch head query key, batch key head d -> batch query head d")
-        return self.hook_z(with_momentum(cfg, z, v) if cfg.momentum else z)
+        return self.hook_z((with_momentum(cfg, z, v) if cfg.momentum else z).to(dtype))
 
     def softmax(self, scores: Float[Tensor, "batch head row key_pos"]) -> Float[Tensor, "batch head row key_pos"]:
         """Compute the softmax over the keys and the sink; a position without visible keys attends to nothing."""

@@ -28,6 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
+from mechicl.base.precision import at_least_float32
 from mechicl.models.transformer.attention import Attention, elementwise_attention, key_mask, rotate, with_momentum
 from mechicl.models.transformer.layers import MLP, Block, LayerNorm
 from mechicl.models.transformer.recurrent import Recurrence
@@ -104,8 +105,9 @@ def _merges(block: Block, residual: Tensor) -> bool:
 
 def _only_plain(attn: Attention) -> bool:
     # rotary positions and the fused kernel need queries and keys, which the other routes never form; with momentum
-    # each row depends on those before it
-    return attn.cfg.rotates or attn.fused or bool(attn.cfg.momentum)
+    # each row depends on those before it; in half precision other orders of the products would overflow
+    is_half = attn.cfg.torch_dtype.itemsize < 4
+    return attn.cfg.rotates or attn.fused or bool(attn.cfg.momentum) or is_half
 
 
 def fast_block(
@@ -323,6 +325,9 @@ def _plain(
         (q,), (k, v) = queries_keys_values(attn, x_rows, "Q"), queries_keys_values(attn, x_keys, "KV")
     if query_positions is not None:
         q, k = rotate_heads(attn, q, query_positions), rotate_heads(attn, k, torch.arange(k.shape[2], device=k.device))
+    dtype = v.dtype
+    if not attn.fused:
+        q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
     if attn.fused:
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attn.cfg.score_scale)
     elif mask is not None and attn.cfg.attention == "softmax" and attn.cfg.sink == "none":
@@ -331,7 +336,7 @@ def _plain(
         z = attention_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v
     if attn.cfg.momentum:
         z = with_momentum(attn.cfg, z.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
-    out = join_heads(z, attn.W_O)
+    out = join_heads(z.to(dtype), attn.W_O)
     return out + attn.b_O if attn.cfg.attn_bias else out
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from mechicl.base.precision import at_least_float32
 from mechicl.models.transformer.attention import Attention, GradientDescentStep, Part
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import ELEMENTWISE, RECURRENT
@@ -27,7 +28,7 @@ class LayerNorm(Part):
     has weights `w` and `b` `[d_model]`, "RMS" has `w`.
 
     Hooks: `hook_scale` `[batch pos 1]` is the divisor of the stream, `hook_normalized` the quotient, before the weights
-    (as in TransformerLens from 3.0 on).
+    (as in TransformerLens from 3.0 on). In half precision both are float32, as there, and the result is rounded.
     """
 
     def __init__(self, cfg: TransformerConfig):
@@ -44,12 +45,13 @@ class LayerNorm(Part):
 
     def forward(self, residual: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_model"]:
         """Centre if the kind does, divide by the scale, apply weights if there are any."""
-        centred = residual - residual.mean(-1, keepdim=True) if self.centres else residual
+        stream = at_least_float32(residual)
+        centred = stream - stream.mean(-1, keepdim=True) if self.centres else stream
         scale = self.hook_scale((centred.square().mean(-1, keepdim=True) + self.eps).sqrt())
         normalized = self.hook_normalized(centred / scale)
-        if not self.has_weights:
-            return normalized
-        return normalized * self.w + self.b if self.centres else normalized * self.w
+        if self.has_weights:
+            normalized = normalized * self.w + self.b if self.centres else normalized * self.w
+        return normalized.to(residual.dtype)
 
 
 class MLP(Part):

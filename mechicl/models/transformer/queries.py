@@ -14,6 +14,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mechicl.base.precision import at_least_float32
 from mechicl.models.transformer.fast import (
     add_update,
     after_attention,
@@ -60,6 +61,8 @@ def _query_block(
     if cfg.rotates:
         q, k_of_row = (rotate_heads(attn, vectors, positions) for vectors in (q, k_of_row))
         k = rotate_heads(attn, k, torch.arange(n_keys, device=k.device))
+    dtype = v.dtype
+    q, k, v, k_of_row, v_of_row = map(at_least_float32, (q, k, v, k_of_row, v_of_row))
     scores = q @ k.mT
     if cfg.keys == "causal":  # one more key: of the row itself
         with_itself = einsum(q, k_of_row, "prompt head row d, prompt head row d -> prompt head row")
@@ -69,7 +72,7 @@ def _query_block(
     z = pattern[..., :n_keys] @ v
     if cfg.keys == "causal":
         z = z + pattern[..., n_keys:] * v_of_row
-    update = join_heads(z, attn.W_O)
+    update = join_heads(z.to(dtype), attn.W_O)
     if cfg.attn_bias:
         update = update + attn.b_O
     return after_attention(block, add_update(rows, update, cfg.damping))

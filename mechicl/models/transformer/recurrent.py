@@ -27,6 +27,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.base.precision import at_least_float32
 from mechicl.models.layered import has_torch_hooks
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
@@ -49,7 +50,7 @@ class Recurrence(Attention):
     Hooks: `hook_q`, `hook_k`, `hook_v`, `hook_z` as in attention, `hook_gate` `[batch pos head 1 or d_key]`,
     `hook_step` `[batch pos head 1]` and, on request (`use_attn_state`), `hook_state` `[batch head pos d_key d_value]`,
     the state after each position. A hook that changes states at some positions sets them there; the states after them
-    follow by the recurrence.
+    follow by the recurrence. In half precision gates, steps and states are float32: their errors would add up.
 
     With keys "context" the query's gate is 1 and its step 0: it reads the context's state and writes nothing.
     """
@@ -99,14 +100,13 @@ class Recurrence(Attention):
         if has_torch_hooks(self.hook_gate) and not bool(((gate >= 0) & (gate <= 1)).all()):
             limits = f"{gate.min().item():.3g} to {gate.max().item():.3g}"
             raise ValueError(f"gates must be in [0, 1], and a hook at hook_gate returned values from {limits}")
-        q, k, v, gate, step = (
-            rearrange(each, "batch pos head d -> batch head pos d") for each in (q, k, v, gate, self.hook_step(step))
-        )
+        dtype, tensors = v.dtype, (q, k, v, gate, self.hook_step(step))
+        q, k, v, gate, step = map(_by_head, tensors)
         if self.cfg.use_attn_state and has_torch_hooks(self.hook_state):
             z = self.read(self._hooked_states(k, v, gate, step), self.cfg.score_scale * q, v)
         else:
             z = self.read_in_chunks(q, k, v, gate, step)
-        return self.hook_z(rearrange(z, "batch head pos d -> batch pos head d"))
+        return self.hook_z(rearrange(z, "batch head pos d -> batch pos head d").to(dtype))
 
     def project(self, x: Tensor, which: str) -> Float[Tensor, "batch pos head d_head"]:
         """Compute queries, keys or values, and convolve them over positions if the config requires it."""
@@ -114,11 +114,11 @@ class Recurrence(Attention):
         if not width:
             return projected
         windows = F.pad(projected, (0, 0, 0, 0, width - 1, 0)).unfold(1, width, 1)
-        return (windows * self.W_conv["QKV".index(which)]).sum(-1)
+        return (at_least_float32(windows) * self.W_conv["QKV".index(which)]).sum(-1).to(projected.dtype)
 
     def normalized(self, k: Tensor) -> Tensor:
         """Divide keys by their length, if the config requires it."""
-        return F.normalize(k, dim=-1) if self.cfg.normalize_keys else k
+        return F.normalize(at_least_float32(k), dim=-1).to(k.dtype) if self.cfg.normalize_keys else k
 
     def gates(self, x: Float[Tensor, "batch pos *head d_model"]) -> tuple[Tensor | None, Tensor]:
         """Compute gates `[batch pos head 1 or d_key]` and steps `[batch pos head 1]`; None for gates of 1."""
@@ -127,12 +127,12 @@ class Recurrence(Attention):
 
         def project(name: str) -> Tensor:
             weight, bias = getattr(self, f"W_{name}"), getattr(self, f"b_{name}")
-            return einsum(x, weight, f"{reads}, head model d -> batch pos head d") + bias
+            return at_least_float32(einsum(x, weight, f"{reads}, head model d -> batch pos head d")) + bias
 
         if cfg.gate != "none":
             gate = project("gate").sigmoid()
         if cfg.attention == "gated_linear":
-            step = x.new_ones(*x.shape[:2], cfg.n_heads, 1)
+            step = at_least_float32(x.new_ones(*x.shape[:2], cfg.n_heads, 1))
         else:
             step = F.softplus(project("step")) if cfg.attention == "mamba2" else project("step").sigmoid()
         if cfg.attention == "mamba2":
@@ -256,12 +256,16 @@ class Recurrence(Attention):
 
     def fast(self, x: Float[Tensor, "batch pos d_model"], rows: slice, columns: slice) -> Tensor:
         """Compute the layer's output at some positions and dimensions, without hooks or damping."""
-        q, k, v = (rearrange(self.project(x, name), "batch pos head d -> batch head pos d") for name in "QKV")
-        gate, step = (None if g is None else rearrange(g, "b pos head d -> b head pos d") for g in self.gates(x))
-        assert step is not None
-        z = self.read_in_chunks(q, self.normalized(k), v, gate, step, rows)
+        q, k, v = self.project(x, "Q"), self.normalized(self.project(x, "K")), self.project(x, "V")
+        gate, step = self.gates(x)
+        gate = None if gate is None else _by_head(gate)
+        z = self.read_in_chunks(_by_head(q), _by_head(k), _by_head(v), gate, _by_head(step), rows).to(x.dtype)
         out = einsum(z, self.W_O[..., columns], "batch head pos d, head d model -> batch pos model")
         return out + self.b_O[columns] if self.cfg.attn_bias else out
+
+
+def _by_head(tensor: Float[Tensor, "batch pos head d"]) -> Float[Tensor, "batch head pos d"]:
+    return rearrange(at_least_float32(tensor), "batch pos head d -> batch head pos d")
 
 
 def decays(k: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:

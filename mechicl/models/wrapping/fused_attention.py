@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from mechicl.base.precision import at_least_float32
 from mechicl.models.wrapping.trials import differ
 
 COMPONENTS = ("q", "k", "v", "attn_scores", "pattern", "z")
@@ -52,14 +53,15 @@ class StepwiseAttention(TorchFunctionMode):
 def _attend(see: See, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Softmax attention of `[batch head pos d_head]`; the mask is True for visible keys, or added to the scores."""
     q, k, v = (see(name, each.transpose(1, 2)).transpose(1, 2) for name, each in (("q", q), ("k", k), ("v", v)))
-    k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in (k, v))
+    dtype, q = v.dtype, at_least_float32(q)  # as torch's kernels do
+    k, v = (at_least_float32(each).repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in (k, v))
     scores = scale * q @ k.mT
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     scores = see("attn_scores", scores)
     no_key = (scores == -torch.inf).all(-1, keepdim=True)
     pattern = see("pattern", scores.masked_fill(no_key, 0).softmax(-1).masked_fill(no_key, 0))
-    return see("z", (pattern @ v).transpose(1, 2)).transpose(1, 2)
+    return see("z", (pattern @ v).to(dtype).transpose(1, 2)).transpose(1, 2)
 
 
 def _refuse(**unsupported: bool) -> None:
@@ -122,7 +124,8 @@ def _multi_head(
     out = F.linear(z.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     if not need_weights:
         return out, None
-    return out, patterns[0].mean(1) if average_attn_weights else patterns[0]
+    pattern = patterns[0].to(q.dtype)
+    return out, pattern.mean(1) if average_attn_weights else pattern
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,6 @@
 """Analyses of language models against the model of `transformers`, run with torch's own hooks."""
 
+import copy
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -369,3 +370,23 @@ def test_loss_by_position_shows_its_progress_and_takes_any_ints(language, dtype,
     assert "loss by position" in capsys.readouterr().err
     assert loss_by_position(language, ids, progress=False).isfinite().all()
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_undefined_weights_are_refused(language, value):
+    broken = copy.deepcopy(language.model)
+    with torch.no_grad():
+        next(weight for name, weight in broken.named_parameters() if "norm" in name or weight.ndim == 2).fill_(value)
+    tiny = replace(language, model=broken)
+    ids = torch.randint(50, (40, 4), generator=torch.Generator().manual_seed(0))
+    causal = CausalModel({"a": lambda ids: ids[0] % 2}, lambda values: values["a"])
+    calls = [
+        lambda: icl_score(tiny, ["antonyms"], shots=(0,), n_prompts=2, progress=False),
+        lambda: loss_by_position(tiny, ids),
+        lambda: function_vectors(tiny, "antonyms", n_heads=3, n_clean=9, progress=False, **DRAW),
+        lambda: task_vectors(tiny, "antonyms", progress=False, **DRAW),
+        lambda: align_variables(broken, causal, "a", ids, layers=[1], n_pairs=4, epochs=1, progress=False),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="that are NaN or infinite"):
+            call()

@@ -1,0 +1,77 @@
+"""A model whose predictions are NaN gives NaN or an error in every analysis, never only plausible numbers."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mechicl import algorithms, analysis
+from mechicl.algorithms.least_squares import LEAST_SQUARES
+from mechicl.analysis.circuits import EdgeScores
+from mechicl.analysis.heads import HeadScores
+from mechicl.analysis.language.vectors import strongest_heads
+from mechicl.learners import AlgorithmLearner
+from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.models.opening.edges import list_edges
+from mechicl.tasks import LinearRegression, MarkovChains
+from tests.faults.calls import has_nan
+from tests.strategies import random_model
+
+TASK = LinearRegression(x_dim=2, n_context=4)
+PROMPTS, OTHERS = TASK.sample(32, seed=0), TASK.sample(32, seed=1)
+RIDGE = AlgorithmLearner(algorithms.ridge, {"penalty": 0.1})
+PAIRED = TransformerConfig(x_dim=2, n_context=4, n_layers=2)
+CHAINS = MarkovChains(d_vocab=3, n_ctx=8)
+TOKENS = TransformerConfig(
+    prompt_format="token_ids", d_vocab=3, n_ctx=8, n_layers=2, n_heads=2, d_model=8, attention="softmax"
+)
+QUIET: dict[str, Any] = {"progress": False}
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "align": lambda model: analysis.align(model, RIDGE, PROMPTS, **QUIET),
+    "match": lambda model: analysis.match(model, LEAST_SQUARES, PROMPTS, **QUIET),
+    "identify": lambda model: analysis.identify(model, TASK, n_prompts=32, with_limits=False, steps=1, **QUIET),
+    "regret": lambda model: analysis.regret(model, TASK, n_prompts=16, **QUIET),
+    "patch": lambda model: analysis.patch(model, PROMPTS, OTHERS, **QUIET),
+    "ablate": lambda model: analysis.ablate(model, PROMPTS, **QUIET),
+    "attribute": lambda model: analysis.attribute(model, PROMPTS, OTHERS, **QUIET),
+    "score_edges": lambda model: analysis.score_edges(model, PROMPTS, **QUIET),
+    "fit_readouts": lambda model: analysis.fit_readouts(model, PROMPTS, **QUIET),
+}
+TOKEN_CALLS: dict[str, Callable[[Any], Any]] = {
+    "identify_on_tokens": lambda model: analysis.identify_on_tokens(model, CHAINS, n_prompts=16, **QUIET),
+    "regret": lambda model: analysis.regret(model, CHAINS, n_prompts=16, **QUIET),
+    "score_heads": lambda model: analysis.score_heads(model, sequences=CHAINS.sample(4, seed=0), **QUIET),
+}
+
+
+def spoiled(cfg: TransformerConfig) -> HookedTransformer:
+    model = copy.deepcopy(random_model(cfg))
+    with torch.no_grad():
+        model.blocks[-1].attn.W_V.fill_(torch.nan)
+        model.blocks[-1].attn.W_Q[0, 0, 0] = torch.nan
+    return model
+
+
+@pytest.mark.parametrize(("name", "cfg"), [*((n, PAIRED) for n in CALLS), *((n, TOKENS) for n in TOKEN_CALLS)])
+def test_predictions_of_nan_are_never_plausible(name: str, cfg: TransformerConfig):
+    call = (CALLS if cfg is PAIRED else TOKEN_CALLS)[name]
+    call(random_model(cfg))  # a valid call
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = call(spoiled(cfg))
+        except (ValueError, RuntimeError):
+            return
+    assert has_nan(found), found
+
+
+def test_nan_ranks_last():
+    effects = torch.tensor([[0.1, torch.nan], [0.3, -2.0]])
+    assert strongest_heads(effects, 2) == ((1, 0), (0, 0))
+    assert HeadScores({"a": effects[..., None]}, {"a": 0.0}).best("a") == (1, 0)
+    edges = tuple(list_edges(random_model(PAIRED))[:4])
+    scores = EdgeScores(edges, effects.view(4, 1), "loss", "eap", "zero")
+    assert scores.strongest(4) == [edges[3], edges[2], edges[0], edges[1]]
