@@ -241,6 +241,10 @@ def replacing_hook(
     """A hook that replaces, in some rows of the activation, what is at a site by the values of some prompts."""
 
     def replace(activation: Tensor, hook: HookPoint) -> Tensor:
+        if activation.shape[1:] != values.shape[1:]:
+            got, made = ([*each.shape[1:]] for each in (activation, values))
+            raise ValueError(f"{hook.name} is {got} in this run and {made} in that of the patches: run whole prompts "
+                             f"of their length, without cached keys and values")  # fmt: skip
         if copy:
             activation = to_write(activation, edits[0][-1].hook_name)
         for rows, prompts, site in edits:

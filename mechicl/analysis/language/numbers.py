@@ -15,6 +15,7 @@ from mechicl.base.memory import MEMORY, Budget
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.suffix_runs import fork_cache
 from mechicl.prompts import Prompts
 
 LEAST_SHARE = 0.01
@@ -160,16 +161,15 @@ class _Continued:
     @contextmanager
     def continued(self, token: int) -> Iterator[None]:
         """Append a token for the time of a `with` block."""
-        ids, logits = self.ids, self.logits
+        ids, logits, cache = self.ids, self.logits, self.cache
         self.ids = torch.cat([ids, torch.full_like(ids[:, :1], token)], dim=1)
-        if self.cache is None:
+        if cache is None:
             self.logits = self.adapter.run(self.ids)
         else:
+            self.cache = fork_cache(cache)
             self.logits = self.adapter.run(self.ids[:, -1:], past_key_values=self.cache)
         yield
-        if self.cache is not None:
-            self.cache.crop(-1)
-        self.ids, self.logits = ids, logits
+        self.ids, self.logits, self.cache = ids, logits, cache
 
 
 def _written(value: float, bound: float) -> str:

@@ -78,6 +78,8 @@ class ModelAdapter:
         """Encode prompts as the model's tokens, on its device."""
         if isinstance(prompts, TokenSequences):
             prompts = prompts.read
+        elif isinstance(prompts, Tensor):
+            refuse_padding(self.model, prompts)
         if isinstance(prompts, Prompts):
             if not self.reads_prompts:
                 raise TypeError(f"{type(self.model).__name__} reads token ids [prompt pos], got {prompts}")
@@ -297,6 +299,29 @@ def same_up_to_rounding(a: Tensor, b: Tensor) -> bool:
         return False
     largest = max((float(part[part.isfinite()].abs().amax()) for part in (a, b) if part.isfinite().any()), default=0.0)
     return torch.allclose(a, b, rtol=0, atol=16 * torch.finfo(a.dtype).eps * largest, equal_nan=True)
+
+
+def refuse_padding(model: Any, ids: Tensor) -> None:
+    """Refuse (ValueError) ids `[prompt pos]` with padding, which runs without an attention mask read as text.
+
+    A padding id that also begins or ends texts may occur once at an end, if it does in all texts.
+    """
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    source = config if getattr(model, "tokenizer", None) is None else model.tokenizer
+    pad, *others = (getattr(source, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
+    if pad is None or ids.ndim != 2 or not ids.numel() or ids.is_floating_point():
+        return
+    shared = any(pad == other or (isinstance(other, list) and pad in other) for other in others)
+    width = 1 + (shared and ids.shape[1] > 1)
+    ends = [(part == pad).all(1) for part in (ids[:, :width], ids[:, -width:])]
+    if shared:
+        ends += [part != part[:1] for part in (ids[:, 0] == pad, ids[:, -1] == pad)]
+    if any(end.any() for end in ends):
+        also = ", which may begin or end all texts, once" if shared else ""
+        raise ValueError(
+            f"ids must not have padding at their ends (the id {pad}{also}), as no attention mask hides it: give texts "
+            f"of one length at a time, or cut them to one length"
+        )
 
 
 def check_eval_mode(model: Any) -> None:

@@ -93,11 +93,17 @@ class StreamRuns:
         points = torch.arange(self.last + 1, device=self.tokens.device) // self.tokens_per_point
         others = points[:, None] != points
         others[self.last] = False
-        hooks = []
-        for layer in layers:
-            softmax = self.adapter.is_transformer and self.adapter.model.cfg.for_layer(layer).attention == "softmax"
-            hooks.append((f"blocks.{layer}.{SCORES}", partial(_mask, others=others, softmax=softmax)))
-        return self._run(self.base[layers.start], layers.start, hooks)
+        kinds = {"softmax": -torch.inf, "linear": 0.0}  # scores of hidden keys; of other kinds, the first without NaN
+        for hidden in (-torch.inf, 0.0):
+            hooks = []
+            for layer in layers:
+                kind = self.adapter.model.cfg.for_layer(layer).attention if self.adapter.is_transformer else ""
+                mask = partial(_mask, others=others, hidden=kinds.get(kind, hidden))
+                hooks.append((f"blocks.{layer}.{SCORES}", mask))
+            predicted = self._run(self.base[layers.start], layers.start, hooks)
+            if predicted.isfinite().all():
+                break
+        return predicted
 
     # ---- runs ----
 
@@ -180,6 +186,6 @@ def _put(activation: Tensor, hook: HookPoint, where: slice, values: Tensor | Non
     return changed
 
 
-def _mask(scores: Tensor, hook: HookPoint, others: Tensor, softmax: bool) -> Tensor:
-    """Scores `[prompt head query key]` with some pairs masked: -inf before a softmax, otherwise 0."""
-    return scores.masked_fill(others, -torch.inf if softmax or scores.isneginf().any() else 0.0)
+def _mask(scores: Tensor, hook: HookPoint, others: Tensor, hidden: float) -> Tensor:
+    """Scores `[prompt head query key]` with some pairs at another value."""
+    return scores.masked_fill(others, hidden)

@@ -1,9 +1,12 @@
 """Runs of a causal language model from one position on, with the keys and values of earlier positions cached."""
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter, same_up_to_rounding
 
@@ -34,9 +37,21 @@ class SuffixRuns:
         """Return predictions of all rows, with the hooks for each slice of them; positions count from `first`."""
         outputs = []
         for part, cache in zip(self.parts, self.caches, strict=True):
-            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), past_key_values=cache))
-            cache.crop(self.first - self.tokens.shape[1])  # remove the positions that this run added
+            options = {"past_key_values": fork_cache(cache)}
+            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), **options))
         return torch.cat(outputs)
+
+
+def fork_cache(cache: Any) -> Any:
+    """Return a cache to which a run can append positions without changing the given one; TypeError if it has states.
+
+    The tensors are shared: `update` replaces them. A layer with a sliding window drops positions, so it cannot be cut.
+    """
+    forked = copy.copy(cache)
+    forked.layers = [copy.copy(layer) for layer in cache.layers]
+    if not all(isinstance(layer, DynamicLayer) for layer in cache.layers):
+        raise TypeError(f"a {type(cache).__name__} with states that change in place cannot be shared by runs")
+    return forked
 
 
 def suffix_runs(
@@ -64,12 +79,14 @@ def suffix_runs(
 @torch.no_grad()
 def _try(adapter: ModelAdapter, tokens: Tensor) -> float | None:
     """The bytes of the cache for each position of a prompt; None if runs of the last position with it go wrong."""
+    n_pos = tokens.shape[1]
     try:
-        runs = SuffixRuns(adapter, tokens, tokens.shape[1] - 1, len(tokens), 2)
-        n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in runs.caches[0].layers)
-        again = [runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)]  # the first may not change the cache
+        again = [SuffixRuns(adapter, tokens, 1, len(tokens)).run(lambda part: ())]
+        runs = SuffixRuns(adapter, tokens, n_pos - 1, len(tokens), 2)
+        n_bytes = sum(layer.keys[:, :, :1].nbytes + layer.values[:, :, :1].nbytes for layer in runs.caches[0].layers)
+        again += [runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)]  # the first may not change the cache
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None  # another kind of cache, or none
     if not all(same_up_to_rounding(each, adapter.run(tokens)) for each in again):
         return None
-    return n_bytes / len(runs.tokens) / (tokens.shape[1] - 1)
+    return n_bytes / len(runs.tokens)

@@ -20,9 +20,11 @@ from mechicl.analysis.language import (
     steering,
     task_vectors,
 )
+from mechicl.analysis.language.vectors import sum_of_outputs
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.suffix_runs import suffix_runs
 from mechicl.text import WORD_TASKS, word_prompts
+from tests.families import open_family, place_of, putting, token_ids
 
 D_HEAD, N_HEADS = 8, 4
 DRAW: dict[str, Any] = {"n_shots": 4, "n_prompts": 6}
@@ -134,6 +136,51 @@ def test_function_vectors(language, hf_model):
         with steering(language.model, found.vector, layer, pos=-1), torch.no_grad():
             steered = probability(language.model(zero.ids)[:, -1], zero.targets)
         torch.testing.assert_close(steered, expected.detach(), atol=1e-5, rtol=0)
+
+
+NORMED = {"Gemma 2": "post_attention_layernorm", "OLMo 2": "post_attention_layernorm",
+          "Gemma 3": "post_attention_layernorm", "GLM 4": "post_self_attn_layernorm"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Granite", *NORMED, "Cohere", "GPT-J", "GPT-2", "Qwen3"])
+@torch.no_grad()
+def test_outputs_of_heads_are_what_they_add_to_the_stream(name):
+    """Against torch hooks on the plain model: the heads' sum, and the change of the stream without a head."""
+    bridge, plain = open_family(name, dtype=torch.float64)
+    adapter, ids, n_heads, layer = ModelAdapter(bridge), token_ids(0, 5), bridge.cfg.n_heads, 1
+    block = f"{bridge.adapter.component_mapping['blocks'].name}.{layer}"
+    projection, _ = place_of(bridge, plain, "z", layer) or pytest.fail("no output projection")
+    seen: dict[str, torch.Tensor] = {}
+
+    def added(head: int | None) -> torch.Tensor:
+        """What the block without its MLP adds to the stream at the last position, where the head's z is 0."""
+
+        def edit(z: torch.Tensor) -> None:
+            seen["z"] = z.clone()
+            z.unflatten(-1, (n_heads, -1))[..., slice(0) if head is None else head, :] = 0
+
+        with (
+            putting(plain, (f"{block}.{bridge.blocks[layer].mlp.name}", "out"), lambda out: out.zero_()),
+            putting(plain, (block, "in"), lambda stream: seen.update(before=stream.clone())),
+            putting(plain, (block, "out"), lambda stream: seen.update(after=stream.clone())),
+            putting(plain, (projection, "in"), edit),
+        ):
+            plain(ids)
+        return (seen["after"] - seen["before"])[:, -1]
+
+    whole, z = added(None), seen["z"]
+    vectors = [sum_of_outputs(adapter, ids, [(layer, head)], 1e9) for head in range(n_heads)]
+    project = plain.get_submodule(projection)
+    bias = project.bias if name == "GPT-2" else 0.0
+    torch.testing.assert_close(torch.stack(vectors).sum(0) + bias, whole.mean(0), rtol=1e-5, atol=1e-6)
+    for head, vector in enumerate(vectors):
+        expected = whole - added(head)
+        if name in NORMED:  # the head's summand, multiplied by what the norm multiplies the sum by
+            only = torch.zeros_like(z)
+            only.unflatten(-1, (n_heads, -1))[..., head, :] = z.unflatten(-1, (n_heads, -1))[..., head, :]
+            factor = plain.get_submodule(f"{block}.{NORMED[name]}")(project(z)) / project(z)
+            expected = (project(only) * factor)[:, -1]
+        torch.testing.assert_close(vector, expected.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_task_vectors(language, hf_model):
