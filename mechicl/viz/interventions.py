@@ -251,7 +251,5 @@ def _scale(title: str, colors: str, low: float, top: float, length: float) -> di
 
 
 def _heading(scores: HeadScores, name: str) -> str:
-    chances = sorted({f"{chance:.3f}" for chance in scores.chance_by_layer[name].tolist()})
-    under = f"chance {' to '.join(chances[:: max(len(chances) - 1, 1)])}"
-    under = under if scores.is_of_attention(name) else "of the weights"
+    under = f"chance {scores.chance[name]:.3f}" if scores.is_of_attention(name) else "of the weights"
     return f"{name.replace('_', ' ')}<br><span style='font-size:11px'>{under}</span>"

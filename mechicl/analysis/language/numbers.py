@@ -163,11 +163,9 @@ class _Continued:
         """Append a token for the time of a `with` block."""
         ids, logits, cache = self.ids, self.logits, self.cache
         self.ids = torch.cat([ids, torch.full_like(ids[:, :1], token)], dim=1)
-        if cache is None:
-            self.logits = self.adapter.run(self.ids)
-        else:
-            self.cache = fork_cache(cache)
-            self.logits = self.adapter.run(self.ids[:, -1:], past_key_values=self.cache)
+        self.cache = fork_cache(cache)
+        new = self.ids if self.cache is None else self.ids[:, -1:]
+        self.logits = self.adapter.run(new, past_key_values=self.cache)
         yield
         self.ids, self.logits, self.cache = ids, logits, cache
 

@@ -37,20 +37,20 @@ class SuffixRuns:
         """Return predictions of all rows, with the hooks for each slice of them; positions count from `first`."""
         outputs = []
         for part, cache in zip(self.parts, self.caches, strict=True):
-            options = {"past_key_values": fork_cache(cache)}
-            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), **options))
+            forked = fork_cache(cache)
+            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), past_key_values=forked))
         return torch.cat(outputs)
 
 
 def fork_cache(cache: Any) -> Any:
-    """Return a cache to which a run can append positions without changing the given one; TypeError if it has states.
+    """Return a cache for a run that appends positions, with the same tensors; None if these would change in place.
 
-    The tensors are shared: `update` replaces them. A layer with a sliding window drops positions, so it cannot be cut.
+    The run's cache could not be cut back instead: layers with a sliding window drop positions.
     """
+    if not all(isinstance(layer, DynamicLayer) for layer in getattr(cache, "layers", [None])):
+        return None
     forked = copy.copy(cache)
     forked.layers = [copy.copy(layer) for layer in cache.layers]
-    if not all(isinstance(layer, DynamicLayer) for layer in cache.layers):
-        raise TypeError(f"a {type(cache).__name__} with states that change in place cannot be shared by runs")
     return forked
 
 
