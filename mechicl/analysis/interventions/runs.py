@@ -144,8 +144,7 @@ class Experiment:
             members = list(group)
             suffix = None
             if len(members) > 1:
-                memory = self.budget.for_tensors / 2
-                suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size, memory)
+                suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size)
             if suffix is None:
                 whole += members
                 continue

@@ -150,13 +150,8 @@ class _Continued:
     """A run of prompts to which tokens are appended and removed; a bridge's keys and values are cached."""
 
     def __init__(self, adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"]):
-        self.adapter, self.ids, self.cache = adapter, ids, None
-        if adapter.ours:
-            self.logits = adapter.run(ids)
-        else:
-            cached = {"return_type": "logits_and_cache", "use_cache": True}
-            logits, self.cache = adapter.model(ids, **cached)
-            self.logits = logits[:, -1]
+        self.adapter, self.ids = adapter, ids
+        self.logits, self.cache = (adapter.run(ids), None) if adapter.ours else adapter.run_cached(ids)
 
     @contextmanager
     def continued(self, token: int) -> Iterator[None]:

@@ -230,19 +230,17 @@ def steering(
     def begin(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
         n_cached[:] = [0 if cache is None else int(cache.get_seq_length())]
-        if pos is not None and kwargs.get("cache_params") is not None:
-            raise ValueError("pos must be None in runs that continue a state, which has no positions")
-        if pos is not None and isinstance(mask, Tensor) and not mask.all():
-            raise ValueError("pos must be None for texts with padding: steer texts of one length at a time")
+        padded = isinstance(mask, Tensor) and not mask.all()
+        if pos is not None and (padded or kwargs.get("cache_params") is not None):
+            raise ValueError("pos must be None for texts with padding, and in runs that continue a state")
 
     def add(stream: Tensor, hook: Any) -> Tensor:
-        n = n_cached[0] + stream.shape[1]
+        stream, n = stream.clone(), n_cached[0] + stream.shape[1]
         if pos is not None and not (0 if n_cached[0] else -n) <= pos < n:
             lowest = "0, as keys and values are cached," if n_cached[0] else -n
             raise ValueError(f"pos must be {lowest} to {n - 1} for a text of {n} tokens, got {pos}")
-        stream, first = stream.clone(), 0 if pos is None else pos % n - n_cached[0]
-        if first >= 0:
-            stream[:, slice(None) if pos is None else first] += strength * vector.to(stream)
+        if pos is None or pos % n >= n_cached[0]:
+            stream[:, slice(None) if pos is None else pos % n - n_cached[0]] += strength * vector.to(stream)
         return stream
 
     root = getattr(model, "original_model", None)  # of a bridge, whose own hooks do not see the cache

@@ -51,7 +51,7 @@ class ModelAdapter:
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.at: At = at
         self._n_skipped: dict[int, int | None] = {}  # by layer, blocks that need not run; None if it cannot be resumed
-        self.bytes_of_cache: dict[int, float | None] = {}  # of a position, by length of prompts; see `suffix_runs`
+        self.bytes_of_cache: dict[int, tuple[float, float] | None] = {}  # by length of prompts; see `suffix_runs`
         self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
     @property
@@ -108,6 +108,13 @@ class ModelAdapter:
         else:
             with holding(self.model):
                 outputs, cache = self.model.run_with_cache(tokens)
+        return self._select_read(outputs), cache
+
+    def run_cached(self, tokens: Tensor) -> tuple[Tensor, Any]:
+        """Return the predictions of a run of another package's model, and its cache of keys and values."""
+        options = {"return_type": "logits_and_cache", "use_cache": True}
+        with holding(self.model):
+            outputs, cache = self.model.run_with_hooks(tokens, fwd_hooks=self._unembed_hooks(), **options)
         return self._select_read(outputs), cache
 
     def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
@@ -306,22 +313,18 @@ def refuse_padding(model: Any, ids: Tensor) -> None:
 
     A padding id that also begins or ends texts may occur once at an end, if it does in all texts.
     """
-    config = getattr(getattr(model, "original_model", None), "config", None)
-    source = config if getattr(model, "tokenizer", None) is None else model.tokenizer
-    pad, *others = (getattr(source, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
-    if pad is None or ids.ndim != 2 or not ids.numel() or ids.is_floating_point():
+    source = getattr(model, "tokenizer", None) or getattr(getattr(model, "original_model", None), "config", None)
+    pad, bos, eos = (getattr(source, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
+    if pad is None or ids.ndim != 2:
         return
-    shared = any(pad == other or (isinstance(other, list) and pad in other) for other in others)
-    width = 1 + (shared and ids.shape[1] > 1)
-    ends = [(part == pad).all(1) for part in (ids[:, :width], ids[:, -width:])]
-    if shared:
-        ends += [part != part[:1] for part in (ids[:, 0] == pad, ids[:, -1] == pad)]
-    if any(end.any() for end in ends):
-        also = ", which may begin or end all texts, once" if shared else ""
-        raise ValueError(
-            f"ids must not have padding at their ends (the id {pad}{also}), as no attention mask hides it: give texts "
-            f"of one length at a time, or cut them to one length"
-        )
+    shared = pad in (bos, *(eos if isinstance(eos, list) else [eos]))
+    for at_end in (ids == pad, (ids == pad).flip(1)):
+        n = at_end.int().cumprod(1).sum(1)
+        if n.any() and not (shared and (n == 1).all()):
+            also = ", unless all begin or end with one" if shared else ""
+            raise ValueError(
+                f"texts must not be padded (with the id {pad}{also}), as no mask hides it: give those of one length"
+            )
 
 
 def check_eval_mode(model: Any) -> None:

@@ -86,6 +86,15 @@ SWEEPS: dict[str, Callable[[], Callable[[float], InterventionSweep]]] = {
     "linear": lambda: of_ours(patch, linear(), "z", ("layer", "pos", "head"), only={"pos": [1, 2]}),
     "bridge": lambda: of_bridge("z", only={"layer": [0], "head": [0, 3]}),
     "bridge, all positions": lambda: of_bridge("z", at="positions", only={"layer": [1], "head": [0, 3]}),
+    **{
+        f"bridge, {component} by position": lambda component=component: of_bridge(component)
+        for component in ("mlp_out", "attn_out", "resid_pre", "resid_post")
+    },
+    **{
+        f"{component} of all positions": lambda component=component: of_ours(patch, wide(), component)
+        for component in ("resid_mid", "mlp_out", "q", "v", "attn_scores")
+    },
+    "neurons": lambda: of_ours(patch, wide(), "post", ("layer", "pos")),
     "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", only={"pos": [2, 3]}),
 }
 
