@@ -92,7 +92,7 @@ def read_dual_form(
     bar = progress_bar(batches, unit="batch", progress=progress, desc="dual form")
     caches = [adapter.record(part, names.values(), len(part)) for part in bar]
     q, k, v, z = (torch.cat([cache[names[part]] for cache in caches]).double() for part in ("q", "k", "v", "z"))
-    n_pos, n_heads, weights = q.shape[1], q.shape[2], _output_weights(adapter, layer, caches[0][names["z"]])
+    n_pos, n_heads = q.shape[1], q.shape[2]
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
     n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens
     if not 0 <= n_shown < n_pos:
@@ -105,6 +105,7 @@ def read_dual_form(
     else:
         products = einsum(q[:1, -1], k[:1], "prompt head d, prompt pos head d -> prompt head pos")
         factors = _score_factors(adapter, tokens[:1], layer, products)
+    weights = _output_weights(adapter, layer, caches[0][names["z"]])
 
     # Linear attention of the query q writes Σ_i s (q·k_i) v_i W_O = q (Σ_i s k_iᵀ v_i W_O): a linear map of q, which
     # splits into the part of the demonstrations' positions and that of the others. Positions are summed over first:
