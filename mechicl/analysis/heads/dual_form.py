@@ -13,7 +13,8 @@ from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
-from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.adapter import ModelAdapter, same_up_to_rounding
+from mechicl.models.opening.parts import take_apart
 from mechicl.models.opening.sites import hook_names
 from mechicl.models.transformer.attention import key_mask
 from mechicl.models.transformer.config_rules import check_attends
@@ -91,13 +92,12 @@ def read_dual_form(
     bar = progress_bar(batches, unit="batch", progress=progress, desc="dual form")
     caches = [adapter.record(part, names.values(), len(part)) for part in bar]
     q, k, v, z = (torch.cat([cache[names[part]] for cache in caches]).double() for part in ("q", "k", "v", "z"))
-    n_pos, n_heads, weights = q.shape[1], q.shape[2], model.blocks[layer].attn.W_O.double()
+    n_pos, n_heads = q.shape[1], q.shape[2]
     k, v = (part.repeat_interleave(n_heads // part.shape[2], dim=2) for part in (k, v))
     n_shown = n_pos - 1 if n_demonstration_tokens is None else n_demonstration_tokens
     if not 0 <= n_shown < n_pos:
         raise ValueError(f"n_demonstration_tokens must be 0 to {n_pos - 1}, without the last one, got {n_shown}")
     demonstrations = torch.arange(n_pos, device=q.device) < n_shown
-    damping = getattr(cfg, "damping", 1.0)
     if adapter.is_transformer:
         cfg = cfg.for_layer(layer)
         seen = key_mask(cfg, n_pos, slice(n_pos - 1, n_pos), q.device)[0].double()
@@ -105,6 +105,7 @@ def read_dual_form(
     else:
         products = einsum(q[:1, -1], k[:1], "prompt head d, prompt pos head d -> prompt head pos")
         factors = _score_factors(adapter, tokens[:1], layer, products)
+    weights = _output_weights(adapter, layer, caches[0][names["z"]])
 
     # Linear attention of the query q writes Σ_i s (q·k_i) v_i W_O = q (Σ_i s k_iᵀ v_i W_O): a linear map of q, which
     # splits into the part of the demonstrations' positions and that of the others. Positions are summed over first:
@@ -112,12 +113,21 @@ def read_dual_form(
     def map_from(positions: Bool[Tensor, "pos"]) -> Float[Tensor, "d_head d_model head prompt"]:
         scaled = k * (factors * positions)[:, None, None]
         summed = einsum(scaled, v, "prompt pos head key, prompt pos head value -> prompt head key value")
-        return damping * einsum(summed, weights, "prompt head key value, head value model -> key model head prompt")
+        return einsum(summed, weights, "prompt head key value, head value model -> key model head prompt")
 
     zero_shot, update = map_from(~demonstrations), map_from(demonstrations)
     predicted = einsum(q[:, -1], zero_shot + update, "prompt head key, key model head prompt -> head prompt model")
-    written = damping * einsum(z[:, -1], weights, "prompt head value, head value model -> head prompt model")
+    written = einsum(z[:, -1], weights, "prompt head value, head value model -> head prompt model")
     return DualForm(zero_shot, update, (predicted - written).norm(dim=-1) / written.norm(dim=-1))
+
+
+def _output_weights(adapter: ModelAdapter, layer: int, z: Tensor) -> Float[Tensor, "head d_head d_model"]:
+    """What each head adds to the stream for each unit vector as z, with the model's factors."""
+    parts, units = take_apart(adapter), torch.eye(z.shape[-1]).to(z)[:, None, None].expand(-1, 1, z.shape[2], -1)
+    weights = parts.write(layer, units)
+    if not same_up_to_rounding(parts.write(layer, 2 * units), 2 * weights):
+        raise ValueError(f"this {type(adapter.model).__name__} norms the sum of its heads' outputs: no dual form")
+    return weights[:, :, 0].double()
 
 
 def _encode(adapter: ModelAdapter, prompts: Prompts | Tensor) -> Tensor:

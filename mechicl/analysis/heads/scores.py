@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -9,6 +10,7 @@ import torch
 from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.heads.composition import circuit_scores
 from mechicl.base.arguments import Count, checked
@@ -16,7 +18,7 @@ from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
-from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.models.transformer.attention import key_mask
 from mechicl.models.wrapping.wrapped import WrappedModel
@@ -36,11 +38,13 @@ class HeadScores(Result):
     Attributes:
         scores: by name, scores of attention `[layer head prompt]`, of weights `[layer head]`; float64 on the CPU.
         chance: the score of attention that is uniform over the visible keys, on the same prompts, without the sink; 0
-            for scores of weights, whose sign is random for random weights.
+            for scores of weights, whose sign is random for random weights. A mean over layers, where these differ.
+        chance_by_layer: the same in each layer `[layer]`: some may attend to a window only.
     """
 
     scores: dict[str, Tensor]
     chance: dict[str, float]
+    chance_by_layer: dict[str, Float[Tensor, "layer"]]
 
     def samples(self) -> dict[str, Float[Tensor, "layer head prompt"]]:
         """Return the scores of attention, `[layer head prompt]`."""
@@ -155,7 +159,8 @@ def score_heads(
 
     Returns:
         `scores` by name, `[layer head prompt]` for attention and `[layer head]` for weights, and `chance`, those of
-        uniform attention; `best(name)` is the strongest head, `to_dataframe()` has one row per head.
+        uniform attention over the keys that the model's masks show; `best(name)` is the strongest head,
+        `to_dataframe()` has one row per head.
 
     Source: Elhage et al. 2021 for the circuits; Olsson et al. 2022 for the scores on repeated random tokens.
 
@@ -177,33 +182,34 @@ def score_heads(
         raise ValueError("prepend is for drawn sequences only")
     if prompts is not None and (len(prompts) == 0 or prompts.n_context == 0):
         raise ValueError(f"needs at least one prompt and one context point, got {prompts}")
-    if sequences is None:
-        sequences = _repeated_segments(cfg, n_prompts, seed, prepend) if prompts is None else None
-    tokens = adapter.encode(sequences if prompts is None else prompts)  # type: ignore[arg-type]
+    if prompts is None and sequences is None:
+        tokens = _repeated_segments(cfg, n_prompts, seed, prepend).to(cfg.device)
+    else:
+        tokens = adapter.encode(sequences if prompts is None else prompts)  # type: ignore[arg-type]
     if prompts is None and (tokens.ndim != 2 or len(tokens) == 0):
         raise ValueError(f"sequences must be ids [prompt pos], one prompt or more; got {tuple(tokens.shape)}")
-    visible = _visible_keys(model.cfg, tokens.shape[1])
-    uniform = (visible.double() / visible.sum(-1, keepdim=True).clamp(min=1))[None, None]
+    visible = _visible_keys(adapter, tokens, names)
+    uniform = visible.double() / visible.sum(-1, keepdim=True).clamp(min=1)
 
     parts: dict[str, list[Tensor]] = {}
-    chances: dict[str, list[Tensor]] = {}
+    summed: dict[str, Tensor] = {}
     shares_of_prompt = 3 * torch.float64.itemsize * len(names) * cfg.n_heads * tokens.shape[1] ** 2
     batches = tokens.split(Budget(memory).rows(adapter.bytes_per_row(tokens) + shares_of_prompt))
     for part in progress_bar(batches, unit="batch", progress=progress, desc="heads"):
-        places = _token_places(part.cpu()) if prompts is None else _point_places(part.shape[1], visible)
+        places = _token_places(part.cpu()) if prompts is None else _point_places(part.shape[1], visible[0])
         cache = adapter.record(part, names, len(part))
         shares = [_shares(cache[name], cfg, layer) for layer, name in enumerate(names)]
         for name, weights in places.items():
             weights = weights.expand(len(part), -1, -1)
             parts.setdefault(name, []).append(torch.stack([_attention(share, weights) for share in shares]))
-            chances.setdefault(name, []).append(_attention(uniform.expand(len(part), -1, -1, -1), weights)[0])
+            summed[name] = summed.get(name, 0) + weights.sum(0)
         del cache, shares  # before the next are made
     scores = {name: torch.cat(part, dim=-1) for name, part in parts.items()}
-    chance = {name: torch.cat(part).mean().item() for name, part in chances.items()}
+    chances = {name: (uniform * weights / len(tokens)).sum((1, 2)) for name, weights in summed.items()}
     if prompts is None:
         circuits = circuit_scores(model)
-        scores, chance = scores | circuits, chance | dict.fromkeys(circuits, 0.0)
-    return HeadScores(scores, chance)
+        scores, chances = scores | circuits, chances | dict.fromkeys(circuits, torch.zeros(len(names)).double())
+    return HeadScores(scores, {name: each.mean().item() for name, each in chances.items()}, chances)
 
 
 def _pattern_hooks(model: Any) -> list[str]:
@@ -237,12 +243,21 @@ def _repeated_segments(cfg: Any, n_prompts: int, seed: int, prepend: int | None)
     return torch.cat([segments.new_full((n_prompts, 1), prepend), segments, segments], dim=1)
 
 
-def _visible_keys(cfg: Any, n_pos: int) -> Bool[Tensor, "query key"]:
+def _visible_keys(adapter: ModelAdapter, tokens: Tensor, names: list[str]) -> Bool[Tensor, "layer query key"]:
+    """The keys that each layer's mask shows: of other models, those that get any attention, also if queries are 0."""
+    cfg, n_pos = adapter.model.cfg, tokens.shape[1]
     if hasattr(cfg, "keys"):
-        return key_mask(cfg, n_pos, slice(None), torch.device("cpu"))
-    everything = torch.ones(n_pos, n_pos, dtype=torch.bool)
-    sees_later = not cfg.causal if hasattr(cfg, "causal") else getattr(cfg, "attention_dir", "") == "bidirectional"
-    return everything if sees_later else everything.tril()
+        return key_mask(cfg, n_pos, slice(None), torch.device("cpu")).expand(len(names), -1, -1)
+    visible = torch.zeros(len(names), n_pos, n_pos, dtype=torch.bool)
+
+    def add(pattern: Tensor, hook: Any, layer: int) -> None:
+        visible[layer] |= (pattern != 0).any(0).any(0).cpu()
+
+    listening: list[Hook] = [(name, partial(add, layer=layer)) for layer, name in enumerate(names)]
+    queries = [name for layer in range(len(names)) if (name := get_act_name("q", layer)) in hook_names(adapter.model)]
+    for zeroed in ([], queries):
+        adapter.run(tokens[:1], [*((name, lambda q, hook: torch.zeros_like(q)) for name in zeroed), *listening])
+    return visible
 
 
 def _token_places(ids: Int[Tensor, "prompt pos"]) -> dict[str, Float[Tensor, "prompt query key"]]:

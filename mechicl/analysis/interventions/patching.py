@@ -71,8 +71,8 @@ def patch(
 
     Raises:
         TypeError: a model without hooks, or prompts that it does not read.
-        ValueError: prompts of unequal number or length, a model in training mode, an unknown component or axis, a hook
-            that the model lacks or ignores, a metric that does not return `[prompt]`, or too little memory.
+        ValueError: prompts of unequal number or length, padded texts, a model in training mode, an unknown component
+            or axis, a hook that the model lacks or ignores, a metric that is not `[prompt]`, or too little memory.
 
     Example:
         >>> swept = patch(model, prompts, corrupt(prompts, "labels"), "z", ("layer", "head"))

@@ -144,8 +144,7 @@ class Experiment:
             members = list(group)
             suffix = None
             if len(members) > 1:
-                memory = self.budget.for_tensors / 2
-                suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size, memory)
+                suffix = suffix_runs(adapter, baseline.tokens, first, len(members), baseline.batch_size)
             if suffix is None:
                 whole += members
                 continue
@@ -241,6 +240,10 @@ def replacing_hook(
     """A hook that replaces, in some rows of the activation, what is at a site by the values of some prompts."""
 
     def replace(activation: Tensor, hook: HookPoint) -> Tensor:
+        if activation.shape[1:] != values.shape[1:]:
+            got, made = ([*each.shape[1:]] for each in (activation, values))
+            raise ValueError(f"{hook.name} is {got} in this run and {made} in that of the patches: run whole prompts "
+                             f"of their length, without cached keys and values")  # fmt: skip
         if copy:
             activation = to_write(activation, edits[0][-1].hook_name)
         for rows, prompts, site in edits:

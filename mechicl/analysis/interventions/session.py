@@ -119,7 +119,9 @@ class PatchingSession:
         if isinstance(clean, Prompts) != isinstance(corrupted, Prompts):
             raise TypeError("clean and corrupted must be of the same kind, got prompts and token ids")
         self._adapter = ModelAdapter(model)
-        lengths = [self._adapter.encode(prompts[:1]).shape[1] for prompts in (clean, corrupted)]
+        lengths = [
+            self._adapter.encode(each if isinstance(each, Tensor) else each[:1]).shape[1] for each in (clean, corrupted)
+        ]
         if lengths[0] != lengths[1]:
             raise ValueError(f"clean prompts have {lengths[0]} positions and corrupted ones {lengths[1]}")
         if not len(clean) or not len(corrupted):

@@ -1,6 +1,5 @@
 """Regression and classification as text, so that a language model can be compared with learning algorithms."""
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from mechicl.base.memory import MEMORY, Budget
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.suffix_runs import fork_cache
 from mechicl.prompts import Prompts
 from mechicl.prompts.tokenizing import own_ids, start_ids
 
@@ -145,24 +145,17 @@ class _Continued:
     """A run of prompts to which tokens are appended and removed; a bridge's keys and values are cached."""
 
     def __init__(self, adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"]):
-        self.adapter, self.ids, self.cache = adapter, ids, None
-        if adapter.ours:
-            self.logits = adapter.run(ids)
-        else:
-            cached = {"return_type": "logits_and_cache", "use_cache": True}
-            logits, self.cache = adapter.model(ids, **cached)
-            self.logits = logits[:, -1]
+        self.adapter, self.ids = adapter, ids
+        self.logits, self.cache = (adapter.run(ids), None) if adapter.ours else adapter.run_cached(ids)
 
     @contextmanager
     def continued(self, token: int) -> Iterator[None]:
         """Append a token for the time of a `with` block."""
         ids, logits, cache = self.ids, self.logits, self.cache
         self.ids = torch.cat([ids, torch.full_like(ids[:, :1], token)], dim=1)
-        if cache is None:
-            self.logits = self.adapter.run(self.ids)
-        else:
-            self.cache = copy.deepcopy(cache)  # not every kind of cache can be cut afterwards
-            self.logits = self.adapter.run(self.ids[:, -1:], past_key_values=self.cache)
+        self.cache = fork_cache(cache)
+        new = self.ids if self.cache is None else self.ids[:, -1:]
+        self.logits = self.adapter.run(new, past_key_values=self.cache)
         yield
         self.ids, self.logits, self.cache = ids, logits, cache
 

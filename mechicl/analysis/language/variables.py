@@ -15,7 +15,7 @@ from mechicl.base.precision import at_least_float32
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
-from mechicl.models.opening.adapter import check_eval_mode
+from mechicl.models.opening.adapter import check_eval_mode, refuse_padding
 from mechicl.statistics import Result
 from mechicl.statistics.results import SHARE
 
@@ -166,6 +166,7 @@ def align_variables(
             raise ValueError(f"{name} must be a position of the {ids.shape[1]} in ids, got {place}")
     if layers is not None and (not layers or not set(layers) <= set(range(model.cfg.n_layers))):
         raise ValueError(f"layers must be some of 0 to {model.cfg.n_layers - 1}, got {list(layers)}")
+    refuse_padding(model, ids)
     ids = ids.unique(dim=0)  # a repeated prompt could be in both halves
     if len(ids) < 4:
         raise ValueError(f"ids must contain at least four different prompts, got {len(ids)}")

@@ -1,7 +1,7 @@
 """Vectors that carry a task: function vectors of heads, task vectors of layers, and steering by any direction."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from mechicl.base.precision import nan_last
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
+from mechicl.models.opening.parts import take_apart
 from mechicl.statistics import Result
 from mechicl.text import WordPrompts, WordTask, word_prompts
 
@@ -37,7 +38,7 @@ class FunctionVector(Result):
     Attributes:
         task: name of the task.
         heads: heads whose mean outputs are summed, (layer, head), strongest first.
-        vector: their sum in the residual stream, `[d_model]`.
+        vector: the sum of what they add to the residual stream, `[d_model]`.
         indirect_effects: gain in probability on prompts with shuffled labels, when one head's output at the last
             position is replaced by its mean over prompts with true labels.
         few_shot: probability on the prompts with true labels that the means are taken over.
@@ -79,9 +80,11 @@ def function_vectors(
     """Find the heads that carry a task from demonstrations to the answer, and add up their mean outputs.
 
     Each head's output at the last position is averaged over prompts with true labels and patched into prompts with
-    shuffled labels. The heads that raise the probability of the right answer most are summed to a vector, which is then
-    added to zero-shot prompts of other queries, after each layer. Source: Todd et al. 2024, "Function vectors in large
-    language models", sections 2 and 3.
+    shuffled labels. The mean outputs of the heads that raise the probability of the right answer most are summed to a
+    vector, which is then added to zero-shot prompts of other queries, after each layer. A head's output is what it adds
+    to the stream, with the model's factors. Where the heads' sum is normed (Gemma 2, OLMo 2), it is the head's share of
+    the normed sum: its summand, multiplied by the norm's weight and factor on that prompt. Source: Todd et al. 2024,
+    "Function vectors in large language models", sections 2 and 3.
 
     Args:
         language: a language model with its tokenizer, from `load_language_model`.
@@ -107,6 +110,7 @@ def function_vectors(
     shuffled = word_prompts(**draw, n_prompts=n_prompts, n_shots=n_shots, labels="shuffled", seed=seed + 1)
     zero = word_prompts(**draw, n_prompts=n_prompts, n_shots=0, seed=seed + 2)
     adapter = ModelAdapter(language.model, "query")
+    take_apart(adapter).embed(adapter.encode(clean.ids[:1]))  # refuses models whose heads do not add to the stream
     last = shuffled.ids.shape[1] - 1
     swept = ablate(
         language.model,
@@ -211,7 +215,8 @@ def steering(
         vector: the vector to add, such as a function vector.
         layer: number of the layer; the stream after it is `resid_post`.
         strength: factor of the vector.
-        pos: position at which it is added; by default at all.
+        pos: position in the text at which it is added, by default at all; also in runs that continue a text with cached
+            keys and values, where positions from the end (-1) are refused, as are those that the text does not have.
 
     Example:
         >>> with steering(language.model, found.vector, layer=12, pos=-1):
@@ -222,13 +227,29 @@ def steering(
     if len(vector) != model.cfg.d_model:
         raise ValueError(f"vector must have the width {model.cfg.d_model} of the stream, got {len(vector)}")
 
+    n_cached = [0]  # positions of the text before those that the present run computes
+
+    def begin(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        n_cached[:] = [0 if cache is None else int(cache.get_seq_length())]
+        padded = isinstance(mask, Tensor) and not mask.all()
+        if pos is not None and (padded or kwargs.get("cache_params") is not None):
+            raise ValueError("pos must be None for texts with padding, and in runs that continue a state")
+
     def add(stream: Tensor, hook: Any) -> Tensor:
-        place = slice(None) if pos is None else pos
-        stream = stream.clone()
-        stream[:, place] += strength * vector.to(stream)
+        stream, n = stream.clone(), n_cached[0] + stream.shape[1]
+        if pos is not None and not (0 if n_cached[0] else -n) <= pos < n:
+            lowest = "0, as keys and values are cached," if n_cached[0] else -n
+            raise ValueError(f"pos must be {lowest} to {n - 1} for a text of {n} tokens, got {pos}")
+        if pos is None or pos % n >= n_cached[0]:
+            stream[:, slice(None) if pos is None else pos % n - n_cached[0]] += strength * vector.to(stream)
         return stream
 
-    with model.hooks(fwd_hooks=[(get_act_name("resid_post", layer), add)]):
+    root = getattr(model, "original_model", None)  # of a bridge, whose own hooks do not see the cache
+    with ExitStack() as stack:
+        if root is not None:
+            stack.callback(root.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        stack.enter_context(model.hooks(fwd_hooks=[(get_act_name("resid_post", layer), add)]))
         yield
 
 
@@ -241,12 +262,12 @@ def strongest_heads(effects: Float[Tensor, "layer head"], n: int) -> tuple[Head,
 def sum_of_outputs(
     adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], heads: Sequence[Head], memory: float
 ) -> Float[Tensor, "d_model"]:
-    """Return the sum of some heads' mean outputs at the last position, in the residual stream."""
+    """Return the sum of what some heads add to the residual stream at the last position, each a mean over prompts."""
+    parts, ids = take_apart(adapter), adapter.encode(ids)
     names = {layer: get_act_name("z", layer) for layer, _ in heads}
-    recorded = record_within(adapter, adapter.encode(ids), list(names.values()), Budget(memory))
-    means = {layer: recorded[name][:, -1].mean(0) for layer, name in names.items()}  # [head d_head]
-    parts = [means[layer][head] @ adapter.model.blocks[layer].attn.W_O[head] for layer, head in heads]
-    return torch.stack(parts).sum(0).detach()
+    recorded = record_within(adapter, ids, list(names.values()), Budget(memory))
+    means = {layer: parts.write(layer, recorded[name][:, -1:])[:, :, 0].mean(1) for layer, name in names.items()}
+    return torch.stack([means[layer][head] for layer, head in heads]).sum(0).detach()
 
 
 def _streams_at_end(adapter: ModelAdapter, ids: Tensor, memory: float) -> dict[str, Tensor]:

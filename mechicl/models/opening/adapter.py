@@ -53,7 +53,7 @@ class ModelAdapter:
             raise ValueError("at='points' is for our models on interleaved prompts with causal keys; take 'query'")
         self.at: At = at
         self._n_skipped: dict[int, int | None] = {}  # by layer, blocks that need not run; None if it cannot be resumed
-        self.bytes_of_cache: dict[int, float | None] = {}  # of a position, by length of prompts; see `suffix_runs`
+        self.bytes_of_cache: dict[int, tuple[float, float] | None] = {}  # by length of prompts; see `suffix_runs`
         self.resumes = self.ours or "start_at_layer" in inspect.signature(self.model.forward).parameters
 
     @property
@@ -80,6 +80,8 @@ class ModelAdapter:
         """Encode prompts as the model's tokens, on its device."""
         if isinstance(prompts, TokenSequences):
             prompts = prompts.read
+        elif isinstance(prompts, Tensor):
+            refuse_padding(self.model, prompts)
         if isinstance(prompts, Prompts):
             if not self.reads_prompts:
                 raise TypeError(f"{type(self.model).__name__} reads token ids [prompt pos], got {prompts}")
@@ -108,6 +110,13 @@ class ModelAdapter:
         else:
             with holding(self.model):
                 outputs, cache = self.model.run_with_cache(tokens)
+        return self._select_read(outputs), cache
+
+    def run_cached(self, tokens: Tensor) -> tuple[Tensor, Any]:
+        """Return the predictions of a run of another package's model, and its cache of keys and values."""
+        options = {"return_type": "logits_and_cache", "use_cache": True}
+        with holding(self.model):
+            outputs, cache = self.model.run_with_hooks(tokens, fwd_hooks=self._unembed_hooks(), **options)
         return self._select_read(outputs), cache
 
     def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
@@ -305,6 +314,25 @@ def same_up_to_rounding(a: Tensor, b: Tensor) -> bool:
         return False
     largest = max((float(part[part.isfinite()].abs().amax()) for part in (a, b) if part.isfinite().any()), default=0.0)
     return torch.allclose(a, b, rtol=0, atol=16 * torch.finfo(a.dtype).eps * largest, equal_nan=True)
+
+
+def refuse_padding(model: Any, ids: Tensor) -> None:
+    """Refuse (ValueError) ids `[prompt pos]` with padding, which runs without an attention mask read as text.
+
+    A padding id that also begins or ends texts may occur once at an end, if it does in all texts.
+    """
+    source = getattr(model, "tokenizer", None) or getattr(getattr(model, "original_model", None), "config", None)
+    pad, bos, eos = (getattr(source, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
+    if pad is None or ids.ndim != 2:
+        return
+    shared = pad in (bos, *(eos if isinstance(eos, list) else [eos]))
+    for at_end in (ids == pad, (ids == pad).flip(1)):
+        n = at_end.int().cumprod(1).sum(1)
+        if n.any() and not (shared and (n == 1).all()):
+            also = ", unless all begin or end with one" if shared else ""
+            raise ValueError(
+                f"texts must not be padded (with the id {pad}{also}), as no mask hides it: give those of one length"
+            )
 
 
 def check_eval_mode(model: Any) -> None:

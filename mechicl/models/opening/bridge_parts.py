@@ -75,9 +75,6 @@ class BridgeParts:
         without = [layer for layer, block in enumerate(blocks) if not hasattr(block, "attn")]
         if without:
             raise ValueError(f"layer {without[0]} of {self.name} has no attention to cut edges in")
-        # hooks that a bridge attaches itself (OPT) are permanent
-        if any(point.has_hooks(including_permanent=False) for point in self.model.hook_dict.values()):
-            raise ValueError("edges cannot be cut with hooks on the model: call model.reset_hooks()")
         self.heads_interact = False
         self._recordings: list[Recording] = []  # of one prompt and of two
         self._bytes: dict[int, float] = {}  # per prompt, by its length
@@ -86,6 +83,9 @@ class BridgeParts:
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "prompt pos d_model"]:
         """Compute the stream before the first layer, positions included."""
+        # hooks that a bridge attaches itself (OPT) are permanent
+        if any(point.has_hooks(including_permanent=False) for point in self.model.hook_dict.values()):
+            raise ValueError("heads and MLPs cannot be separated with hooks on the model: call model.reset_hooks()")
         if not self._recordings or self._recordings[0].tokens.shape[1:] != tokens.shape[1:]:
             two = tokens[:2] if len(tokens) > 1 else tokens[:1].repeat(2, 1)
             with torch.no_grad(), _inputs_joined(self.model):
@@ -114,10 +114,14 @@ class BridgeParts:
             received[by] = einsum(normed, weight, "head row pos model, head model d -> row pos head d")
             received[by] = received[by] + rearrange(bias, "(head d) -> head d", head=len(streams))
         z = self._attend(layer, received)
-        weight, _ = _weight_of(block.attn.o, z.shape[-1])
-        heads = rearrange(z, "row pos (head d) -> row pos head d", head=len(q))
-        weight = rearrange(weight, "(head d) model -> head d model", head=len(q))
-        written = einsum(heads, weight, "row pos head d, head d model -> head row pos model")
+        return self.write(layer, rearrange(z, "row pos (head d) -> row pos head d", head=len(q)))
+
+    def write(self, layer: int, z: Float[Tensor, "row pos head d_head"]) -> Float[Tensor, "head row pos d_model"]:
+        """Compute what each head adds to the stream, from the attention's result before its output projection."""
+        block = self.model.blocks[layer]
+        weight, _ = _weight_of(block.attn.o, z.shape[2] * z.shape[3])
+        weight = rearrange(weight, "(head d) model -> head d model", head=z.shape[2])
+        written = einsum(z, weight, "row pos head d, head d model -> head row pos model")
         return self._scale(layer) * _share(block, "ln1_post", written)
 
     def attention_bias(self, layer: int) -> Tensor | float:

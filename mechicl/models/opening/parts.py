@@ -29,13 +29,13 @@ class TransformerParts:
         if not adapter.is_transformer:
             kind = type(adapter.model).__name__
             raise ValueError(f"edges are cut in a HookedTransformer or a TransformerBridge, not in {kind}")
-        if adapter.model.cfg.token_clip is not None:
-            raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
         self.adapter, self.model = adapter, adapter.model
         self.heads_are_separate = all(type(block.attn) is Attention for block in self.model.blocks)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Compute the stream before the first block."""
+        if self.model.cfg.token_clip is not None:
+            raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
         return self.model.embed_tokens(tokens)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -52,10 +52,15 @@ class TransformerParts:
         return self._attend(layer, attn, q, k, v)
 
     def _attend(self, layer: int, attn: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        block = self.model.blocks[layer]
-        reads = (block.ln1(streams).permute(1, 2, 0, 3) for streams in (q, k, v))
-        z = attn.mix(*reads)
-        return block.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+        reads = (self.model.blocks[layer].ln1(streams).permute(1, 2, 0, 3) for streams in (q, k, v))
+        return self._write(attn, attn.mix(*reads))
+
+    def write(self, layer: int, z: Tensor) -> Tensor:
+        """Compute what each head adds to the stream, `[head prompt pos d_model]`, from z `[prompt pos head d_head]`."""
+        return self._write(cast(Attention, self.model.blocks[layer].attn), z)
+
+    def _write(self, attn: Attention, z: Tensor) -> Tensor:
+        return attn.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
 
     def attention_bias(self, layer: int) -> Tensor | float:
         """Return the part of a layer's attention output that is independent of its heads."""

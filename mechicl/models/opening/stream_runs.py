@@ -93,11 +93,18 @@ class StreamRuns:
         points = torch.arange(self.last + 1, device=self.tokens.device) // self.tokens_per_point
         others = points[:, None] != points
         others[self.last] = False
-        hooks = []
-        for layer in layers:
-            softmax = self.adapter.is_transformer and self.adapter.model.cfg.for_layer(layer).attention == "softmax"
-            hooks.append((f"blocks.{layer}.{SCORES}", partial(_mask, others=others, softmax=softmax)))
-        return self._run(self.base[layers.start], layers.start, hooks)
+        scores_of_hidden = {"softmax": -torch.inf, "linear": 0.0}  # for other kinds, the first without NaN
+
+        def hide(scores: Tensor, hook: HookPoint, layer: int, otherwise: float) -> Tensor:
+            kind = self.adapter.model.cfg.for_layer(layer).attention if self.adapter.is_transformer else ""
+            return scores.masked_fill(others, scores_of_hidden.get(kind, otherwise))
+
+        for otherwise in scores_of_hidden.values():
+            hooks = [(f"blocks.{i}.{SCORES}", partial(hide, layer=i, otherwise=otherwise)) for i in layers]
+            predicted = self._run(self.base[layers.start], layers.start, hooks)
+            if predicted.isfinite().all():
+                break
+        return predicted
 
     # ---- runs ----
 
@@ -178,8 +185,3 @@ def _put(activation: Tensor, hook: HookPoint, where: slice, values: Tensor | Non
     changed = activation.clone()
     changed[:, where] = 0.0 if values is None else values
     return changed
-
-
-def _mask(scores: Tensor, hook: HookPoint, others: Tensor, softmax: bool) -> Tensor:
-    """Scores `[prompt head query key]` with some pairs masked: -inf before a softmax, otherwise 0."""
-    return scores.masked_fill(others, -torch.inf if softmax or scores.isneginf().any() else 0.0)

@@ -1,9 +1,12 @@
 """Runs of a causal language model from one position on, with the keys and values of earlier positions cached."""
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 from mechicl.models.opening.adapter import N_TRIED, Hook, ModelAdapter
 
@@ -23,8 +26,7 @@ class SuffixRuns:
         self.adapter, self.first, self.copies = adapter, first, copies
         self.tokens = tokens.repeat(copies, 1)
         self.parts = [slice(start, start + batch_size) for start in range(0, len(tokens), batch_size)]
-        cached = {"return_type": "logits_and_cache", "use_cache": True}
-        self.caches = [adapter.model(tokens[part, :first], **cached)[1] for part in self.parts]
+        self.caches = [adapter.run_cached(tokens[part, :first])[1] for part in self.parts]
         if copies > 1:
             self.parts = [slice(0, len(self.tokens))]
             self.caches[0].batch_select_indices(torch.arange(len(tokens), device=tokens.device).repeat(copies))
@@ -34,42 +36,57 @@ class SuffixRuns:
         """Return predictions of all rows, with the hooks for each slice of them; positions count from `first`."""
         outputs = []
         for part, cache in zip(self.parts, self.caches, strict=True):
-            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), past_key_values=cache))
-            cache.crop(self.first - self.tokens.shape[1])  # remove the positions that this run added
+            forked = fork_cache(cache)
+            outputs.append(self.adapter.run(self.tokens[part, self.first :], hooks_of(part), past_key_values=forked))
         return torch.cat(outputs)
 
 
-def suffix_runs(
-    adapter: ModelAdapter, tokens: Tensor, first: int, n_cells: int, batch_size: int, memory: float
-) -> SuffixRuns | None:
-    """Return runs from a position on; None if the model has no such cache, or it does not fit into `memory` bytes.
+def fork_cache(cache: Any) -> Any:
+    """Return a cache for a run that appends positions, with the same tensors; None if these would change in place.
 
-    The route is tried once for each length of prompts: models whose cached runs differ from whole runs have none.
+    The run's cache could not be cut back instead: layers with a sliding window drop positions.
+    """
+    if not all(isinstance(layer, DynamicLayer) for layer in getattr(cache, "layers", [None])):
+        return None
+    forked = copy.copy(cache)
+    forked.layers = [copy.copy(layer) for layer in cache.layers]
+    return forked
+
+
+def suffix_runs(adapter: ModelAdapter, tokens: Tensor, first: int, n_cells: int, batch_size: int) -> SuffixRuns | None:
+    """Return runs from a position on; None if the model has no such cache, or too little memory for it.
+
+    Caches and runs take at most the memory of a run of `batch_size` whole prompts. The route is tried once for each
+    length of prompts: models whose cached runs differ from whole runs have none.
     """
     if adapter.ours or adapter.reads_prompts or first < 1 or adapter.at != "query" or adapter.has_user_hooks():
         return None
     n_pos = tokens.shape[1]
     if n_pos not in adapter.bytes_of_cache:
-        adapter.bytes_of_cache[n_pos] = _try(adapter, tokens[:N_TRIED])
-    per_position = adapter.bytes_of_cache[n_pos]
-    if per_position is None:
+        adapter.bytes_of_cache[n_pos] = _try(adapter, tokens[: min(N_TRIED, max(batch_size // 2, 1))])
+    known = adapter.bytes_of_cache[n_pos]
+    if known is None:
         return None
-    rows = min(int(memory / (2 * first * per_position)), MOST_ROWS)  # twice: each run copies the keys and values
-    if rows < min(len(tokens), batch_size):
-        return None
-    copies = max(min(rows // len(tokens), n_cells), 1) if len(tokens) <= batch_size else 1
-    return SuffixRuns(adapter, tokens, first, min(batch_size, rows), copies)
+    of_cache, memory = first * known[0], batch_size * known[1]
+    of_run = of_cache + known[1] * (n_pos - first) / n_pos  # each run copies the keys and values
+    copies = min(int(memory / (of_cache + of_run)), MOST_ROWS) // len(tokens)
+    if copies:
+        return SuffixRuns(adapter, tokens, first, len(tokens), min(copies, n_cells))
+    rows = min(int((memory - len(tokens) * of_cache) / of_run), MOST_ROWS)  # all prompts' caches are kept
+    return SuffixRuns(adapter, tokens, first, rows) if 2 * rows >= min(batch_size, len(tokens)) else None
 
 
 @torch.no_grad()
-def _try(adapter: ModelAdapter, tokens: Tensor) -> float | None:
-    """The bytes of the cache for each position of a prompt; None if runs of the last position with it go wrong."""
+def _try(adapter: ModelAdapter, tokens: Tensor) -> tuple[float, float] | None:
+    """The bytes of the cache for each position of a prompt, and of a whole run of it; None if runs with it go wrong."""
+    n_pos = tokens.shape[1]
     try:
-        runs = SuffixRuns(adapter, tokens, tokens.shape[1] - 1, len(tokens), 2)
-        n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in runs.caches[0].layers)
-        again = [runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)]  # the first may not change the cache
+        again = [SuffixRuns(adapter, tokens, 1, len(tokens)).run(lambda part: ())]
+        runs = SuffixRuns(adapter, tokens, n_pos - 1, len(tokens), 2)
+        n_bytes = sum(layer.keys[:, :, :1].nbytes + layer.values[:, :, :1].nbytes for layer in runs.caches[0].layers)
+        again += [runs.run(lambda part: ())[-len(tokens) :] for _ in range(2)]  # the first may not change the cache
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None  # another kind of cache, or none
     if not all(adapter.same_up_to_rounding(each, adapter.run(tokens)) for each in again):
         return None
-    return n_bytes / len(runs.tokens) / (tokens.shape[1] - 1)
+    return n_bytes / len(runs.tokens), adapter.bytes_per_row(tokens)

@@ -17,6 +17,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from tests.analysis.interventions.oracles import bridge, ids
+from tests.families import open_family, token_ids
 from tests.strategies import random_model, random_tokens
 
 SIX_PROMPTS = LinearRegression(x_dim=3, n_context=5).sample(6, seed=0, dtype=torch.float64)
@@ -141,6 +142,21 @@ def test_keys_outside_a_window_have_no_part():
     tokens = ids(0, d_vocab=20)
     assert read_dual_form(model, tokens, n_demonstration_tokens=3).update.abs().max() == 0  # the last of six sees three
     assert read_dual_form(model, tokens, n_demonstration_tokens=4).update.abs().min() > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_dual_form_has_the_factor_of_the_residual_update():
+    model, plain = open_family("Granite")
+    tokens, block = token_ids(0), plain.model.layers[0].self_attn
+    result = read_dual_form(model, tokens)
+    _, cache = model.run_with_cache(tokens)
+    k, v = (cache[f"blocks.0.attn.hook_{part}"] for part in ("rot_k", "v"))
+    values = torch.einsum("pid,md->pim", v[:, :, 0], block.o_proj.weight[:, 4:])  # of the second of two heads
+    expected = plain.config.residual_multiplier * block.scaling * torch.einsum("pid,pim->dmp", k[:, :, 0], values)
+    found = (result.zero_shot + result.update)[:, :, 1].float()
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="norms the sum of its heads' outputs"):
+        read_dual_form(open_family("OLMo 2")[0], tokens)
 
 
 def test_scores_that_are_more_than_products_are_refused():

@@ -19,6 +19,7 @@ from mechicl.prompts import Prompts
 from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 from tests.analysis.interventions.oracles import bridge, ids
+from tests.families import open_family
 from tests.strategies import configs, random_model, random_prompts
 
 quick = settings(max_examples=10)
@@ -281,6 +282,31 @@ def test_chance_is_the_score_of_uniform_attention(keys):
         for name in filter(result.is_of_attention, result.scores):
             expected = torch.full_like(result.mean(name), result.chance[name])
             torch.testing.assert_close(result[name].mean(-1), expected, rtol=0, atol=1e-12)
+
+
+WINDOWS = {  # keys that each layer sees, of 3
+    "Mistral": (3, 3, 3), "Gemma 2": (3, None, 3), "Gemma 3": (3, 3, 3), "GPT-Neo": (None, 3, None),
+    "GPT-OSS": (3, None, 3), "Llama": (None, None, None), "Falcon (ALiBi)": (None, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WINDOWS)
+def test_chance_is_uniform_attention_in_the_window_of_each_layer(name):
+    model, _ = open_family(name)
+    tokens = ids(0, n=5, n_pos=9, d_vocab=4)
+    result = score_heads(model, sequences=tokens, progress=False)
+    for layer, window in enumerate(WINDOWS[name]):
+        expected: dict[str, float] = dict.fromkeys(["previous_token", "duplicate_token", "induction"], 0)
+        for row in tokens:
+            for score, keys_of in token_places(row).items():
+                for query, keys in keys_of.items():
+                    seen = range(0 if window is None else max(query - window + 1, 0), query + 1)
+                    expected[score] += sum(key in seen for key in keys) / len(seen) / len(keys_of) / len(tokens)
+        for score, chance in expected.items():
+            assert result.chance_by_layer[score][layer].item() == pytest.approx(chance)
+    for score, chances in result.chance_by_layer.items():
+        assert result.chance[score] == pytest.approx(chances.mean().item())
 
 
 def test_the_table_has_a_row_per_head_and_the_intervals_are_over_prompts():

@@ -56,10 +56,10 @@ def linear() -> Any:
     )  # fmt: skip
 
 
-def of_bridge(*args: Any, **options: Any) -> Callable[[float], Any]:
+def of_bridge(*args: Any, n_pos: int = 8, d_vocab: int = 200, **options: Any) -> Callable[[float], Any]:
     model, tokens = (
-        oracles.shared_bridge(n_layer=2, n_head=4, n_embd=32, vocab_size=200),
-        (oracles.ids(0, 3, 8, 200), oracles.ids(1, 3, 8, 200)),
+        oracles.shared_bridge(n_layer=2, n_head=4, n_embd=32, vocab_size=d_vocab, n_positions=n_pos),
+        (oracles.ids(0, 3, n_pos, d_vocab), oracles.ids(1, 3, n_pos, d_vocab)),
     )
     metric = next_token_loss(tokens[0]) if "at" in options else logit_difference(tokens[0][:, 0], tokens[0][:, 1])
     return lambda memory: patch(model, *tokens, *args, metrics=metric, memory=memory, **options)
@@ -86,6 +86,15 @@ SWEEPS: dict[str, Callable[[], Callable[[float], InterventionSweep]]] = {
     "linear": lambda: of_ours(patch, linear(), "z", ("layer", "pos", "head"), only={"pos": [1, 2]}),
     "bridge": lambda: of_bridge("z", only={"layer": [0], "head": [0, 3]}),
     "bridge, all positions": lambda: of_bridge("z", at="positions", only={"layer": [1], "head": [0, 3]}),
+    **{
+        f"bridge, {component} by position": lambda component=component: of_bridge(component, n_pos=32, d_vocab=4000)
+        for component in ("mlp_out", "attn_out", "resid_pre", "resid_post")
+    },
+    **{
+        f"{component} of all positions": lambda component=component: of_ours(patch, wide(), component)
+        for component in ("resid_mid", "mlp_out", "q", "v", "attn_scores")
+    },
+    "neurons": lambda: of_ours(patch, wide(), "post", ("layer", "pos")),
     "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", only={"pos": [2, 3]}),
 }
 

@@ -3,6 +3,7 @@
 import copy
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from mechicl import constructions
-from mechicl.analysis import ablate, score_edges
+from mechicl.analysis import ablate, attribute, patch, score_edges, score_heads
+from mechicl.analysis.interventions import PatchingSession, Site, patch_paths
 from mechicl.analysis.language import (
     CausalModel,
     ablate_matched,
@@ -24,11 +26,15 @@ from mechicl.analysis.language import (
     steering,
     task_vectors,
 )
+from mechicl.analysis.language.numbers import _Continued
+from mechicl.analysis.language.vectors import sum_of_outputs
 from mechicl.interop import LanguageModel
+from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.suffix_runs import suffix_runs
 from mechicl.text import WORD_TASKS, word_prompts
 from tests.analysis.language.conftest import make_tokenizer
+from tests.families import open_family, place_of, putting, token_ids
 
 D_HEAD, N_HEADS = 8, 4
 DRAW: dict[str, Any] = {"n_shots": 4, "n_prompts": 6}
@@ -140,6 +146,51 @@ def test_function_vectors(language, hf_model):
         with steering(language.model, found.vector, layer, pos=-1), torch.no_grad():
             steered = probability(language.model(zero.ids)[:, -1], zero.targets)
         torch.testing.assert_close(steered, expected.detach(), atol=1e-5, rtol=0)
+
+
+NORMED = {"Gemma 2": "post_attention_layernorm", "OLMo 2": "post_attention_layernorm",
+          "Gemma 3": "post_attention_layernorm", "GLM 4": "post_self_attn_layernorm"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Granite", *NORMED, "Cohere", "GPT-J", "GPT-2", "Qwen3"])
+@torch.no_grad()
+def test_outputs_of_heads_are_what_they_add_to_the_stream(name):
+    """Against torch hooks on the plain model: the heads' sum, and the change of the stream without a head."""
+    bridge, plain = open_family(name, dtype=torch.float64)
+    adapter, ids, n_heads, layer = ModelAdapter(bridge), token_ids(0, 5), bridge.cfg.n_heads, 1
+    block = f"{bridge.adapter.component_mapping['blocks'].name}.{layer}"
+    projection, _ = place_of(bridge, plain, "z", layer) or pytest.fail("no output projection")
+    seen: dict[str, torch.Tensor] = {}
+
+    def added(head: int | None) -> torch.Tensor:
+        """What the block without its MLP adds to the stream at the last position, where the head's z is 0."""
+
+        def edit(z: torch.Tensor) -> None:
+            seen["z"] = z.clone()
+            z.unflatten(-1, (n_heads, -1))[..., slice(0) if head is None else head, :] = 0
+
+        with (
+            putting(plain, (f"{block}.{bridge.blocks[layer].mlp.name}", "out"), lambda out: out.zero_()),
+            putting(plain, (block, "in"), lambda stream: seen.update(before=stream.clone())),
+            putting(plain, (block, "out"), lambda stream: seen.update(after=stream.clone())),
+            putting(plain, (projection, "in"), edit),
+        ):
+            plain(ids)
+        return (seen["after"] - seen["before"])[:, -1]
+
+    whole, z = added(None), seen["z"]
+    vectors = [sum_of_outputs(adapter, ids, [(layer, head)], 1e9) for head in range(n_heads)]
+    project = plain.get_submodule(projection)
+    bias = project.bias if name == "GPT-2" else 0.0
+    torch.testing.assert_close(torch.stack(vectors).sum(0) + bias, whole.mean(0), rtol=1e-5, atol=1e-6)
+    for head, vector in enumerate(vectors):
+        expected = whole - added(head)
+        if name in NORMED:  # the head's summand, multiplied by what the norm multiplies the sum by
+            only = torch.zeros_like(z)
+            only.unflatten(-1, (n_heads, -1))[..., head, :] = z.unflatten(-1, (n_heads, -1))[..., head, :]
+            factor = plain.get_submodule(f"{block}.{NORMED[name]}")(project(z)) / project(z)
+            expected = (project(only) * factor)[:, -1]
+        torch.testing.assert_close(vector, expected.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_task_vectors(language, hf_model):
@@ -276,12 +327,148 @@ def test_the_subspace_of_a_copied_token():
         align_variables(model, causal, "copied", ids[:1].repeat(8, 1))
 
 
+@pytest.mark.parametrize("name", ["GPT-2", "Mistral", "Gemma 2", "GPT-OSS", "Mamba", "RecurrentGemma"])
+@torch.no_grad()
+def test_continued_texts_are_whole_runs(name):
+    """Also where a window of 3 drops cached positions, and where there is no cache of keys and values."""
+    bridge, plain = open_family(name)
+    ids = token_ids(0, 3, 5)
+    run = _Continued(ModelAdapter(bridge), ids)
+
+    def check(ids: torch.Tensor) -> None:
+        expected = plain(ids).logits[:, -1]
+        torch.testing.assert_close(run.logits, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+    def longer(ids: torch.Tensor, token: int) -> torch.Tensor:
+        return torch.cat([ids, torch.full_like(ids[:, :1], token)], 1)
+
+    for first in (3, 4):
+        check(ids)
+        with run.continued(first):
+            check(longer(ids, first))
+            for second in (5, 6):
+                with run.continued(second):
+                    check(longer(longer(ids, first), second))
+            check(longer(ids, first))
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "GPT-OSS"])
+@torch.no_grad()
+def test_sweeps_beyond_a_window_are_whole_runs(name):
+    """With keys and values in windows of 3 of 8 positions cached."""
+    bridge, plain = open_family(name)
+    ids = token_ids(0, 3, 8)
+    assert suffix_runs(ModelAdapter(bridge), ids, 4, 3, 3) is not None
+    swept = ablate(bridge, ids, "z", ("layer", "pos"), only={"pos": [1, 4, 7]}, method="zero", progress=False)
+    assert swept.predictions is not None
+    for layer, by_pos in enumerate(swept.predictions):
+        for pos, predicted in zip((1, 4, 7), by_pos, strict=True):
+            place = place_of(bridge, plain, "z", layer) or pytest.fail("no output projection")
+            with putting(plain, place, lambda z, pos=pos: z[:, pos].zero_()):
+                expected = plain(ids).logits[:, -1]
+            torch.testing.assert_close(predicted, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+def steer(stream: torch.Tensor, pos: int, vector: torch.Tensor) -> None:
+    stream[:, pos] += vector
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Mistral", "RecurrentGemma"])
+@pytest.mark.parametrize("pos", [0, 2, 4])
+@torch.no_grad()
+def test_steering_at_a_position_in_generation(name, pos):
+    """Whole runs of the plain model, with the vector added by torch's hooks, have the same tokens."""
+    bridge, plain = open_family(name)
+    loop, vector = token_ids(2, 2, 5), 3 * torch.randn(8, generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
+    with steering(bridge, vector, 0, pos=pos):
+        found = bridge.generate(loop, max_new_tokens=5, **options)
+    intact = bridge.generate(loop, max_new_tokens=5, **options)
+    block = f"{bridge.adapter.component_mapping['blocks'].name}.0"
+    for _ in range(5):
+        with putting(plain, (block, "out"), partial(steer, pos=pos, vector=vector)):
+            loop = torch.cat([loop, plain(loop).logits[:, -1:].argmax(-1)], 1)
+    assert found.tolist() == loop.tolist()
+    assert found.tolist() != intact.tolist() or pos < 4 or name == "RecurrentGemma"
+
+
+@pytest.mark.parametrize(("pos", "named"), [(5, "-5 to 4"), (-6, "-5 to 4"), (-1, "0, as keys and values are cached")])
+def test_positions_that_a_text_lacks_cannot_be_steered(pos, named):
+    bridge, _ = open_family("GPT-2")
+    with pytest.raises(ValueError, match=f"pos must be {named}"), steering(bridge, torch.ones(8), 0, pos=pos):
+        bridge.generate(token_ids(0, 1, 5), max_new_tokens=3, verbose=False, stop_at_eos=False)
+    own = HookedTransformer(TransformerConfig(prompt_format="token_ids", d_vocab=9, n_ctx=8, d_model=8, n_heads=2))
+    if pos != -1:
+        with pytest.raises(ValueError, match=f"pos must be {named}"), steering(own, torch.ones(8), 0, pos=pos):
+            own(torch.arange(5)[None])
+    mask = torch.tensor([[1, 1, 1, 1, 0]])
+    with pytest.raises(ValueError, match="padding"), steering(bridge, torch.ones(8), 0, pos=1):
+        bridge(token_ids(0, 1, 5), attention_mask=mask)
+
+
+def test_patches_of_whole_prompts_are_refused_in_runs_that_continue_a_text():
+    bridge, _ = open_family("GPT-2")
+    session = PatchingSession(bridge, token_ids(0, 1), token_ids(1, 1))
+    session.toggle(Site("resid_post", 0, pos=0))
+    with bridge.hooks(fwd_hooks=session.hooks()), pytest.raises(ValueError, match="run whole prompts"):
+        bridge.generate(token_ids(1, 1), max_new_tokens=2, verbose=False, stop_at_eos=False)
+
+
+def ends(pad: int, side: int, n: int = 1) -> torch.Tensor:
+    """Three texts, of which the last is `n` tokens shorter."""
+    ids = token_ids(0, 3)
+    ids[-1, slice(0, n) if side == 0 else slice(-n, None)] = pad
+    return ids
+
+
+PADDED: dict[str, Any] = {
+    "patch": lambda model, ids: patch(model, ids, token_ids(1, 3), progress=False),
+    "patch into": lambda model, ids: patch(model, token_ids(1, 3), ids, progress=False),
+    "ablate": lambda model, ids: ablate(model, ids, progress=False),
+    "reference": lambda model, ids: ablate(model, token_ids(1, 3), reference=ids, progress=False),
+    "attribute": lambda model, ids: attribute(model, ids, token_ids(1, 3), metrics=lambda x: x[:, 0], progress=False),
+    "patch_paths": lambda model, ids: patch_paths(model, ids, token_ids(1, 3), progress=False),
+    "score_edges": lambda model, ids: score_edges(model, ids, progress=False),
+    "score_heads": lambda model, ids: score_heads(model, sequences=ids, progress=False),
+    "session": lambda model, ids: PatchingSession(model, ids, token_ids(1, 3)),
+    "loss_by_position": lambda model, ids: loss_by_position(LanguageModel("tiny", model, make_tokenizer()), ids),
+    "align_variables": lambda model, ids: align_variables(
+        model, CausalModel({"a": lambda ids: ids[0]}, lambda values: values["a"]), "a", ids, progress=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("side", [0, -1])
+def test_padded_texts_are_refused(name, side):
+    bridge, _ = open_family("GPT-2")
+    bridge.original_model.config.pad_token_id = 19
+    with pytest.raises(ValueError, match="must not be padded"):
+        PADDED[name](bridge, ends(19, side))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_padding_id_that_also_ends_texts(n):
+    """One at the end of all texts belongs to them; more, or one at the end of some, is padding."""
+    bridge, _ = open_family("GPT-2")
+    bridge.original_model.config.pad_token_id = bridge.original_model.config.eos_token_id = 1
+    whole = token_ids(0, 3)
+    whole[:, -1] = 1
+    assert ablate(bridge, whole, only={"layer": [0]}, progress=False).predictions is not None
+    for side in (0, -1):
+        with pytest.raises(ValueError, match="must not be padded"):
+            ablate(bridge, ends(1, side, n), progress=False)
+    every = whole.clone()
+    every[:, -2:] = 1
+    with pytest.raises(ValueError, match="must not be padded"):
+        ablate(bridge, every, progress=False)
+
+
 def test_sweeps_from_a_position_on_are_whole_runs(language, hf_model):
     prompts = word_prompts(language.tokenizer, "plural", **DRAW)
     adapter, last = ModelAdapter(language.model, "query"), prompts.ids.shape[1] - 1
-    assert suffix_runs(adapter, prompts.ids, last, 12, 4, 1e9) is not None
-    assert suffix_runs(adapter, prompts.ids, last, 12, 6, 1e3) is None  # too little memory
-    assert suffix_runs(adapter, prompts.ids, 0, 12, 6, 1e9) is None
+    assert suffix_runs(adapter, prompts.ids, last, 12, 4) is not None
+    assert suffix_runs(adapter, prompts.ids, 0, 12, 6) is None
     places = [last - 3, last]
     swept = ablate(
         language.model, prompts.ids, "attn_out", ("layer", "pos"), only={"pos": places}, method="zero", progress=False

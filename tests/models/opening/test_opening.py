@@ -10,12 +10,15 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformer_lens.model_bridge.sources import boot_native
 
+import mechicl
 from mechicl.analysis.circuits import Edge, Node
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
 from mechicl.models.opening.edits import check_edits, without_user_hooks
 from mechicl.models.opening.parts import record_writes
+from mechicl.models.opening.stream_runs import StreamRuns, record_streams
+from mechicl.tasks import LinearRegression
 from tests.analysis.interventions.oracles import (
     EXACT,
     bridge,
@@ -28,7 +31,14 @@ from tests.analysis.interventions.oracles import (
     run,
 )
 from tests.families import open_family, token_ids
+from tests.models.modules import NanoGPT
 from tests.strategies import configs, random_model
+
+PARTS: dict[str, Any] = {
+    "layers": "blocks.{}", "mlp": "blocks.{}.mlp", "resid_mid": "blocks.{}.ln2", "unembed": ["ln_f", "head"],
+    "attention": {"out": "blocks.{}.attn", "qkv": "blocks.{}.attn.qkv", "pattern": "blocks.{}.attn.dropout",
+                  "scores": "blocks.{}.attn.softmax", "z": "blocks.{}.attn.proj", "n_heads": 4},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("batch_size", [2, 100])
@@ -316,3 +326,30 @@ def test_names_and_numbers_of_nodes_and_edges():
     assert str(Edge(Node(1), None)) == "MLP 1 → output"
     graph = graph_of(adapter.model, *pair(adapter.model))
     assert graph.mask(edges[3:5]).nonzero().flatten().tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_isolated_points_of_a_module_read_only_themselves(causal):
+    """Also in attention without a mask, whose scores do not show that a softmax follows."""
+    torch.manual_seed(0)
+    net = NanoGPT(causal=causal).eval()
+    model = mechicl.wrap(net, encode="interleaved", **PARTS)
+    prompts = LinearRegression(x_dim=3, n_context=4).sample(5, seed=1)
+    adapter = ModelAdapter(model)
+    tokens = adapter.encode(prompts)
+    streams = record_streams(adapter, tokens)
+    isolated = StreamRuns(adapter, tokens, streams, streams).isolate(range(2))
+    points = torch.arange(9) // 2
+    others = points[:, None] != points
+    others[8] = False
+
+    def hide(module: Any, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (args[0].masked_fill(others, -torch.inf),)
+
+    handles = [block.attn.softmax.register_forward_pre_hook(hide) for block in net.blocks]
+    expected = model.predict(prompts)
+    for handle in handles:
+        handle.remove()
+    torch.testing.assert_close(isolated, expected)
+    assert not torch.allclose(isolated, model.predict(prompts), atol=1e-4)
