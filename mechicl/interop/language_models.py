@@ -248,7 +248,7 @@ def load_gguf(
 
 @contextmanager
 def _reopened(tokenizer: Any) -> Iterator[Any]:
-    """A copy of a tokenizer from a folder of its own: TransformerLens opens a tokenizer again from where it was."""
+    """Copy a tokenizer through a temporary folder: TransformerLens opens a tokenizer again from where it was."""
     if tokenizer is None:
         yield None
         return

@@ -296,7 +296,7 @@ def calling_learner(learner: object, prompts: Prompts, name: str = "") -> Abstra
 
 
 def trajectory_of(learner: IterativeLearner, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:
-    """Return a learner's predictions after each step; an error of its own code names it."""
+    """Return a learner's predictions after each step; an error in its code names it."""
     with calling_learner(learner, prompts):
         return learner.trajectory(prompts, with_weights=True) if with_weights else learner.trajectory(prompts)
 

@@ -122,7 +122,7 @@ def read_dual_form(
 
 
 def _output_weights(adapter: ModelAdapter, layer: int, z: Tensor) -> Float[Tensor, "head d_head d_model"]:
-    """What each head adds to the stream for each unit vector as z, with the model's factors."""
+    """Return what each head adds to the stream for each unit vector as z, with the model's factors."""
     parts, units = take_apart(adapter), torch.eye(z.shape[-1]).to(z)[:, None, None].expand(-1, 1, z.shape[2], -1)
     weights = parts.write(layer, units)
     if not same_up_to_rounding(parts.write(layer, 2 * units), 2 * weights):

@@ -1,7 +1,7 @@
 """Scores of each head's attention pattern and weights, on token ids or on points."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ class HeadScores(Result):
 
     scores: dict[str, Tensor]
     chance: dict[str, float]
-    chance_by_layer: dict[str, Float[Tensor, "layer"]]
+    chance_by_layer: dict[str, Float[Tensor, "layer"]] = field(default_factory=dict)
 
     def samples(self) -> dict[str, Float[Tensor, "layer head prompt"]]:
         """Return the scores of attention, `[layer head prompt]`."""

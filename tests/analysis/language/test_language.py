@@ -163,7 +163,7 @@ def test_outputs_of_heads_are_what_they_add_to_the_stream(name):
     seen: dict[str, torch.Tensor] = {}
 
     def added(head: int | None) -> torch.Tensor:
-        """What the block without its MLP adds to the stream at the last position, where the head's z is 0."""
+        """The update by the block without its MLP, at the last position, where the head's z is 0."""
 
         def edit(z: torch.Tensor) -> None:
             seen["z"] = z.clone()
