@@ -18,7 +18,7 @@ from mechicl.analysis.language.shots import predict_last
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.interop import LanguageModel
-from mechicl.models.holding import holds_models
+from mechicl.models.holding import holding, holds_models, in_this_thread
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
 from mechicl.text import WordPrompts, WordTask, word_prompts
@@ -204,6 +204,8 @@ def steering(
 ) -> Iterator[None]:
     """Return a context manager that adds `strength * vector` to the residual stream after a layer.
 
+    It acts on runs of the thread that enters it. Runs of other threads are not steered.
+
     Args:
         model: a model with hooks, such as `language.model`.
         vector: the vector to add, such as a function vector.
@@ -226,7 +228,7 @@ def steering(
         stream[:, place] += strength * vector.to(stream)
         return stream
 
-    with model.hooks(fwd_hooks=[(get_act_name("resid_post", layer), add)]):
+    with holding(model), model.hooks(fwd_hooks=[(get_act_name("resid_post", layer), in_this_thread(add))]):
         yield
 
 

@@ -275,6 +275,7 @@ class WrappedModel(LayeredModel):
         """Map the final stream to outputs, by the declared `unembed`."""
         if not self._unembed:
             raise ValueError(f"{self.name} has no unembed=, the names of the sub-modules from its stream to its output")
+        residual = residual.clone()  # as in `_run`
         for name in self._unembed:
             residual = self.module.get_submodule(name)(residual)
         return residual
@@ -305,7 +306,7 @@ class WrappedModel(LayeredModel):
         if isinstance(self._encode, str):
             self._format = prompt_format(cast(PromptFormatName, self._encode), x_dim=prompts.x_dim, y_dim=prompts.y_dim)
             return self._format.encode(prompts)
-        tokens = self._encode(prompts)
+        tokens = self._encode(Prompts(prompts.xs.clone(), prompts.ys.clone()))  # which it may write into
         if not isinstance(tokens, Tensor):
             kind = type(tokens).__name__
             raise TypeError(f"encode returned {kind}, not one tensor [prompt ...]: return one, and split it in call=")
@@ -324,7 +325,7 @@ class WrappedModel(LayeredModel):
             raise ModuleError(f"{self.name} cannot read these prompts, as tokens of {shape}: {error}") from error
 
     def _run(self, tokens: Tensor) -> Any:
-        tokens = tokens if self._batch_first else tokens.transpose(0, 1)
+        tokens = (tokens if self._batch_first else tokens.transpose(0, 1)).clone()  # the module may write into them
         outputs = self.module(tokens) if self._call is None else self._call(self.module, tokens)
         if self._batch_first:
             return outputs
