@@ -330,4 +330,5 @@ def test_what_one_thread_does_to_a_model_does_not_change_the_runs_of_another(lan
         model.reset_hooks()
         assert torch.equal(recorded, expected)
     [(logits, tokens)] = seen
-    assert torch.equal(logits, plain) and torch.equal(tokens, greedy)
+    assert torch.equal(logits, plain)
+    assert torch.equal(tokens, greedy)

@@ -101,7 +101,7 @@ class Net(nn.Module):
         return self.head(self.act(x))
 
 
-def wrapped(write, into="stream", discards=False, **parts) -> WrappedModel:
+def wrapped(write, into="stream", discards=False) -> WrappedModel:
     return mechicl.wrap(
         seeded(Net, write=write, into=into, discards=discards), encode="interleaved", **(parts or PARTS)
     )
@@ -122,7 +122,8 @@ def test_what_is_recorded_is_what_the_part_received_or_returned(name, into, disc
         again = model.run_with_hooks(tokens, fwd_hooks=[("blocks.1.hook_resid_pre", lambda x, hook: None)])
     net = plain(into).module
     assert_close(output, net(before), rtol=0, atol=1e-6)
-    assert torch.equal(again, output) and torch.equal(tokens, before)
+    assert torch.equal(again, output)
+    assert torch.equal(tokens, before)
     assert len(cache) == 3 * (len(PLACES) + 3)
     for component, (part, side) in PLACES.items():
         for layer in range(3):
@@ -166,6 +167,7 @@ def test_a_tensor_that_a_hook_puts_in_stays_the_callers():
     model, tokens = wrapped(WRITES["+="]), interleaved(pair()[0])
     kept = {"blocks.1.hook_resid_pre": torch.ones(5, 9, 8), "blocks.0.attn.hook_q": torch.ones(5, 9, 4, 2)}
     runs = [model.run_with_hooks(tokens, fwd_hooks=[(n, lambda x, hook: kept[hook.name]) for n in kept]) for _ in "12"]
-    assert torch.equal(*runs) and all((tensor == 1).all() for tensor in kept.values())
+    assert torch.equal(*runs)
+    assert all((tensor == 1).all() for tensor in kept.values())
     expected = replaced(plain().module, tokens, "blocks.1", "in", torch.ones_like)
     assert_close(runs[0], expected, rtol=0, atol=1e-6)
