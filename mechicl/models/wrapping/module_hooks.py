@@ -82,6 +82,9 @@ class Place:
         where, axes = f"the {self.side} of {name!r}", AXES[self.component]
         if not isinstance(activation, Tensor):
             raise TypeError(f"{where} is {type(activation).__name__}, not a tensor: it cannot be {self.component!r}")
+        if activation.is_nested:
+            fix = "make nn.TransformerEncoder with enable_nested_tensor=False"
+            raise ValueError(f"{where} is a nested tensor, from which torch has removed the padding: {fix}")
         if self.side == "inside":
             if "head" in axes[1:] and activation.shape[2] != self.n_heads:
                 raise ValueError(f"{name!r} has {activation.shape[2]} heads of {self.component}, not {self.n_heads}")
