@@ -621,5 +621,5 @@ def test_nested_tensors_of_torchs_encoder_are_refused_by_name(hook_name):
 def test_a_recurrent_network_is_not_told_to_declare_attention(wrapped_lstm, net, component):
     with pytest.raises(ValueError, match="StackedLSTM has no part that is named as an attention"):
         patch(wrapped_lstm, *pair(), component)
-    with pytest.raises(ValueError, match="declare it with wrap.*attention="):
+    with pytest.raises(ValueError, match=r"declare it with wrap.*attention="):
         patch(mechicl.wrap(net, encode="interleaved", layers="blocks.{}"), *pair(), component)
