@@ -227,7 +227,7 @@ class HookedParts:
     def _after(
         self, name: str, calls: Counter[str], inputs: list[Any], attention: StepwiseAttention
     ) -> Callable[..., Any]:
-        def see_output(part: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        def see_output(part: nn.Module, args: tuple[Any, ...], returned: Any) -> Any:
             if self._at_call(name, "inside", calls[name] - 1):
                 attention.see = None
                 if attention.n_calls != 1:
@@ -235,7 +235,8 @@ class HookedParts:
                     raise ValueError(
                         f"{name!r} {problem}: name its softmax as 'scores' and 'pattern' instead of 'fused'"
                     )
-            first = output[0] if isinstance(output, tuple) and output else output
+            several: Any = returned if isinstance(returned, tuple) and returned else None
+            first: Any = several[0] if several else returned
             given, seen, version = inputs.pop()
             writes = _version(seen) != version  # into its input, which its caller may read
             in_place = writes and first is seen
@@ -245,10 +246,10 @@ class HookedParts:
             for place in self._at_call(name, "output", calls[name] - 1):
                 changed = self._see(place, name, first)
                 first = first.copy_(changed) if in_place and changed is not first else changed
-            if not isinstance(output, tuple) or not output:
+            if not several:
                 return first
-            fields = getattr(output, "_fields", None)  # of a named tuple
-            return output._replace(**{fields[0]: first}) if fields else (first, *output[1:])
+            fields = getattr(several, "_fields", None)  # of a named tuple
+            return several._replace(**{fields[0]: first}) if fields else (first, *several[1:])
 
         return see_output
 

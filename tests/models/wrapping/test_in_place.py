@@ -102,9 +102,7 @@ class Net(nn.Module):
 
 
 def wrapped(write, into="stream", discards=False) -> WrappedModel:
-    return mechicl.wrap(
-        seeded(Net, write=write, into=into, discards=discards), encode="interleaved", **(parts or PARTS)
-    )
+    return mechicl.wrap(seeded(Net, write=write, into=into, discards=discards), encode="interleaved", **PARTS)
 
 
 plain = partial(wrapped, operator.add)
