@@ -138,8 +138,9 @@ def save(
 
     Raises:
         ArgumentError: a value in the record is not plain JSON data, such as a set or NaN.
-        ValueError: a repository of the hub as folder, no models, different configs, a number of `seeds` in the record
-            that differs from the number of models, or a record that is too long to be read.
+        ValueError: a repository of the hub as folder, no models, different configs, hooks, weights that are not those
+            of the config (tied, parametrized), a number of `seeds` in the record that differs from the number of
+            models, or a record that is too long to be read.
     """
     if str(folder).startswith("hf:"):
         raise ValueError(f"save() writes to a folder, then push(folder, {str(folder)[3:].lstrip('/')!r}) sends it")
@@ -147,12 +148,16 @@ def save(
     models = [models] if isinstance(models, PromptedModel) else list(models)
     if not models or any(model.cfg.to_dict() != models[0].cfg.to_dict() for model in models):
         raise ValueError("save() needs one or more models with the same config")
+    if any(model.has_hooks() for model in models):
+        raise ValueError("save() writes weights only: remove the hooks first, reset_hooks(), or the replaced parts")
+    weights = stack_models(models)
+    check_stack(models[0].cfg, weights)  # as `load` does
     record = record or {}
     _check_plain("record", record)
     _check_seeds(record, len(models))
     files = {
         "config.json": json_bytes(models[0].cfg.to_dict()),
-        "weights.safetensors": tensor_bytes(stack_models(models)),
+        "weights.safetensors": tensor_bytes(weights),
     }
     if snapshots is not None:
         steps = ",".join(map(str, snapshots.steps))

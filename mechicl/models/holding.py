@@ -4,6 +4,8 @@ Hooks, and weights that temporarily replace others, are part of a model: every t
 run of a model, adding hooks to it and copying it all take the model's lock, an `RLock`: one thread at a time, which may
 take the lock again. A thread that waits, within `with model.hooks(...)`, for another thread that runs the same model
 waits forever, and so do two threads that lock two models in opposite order, except by `holding(a, b)`.
+
+Plain calls of a `TransformerBridge` take no lock. So what we attach to one acts `in_this_thread` only.
 """
 
 import os
@@ -81,6 +83,17 @@ def _models_among(values: Iterable[object]) -> Iterator[nn.Module]:
             yield from _models_among(value.values())
 
 
+def in_this_thread(function: F, otherwise: Callable[..., Any] = lambda *args, **kwargs: None) -> F:
+    """A function for calls in the current thread; in others `otherwise` runs, by default a hook that does nothing."""
+    thread = threading.get_ident()
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (function if threading.get_ident() == thread else otherwise)(*args, **kwargs)
+
+    return cast(F, run)
+
+
 @contextmanager
 def adding(
     hooks: Sequence[tuple[HookPoint, Callable[..., Any], Direction]], *, prepend: bool = False
@@ -89,6 +102,7 @@ def adding(
     added = []
     try:
         for point, hook, direction in hooks:
+            hook = in_this_thread(hook) if direction == "fwd" else hook  # torch has its own threads for gradients
             added.append((point, point.add_hook(hook, dir=direction, prepend=prepend)))
         yield
     finally:

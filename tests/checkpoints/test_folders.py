@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.utils.parametrizations import spectral_norm
 
 from mechicl import constructions
 from mechicl.base.arguments import ArgumentError
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, available, load, load_checkpoint, save
 from mechicl.checkpoints.stacks import stack_models
-from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
+from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig, build
 from mechicl.tasks import FixedTasks, LinearRegression, task_to_dict
 from mechicl.training import TrainingConfig, train
 from tests.checkpoints import CONFIGS, refused
@@ -285,3 +286,31 @@ def test_a_save_that_is_refused_leaves_the_old_checkpoint(folder, monkeypatch, m
         save(folder, seeds_of(CONFIGS["float64"], 2) if models is None else models, record)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert load(folder).cfg.dtype == torch.float32
+
+
+def _doubled(activation, hook):
+    return 2 * activation
+
+
+def _tied(model):
+    model.blocks[1].attn.W_Q = model.blocks[0].attn.W_Q
+
+
+REFUSED = {
+    "spectral norm": (lambda model: spectral_norm(model.blocks[0].attn, "W_Q"), "do not fit the config|replaced parts"),
+    "tied": (_tied, "do not fit the config: missing"),
+    "another dtype": (lambda model: model.blocks[0].attn.half(), "must be torch.float32|do not fit"),
+    "a hook": (lambda model: model.add_hook("blocks.0.hook_resid_post", _doubled), "remove the hooks first"),
+    "a buffer": (lambda model: model.register_buffer("mine", torch.ones(2)), "not expected"),
+    "a forward": (lambda model: setattr(model.blocks[0], "forward", lambda x, *_: x), "replaced parts"),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_save_refuses_what_load_would_not_restore(change, tmp_path):
+    model = build(TransformerConfig(x_dim=2, n_context=3, n_layers=2, n_heads=2, d_model=8, d_head=4), 0)
+    edit, message = REFUSED[change]
+    edit(model)
+    with pytest.raises(ValueError, match=message):
+        save(tmp_path / "refused", model)
+    assert not (tmp_path / "refused").exists()

@@ -19,7 +19,7 @@ from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
 from mechicl.base.precision import nan_last
 from mechicl.interop import LanguageModel
-from mechicl.models.holding import holds_models
+from mechicl.models.holding import holding, holds_models, in_this_thread
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.parts import take_apart
 from mechicl.statistics import Result
@@ -210,6 +210,8 @@ def steering(
 ) -> Iterator[None]:
     """Return a context manager that adds `strength * vector` to the residual stream after a layer.
 
+    It acts on runs of the thread that enters it. Runs of other threads are not steered.
+
     Args:
         model: a model with hooks, such as `language.model`.
         vector: the vector to add, such as a function vector.
@@ -247,9 +249,11 @@ def steering(
 
     root = getattr(model, "original_model", None)  # of a bridge, whose own hooks do not see the cache
     with ExitStack() as stack:
+        stack.enter_context(holding(model))
         if root is not None:
-            stack.callback(root.register_forward_pre_hook(begin, with_kwargs=True).remove)
-        stack.enter_context(model.hooks(fwd_hooks=[(get_act_name("resid_post", layer), add)]))
+            stack.callback(root.register_forward_pre_hook(in_this_thread(begin), with_kwargs=True).remove)
+        hook = (get_act_name("resid_post", layer), in_this_thread(add))
+        stack.enter_context(model.hooks(fwd_hooks=[hook]))
         yield
 
 

@@ -15,7 +15,7 @@ from transformer_lens.utilities import get_act_name
 from mechicl.base.arguments import count_undefined
 from mechicl.base.precision import at_least_float32
 from mechicl.models import HookedTransformer, PromptedModel
-from mechicl.models.holding import Direction, adding, holding
+from mechicl.models.holding import Direction, adding, holding, in_this_thread
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
 from mechicl.models.wrapping.module_hooks import NO_HOOKS
@@ -274,7 +274,8 @@ class ModelAdapter:
 
     def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **options: Any) -> Tensor:
         with holding(self.model):
-            return self.model.run_with_hooks(inputs, fwd_hooks=[*hooks, *self._unembed_hooks()], **options)
+            own = [(name, in_this_thread(hook)) for name, hook in (*hooks, *self._unembed_hooks())]
+            return self.model.run_with_hooks(inputs, fwd_hooks=own, **options)
 
     def _unembed_hooks(self) -> list[Hook]:
         name = "unembed.hook_in"
@@ -293,12 +294,12 @@ class ModelAdapter:
 
 @contextmanager
 def replacing_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """A context in which modules have other forward methods, as instance attributes; the caller has the lock."""
+    """A context in which modules have other forward methods in this thread; the caller has the lock."""
     # setattr would reach the module that a bridge wraps
     before = [(vars(module), vars(module).get("forward")) for module, _ in forwards]
     try:
         for module, forward in forwards:
-            vars(module)["forward"] = forward
+            vars(module)["forward"] = in_this_thread(forward, otherwise=module.forward)
         yield
     finally:
         for attributes, forward in before:

@@ -82,6 +82,9 @@ class Place:
         where, axes = f"the {self.side} of {name!r}", AXES[self.component]
         if not isinstance(activation, Tensor):
             raise TypeError(f"{where} is {type(activation).__name__}, not a tensor: it cannot be {self.component!r}")
+        if activation.is_nested:
+            fix = "make nn.TransformerEncoder with enable_nested_tensor=False"
+            raise ValueError(f"{where} is a nested tensor, from which torch has removed the padding: {fix}")
         if self.side == "inside":
             if "head" in axes[1:] and activation.shape[2] != self.n_heads:
                 raise ValueError(f"{name!r} has {activation.shape[2]} heads of {self.component}, not {self.n_heads}")
@@ -160,7 +163,8 @@ class HookedParts:
                 if places:
                     part = self.module.get_submodule(name)
                     # inputs are read after the user's own hooks, outputs before them: next to the part's own code
-                    before, after = self._before(name, calls, attention), self._after(name, calls, attention)
+                    inputs: list[Any] = []  # of the calls that are running
+                    before, after = (each(name, calls, inputs, attention) for each in (self._before, self._after))
                     stack.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
                     stack.callback(part.register_forward_hook(after, prepend=True).remove)
             if any(place.side == "inside" for places in hooked.values() for place in places):
@@ -197,16 +201,19 @@ class HookedParts:
         places = [places[number] for places in by_component.values() if number < len(places)]
         return [place for place in places if self._hooked(place)]
 
-    def _before(self, name: str, calls: Counter[str], attention: StepwiseAttention) -> Callable[..., Any]:
+    def _before(
+        self, name: str, calls: Counter[str], inputs: list[Any], attention: StepwiseAttention
+    ) -> Callable[..., Any]:
         def see_input(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             number = calls[name]
             calls[name] += 1
+            first = _first_parameter(part, kwargs) if kwargs and not args else ""
+            given = seen = args[0] if args else kwargs.get(first)
             for place in self._at_call(name, "input", number):
-                if args:
-                    args = (self._see(place, name, args[0]), *args[1:])
-                elif kwargs:
-                    first = _first_parameter(part, kwargs)
-                    kwargs = {**kwargs, first: self._see(place, name, kwargs[first])}
+                seen = self._see(place, name, seen)
+            if seen is not given:
+                args, kwargs = ((seen, *args[1:]), kwargs) if args else (args, {**kwargs, first: seen})
+            inputs.append((given, seen, _version(seen)))
             inside = {place.component: place for place in self._at_call(name, "inside", number)}
             if inside:
                 attention.n_calls = 0
@@ -217,8 +224,10 @@ class HookedParts:
 
         return see_input
 
-    def _after(self, name: str, calls: Counter[str], attention: StepwiseAttention) -> Callable[..., Any]:
-        def see_output(part: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def _after(
+        self, name: str, calls: Counter[str], inputs: list[Any], attention: StepwiseAttention
+    ) -> Callable[..., Any]:
+        def see_output(part: nn.Module, args: tuple[Any, ...], returned: Any) -> Any:
             if self._at_call(name, "inside", calls[name] - 1):
                 attention.see = None
                 if attention.n_calls != 1:
@@ -226,31 +235,42 @@ class HookedParts:
                     raise ValueError(
                         f"{name!r} {problem}: name its softmax as 'scores' and 'pattern' instead of 'fused'"
                     )
+            several: Any = returned if isinstance(returned, tuple) and returned else None
+            first: Any = several[0] if several else returned
+            given, seen, version = inputs.pop()
+            writes = _version(seen) != version  # into its input, which its caller may read
+            in_place = writes and first is seen
+            if writes and seen is not given:
+                given.copy_(seen)
+                first = given if in_place else first
             for place in self._at_call(name, "output", calls[name] - 1):
-                if isinstance(output, tuple) and output:
-                    whole: Any = output
-                    first = self._see(place, name, whole[0])
-                    fields = getattr(whole, "_fields", None)  # of a named tuple
-                    output = whole._replace(**{fields[0]: first}) if fields else (first, *whole[1:])
-                else:
-                    output = self._see(place, name, output)
-            return output
+                changed = self._see(place, name, first)
+                first = first.copy_(changed) if in_place and changed is not first else changed
+            if not several:
+                return first
+            fields = getattr(several, "_fields", None)  # of a named tuple
+            return several._replace(**{fields[0]: first}) if fields else (first, *several[1:])
 
         return see_output
 
     def _see(self, place: Place, name: str, activation: Any) -> Any:
         holder, attribute = self._points[place.component, place.layer]
         point = getattr(holder, attribute)
-        # a hook may write into its activation, and the module may need its own tensor again
+        # hooks and the module may keep their tensors, and write into them: each has its own
         changed = place.join(point(place.split(activation, name).clone()), activation, name)
         if place.component == "resid_mid":  # the stream around the MLP is the tensor that this part receives
             return activation.copy_(changed)
-        return changed
+        with torch.inference_mode(False):  # whose tensors have no version
+            return changed.clone()
 
 
 def _is_hooked(place: tuple[nn.Module, str]) -> bool:
     point: Any = place[0]._modules[place[1]]
     return has_torch_hooks(point) or type(point) is not HookPoint or "forward" in point.__dict__
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
 def _first_parameter(part: nn.Module, kwargs: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """`WrappedModel`: any module as a learner with hooks, made by `wrap`."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -275,6 +276,7 @@ class WrappedModel(LayeredModel):
         """Map the final stream to outputs, by the declared `unembed`."""
         if not self._unembed:
             raise ValueError(f"{self.name} has no unembed=, the names of the sub-modules from its stream to its output")
+        residual = residual.clone()  # as in `_run`
         for name in self._unembed:
             residual = self.module.get_submodule(name)(residual)
         return residual
@@ -283,6 +285,10 @@ class WrappedModel(LayeredModel):
     def how_to_declare(self, hook_name: str) -> str:
         """For error messages: the argument of `wrap` that declares a hook."""
         keyword = KEYWORDS.get(hook_name.rpartition(".")[2])
+        if keyword and keyword.startswith("attention"):
+            parts = (f"{name} {type(part).__name__}" for name, part in self.module.named_modules())
+            if not any(re.search("att|softmax", part, re.IGNORECASE) for part in parts):
+                return f": {self.name} has no part that is named as an attention or a softmax"
         return f": declare it with wrap(..., {keyword})" if keyword else ": a wrapped module does not have it"
 
     # ---- details ----
@@ -305,7 +311,7 @@ class WrappedModel(LayeredModel):
         if isinstance(self._encode, str):
             self._format = prompt_format(cast(PromptFormatName, self._encode), x_dim=prompts.x_dim, y_dim=prompts.y_dim)
             return self._format.encode(prompts)
-        tokens = self._encode(prompts)
+        tokens = self._encode(Prompts(prompts.xs.clone(), prompts.ys.clone()))  # which it may write into
         if not isinstance(tokens, Tensor):
             kind = type(tokens).__name__
             raise TypeError(f"encode returned {kind}, not one tensor [prompt ...]: return one, and split it in call=")
@@ -324,7 +330,7 @@ class WrappedModel(LayeredModel):
             raise ModuleError(f"{self.name} cannot read these prompts, as tokens of {shape}: {error}") from error
 
     def _run(self, tokens: Tensor) -> Any:
-        tokens = tokens if self._batch_first else tokens.transpose(0, 1)
+        tokens = (tokens if self._batch_first else tokens.transpose(0, 1)).clone()  # the module may write into them
         outputs = self.module(tokens) if self._call is None else self._call(self.module, tokens)
         if self._batch_first:
             return outputs

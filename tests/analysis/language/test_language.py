@@ -1,6 +1,7 @@
 """Analyses of language models against the model of `transformers`, run with torch's own hooks."""
 
 import copy
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -577,3 +578,44 @@ def test_undefined_weights_are_refused(language, value):
     for call in calls:
         with pytest.raises(ValueError, match="that are NaN or infinite"):
             call()
+
+
+@pytest.mark.parametrize("work", ["steering", "hooks", "recorded"])
+def test_what_one_thread_does_to_a_model_does_not_change_the_runs_of_another(language, work):
+    model, adapter = language.model, ModelAdapter(language.model)
+    ids, others = word_prompts(language.tokenizer, "antonyms", **DRAW).ids[:2], torch.arange(12).view(2, 6)
+    name = "blocks.1.hook_resid_post"
+    plain = model(others).detach()
+    [expected] = adapter.record(ids, [name], 2).values()
+    greedy = model.generate(others, max_new_tokens=2, verbose=False, do_sample=False)
+    seen: list = []
+    main = threading.get_ident()
+
+    @torch.no_grad()
+    def run_here() -> None:
+        seen.append((model(others), model.generate(others, max_new_tokens=2, verbose=False, do_sample=False)))
+
+    def run_elsewhere(activation=None, hook=None) -> None:
+        if threading.get_ident() == main:  # within the run of the main thread
+            thread = threading.Thread(target=run_here)
+            thread.start()
+            thread.join()
+
+    def change(activation, hook):
+        run_elsewhere()
+        return activation + 1
+
+    if work == "steering":
+        with steering(model, torch.full((32,), 3.0), 1):
+            run_elsewhere()
+            assert (model(others) - plain).abs().max() > 1e-3
+    elif work == "hooks":
+        assert (adapter.run(others, [(name, change)]) - plain[:, -1]).abs().max() > 1e-3
+    else:
+        model.add_hook("blocks.2.hook_resid_post", run_elsewhere)
+        recorded = adapter.record(ids, [name], 2)[name]
+        model.reset_hooks()
+        assert torch.equal(recorded, expected)
+    [(logits, tokens)] = seen
+    assert torch.equal(logits, plain)
+    assert torch.equal(tokens, greedy)

@@ -590,3 +590,36 @@ def test_any_shape_of_prompts(x_dim, y_dim, n_context, n, layout):
     assert model.predict_prefixes(prompts).shape == prompts.ys.shape
     if n:
         assert [stream.shape for stream in model.layer_streams(prompts, "query")] == [(n, 1, 5)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("hook_name", ["hook_resid_pre", "hook_resid_post", "hook_attn_out"])
+def test_nested_tensors_of_torchs_encoder_are_refused_by_name(hook_name):
+    class Padded(nn.Module):
+        def __init__(self, nested):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested), nn.Linear(4, 1)
+
+        def forward(self, tokens):
+            padding = torch.arange(tokens.shape[1]).expand(tokens.shape[:2]) >= 3 + torch.arange(len(tokens))[:, None]
+            return self.head(self.encoder(tokens, src_key_padding_mask=padding))
+
+    tokens = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    parts = {"encode": "paired", "layers": "encoder.layers.{}", "attention": "encoder.layers.{}.self_attn"}
+    nested, dense = (mechicl.wrap(seeded(Padded, nested=each), **parts) for each in (True, False))
+    name = f"blocks.1.{hook_name}"
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="nested tensor, from which torch has removed the padding"):
+            nested.run_with_cache(tokens, names_filter=name)
+        recorded = dense.run_with_cache(tokens, names_filter=name)[1][name]
+        whole = dense.run_with_cache(tokens)[1][name]
+    assert_close(recorded, whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("component", ["z", "q", "pattern", "attn_scores", "attn_out"])
+def test_a_recurrent_network_is_not_told_to_declare_attention(wrapped_lstm, net, component):
+    with pytest.raises(ValueError, match="StackedLSTM has no part that is named as an attention"):
+        patch(wrapped_lstm, *pair(), component)
+    with pytest.raises(ValueError, match=r"declare it with wrap.*attention="):
+        patch(mechicl.wrap(net, encode="interleaved", layers="blocks.{}"), *pair(), component)
