@@ -102,6 +102,7 @@ def _ends(config: TrainingConfig, n: int, seed: int | torch.Generator) -> tuple[
     return prompts, others.with_query(prompts.query.xs)
 
 
+@torch.enable_grad()
 def _train(
     model: HookedTransformer,
     config: TrainingConfig,
