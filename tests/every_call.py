@@ -384,7 +384,8 @@ def _read_out(readouts: Any, prompts: Prompts) -> Any:
 
 
 def _soap_step() -> Any:
-    rows = nn.Parameter(torch.linspace(-1, 1, 24, device="cpu", dtype=torch.float32).reshape(2, 12))
+    with torch.inference_mode(False):
+        rows = nn.Parameter(torch.linspace(-1, 1, 24, device="cpu", dtype=torch.float32).reshape(2, 12))
     optimizer = training.SOAP(rows, [torch.Size([3, 4])], lr=0.1)
     for _ in range(3):
         rows.grad = rows.detach() - 1
@@ -438,5 +439,12 @@ REASONS = {
     "takes a minute": "certificates_table report",
 }
 NOT_CALLED = {name for names in REASONS.values() for name in names.split()}
-ORDERED: dict[str, str] = {}
-FITTED: dict[str, str] = {}
+_FOLDS = "fitted on folds of the prompts"
+ORDERED = {
+    "algorithms.stepwise.fit_address_descent": "fitted on random batches of the prompts",
+    "analysis.measure_order_sensitivity": "draws random orders for one prompt after the other",
+    "analysis.fit_readouts": _FOLDS, "analysis.probe": _FOLDS, "analysis.measure_target_copying": _FOLDS,
+}  # fmt: skip
+"""Calls whose results depend on the order of the prompts, as they document."""
+FITTED = {"analysis.behaviour.regressed_weights": "has one query for each prompt"}
+"""Calls whose results for a prompt depend on the others."""

@@ -233,7 +233,7 @@ class Calls(Campaign):
         for target in targets:
             package, _, short = target.name.rpartition(".")
             call = CALLS.get(target.name.removeprefix("mechicl."))
-            if call is None or inspect.isclass(target.function) or not package.startswith("mechicl."):
+            if call is None or inspect.isclass(target.function) or "." in target.function.__qualname__:
                 continue
 
             @functools.wraps(target.function)

@@ -106,7 +106,8 @@ class Folders(Campaign):
                 report(opened, path=folder / "page", n_prompts=4, progress=False)
         except Exception as error:
             named = isinstance(error, ValueError | OSError | ImportError) and len(str(error)) < 2000
-            words = (str(opened), opened.name, "tensor", "weight", "config", "tokenizer", "architecture", "layers")
+            field = text.partition("config: ")[2].partition("=")[0] or opened.name
+            words = (str(opened), field, "tensor", "weight", "config", "tokenizer", "architecture", "layers")
             named = named and any(word in str(error) for word in words)
             kind_of = "a named error" if named else "a raw error"
             return Outcome(kind_of, named, f"{text} -> {type(error).__name__}: {str(error)[:300]}")
