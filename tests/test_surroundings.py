@@ -51,7 +51,7 @@ def _default_device(device: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _other_seeds() -> Iterator[None]:
-    states = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng():
         random.seed(7)
         np.random.seed(7)  # noqa: NPY002
@@ -264,7 +264,9 @@ def test_results_do_not_depend_on_other_prompts(name):
 
 def with_prompts(rows: Tensor) -> SimpleNamespace:
     """The world of the calls with some of its prompts, or in another order."""
-    return SimpleNamespace(**{**vars(w()), **{name: getattr(w(), name)[rows] for name in ("prompts", "others", "sources")}})
+    return SimpleNamespace(
+        **{**vars(w()), **{name: getattr(w(), name)[rows] for name in ("prompts", "others", "sources")}}
+    )
 
 
 def test_every_public_function_is_called_or_exempt():

@@ -29,7 +29,7 @@ from jaxtyping import jaxtyped
 from torch import Tensor
 
 from mechicl.base.annotations import allowed, constraint, described, elements, is_array, parts_of, short
-from mechicl.base.surroundings import standard_surroundings
+from mechicl.base.surroundings import are_standard, standard_surroundings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -119,6 +119,9 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
     @functools.wraps(plain)
     def check(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        if are_standard():
+            args, kwargs = _checked_call(plain, args, kwargs, undefined)
             return plain(*args, **kwargs)
         with standard_surroundings():
             args, kwargs = _checked_call(plain, args, kwargs, undefined)

@@ -54,8 +54,8 @@ WEIGHTS: dict[str, Callable[[Tensors, random.Random], Tensors]] = {
     "a tensor is missing": _without_one, "a tensor has another name": _with_another_name,
     "the prefix of torch.compile": _renamed("", "_orig_mod."), "the prefix of DataParallel": _renamed("", "module."),
     "another prefix": _renamed("model.", "base_model.model."), "no prefix": _renamed("model.", ""),
-    "one row more": _change_one(lambda each: torch.cat([each, each[:1]])), "transposed": _change_one(lambda each: each.mT
-                                                                             if each.ndim == 2 else each[None]),
+    "one row more": _change_one(lambda each: torch.cat([each, each[:1]])),
+    "transposed": _change_one(lambda each: each.mT if each.ndim == 2 else each[None]),
     "int8": _change_one(lambda each: each.to(torch.int8)), "NaN": _change_one(lambda each: each * torch.nan),
     "flattened": _change_one(lambda each: each.flatten()[None]),
     "another tensor": lambda tensors, rng: {**tensors, "model.layers.7.extra.weight": torch.zeros(3)},
