@@ -3,11 +3,14 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import importlib
 import json
 import os
 import pkgutil
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -24,6 +27,7 @@ from torch import Tensor
 import mechicl
 from mechicl.base.memory import Budget
 from tests.every_call import CALLS, FITTED, NOT_CALLED, ORDERED, call_names, world
+from tests.pages import ROOT
 
 OF_PROMPTS = [name for name, call in CALLS.items() if "prompts" in call_names(call) and name not in ORDERED]
 
@@ -269,6 +273,31 @@ def with_prompts(rows: Tensor) -> SimpleNamespace:
     )
 
 
+@pytest.mark.slow
+def test_results_do_not_depend_on_the_process():
+    """In other processes: sets in another order, ASCII as the encoding of files, two threads from the start."""
+    others = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "2"}
+    outputs = []
+    for some in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2", **others}):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | some
+        command = [sys.executable, "-m", "tests.test_surroundings"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.splitlines())
+    assert len(outputs[0]) == len(CALLS)
+    assert outputs[0] == outputs[1]
+
+
+def digest(name: str) -> str:
+    """The name of a call and a digest of everything in its result."""
+    found = hashlib.sha256()
+    for path, value in parts(CALLS[name](w())):
+        is_array = isinstance(value, Tensor | np.ndarray)
+        found.update(path.encode())
+        found.update(torch.as_tensor(value).detach().numpy().tobytes() if is_array else repr(value).encode())
+    return f"{name} {found.hexdigest()}"
+
+
 def test_every_public_function_is_called_or_exempt():
     names = set()
     for package in (each.name for each in pkgutil.walk_packages(mechicl.__path__, "mechicl.") if each.ispkg):
@@ -283,3 +312,8 @@ def test_every_public_function_is_called_or_exempt():
 
 def _exempt(name: str) -> bool:
     return name.rsplit(".", 1)[-1] in NOT_CALLED
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(*map(digest, CALLS), sep="\n")
