@@ -545,11 +545,13 @@ REASONS = {
         "SamplingWarning CheckpointError FineTuningDivergedError SweepError TrainingDivergedError "
     ),
     "an interface that others implement": (
+        "AnyTask "
         "StepwiseAlgorithm IterativeLearner Learner Learners PrefixLearner TokenLearner TokenAlgorithmLearner "
         "PromptedModel WrappedModel CompiledTransformer Task PromptDistribution TokenDistribution"
     ),
     "a package": "behaviour causes circuits dynamics finetuning heads interventions language layers weights stepwise",
     "reads, writes or looks up, and computes nothing": (
+        "RandomTensors prompt_format "
         "available cards references published register register_references random_weights join push load_result "
         "load_table status storable read_graph write_graph read_word_task topic_tokenizer rank_families query_of "
         "task_from_dict task_to_dict load_garg from_garg from_tracr load_language_model"
