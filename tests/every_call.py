@@ -569,6 +569,7 @@ NOT_CALLED = {name for names in REASONS.values() for name in names.split()}
 _FOLDS = "fitted on folds of the prompts"
 ORDERED = {
     "algorithms.stepwise.fit_address_descent": "fitted on random batches of the prompts",
+    "analysis.corrupt": "draws one prompt's numbers after the other's",
     "analysis.measure_order_sensitivity": "draws random orders for one prompt after the other",
     "analysis.fit_readouts": _FOLDS, "analysis.probe": _FOLDS, "analysis.measure_target_copying": _FOLDS,
 }  # fmt: skip

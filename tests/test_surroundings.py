@@ -182,7 +182,7 @@ def _same(a: Any, b: Any) -> bool:
         return alike and torch.equal(a.detach().nan_to_num(7), b.detach().nan_to_num(7))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-    return type(a) is type(b) and (a == b or a != a)
+    return type(a) is type(b) and bool(a == b or a != a)
 
 
 def nearly_differing(expected: Any, found: Any, rows: Tensor | None = None, n_all: int = 0) -> list[str]:

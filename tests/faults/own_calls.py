@@ -52,9 +52,8 @@ def train_with_a_clamp(
     steps: tuple[int, int] | None = None,
 ) -> Any:
     """Weights after three steps with a clamp."""
-    clamp = Clamp(  # pyright: ignore
-        component, layer, head, pos, method=method, value=value, source=source, snapshot=snapshot, steps=steps
-    )
+    places: dict[str, Any] = {"layer": layer, "head": head, "pos": pos, "method": method}
+    clamp = Clamp(component, **places, value=value, source=source, snapshot=snapshot, steps=steps)
     config = TrainingConfig(
         task=TASK, model=TWO_LAYERS, steps=3, batch_size=4, eval_prompts=8, interventions=(clamp,), cpu=True
     )
