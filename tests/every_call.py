@@ -569,10 +569,16 @@ NOT_CALLED = {name for names in REASONS.values() for name in names.split()}
 _FOLDS = "fitted on folds of the prompts"
 ORDERED = {
     "algorithms.stepwise.fit_address_descent": "fitted on random batches of the prompts",
+    "analysis.sample_sources": "draws one prompt after the other",
+    "analysis.dynamics.track_strategies": "resamples prompts", "analysis.finetuning.prompt_shots": "takes one prompt",
+    "prompts.Prompts.concatenate": "has more prompts",
     "analysis.corrupt": "draws one prompt's numbers after the other's",
     "analysis.measure_order_sensitivity": "draws random orders for one prompt after the other",
     "analysis.fit_readouts": _FOLDS, "analysis.probe": _FOLDS, "analysis.measure_target_copying": _FOLDS,
 }  # fmt: skip
 """Calls whose results depend on the order of the prompts, as they document."""
-FITTED = {"analysis.behaviour.regressed_weights": "has one query for each prompt"}
+FITTED = {
+    "analysis.behaviour.regressed_weights": "has one query for each prompt",
+    "analysis.ablate": "replaces by the mean of the prompts",
+}
 """Calls whose results for a prompt depend on the others."""
