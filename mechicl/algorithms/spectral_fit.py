@@ -179,6 +179,7 @@ class SpectralProblem:
             predicted = (family(expanded(values))[..., None] * self.contributions).sum(1)
             return ((predicted - self.targets).flatten() / scale).nan_to_num(limit).clamp(-limit, limit).numpy()
 
+        @torch.enable_grad()
         def slopes(values: np.ndarray) -> np.ndarray:
             each = expanded(values).clone().requires_grad_()
             (slope,) = torch.autograd.grad(family(each).sum(), each)

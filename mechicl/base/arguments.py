@@ -7,8 +7,9 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path, PurePath
 from typing import (
     Annotated,
@@ -29,6 +30,7 @@ from jaxtyping import jaxtyped
 from torch import Tensor
 
 from mechicl.base.annotations import allowed, constraint, described, elements, is_array, parts_of, short
+from mechicl.base.surroundings import are_standard, standard_surroundings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -91,7 +93,6 @@ _CONFS = {
     undefined: BeartypeConf(hint_overrides=FrozenDict({float: _Undefined if undefined else _Number, int: _Int64}))
     for undefined in (False, True)
 }
-_COLLECTIONS = (list, tuple, dict, Sequence, Mapping, Set)  # the first three are found faster
 
 
 # ---- checks ----
@@ -117,7 +118,7 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
 
     Tensors must have finite values; numbers must not be NaN. NumPy numbers are converted to Python's, arrays and
     tensors of one axis to lists of numbers, lists to tuples. An axis name in a shape means the same size in all
-    arguments. Code under `torch.compile` is not checked.
+    arguments. Calls run in `standard_surroundings`. Code under `torch.compile` is not checked.
 
     Args:
         undefined: allow NaN and infinite values, which the function must document.
@@ -132,9 +133,14 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
 
     @functools.wraps(plain)
     def check(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        if are_standard():
             args, kwargs = _checked_call(plain, args, kwargs, undefined)
-        return plain(*args, **kwargs)
+            return plain(*args, **kwargs)
+        with standard_surroundings():
+            args, kwargs = _checked_call(plain, args, kwargs, undefined)
+            return plain(*args, **kwargs)
 
     return check
 
@@ -260,15 +266,22 @@ def _is_path(value: PurePath | str) -> bool:
 
 
 def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
-    """Tell whether a value has the annotated type; unlike beartype alone, looks at every element of a collection."""
-    if not is_bearable(value, hint, conf=_CONFS[undefined]):
+    """Tell whether a value has the annotated type.
+
+    Beartype alone would look at one element of a collection, and advance Python's random generator to choose it.
+    """
+    parts = parts_of(hint)
+    if isinstance(value, bytes | bytearray) and hint is not Any and bytes not in parts:
         return False
-    if isinstance(value, _COLLECTIONS) and not isinstance(value, str | bytes | bytearray):
-        parts = parts_of(hint)
-        if len(parts) > 1:
-            parts = tuple(part for part in parts if is_bearable(value, part, conf=_CONFS[undefined]))
-        return any(_elements_fit(value, part, undefined) for part in parts)
-    return not isinstance(value, bytes | bytearray) or hint is Any or bytes in parts_of(hint)
+    return any(_fits_part(value, part, undefined) for part in parts)
+
+
+def _fits_part(value: Any, part: Any, undefined: bool) -> bool:
+    origin = get_origin(part)
+    if inspect.isclass(origin) and issubclass(origin, Iterable) and get_args(part):
+        is_read = isinstance(value, Collection)  # an iterator would be used up
+        return isinstance(value, origin) and (not is_read or _elements_fit(value, part, undefined))
+    return is_bearable(value, part, conf=_CONFS[undefined])
 
 
 def _elements_fit(value: Any, part: Any, undefined: bool) -> bool:
@@ -282,7 +295,7 @@ def _elements_fit(value: Any, part: Any, undefined: bool) -> bool:
             value = [*value[:1], *value[-1:]]
         return all(fits(each, kinds[0], undefined) for each in value)
     if get_origin(part) is tuple:
-        return all(fits(each, kind, undefined) for each, kind in zip(value, kinds, strict=True))
+        return len(value) == len(kinds) and all(map(fits, value, kinds, repeat(undefined)))
     return True
 
 

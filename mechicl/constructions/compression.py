@@ -115,6 +115,7 @@ def _error(model: HookedTransformer, tokens: Tensor, outputs: Tensor) -> float:
         return mse_loss(model(tokens), outputs).item()
 
 
+@torch.enable_grad()
 def _imitate(
     model: HookedTransformer, tokens: Tensor, targets: Sequence[Tensor], steps: int, learning_rate: float, seed: int,
     progress: bool,

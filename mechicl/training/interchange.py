@@ -11,6 +11,7 @@ from mechicl.algorithms.stepwise import Hypothesis, Runs
 from mechicl.algorithms.stepwise.hypothesis import Cell, plan_interventions
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
+from mechicl.base.threads import using_threads
 from mechicl.models import HookedTransformer, build
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, compute_streams
@@ -19,6 +20,7 @@ from mechicl.training.config import TrainingConfig
 from mechicl.training.loop import TrainingDivergedError
 from mechicl.training.optimizers import make_optimizer
 from mechicl.training.results import TrainingResult, make_record
+from mechicl.training.speed import threads_for
 
 
 @checked
@@ -63,7 +65,8 @@ def train_interchange(
     if config.curriculum is not None or config.more_tasks or config.interventions:
         raise ValueError("interchange training has one task, no curriculum and no interventions")
     models, curves, measured, started = [], [], [], time.perf_counter()
-    with progress_bar(total=config.steps * len(config.seeds), progress=progress, unit="step") as bar:
+    n_steps, threads = config.steps * len(config.seeds), threads_for(config, torch.device("cpu"))
+    with using_threads(threads), progress_bar(total=n_steps, progress=progress, unit="step") as bar:
         for seed in config.seeds:
             model = cast(HookedTransformer, build(config.model, seed)).eval()
             curves.append(_train(model, config, hypothesis, seed, n_interventions, lambda: bar.update(1)))
@@ -102,6 +105,7 @@ def _ends(config: TrainingConfig, n: int, seed: int | torch.Generator) -> tuple[
     return prompts, others.with_query(prompts.query.xs)
 
 
+@torch.enable_grad()
 def _train(
     model: HookedTransformer,
     config: TrainingConfig,

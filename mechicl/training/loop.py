@@ -236,6 +236,7 @@ class _Training:
                 path = self.folder / STATE_FILE
                 raise DamagedSaveError(f"{path} has other {group} than this run: {wrong}; use another folder")
 
+    @torch.enable_grad()
     def run(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
         config, state, accelerator = self.config, self.state, self.accelerator
         # a run without a save starts over and logs its lines again

@@ -6,6 +6,7 @@ Functions are found by introspection. A valid call is made from the annotations;
 import copy
 import dataclasses
 import enum
+import functools
 import importlib
 import inspect
 import itertools
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from torch import Tensor
 
@@ -34,7 +36,10 @@ import mechicl
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
+from tests import every_call
+from tests.every_call import CALLS
 from tests.faults.mutations import UserError, choose
+from tests.faults.own_calls import predict_with_recurrent_layers, report_on, train_with_a_clamp
 from tests.faults.runner import DIED, MIB, SLOW, Campaign, Outcome, limit_memory, measured, run_apart
 from tests.faults.values import WORLDS, Values
 
@@ -176,6 +181,21 @@ def find_targets() -> list[Target]:
     return sorted(targets.values(), key=lambda each: each.name)
 
 
+OWN = [
+    Target(f"tests.{function.__name__}", function, valid=valid)
+    for function, valid in (
+        (predict_with_recurrent_layers, {"attention": "gated_linear", "n_layers": 2, "n_heads": 2, "seed": 0}),
+        (predict_with_recurrent_layers, {"attention": "delta", "conv_width": 2, "normalize_keys": True, "seed": 0}),
+        (predict_with_recurrent_layers, {"attention": "mamba2", "conv_width": 3, "n_heads": 2, "seed": 0}),
+        (predict_with_recurrent_layers, {"attention": "mesa", "n_heads": 1, "gate": "none", "seed": 0}),
+        (train_with_a_clamp, {"component": "z", "layer": 0, "head": 1, "method": "value", "value": 0.5}),
+        (train_with_a_clamp, {"component": "pattern", "layer": 1, "method": "freeze", "snapshot": 0, "steps": (1, 3)}),
+        (train_with_a_clamp, {"component": "mlp_out", "layer": 0, "pos": (0, 2), "method": "mean"}),
+        (report_on, {"checkpoint": "model", "n_prompts": 8}),
+    )
+]
+
+
 class Calls(Campaign):
     """Valid calls with an argument or two changed."""
 
@@ -191,6 +211,8 @@ class Calls(Campaign):
         random.Random(f"targets {self.seed}").shuffle(everything)
         if self.sampled:
             everything = [target for target in everything if target.of_class is None][: self.sample]
+        everything += OWN
+        self._record_calls([target for target in everything if target.of_class is None])
         for _ in range(1 if self.sampled else 3):  # results of some are arguments of others
             self._find_calls([target for target in everything if target.valid is None])
         n_found = sum(target.valid is not None for target in everything)
@@ -204,6 +226,29 @@ class Calls(Campaign):
         self.without = [target for target in everything if target.valid is None]
         print(f"  a valid call of {n_found} of {len(everything)} functions, classes and methods; others: "
               f"{len(self.targets) - n_found} with arguments that fit one by one", flush=True)  # fmt: skip
+
+    def _record_calls(self, targets: list[Target]) -> None:
+        """Take the arguments of the calls that `every_call.py` writes down."""
+        arguments = dict[str, dict[str, Any]]()
+        for target in targets:
+            package, _, short = target.name.rpartition(".")
+            call = CALLS.get(target.name.removeprefix("mechicl."))
+            if call is None or inspect.isclass(target.function) or "." in target.function.__qualname__:
+                continue
+
+            @functools.wraps(target.function)
+            def record(*args: Any, target: Target = target, **options: Any) -> Any:
+                bound = inspect.signature(target.function).bind(*args, **options)
+                arguments.setdefault(target.name, dict(bound.arguments))
+                return target.function(*args, **options)
+
+            with pytest.MonkeyPatch.context() as patch:
+                for module in (importlib.import_module(package), every_call):
+                    if hasattr(module, short):
+                        patch.setattr(module, short, record)
+                call(every_call.world())
+            if target.name in arguments:
+                target.valid = arguments[target.name]
 
     def _find_calls(self, targets: list[Target]) -> None:
         found = {}

@@ -148,6 +148,7 @@ class AddressFit:
 
 
 @checked
+@torch.enable_grad()
 def fit_address_descent(
     prompts: Prompts,
     targets: Float[Tensor, "prompt y"],

@@ -112,6 +112,7 @@ def tuned_clipped_descent(
     return ClippedDescent(sizes.tolist(), gammas.tolist(), clip, dict(zip(labels, values, strict=True)))
 
 
+@torch.enable_grad()
 def _descend(
     prompts: Prompts, steps: int, clip: float, start: Sequence[float], *, gamma: bool, per_step: bool
 ) -> tuple[list[float], float]:

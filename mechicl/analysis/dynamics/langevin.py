@@ -448,6 +448,7 @@ class _Chains:
         rows = len(self.start) // len(self.generators)
         return torch.cat([sampler(rows, width, generator=each) for each in self.generators]).to(self.start.device)
 
+    @torch.enable_grad()
     def _evaluate(self, weights: Float[Tensor, "copy weight"]) -> tuple[Tensor, Tensor, Tensor]:
         """The losses L and energies U `[copy]`, and the gradients of U by the parameters that move."""
         with torch.no_grad():

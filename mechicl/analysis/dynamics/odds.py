@@ -111,6 +111,7 @@ def fit_strategy_odds(
     options: Any = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 1000}
     for name, (odds, bounds, starts) in _MODELS.items():
 
+        @np.errstate(under="ignore")
         def cross_entropy(p: np.ndarray, odds: Any = odds) -> float:
             values = odds(p, *conditions)  # log(1 + e^x) - share * x
             return float((counts * np.logaddexp(0, values) - sums * values).sum() / counts.sum())

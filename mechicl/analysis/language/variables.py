@@ -249,6 +249,7 @@ def _task_logits(model: Any, classes: Tensor, read: int, scale: float = 1.0) -> 
     return lambda tokens: scale * at_least_float32(model(tokens)[:, read, classes])
 
 
+@torch.enable_grad()
 def _fit(
     model: Any, hook: str, pairs: _Pairs, targets: Tensor, classes: Tensor, *, rank: int, epochs: int, lr: float,
     seed: int, place: int, read: int,

@@ -264,6 +264,7 @@ def connect_modes(
     return ModeConnectivity(paths_to(b), fitted)
 
 
+@torch.enable_grad()
 def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool = True) -> WeightCurve:
     """Bend a line to the Bézier curve with three control points that has the least mean loss over α.
 

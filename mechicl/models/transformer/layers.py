@@ -223,7 +223,8 @@ class PosEmbed(Part):
             raise ValueError(f"{n_pos} positions, but this model has {cfg.n_ctx} ({kind})")
         if kind == "standard":
             return self.W_pos[rows]
-        table = torch.eye(n_pos, cfg.d_pos) if kind == "one_hot" else sinusoidal_positions(n_pos, cfg.d_pos)
+        one_hot = kind == "one_hot"
+        table = torch.eye(n_pos, cfg.d_pos, device="cpu") if one_hot else sinusoidal_positions(n_pos, cfg.d_pos)
         if cfg.read_in == "linear":
             return table[rows].to(self.W_pos) @ self.W_pos
         return F.pad(table[rows].double(), (cfg.d_token, cfg.d_model - cfg.d_token - cfg.d_pos))
@@ -257,7 +258,7 @@ class Unembed(Part):
 
 def sinusoidal_positions(n_pos: int, d_pos: int) -> Float[Tensor, "pos d_pos"]:
     """Compute sines and cosines of geometrically spaced wavelengths, float64 (Vaswani et al. 2017, section 3.5)."""
-    index = torch.arange(d_pos)
+    index = torch.arange(d_pos, device="cpu")
     wavelengths = 10000.0 ** (2 * (index // 2).double() / d_pos)
-    angles = torch.arange(n_pos).double()[:, None] / wavelengths
+    angles = torch.arange(n_pos, device="cpu").double()[:, None] / wavelengths
     return torch.where(index % 2 == 0, angles.sin(), angles.cos())

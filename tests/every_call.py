@@ -1,0 +1,584 @@
+"""A small call of every public function that computes something, and the reasons why others have none."""
+
+import functools
+import inspect
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import torch
+from sklearn.linear_model import Ridge
+from torch import nn
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mechicl import algorithms, analysis, checkpoints, constructions, interop, learners, tasks, text, training, viz
+from mechicl import models as mechicl_models
+from mechicl.algorithms import stepwise
+from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent
+from mechicl.analysis import behaviour, causes, circuits, dynamics, finetuning, heads, interventions, language, weights
+from mechicl.analysis import layers as layer_analysis
+from mechicl.checkpoints import load_checkpoint
+from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner
+from mechicl.models import HookedLSTM, LSTMConfig, TransformerConfig, build, wrap
+from mechicl.prompts import Prompts, TokenSequences
+from mechicl.statistics import crossed_interval, difference_interval, interval, mean_of_intervals, median_interval
+from mechicl.statistics import ratio_interval as ratio
+from mechicl.sweeps import find_threshold
+from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens, TaskPool, TopicClassification
+from mechicl.training import TrainingConfig
+from tests.analysis.language.conftest import make_tokenizer
+from tests.models.modules import NanoGPT
+
+QUIET: dict[str, Any] = {"progress": False}
+SIZES: dict[str, Any] = {"x_dim": 2, "n_context": 4}
+SOFTMAX: dict[str, Any] = SIZES | {
+    "prompt_format": "interleaved", "attention": "softmax", "read_in": "linear", "read_out": "linear", "n_layers": 2,
+    "n_heads": 2, "d_model": 6, "d_mlp": 4, "attn_only": False, "initializer_range": 0.3,
+}  # fmt: skip
+RECURRENT = ("gated_linear", "delta", "mamba2", "mesa")
+
+
+@functools.cache
+def world() -> SimpleNamespace:
+    """Make the models, prompts and tasks of the calls."""
+    w = SimpleNamespace(task=LinearRegression(**SIZES))
+    w.prompts, w.few, w.others = (w.task.sample(n, seed=seed) for n, seed in ((12, 0), (2, 1), (12, 2)))
+    w.exact, w.near = (constructions.gradient_descent(**SIZES, step_size=size, steps=2) for size in (0.1, 0.2))
+    w.model, w.other = (build(TransformerConfig(**SOFTMAX), seed=seed) for seed in (0, 1))
+    w.lstm = HookedLSTM(LSTMConfig(**SIZES, d_model=5))
+    torch.manual_seed(0)
+    w.module = NanoGPT(d_in=3).eval()
+    w.wrapped = wrap(
+        w.module, encode="paired", layers="blocks.{}", attention={"out": "blocks.{}.attn"}, mlp="blocks.{}.mlp"
+    )
+    w.learner = AlgorithmLearner(algorithms.ridge, {"penalty": 0.1})
+    w.descent = AlgorithmLearner(algorithms.gradient_descent, {"steps": [0, 1, 2], "step_size": 0.1})
+    w.hypothesis = Hypothesis(ResidualDescent(2, step_size=0.1))
+    w.sources = analysis.sample_sources(w.task, w.prompts, seed=1)
+    w.chains = MarkovChains(d_vocab=3, n_ctx=8)
+    w.repeated = RepeatedTokens(d_vocab=5, n_ctx=8, min_period=2, max_period=4)
+    w.pooled_chains = MarkovChains(d_vocab=3, n_ctx=8, n_chains=3)
+    w.sequences, w.chain_sequences = w.repeated.sample(6, seed=0), w.pooled_chains.sample(6, seed=0)
+    w.tokens = constructions.induction(d_vocab=5, n_ctx=8, n_heads=2, previous_token_head=0, induction_head=1, seed=0)
+    w.token_learner = TokenAlgorithmLearner(algorithms.bigram_bayes, {"d_vocab": 3})
+    w.checkpoint, w.induction = load_checkpoint("lsa-1l"), load_checkpoint("induction-2l")
+    w.lsa = w.checkpoint.best
+    w.lsa_prompts = w.checkpoint.task.sample(6, seed=0)
+    w.config = TrainingConfig(
+        task=w.task, model=TransformerConfig(**SOFTMAX), steps=3, batch_size=4, eval_prompts=8, seeds=(0, 1), cpu=True
+    )
+    w.pool = TaskPool(**SIZES, n_tasks=3)
+    w.pool_prompts = w.pool.sample(12, seed=0)
+    w.frame = pd.DataFrame(
+        {"seed": [0, 0, 0, 0], "x": [1.0, 2.0, 1.0, 2.0], "y": [1, 1, 2, 2], "value": [0.1, 0.9, 0.3, 0.8]}
+    )
+    w.samples = torch.tensor([1.0, 2.0, 4.0, 3.0])
+    w.tokenizer = make_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(w.tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.3,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    bridge = build_bridge_from_module(LlamaForCausalLM(config).eval(), "LlamaForCausalLM", hf_config=config)
+    w.language = interop.LanguageModel("tiny", bridge.eval(), w.tokenizer)
+    draw: dict[str, Any] = {"n_shots": 2, "n_prompts": 4}
+    w.words = text.word_prompts(w.tokenizer, "antonyms", **draw)
+    w.shuffled_words = text.word_prompts(w.tokenizer, "antonyms", labels="shuffled", **draw)
+    w.causal = language.CausalModel({"first": lambda ids: int(ids[0])}, lambda values: values["first"])
+    w.ids = torch.randint(5, (40, 8), generator=torch.Generator().manual_seed(0))
+    w.topics = TopicClassification()
+    w.reader = build(TransformerConfig(
+        prompt_format="token_ids", d_vocab=len(text.topic_tokenizer()), n_ctx=64, n_layers=1, n_heads=2, d_model=8,
+        attention="softmax", normalization_type="LN", initializer_range=0.3,
+    ))  # fmt: skip
+    w.texts = finetuning.draw_texts(text.TEXT_TASKS["farm"], n_demonstrations=3, n_held_out=3, n_queries=3)
+    w.plain = build(TransformerConfig(
+        prompt_format="token_ids", d_vocab=5, n_ctx=8, n_layers=1, n_heads=2, d_model=8, attention="softmax",
+    ))  # fmt: skip
+    w.shots = finetuning.prompt_shots(w.model, w.prompts[:1])
+    w.tuning = analysis.FineTuning(learning_rate=0.01)
+    w.eigenvalues = torch.tensor([1.0, 2.0])
+    w.folder = Path(tempfile.mkdtemp(prefix="every-call-"))
+    w.circuit = analysis.find_circuit(w.model, w.few, **QUIET)
+    w.scores = analysis.score_edges(w.model, w.few, **QUIET)
+    w.sweep = analysis.patch(w.model, w.few, w.others[:2], "z", ("layer", "head"), **QUIET)
+    w.scored_heads = analysis.score_heads_over_training(w.induction, n_prompts=4, **QUIET)
+    w.recurrent = {kind: build(TransformerConfig(**SOFTMAX | {"attention": kind})) for kind in RECURRENT}
+    w.matched = analysis.match(w.model, w.learner, w.prompts, **QUIET)
+    w.eye = torch.tensor([[1.0, 0.2], [0.2, 1.0]])
+    w.addresses = stepwise.AddressDescent(w.eye.double()[None, None], torch.ones(1, 1), torch.zeros(1, 1))
+    w.shares = torch.linspace(0.1, 0.9, 12).reshape(3, 4, 1)
+    return w
+
+
+Call = Callable[[SimpleNamespace], Any]
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "averaging": {}, "bayes": {"noise_std": 0.1}, "chebyshev": {"steps": [1, 3]},
+    "conjugate_gradient": {"steps": [1, 2]},
+    "discounted_averaging": {"discount": 0.9}, "discounted_gradient_descent": {"step_size": 0.1, "discount": 0.9},
+    "gd_plus_plus": {"steps": [2], "step_size": 0.1, "gamma": 0.05},
+    "gradient_descent": {"steps": [1, 9], "step_size": 0.1},
+    "kernel_smoothing": {"bandwidth": 0.5}, "lasso": {"penalty": 0.1}, "mixture_bayes": {"noise_stds": [0.1, 1.0]},
+    "nearest_neighbours": {"n_neighbours": 2}, "network_descent": {"n_hidden": 4, "steps": 2}, "newton": {"steps": [2]},
+    "normalized_lms": {}, "ols": {}, "online_gradient_descent": {"step_size": 0.1},
+    "recursive_least_squares": {"penalty": 0.1}, "ridge": {"penalty": 0.1}, "ridge_path": {"steps": [1, 3]},
+    "sparse_bayes": {"sparsity": 1}, "steepest_descent": {"steps": [2]}, "tuned_bandwidth": {}, "tuned_step_size": {},
+    "stable_step_size": {}, "greedy_tree": {},
+}  # fmt: skip
+"""Algorithms of real targets, which take the same prompts."""
+
+
+def _of_algorithms() -> Iterator[tuple[str, Call]]:
+    def call(name: str, w: SimpleNamespace) -> Any:
+        return getattr(algorithms, name)(w.prompts, **ALGORITHMS[name])
+
+    for name in ALGORITHMS:
+        yield f"algorithms.{name}", functools.partial(call, name)
+
+
+def _of_steps() -> Iterator[tuple[str, Call]]:
+    """The algorithms in step form."""
+    step = {"step_size": 0.1}
+    options: dict[str, dict[str, Any]] = {
+        "DiscountedDescent": {"steps": 2, **step}, "NewtonSteps": {"iterations": 2}, "OnlineDescent": {"n_context": 4},
+        "QueryDescent": {"steps": 2, **step}, "RecursiveSteps": {"n_context": 4, "penalty": 0.1},
+        "ResidualDescent": {"steps": 2, **step}, "ResidualRidge": {"steps": 2, "penalty": 0.1},
+        "RidgePath": {"penalties": [0.1, 1.0]},
+    }  # fmt: skip
+    for name, some in options.items():
+        yield f"stepwise.{name}", lambda w, name=name, some=some: getattr(stepwise, name)(**some).predict(w.prompts)
+    yield "stepwise.AddressDescent", lambda w: w.addresses.predict(w.prompts)
+
+
+def _of_tasks() -> Iterator[tuple[str, Call]]:
+    """The samples of every kind of task."""
+    more: dict[str, dict[str, Any]] = {"FixedTasks": {"task": LinearRegression(**SIZES), "n_tasks": 3}}
+    for name in tasks.__all__:
+        kind = getattr(tasks, name)
+        if isinstance(kind, type) and hasattr(kind, "sample") and not inspect.isabstract(kind) and name != "Task":
+            yield f"tasks.{name}", lambda w, kind=kind, name=name: kind(**more.get(name, {})).sample(3, seed=0)
+
+
+def _of_constructions() -> Iterator[tuple[str, Call]]:
+    step = {"step_size": 0.1}
+    options: dict[str, dict[str, Any]] = {
+        "copy_targets": {}, "copy_then_gradient_descent": step, "discounted_averaging": {"discount": 0.9},
+        "discounted_gradient_descent": step, "gd_plus_plus": {**step, "gamma": 0.1}, "gradient_descent": step,
+        "newton": {"steps": 2, "alpha": 0.1}, "online_gradient_descent": step, "relu_optimum": {},
+        "recursive_least_squares": {"penalty": 0.1}, "softmax_gradient_descent": {**step, "score_scale": 0.1},
+    }  # fmt: skip
+    for name, some in options.items():
+        yield f"constructions.{name}", lambda w, name=name, some=some: getattr(constructions, name)(**SIZES, **some)
+    yield "constructions.linear_optimum", lambda w: constructions.linear_optimum(covariance=w.eye, n_context=4)
+    yield "constructions.preconditioned_gd", lambda w: constructions.preconditioned_gd(**SIZES, preconditioner=w.eye)
+    yield (
+        "constructions.kernel_gradient_descent",
+        lambda w: constructions.kernel_gradient_descent(weights=w.eye, n_context=4, step_size=0.1),
+    )
+    yield "constructions.address_descent", lambda w: constructions.address_descent(w.addresses, n_context=4)
+    yield "constructions.induction", lambda w: constructions.induction(d_vocab=5, n_ctx=8, seed=3)
+    yield "constructions.compress", lambda w: constructions.compress(w.exact, w.prompts, d_model=3, steps=3, **QUIET)
+    yield "constructions.hide", lambda w: constructions.hide(w.exact, seed=1)
+    yield "constructions.weights_circuit", lambda w: constructions.weights_circuit(w.tokens)
+    yield "constructions.with_pseudo_examples", lambda w: constructions.with_pseudo_examples(w.prompts, 0.1)
+    yield "constructions.known_models", lambda w: constructions.known_models(seed=1)[:3]
+
+
+def _of_models() -> Iterator[tuple[str, Call]]:
+    """Predictions, runs, recordings and gradients of every kind of model."""
+    for name in ("exact", "model", "lstm", "wrapped"):
+        if name != "wrapped":  # the user's module, which follows torch's global state
+            yield f"models.{name}.run_with_cache", lambda w, name=name: getattr(w, name).run_with_cache(w.prompts)
+        yield f"models.{name}.predict", lambda w, name=name: getattr(w, name).predict(w.prompts)
+        yield f"models.{name}.predict_prefixes", lambda w, name=name: getattr(w, name).predict_prefixes(w.prompts)
+        yield f"models.{name}.encode", lambda w, name=name: getattr(w, name).encode(w.prompts)
+    for kind in RECURRENT:
+        yield (
+            f"models.{kind}",
+            lambda w, kind=kind: (build(w.recurrent[kind].cfg, 1), w.recurrent[kind].predict(w.prompts)),
+        )
+    yield "models.token_ids", lambda w: (w.tokens(w.ids), w.tokens.run_with_cache(w.ids))
+
+
+CALLS: dict[str, Call] = {
+    **dict(_of_algorithms()),
+    **dict(_of_steps()),
+    **dict(_of_tasks()),
+    **dict(_of_constructions()),
+    **dict(_of_models()),
+    # ---- algorithms ----
+    "algorithms.bigram_bayes": lambda w: algorithms.bigram_bayes(w.chain_sequences, d_vocab=3),
+    "algorithms.unigram_bayes": lambda w: algorithms.unigram_bayes(w.chain_sequences, d_vocab=3),
+    "algorithms.uniform_tokens": lambda w: algorithms.uniform_tokens(w.chain_sequences, d_vocab=3),
+    "algorithms.ngram_bayes": lambda w: algorithms.ngram_bayes(w.chain_sequences, d_vocab=3, order=2),
+    "algorithms.pool_bayes": lambda w: algorithms.pool_bayes(
+        w.chain_sequences, pool=w.pooled_chains.transitions(3, seed=0)
+    ),
+    "algorithms.conjunction_bayes": lambda w: algorithms.conjunction_bayes(
+        tasks.Conjunctions(x_dim=3).sample(4, seed=0)
+    ),
+    "algorithms.elimination": lambda w: algorithms.elimination(tasks.Conjunctions(x_dim=3).sample(4, seed=0)),
+    "algorithms.parity_bayes": lambda w: algorithms.parity_bayes(
+        tasks.Parities(x_dim=3, degree=2).sample(4, seed=0), degree=2
+    ),
+    "algorithms.gf2_elimination": lambda w: algorithms.gf2_elimination(tasks.Parities(x_dim=3).sample(4, seed=0)),
+    "algorithms.logistic": lambda w: algorithms.logistic(tasks.LogisticRegression(**SIZES).sample(4, seed=0)),
+    "algorithms.dmmse": lambda w: algorithms.dmmse(w.pool_prompts, pool=w.eye[..., None], noise_std=0.1),
+    "algorithms.preconditioned_gd": lambda w: algorithms.preconditioned_gd(w.prompts, steps=[2], preconditioner=w.eye),
+    "algorithms.on_features": lambda w: algorithms.on_features(
+        w.prompts, features=lambda xs: xs**2, algorithm=algorithms.ridge, hyperparameters={"penalty": 0.1}
+    ),
+    "algorithms.references": lambda w: [
+        each.predict_prefixes(w.prompts) for each in algorithms.references(w.task).values()
+    ],
+    "algorithms.in_context_classifier": lambda w: algorithms.in_context_classifier(
+        tasks.GaussianClusters().sample(3, seed=0), within_class_noise=0.1
+    ),
+    "algorithms.stepwise.fit_address_descent": lambda w: stepwise.fit_address_descent(
+        w.prompts, w.prompts.query.ys, steps=1, iterations=3, held_out=4, **QUIET
+    ),
+    "algorithms.stepwise.Runs": lambda w: (
+        stepwise.Runs(w.hypothesis.algorithm, *map(w.hypothesis.algorithm.states, (w.prompts, w.sources))).base
+    ),
+    "learners.AlgorithmLearner": lambda w: (
+        w.learner.predict(w.prompts),
+        w.descent.trajectory(w.prompts, with_weights=True),
+    ),
+    "learners.squared_errors": lambda w: learners.squared_errors(w.model, w.prompts),
+    "learners.token_log_probabilities": lambda w: learners.token_log_probabilities(w.token_learner, w.chain_sequences),
+    "learners.token_losses": lambda w: learners.token_losses(w.token_learner, w.chain_sequences),
+    "learners.prompt_batches": lambda w: list(learners.prompt_batches(w.model, w.prompts)),
+    # ---- behaviour ----
+    "analysis.align": lambda w: analysis.align(w.model, w.learner, w.prompts, **QUIET),
+    "analysis.match": lambda w: analysis.match(w.model, w.learner, w.prompts, **QUIET),
+    "analysis.align_over_training": lambda w: analysis.align_over_training(
+        [w.model, w.other], w.learner, w.prompts, **QUIET
+    ),
+    "analysis.identify": lambda w: analysis.identify(
+        w.exact, w.task, n_prompts=24, with_limits=False, steps=1, **QUIET
+    ),
+    "analysis.identify_on_tokens": lambda w: analysis.identify_on_tokens(
+        w.token_learner, w.chains, n_prompts=8, **QUIET
+    ),
+    "analysis.regret": lambda w: analysis.regret(w.model, w.task, n_prompts=8, **QUIET),
+    "analysis.measure_conditioning": lambda w: analysis.measure_conditioning(w.prompts, [0.0, 0.1]),
+    "analysis.measure_forgetting": lambda w: analysis.measure_forgetting(w.model, w.prompts, **QUIET),
+    "analysis.measure_order_sensitivity": lambda w: analysis.measure_order_sensitivity(
+        w.model, w.prompts, n_orders=2, **QUIET
+    ),
+    "analysis.measure_shifted_losses": lambda w: analysis.measure_shifted_losses(
+        {"ridge": w.learner}, w.task, n_prompts=8, **QUIET
+    ),
+    "analysis.behaviour.induced_weights": lambda w: behaviour.induced_weights(w.learner, w.prompts),
+    "analysis.behaviour.sensitivities": lambda w: behaviour.sensitivities(w.model, w.prompts),
+    "analysis.behaviour.measure_outside_span": lambda w: behaviour.measure_outside_span(w.descent, w.prompts, **QUIET),
+    "analysis.behaviour.regressed_weights": lambda w: behaviour.regressed_weights(
+        w.model, w.prompts, w.others.xs[:, -1]
+    ),
+    "analysis.behaviour.tuned_descent": lambda w: behaviour.tuned_descent(w.prompts, 2),
+    "analysis.behaviour.tuned_clipped_descent": lambda w: behaviour.tuned_clipped_descent(w.prompts, 2, 1.0),
+    # ---- layers ----
+    "analysis.Lens": lambda w: analysis.Lens(w.model).errors(w.prompts),
+    "analysis.fit_readouts": lambda w: _read_out(analysis.fit_readouts(w.model, w.prompts, **QUIET), w.others),
+    "analysis.probe": lambda w: analysis.probe(
+        w.model, {"ols": layer_analysis.ols_weights}, w.prompts, w.others, **QUIET
+    ),
+    "analysis.layers.LayerErrors.of": lambda w: layer_analysis.LayerErrors.of(
+        w.descent.trajectory(w.prompts), w.prompts
+    ),
+    "analysis.layers.algorithm_weights": lambda w: layer_analysis.algorithm_weights(algorithms.ols)(w.prompts),
+    "analysis.layers.cross_moments": lambda w: layer_analysis.cross_moments(w.prompts),
+    "analysis.layers.ols_weights": lambda w: layer_analysis.ols_weights(w.prompts),
+    "analysis.layers.second_moments": lambda w: layer_analysis.second_moments(w.prompts),
+    # ---- weights ----
+    "analysis.read_weight_products": lambda w: analysis.read_weight_products(w.exact),
+    "analysis.weights.replace_products": lambda w: weights.replace_products(
+        w.lsa, analysis.read_weight_products(w.lsa)
+    ),
+    "analysis.weights.adapted_functions": lambda w: weights.adapted_functions(w.learner, w.prompts, w.few.xs[0]),
+    "analysis.weights.initial_function": lambda w: weights.initial_function(w.lsa, w.lsa_prompts.query.xs),
+    "analysis.weights.view_kernel": lambda w: weights.view_kernel(w.lsa, w.lsa_prompts.query.xs[:3], w.lsa_prompts),
+    "analysis.weights.linear_attention_optimum": lambda w: weights.linear_attention_optimum(w.eigenvalues, 4),
+    "analysis.weights.preconditioned_gd_optimum": lambda w: weights.preconditioned_gd_optimum(w.eigenvalues, 4),
+    "analysis.weights.one_step_optimum": lambda w: weights.one_step_optimum(w.task),
+    "analysis.connect_modes": lambda w: analysis.connect_modes(
+        w.exact, w.near, w.task, n_alphas=3, n_prompts=8, bending_steps=3, **QUIET
+    ),
+    "analysis.interpolate": lambda w: analysis.interpolate(w.exact, w.near, w.prompts, n_alphas=3),
+    "analysis.fit_construction": lambda w: analysis.fit_construction([w.lsa], "gd", w.checkpoint.task, n_prompts=16),
+    # ---- heads ----
+    "analysis.composition_scores": lambda w: analysis.composition_scores(w.model),
+    "analysis.score_heads": lambda w: analysis.score_heads(w.tokens, n_prompts=4, **QUIET),
+    "analysis.score_heads_over_training": lambda w: analysis.score_heads_over_training(
+        [w.tokens], n_prompts=4, **QUIET
+    ),
+    "analysis.measure_target_copying": lambda w: analysis.measure_target_copying(w.model, w.prompts, **QUIET),
+    "analysis.read_dual_form": lambda w: analysis.read_dual_form(w.exact, w.prompts, **QUIET),
+    "analysis.heads.measure_token_sensitivity": lambda w: heads.measure_token_sensitivity(w.model, w.prompts, **QUIET),
+    "analysis.heads.prefix_matching_scores": lambda w: heads.prefix_matching_scores(w.tokens),
+    # ---- interventions and circuits ----
+    "analysis.patch": lambda w: analysis.patch(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
+    "analysis.ablate": lambda w: analysis.ablate(w.model, w.prompts, "z", ("layer", "head"), **QUIET),
+    "analysis.attribute": lambda w: analysis.attribute(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
+    "analysis.patch_paths": lambda w: analysis.patch_paths(w.model, w.prompts, w.others, **QUIET),
+    "analysis.corrupt": lambda w: [
+        analysis.corrupt(w.prompts, kind, seed=1) for kind in ("task", "labels", "query", "noise")
+    ],
+    "analysis.corrupt_tokens": lambda w: analysis.corrupt_tokens(w.sequences.ids, d_vocab=5, seed=1),
+    "analysis.PatchingSession": lambda w: _session(w),
+    "analysis.next_token_loss": lambda w: analysis.next_token_loss(w.words.targets)(
+        w.language.model(w.words.ids)[:, -1]
+    ),
+    "analysis.interventions.squared_error": lambda w: interventions.squared_error(w.prompts)(
+        w.model.predict(w.prompts)
+    ),
+    "analysis.interventions.logit_difference": lambda w: interventions.logit_difference(
+        w.words.targets, w.words.targets.flip(0)
+    )(w.language.model(w.words.ids)[:, -1]),
+    "analysis.interventions.target_probability": lambda w: interventions.target_probability(w.words.targets)(
+        w.language.model(w.words.ids)[:, -1]
+    ),
+    "analysis.interventions.correlate_effects": lambda w: interventions.correlate_effects(w.sweep, w.sweep),
+    "analysis.find_circuit": lambda w: analysis.find_circuit(w.model, w.few, **QUIET),
+    "analysis.score_edges": lambda w: [
+        analysis.score_edges(w.model, w.few, scoring=kind, **QUIET) for kind in ("eap-ig", "mask-ig")
+    ],
+    "analysis.measure_circuit": lambda w: analysis.measure_circuit(w.model, w.circuit, w.prompts, n_subsets=3, **QUIET),
+    "analysis.compare_circuits": lambda w: analysis.compare_circuits(w.circuit, w.circuit),
+    "analysis.circuits.circuit_curve": lambda w: circuits.circuit_curve(w.model, w.scores, w.few, n_random=2, **QUIET),
+    # ---- causes ----
+    "analysis.interchange": lambda w: analysis.interchange(w.exact, w.hypothesis, w.prompts, w.sources, **QUIET),
+    "analysis.sample_sources": lambda w: analysis.sample_sources(w.task, w.prompts, seed=1),
+    "analysis.test_hypotheses": lambda w: analysis.test_hypotheses(
+        w.exact, w.task, [w.hypothesis], n_prompts=16, with_likeness=False, **QUIET
+    ),
+    "analysis.fit_subspace": lambda w: analysis.fit_subspace(
+        w.exact,
+        w.hypothesis,
+        "residual",
+        w.task,
+        layers=1,
+        dims=1,
+        n_fitting=8,
+        n_prompts=8,
+        iterations=2,
+        restarts=0,
+        **QUIET,
+    ),
+    "analysis.causes.exchange_patterns": lambda w: causes.exchange_patterns(w.exact, w.prompts, w.sources),
+    "analysis.causes.fit_hypotheses": lambda w: causes.fit_hypotheses(
+        w.exact, w.task, {"gd": w.hypothesis.algorithm}, **QUIET
+    ),
+    # ---- fine-tuning ----
+    "analysis.fine_tune": lambda w: analysis.fine_tune(w.model, w.shots, w.tuning, **QUIET),
+    "analysis.compare_with_finetuning": lambda w: analysis.compare_with_finetuning(w.model, w.shots, w.tuning, **QUIET),
+    "analysis.compare_on_prompts": lambda w: analysis.compare_on_prompts(w.model, w.few, w.tuning, **QUIET),
+    "analysis.finetuning.search_tuning": lambda w: finetuning.search_tuning(
+        w.model, w.shots, learning_rates=(0.01,), epochs=(1,), **QUIET
+    ),
+    "analysis.finetuning.search_on_prompts": lambda w: finetuning.search_on_prompts(
+        w.model, w.few, learning_rates=(0.01,), epochs=(1,), **QUIET
+    ),
+    "analysis.finetuning.prompt_shots": lambda w: finetuning.prompt_shots(w.model, w.prompts[:1]),
+    "analysis.finetuning.draw_texts": lambda w: finetuning.draw_texts(
+        text.TEXT_TASKS["farm"], n_demonstrations=3, n_held_out=3, n_queries=3
+    ),
+    "analysis.finetuning.measure_accuracy": lambda w: finetuning.measure_accuracy(
+        w.reader, text.topic_tokenizer(), w.texts, (0, 2)
+    ),
+    "analysis.finetuning.study_task": lambda w: finetuning.study_task(
+        w.reader,
+        text.topic_tokenizer(),
+        w.texts,
+        methods=("plain",),
+        other_labels=("flipped",),
+        learning_rates=(0.01,),
+        epochs=(1,),
+        **QUIET,
+    ),
+    # ---- dynamics ----
+    "analysis.find_transitions": lambda w: analysis.find_transitions(
+        [1, 2, 3, 4], [[1.0, 1.0], [1.0, 0.9], [0.1, 0.8], [0.1, 0.2]]
+    ),
+    "analysis.measure_over_training": lambda w: analysis.measure_over_training(
+        [w.model, w.other], lambda m: {"e": m.predict(w.prompts)[:, 0]}, **QUIET
+    ),
+    "analysis.dynamics.learning_coefficient": lambda w: _quietly(
+        dynamics.learning_coefficient, w.exact, w.prompts, n_chains=2, n_draws=6, burn_in=2, step_size=1e-4, **QUIET
+    ),
+    "analysis.dynamics.track_strategies": lambda w: dynamics.track_strategies(
+        [w.model, w.other],
+        {"ridge": w.learner, "mean": AlgorithmLearner(algorithms.averaging)},
+        w.prompts,
+        n_resamples=3,
+        **QUIET,
+    ),
+    "analysis.dynamics.fit_strategy_odds": lambda w: dynamics.fit_strategy_odds(
+        w.shares, [2, 4, 8], [10, 20, 30, 40], [0.3, 0.4, 0.5], held_out=(8,)
+    ),
+    # ---- language ----
+    "analysis.language.icl_score": lambda w: language.icl_score(
+        w.language, ["antonyms", "plural"], shots=(0, 2), n_prompts=3, **QUIET
+    ),
+    "analysis.language.function_vectors": lambda w: language.function_vectors(
+        w.language, "antonyms", n_heads=2, n_shots=2, n_prompts=3, n_clean=3, **QUIET
+    ),
+    "analysis.language.task_vectors": lambda w: language.task_vectors(
+        w.language, "antonyms", n_shots=2, n_prompts=3, **QUIET
+    ),
+    "analysis.language.loss_by_position": lambda w: language.loss_by_position(w.language, w.words.ids),
+    "analysis.language.late_minus_early": lambda w: language.late_minus_early(
+        torch.arange(48.0, device="cpu", dtype=torch.float32).reshape(12, 4) ** 0.5, 2, 9
+    ),
+    "analysis.language.ablate_matched": lambda w: language.ablate_matched(
+        w.language.model, w.words, [(0, 1)], reference=w.shuffled_words, n_random=2, **QUIET
+    ),
+    "analysis.language.steering": lambda w: _steered(w),
+    "analysis.language.stability": lambda w: language.stability(lambda i: ["a", "b", "c"][i : i + 2], [0, 1], **QUIET),
+    "analysis.language.align_variables": lambda w: language.align_variables(
+        w.tokens, w.causal, "first", w.ids, layers=[0], rank=2, n_pairs=20, epochs=1, **QUIET
+    ),
+    "analysis.language.TextLearner": lambda w: language.TextLearner(w.language).write(w.few),
+    # ---- texts, models of others, saved models ----
+    "text.word_prompts": lambda w: text.word_prompts(
+        w.tokenizer, "antonyms", n_prompts=3, n_shots=2, labels="shuffled"
+    ),
+    "text.text_shots": lambda w: text.text_shots(text.topic_tokenizer(), w.texts.demonstrations, w.texts.queries),
+    "text.load_texts": lambda w: text.load_texts("farm", "train", n_texts=5),
+    "interop.from_sklearn": lambda w: interop.from_sklearn(Ridge()).predict(w.prompts),
+    "interop.to_transformer_lens": lambda w: interop.to_transformer_lens(w.plain),
+    "interop.from_transformer_lens": lambda w: interop.from_transformer_lens(*interop.to_transformer_lens(w.plain)),
+    "checkpoints.load": lambda w: checkpoints.load("lsa-1l"),
+    "checkpoints.load_checkpoint": lambda w: checkpoints.load_checkpoint("lsa-1l").models,
+    "checkpoints.save": lambda w: checkpoints.load_checkpoint(checkpoints.save(w.folder / "saved", w.model)).models,
+    "checkpoints.untrained": lambda w: checkpoints.untrained(w.checkpoint).models,
+    "models.build": lambda w: build(w.model.cfg, seed=3),
+    "models.HookedTransformer": lambda w: mechicl_models.HookedTransformer(w.model.cfg, seed=3),
+    "models.HookedLSTM": lambda w: HookedLSTM(w.lstm.cfg, seed=3),
+    "models.process_weights": lambda w: mechicl_models.process_weights(w.tokens),
+    "models.wrap": lambda w: wrap(w.module, encode="paired", layers="blocks.{}").predict(w.prompts),
+    "prompts.Prompts.concatenate": lambda w: Prompts.concatenate([w.prompts, w.others]),
+    "prompts.TokenSequences.concatenate": lambda w: TokenSequences.concatenate([w.sequences, w.sequences]),
+    # ---- training and statistics ----
+    "training.train": lambda w: training.train(w.config, w.folder / "trained", restart=True, **QUIET).models,
+    "training.train_interchange": lambda w: (
+        training.train_interchange(w.config, Hypothesis(ResidualDescent(2, step_size=0.1)), **QUIET).models
+    ),
+    "training.SOAP": lambda w: _soap_step(),
+    "sweeps.find_threshold": lambda w: find_threshold(w.frame[:2], "x", "value"),
+    "statistics.interval": lambda w: interval(w.samples),
+    "statistics.median_interval": lambda w: median_interval(w.samples, seed=1, n_resamples=20),
+    "statistics.crossed_interval": lambda w: crossed_interval(w.prompts.ys[..., 0], n_resamples=20),
+    "statistics.difference_interval": lambda w: difference_interval(w.samples, w.samples.flip(0)),
+    "statistics.ratio_interval": lambda w: ratio(w.samples, w.samples.flip(0)),
+    "statistics.mean_of_intervals": lambda w: mean_of_intervals([interval(w.samples), interval(w.samples**2)]),
+    # ---- figures ----
+    "viz.plot": lambda w: [viz.plot(each) for each in (w.sweep, w.circuit)],
+    "viz.patching_grid": lambda w: viz.patching_grid(w.sweep),
+    "viz.circuit_graph": lambda w: viz.circuit_graph(w.circuit),
+    "viz.prompt_attention": lambda w: viz.prompt_attention(w.model, w.prompts[0:1]),
+    "viz.lines": lambda w: viz.lines(w.frame, "x", "value", by="y"),
+    "viz.phase_diagram": lambda w: viz.phase_diagram(w.frame, "x", "y", "value"),
+}
+
+
+def _steered(w: SimpleNamespace) -> Any:
+    with language.steering(w.language.model, torch.ones(16, device="cpu", dtype=torch.float32), 0), torch.no_grad():
+        return w.language.model(w.words.ids)
+
+
+def _quietly(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*args, **options)
+
+
+def _session(w: SimpleNamespace) -> Any:
+    session = analysis.PatchingSession(w.model, w.few, w.others[:2])
+    session.toggle(analysis.Site("z", 0, pos=1, head=0))
+    return session.result()
+
+
+def _read_out(readouts: Any, prompts: Prompts) -> Any:
+    return readouts.errors(prompts), readouts.trajectory(prompts, with_weights=True)
+
+
+def _soap_step() -> Any:
+    with torch.inference_mode(False):
+        rows = nn.Parameter(torch.linspace(-1, 1, 24, device="cpu", dtype=torch.float32).reshape(2, 12))
+    optimizer = training.SOAP(rows, [torch.Size([3, 4])], lr=0.1)
+    for _ in range(3):
+        rows.grad = rows.detach() - 1
+        optimizer.step()
+    return rows
+
+
+def call_names(call: Any) -> set[str]:
+    """The attributes that the code of a call reads."""
+    codes, names = [getattr(call, "func", call).__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        names |= set(code.co_names)
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return names
+
+
+# ---- functions that are not called, by reason ----
+REASONS = {
+    "a value: settings, a table of names, a result that other calls return, an error": (
+        "Algorithm FitProblem FittedAlgorithm AddressFit AfterCopying Hypothesis Induction KernelReading "
+        "FineTuning Site Edge GraphFile Node WeightProducts CausalModel EMBEDDING INTERVENTIONS METHODS "
+        "METHOD_NAMES MEASURES SWEEPS PRESETS TEXT_TASKS WORD_TASKS Method Metric At Clamp Curriculum Ramp "
+        "TrainingConfig TrainingResult Sweep LSTMConfig TransformerConfig HookedTransformerConfig Interleaved "
+        "Paired Prompts Shots TokenSequences Trajectory Circuit Identification InterventionSweep Match Readouts "
+        "SubspaceSearch Alignment Regret SpectralLearner AlignmentOverTraining HeadsOverTraining "
+        "LearningCoefficient OverTraining StrategyOdds StrategyTracking Transitions FineTuningComparison "
+        "TaskTexts HeadScores TargetCopying TokenSensitivity LossPath LayerErrors EdgeScores HypothesisTest "
+        "Interchange PatternExchange FewShotScores FunctionVector MatchedAblation Stability TaskVectors "
+        "VariableAlignment Interval Result Comparison Row Section Checkpoint Snapshots AlgorithmFamily Head Layer "
+        "Stream LanguageModel LabelledTexts TextTask WordPrompts WordTask ConditioningWarning DivergenceWarning "
+        "SamplingWarning CheckpointError FineTuningDivergedError SweepError TrainingDivergedError "
+    ),
+    "an interface that others implement": (
+        "AnyTask "
+        "StepwiseAlgorithm IterativeLearner Learner Learners PrefixLearner TokenLearner TokenAlgorithmLearner "
+        "PromptedModel WrappedModel CompiledTransformer Task PromptDistribution TokenDistribution"
+    ),
+    "a package": "behaviour causes circuits dynamics finetuning heads interventions language layers weights stepwise",
+    "reads, writes or looks up, and computes nothing": (
+        "RandomTensors prompt_format "
+        "available cards references published register register_references random_weights join push load_result "
+        "load_table status storable read_graph write_graph read_word_task topic_tokenizer rank_families query_of "
+        "task_from_dict task_to_dict load_garg from_garg from_tracr load_language_model"
+    ),
+    "draws a result: `viz.plot` draws some in these tests": (
+        "PatchingExplorer alignments_over_training attention_figure causal_graph composition_figure connectivity_paths "
+        "counterfactual_scatter head_similarity_figure head_table heads_during_training init_notebook interval_lines "
+        "learning_coefficients losses_over_training map_similarity_figure roll_outs settings_figure shifted_losses "
+        "training_history update_similarity_figure weight_products_figure save"
+    ),
+    "a part of calls above takes its steps": "assemble in_weights_classifier",
+    "takes a minute": "certificates_table report",
+}
+NOT_CALLED = {name for names in REASONS.values() for name in names.split()}
+_FOLDS = "fitted on folds of the prompts"
+ORDERED = {
+    "algorithms.stepwise.fit_address_descent": "fitted on random batches of the prompts",
+    "analysis.sample_sources": "draws one prompt after the other",
+    "analysis.dynamics.track_strategies": "resamples prompts", "analysis.finetuning.prompt_shots": "takes one prompt",
+    "prompts.Prompts.concatenate": "has more prompts",
+    "analysis.corrupt": "draws one prompt's numbers after the other's",
+    "analysis.measure_order_sensitivity": "draws random orders for one prompt after the other",
+    "analysis.fit_readouts": _FOLDS, "analysis.probe": _FOLDS, "analysis.measure_target_copying": _FOLDS,
+}  # fmt: skip
+"""Calls whose results depend on the order of the prompts, as they document."""
+FITTED = {
+    "analysis.behaviour.regressed_weights": "has one query for each prompt",
+    "analysis.ablate": "replaces by the mean of the prompts",
+}
+"""Calls whose results for a prompt depend on the others."""
