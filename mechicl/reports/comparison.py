@@ -1,6 +1,7 @@
 """Published and measured: the table that every report and reproduction prints, saves and shows."""
 
 import math
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -62,13 +63,27 @@ class Comparison:
 
     @checked
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:
-        """Save NAME.json and NAME.html (after the `opening` section) in a folder; return the path of the page."""
+        """Save NAME.json and NAME.html (after the `opening` section) in a folder; return the path of the page.
+
+        Raises:
+            OSError: a file cannot be written, for example to a full disk. The numbers are written first, to the folder
+                for temporary files if need be, and the message names the file that has them.
+        """
         out = Path(out)
-        out.mkdir(parents=True, exist_ok=True)
-        self.write_numbers(out / f"{name}.json")
+        numbers, path = out / f"{name}.json", out / f"{name}.html"
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            self.write_numbers(numbers)
+        except OSError as error:
+            kept = Path(tempfile.mkdtemp()) / numbers.name
+            self.write_numbers(kept)
+            raise OSError(error.errno, f"{error.strerror}; all numbers were saved in {kept}", str(numbers)) from error
         html = page(self.title, self.lead, self._laid_out(), opening=opening)
-        write_bytes(out / f"{name}.html", html.encode())
-        return out / f"{name}.html"
+        try:
+            write_bytes(path, html.encode())
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; all numbers were saved in {numbers}", str(path)) from error
+        return path
 
     @checked
     def write_numbers(self, path: Path) -> None:

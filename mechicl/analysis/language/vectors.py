@@ -21,6 +21,7 @@ from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
+from mechicl.statistics.ranking import largest
 from mechicl.text import WordPrompts, WordTask, word_prompts
 
 Head = tuple[int, int]
@@ -231,9 +232,8 @@ def steering(
 
 
 def strongest_heads(effects: Float[Tensor, "layer head"], n: int) -> tuple[Head, ...]:
-    """Return the layers and heads of the `n` largest values, largest first."""
-    order = effects.flatten().argsort(descending=True)[:n].tolist()
-    return tuple(divmod(index, effects.shape[1]) for index in order)
+    """Return the layers and heads of the `n` largest values, largest first; warn if others tie with the last."""
+    return tuple(divmod(index, effects.shape[1]) for index in largest(effects, n, "heads")[0])
 
 
 def sum_of_outputs(
