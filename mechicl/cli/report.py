@@ -56,14 +56,13 @@ class Report:
 
         check_writable(self.out)
         language = is_language_model(self.checkpoint)
-        refused = [
-            field.name for field in fields(self)
-            if field.name in (OTHERS_ONLY if language else LANGUAGE_ONLY) and getattr(self, field.name) != field.default
-        ]  # fmt: skip
-        if refused:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
-            kind = "a language model" if language else "a checkpoint"
-            raise ValueError(f"{options} cannot be used in the report on {kind}: {self.checkpoint}")
+        for field in fields(self):
+            if (
+                field.name in (OTHERS_ONLY if language else LANGUAGE_ONLY)
+                and getattr(self, field.name) != field.default
+            ):
+                kind = "a language model" if language else "a checkpoint"
+                raise ValueError(f"--{field.name.replace('_', '-')} has no meaning in the report on {kind}")
         if language:
             self._report_language()
             return

@@ -69,20 +69,17 @@ class Comparison:
             OSError: a file cannot be written, for example to a full disk. The numbers are written first, to the folder
                 for temporary files if need be, and the message names the file that has them.
         """
-        out = Path(out)
-        numbers, path = out / f"{name}.json", out / f"{name}.html"
+        numbers, path, kept = Path(out) / f"{name}.json", Path(out) / f"{name}.html", None
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            numbers.parent.mkdir(parents=True, exist_ok=True)
             self.write_numbers(numbers)
+            kept = numbers
+            write_bytes(path, page(self.title, self.lead, self._laid_out(), opening=opening).encode())
         except OSError as error:
-            kept = Path(tempfile.mkdtemp()) / numbers.name
-            self.write_numbers(kept)
-            raise OSError(error.errno, f"{error.strerror}; all numbers were saved in {kept}", str(numbers)) from error
-        html = page(self.title, self.lead, self._laid_out(), opening=opening)
-        try:
-            write_bytes(path, html.encode())
-        except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}; all numbers were saved in {numbers}", str(path)) from error
+            if kept is None:
+                self.write_numbers(kept := Path(tempfile.mkdtemp()) / numbers.name)
+            failed = error.filename or str(path)
+            raise OSError(error.errno, f"{error.strerror}; all numbers were saved in {kept}", failed) from error
         return path
 
     @checked

@@ -259,12 +259,9 @@ def crossed_interval(
     means = _trimmed_means(values, counts, trim)
     if over is not None:
         means = means / _trimmed_means(over, counts, trim)
-    found = _mean_of_resamples(means, n_prompts, level)
-    if trim or not is_share(values[values.isfinite()]) or not math.isfinite(found.low):
-        return found
-    size = 1.0 if over is None else over[over.isfinite()].double().mean().item()
+    found, size = _mean_of_resamples(means, n_prompts, level), 1.0 if over is None else over.nanmean().item()
     share, half = found.mean * size, found.half_width * size
-    if over is not None and half:
+    if trim or not is_share(values[values.isfinite()]) or not math.isfinite(half) or (over is not None and half):
         return found
     # the number of independent samples with this variance (Korn & Graubard 1998)
     alone = min(n for n in values.shape if n > 1)
