@@ -190,7 +190,8 @@ class Kind:
         if isinstance(self.held_out, Prompts):
             headline, learned = self.learned
             sentences = {"Has it learned the task?": learned, **verdict.sentences}
-            verdict = replace(verdict, headline=headline or verdict.headline, sentences=sentences)
+            headline = ". ".join(filter(None, (headline, verdict.headline)))
+            verdict = replace(verdict, headline=headline, sentences=sentences)
         measured = {part.name for part in self.chosen(sections)}
         left_out = self._missing | {
             part.name: "not among the requested sections" if sections is not None else self._slow[part.name]

@@ -1,9 +1,12 @@
 """Analyses of language models against the model of `transformers`, run with torch's own hooks."""
 
+import itertools
+import math
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 
 from mechicl import constructions
@@ -20,6 +23,7 @@ from mechicl.analysis.language import (
     steering,
     task_vectors,
 )
+from mechicl.analysis.language.vectors import strongest_heads
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.suffix_runs import suffix_runs
 from mechicl.text import WORD_TASKS, word_prompts
@@ -177,6 +181,30 @@ def test_matched_ablation(language, hf_model):
     other = word_prompts(language.tokenizer, "antonyms", n_shots=3, n_prompts=2)
     with pytest.raises(ValueError, match="must have as many tokens"):
         ablate_matched(language.model, prompts, [(0, 1)], reference=other)
+
+
+def test_the_interval_of_stability_is_a_jackknife_over_draws():
+    generator = torch.Generator().manual_seed(0)
+    sets = [torch.randperm(8, generator=generator)[:4].tolist() for _ in range(6)]
+
+    def mean_jaccard(draws):
+        pairs = [(set(a), set(b)) for a, b in itertools.combinations(draws, 2)]
+        return sum(len(a & b) / len(a | b) for a, b in pairs) / len(pairs)
+
+    left_out = [mean_jaccard(sets[:i] + sets[i + 1 :]) for i in range(6)]
+    error = math.sqrt(5 / 6 * sum((value - sum(left_out) / 6) ** 2 for value in left_out))
+    measured = stability(lambda i: sets[i], range(6), progress=False).mean()
+    assert measured.mean == pytest.approx(mean_jaccard(sets), abs=1e-6)
+    assert measured.half_width == pytest.approx(scipy.stats.t.ppf(0.975, 5) * error, rel=1e-4)
+    assert math.isnan(stability(lambda i: sets[i], range(2), progress=False).mean().low)
+    assert 0 < stability(lambda _: sets[0], range(6), progress=False).mean().low < 1  # agreement in six draws
+
+
+def test_selections_that_are_cut_inside_a_tie_warn():
+    with pytest.warns(UserWarning, match="cut inside a tie.*3 more tie with the last of these 2"):
+        stability(lambda _: torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]), [0, 1], top=2, progress=False)
+    with pytest.warns(UserWarning, match="strongest heads are cut inside a tie.*4 more"):
+        assert strongest_heads(torch.zeros(2, 3), 2) == ((0, 0), (0, 1))
 
 
 def test_stability_of_known_sets():
