@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mechicl.base.annotations import described
 from mechicl.base.files import check_writable
-from mechicl.checkpoints import load_checkpoint
+from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.interop.language_models import is_language_model
 from mechicl.learners import Learners
@@ -89,7 +90,8 @@ def report(
     check_writable(folder)
     if isinstance(model, str | Path):
         model = load_language_model(model) if is_language_model(model) else load_checkpoint(model)
-    if task is None and not isinstance(model, LanguageModel) and getattr(model, "tokenizer", None) is not None:
+    of_words = task is None or isinstance(task, str | Sequence)
+    if of_words and not isinstance(model, LanguageModel) and getattr(model, "tokenizer", None) is not None:
         model = LanguageModel(str(getattr(model.cfg, "model_name", "language model")), model, model.tokenizer)
     if isinstance(model, LanguageModel):
         options = {"compare": compare or None, "sections": sections, "n_prompts": n_prompts, "seed": seed,
@@ -98,6 +100,9 @@ def report(
             raise ValueError(f"the report on a language model takes task, path and progress, got {', '.join(given)}")
         tasks = (task,) if isinstance(task, str) else task
         return report_language(model, folder, tasks=tasks, name=name, progress=progress)
+    if not isinstance(model, Checkpoint | Sequence) and not hasattr(model, "predict"):
+        raise TypeError(f"model must be a learner with predict(prompts), a list of them, a Checkpoint, a LanguageModel "
+                        f"(from load_language_model), or a name or path; got {described(model)}")  # fmt: skip
     opened = study(model, task, compare=compare, seed=seed, task_index=task_index)
     return _kind(opened)(opened, n_prompts=n_prompts, progress=progress).write(folder, name, sections)
 

@@ -278,6 +278,8 @@ def test_tasks_are_described_with_distributions_and_noise():
 def test_objects_that_do_not_predict_and_models_without_a_task_are_refused():
     with pytest.raises(TypeError, match="predict"):
         study(torch.nn.Linear(2, 1), STUDY_TASK)
+    with pytest.raises(TypeError, match=r"predict\(prompts\), .*load_language_model.* got .*Linear"):
+        mechicl.report(torch.nn.Linear(2, 1), STUDY_TASK, "never")
     with pytest.raises(CheckpointError, match="no usable task"):
         mechicl.report(AlgorithmLearner(algorithms.ols), None, "never")
 
