@@ -123,7 +123,7 @@ def test_report_takes_every_kind_of_language_model(kind, language, tmp_path, mon
     calls = []
     monkeypatch.setattr(reports, "report_language", lambda *args, **options: calls.append((args, options)) or args[1])
     monkeypatch.setattr(reports, "load_language_model", lambda name: language)
-    monkeypatch.setitem(language.model.__dict__, "tokenizer", language.tokenizer)
+    monkeypatch.setattr(type(language.model), "tokenizer", language.tokenizer)
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text("{}")
     model = {"model": language, "bridge": language.model, "folder": str(tmp_path / "llama")}[kind]
