@@ -350,7 +350,7 @@ def mean_of_intervals(values: Sequence[Interval]) -> Interval:
         within = float(np.nan_to_num(np.square(np.divide(sides, quantiles))).mean())
         variances = [float(means.var(ddof=1)) / len(values), within]
         ends.append(_of_two_variances(float(means.mean()), variances, sizes, level).half_width)
-    return _asymmetric(float(means.mean()), *ends, len(values), level)
+    return _asymmetric(float(means.mean()), ends[0], ends[1], len(values), level)
 
 
 def is_share(values: Tensor) -> bool:
@@ -373,7 +373,7 @@ def _difference(
     twice = 2 * odds[0] * odds[1] if paired else 0.0  # times minus the correlation of two counts (multinomial)
     sides = (above.mean - above.low, below.high - below.mean), (above.high - above.mean, below.mean - below.low)
     ends = [math.sqrt((up * a) ** 2 + (down * b) ** 2 + twice * up * a * down * b) for a, b in sides]
-    return _asymmetric(mean, *ends, n, above.level)
+    return _asymmetric(mean, ends[0], ends[1], n, above.level)
 
 
 def _asymmetric(mean: float, below: float, above: float, n: int, level: float) -> Interval:

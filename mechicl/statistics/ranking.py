@@ -14,7 +14,8 @@ def largest(values: Any, n: int, warn_of: str = "") -> tuple[list[int], str]:
     The note is empty unless entries that are left out equal the last one of the list. Equal entries keep their order.
     With the name of the entries in `warn_of`, the note is also a warning.
     """
-    flat = torch.as_tensor(values).detach().cpu().double().flatten().nan_to_num(-math.inf, math.inf, -math.inf)
+    values = values if isinstance(values, torch.Tensor) else torch.tensor(values)
+    flat = values.detach().cpu().double().flatten().nan_to_num(-math.inf, math.inf, -math.inf)
     order = flat.argsort(descending=True, stable=True)
     tied = int((flat[order[n:]] == flat[order[n - 1]]).sum()) if 0 < n < len(flat) else 0
     note = f"{tied} more tie with the last of these {n}" if tied else ""

@@ -150,8 +150,8 @@ def score_edges(
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (32, 16)).repeat(1, 2)
-        >>> str(score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(1)[0])
-        'head 1.0 → output'
+        >>> sorted(map(str, score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(2)))
+        ['embedding → head 1.0 (v)', 'head 1.0 → output']
     """
     problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory)
     scores = estimate_effects(problem, scoring, steps, seed, progress=progress)
