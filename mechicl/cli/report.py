@@ -1,10 +1,13 @@
 """`mechicl report`."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import tyro
+
+LANGUAGE_ONLY = ("tasks", "quick", "memory", "revision", "gguf_file")
+OTHERS_ONLY = ("sections", "seed", "task", "task_index", "compare", "n_prompts")
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,15 @@ class Report:
         from mechicl.tasks import task_from_dict
 
         check_writable(self.out)
-        if is_language_model(self.checkpoint):
+        language = is_language_model(self.checkpoint)
+        for field in fields(self):
+            if (
+                field.name in (OTHERS_ONLY if language else LANGUAGE_ONLY)
+                and getattr(self, field.name) != field.default
+            ):
+                kind = "a language model" if language else "a checkpoint"
+                raise ValueError(f"--{field.name.replace('_', '-')} has no meaning in the report on {kind}")
+        if language:
             self._report_language()
             return
         sections = None

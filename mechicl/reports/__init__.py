@@ -4,13 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mechicl.checkpoints import load_checkpoint
+from mechicl.base.annotations import described
+from mechicl.base.files import check_writable
+from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.interop import LanguageModel, load_language_model
+from mechicl.interop.language_models import is_language_model
 from mechicl.learners import Learners
 from mechicl.models import PromptedModel
 from mechicl.reports.comparison import Comparison, Section
 from mechicl.reports.copying import Copying
 from mechicl.reports.descent import Descent
 from mechicl.reports.kind import Kind
+from mechicl.reports.language import report_language
 from mechicl.reports.layers import Layers
 from mechicl.reports.one_layer import OneLayer
 from mechicl.reports.own import Own
@@ -51,9 +56,10 @@ def report(
 
     Args:
         model: a learner (an object with `predict` and `predict_prefixes`), a list of them (seeds of one training), a
-            `Checkpoint`, or its name or path.
+            `Checkpoint`, or its name or path; or a language model: its name or folder, a `LanguageModel`, or a model of
+            token ids that has its `tokenizer` (a `TransformerBridge`).
         task: the task that prompts are drawn from, an object of `mechicl.tasks` or with the same methods. By default
-            the task that the checkpoint was trained on.
+            the task that the checkpoint was trained on. For a language model, names of word tasks (default: all).
         path: a folder for report.html and report.json, or the path of an .html file next to which the .json is saved.
         compare: further learners to rank among the algorithms, as a dictionary by name or a list; they are used
             unchanged, while the algorithms are fitted to the model.
@@ -69,8 +75,10 @@ def report(
 
     Raises:
         CheckpointError: an unknown or damaged checkpoint, no task, or no model of that seed.
+        OSError: nothing can be written to `path`. If the disk is full later, the message names what was kept and where.
         TypeError: a model that does not predict.
-        ValueError: an unknown section; the message lists the sections.
+        ValueError: an unknown section (the message lists the sections), or an argument that has no meaning for the
+            report on a language model.
 
     Example:
         >>> five_steps = AlgorithmLearner(algorithms.gradient_descent, dict(steps=[5], step_size=0.05))
@@ -79,7 +87,22 @@ def report(
     """
     path = Path(path)
     folder, name = (path.parent, path.stem) if path.suffix == ".html" else (path, "report")
-    model = load_checkpoint(model) if isinstance(model, str | Path) else model
+    check_writable(folder)
+    if isinstance(model, str | Path):
+        model = load_language_model(model) if is_language_model(model) else load_checkpoint(model)
+    of_words = task is None or isinstance(task, str | Sequence)
+    if of_words and not isinstance(model, LanguageModel) and getattr(model, "tokenizer", None) is not None:
+        model = LanguageModel(str(getattr(model.cfg, "model_name", "language model")), model, model.tokenizer)
+    if isinstance(model, LanguageModel):
+        options = {"compare": compare or None, "sections": sections, "n_prompts": n_prompts, "seed": seed,
+                   "task_index": task_index}  # fmt: skip
+        if given := [option for option, value in options.items() if value is not None]:
+            raise ValueError(f"the report on a language model takes task, path and progress, got {', '.join(given)}")
+        tasks = (task,) if isinstance(task, str) else task
+        return report_language(model, folder, tasks=tasks, name=name, progress=progress)
+    if not isinstance(model, Checkpoint | Sequence) and not hasattr(model, "predict"):
+        raise TypeError(f"model must be a learner with predict(prompts), a list of them, a Checkpoint, a LanguageModel "
+                        f"(from load_language_model), or a name or path; got {described(model)}")  # fmt: skip
     opened = study(model, task, compare=compare, seed=seed, task_index=task_index)
     return _kind(opened)(opened, n_prompts=n_prompts, progress=progress).write(folder, name, sections)
 

@@ -1,6 +1,7 @@
 """Published and measured: the table that every report and reproduction prints, saves and shows."""
 
 import math
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -62,13 +63,24 @@ class Comparison:
 
     @checked
     def write(self, out: str | Path, name: str, *, opening: Section | None = None) -> Path:
-        """Save NAME.json and NAME.html (after the `opening` section) in a folder; return the path of the page."""
-        out = Path(out)
-        out.mkdir(parents=True, exist_ok=True)
-        self.write_numbers(out / f"{name}.json")
-        html = page(self.title, self.lead, self._laid_out(), opening=opening)
-        write_bytes(out / f"{name}.html", html.encode())
-        return out / f"{name}.html"
+        """Save NAME.json and NAME.html (after the `opening` section) in a folder; return the path of the page.
+
+        Raises:
+            OSError: a file cannot be written, for example to a full disk. The numbers are written first, to the folder
+                for temporary files if need be, and the message names the file that has them.
+        """
+        numbers, path, kept = Path(out) / f"{name}.json", Path(out) / f"{name}.html", None
+        try:
+            numbers.parent.mkdir(parents=True, exist_ok=True)
+            self.write_numbers(numbers)
+            kept = numbers
+            write_bytes(path, page(self.title, self.lead, self._laid_out(), opening=opening).encode())
+        except OSError as error:
+            if kept is None:
+                self.write_numbers(kept := Path(tempfile.mkdtemp()) / numbers.name)
+            failed = error.filename or str(path)
+            raise OSError(error.errno, f"{error.strerror}; all numbers were saved in {kept}", failed) from error
+        return path
 
     @checked
     def write_numbers(self, path: Path) -> None:

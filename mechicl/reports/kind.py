@@ -10,15 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl import viz
+from mechicl import algorithms, viz
 from mechicl.algorithms import references
 from mechicl.algorithms.card import count, phrase
 from mechicl.analysis import score_heads_over_training
 from mechicl.analysis.dynamics import OverTraining
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints import Checkpoint
-from mechicl.learners import squared_errors
+from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer, PromptedModel
+from mechicl.prompts import Prompts
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.causes import causes, no_causes, slow_causes
 from mechicl.reports.comparison import Comparison, Measured, Section
@@ -26,7 +27,7 @@ from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetunin
 from mechicl.reports.heads import model_parts, no_model_parts
 from mechicl.reports.history import history, no_history, strategies
 from mechicl.reports.study import as_study, task_as_text
-from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms
+from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms, has_learned
 from mechicl.viz.page import table
 
 N_TRACED = 64  # prompts that heads are scored on at each snapshot
@@ -110,6 +111,14 @@ class Kind:
         """Squared errors of the models on the held-out prompts."""
         return torch.stack([squared_errors(model, self.held_out)[:, 0] for model in self.models])
 
+    @property
+    def learned(self) -> tuple[str, str]:
+        """The loss of the opened model compared with baselines; see `has_learned`."""
+        prompts = self.held_out
+        zero, averaging = prompts.query.ys.square().mean(-1), AlgorithmLearner(algorithms.averaging)
+        baselines = {"predicting 0": zero, "averaging": squared_errors(averaging, prompts)[:, 0]}
+        return has_learned(self.squared_errors[0], baselines)
+
     @cached_property
     def question(self) -> AlgorithmQuestion:
         """The algorithm that the opened model behaves like."""
@@ -178,6 +187,11 @@ class Kind:
         """Write NAME.html and NAME.json to a folder and return the path of the page."""
         comparison = self.measure(sections)
         verdict = self.verdict(comparison)
+        if isinstance(self.held_out, Prompts):
+            headline, learned = self.learned
+            sentences = {"Has it learned the task?": learned, **verdict.sentences}
+            headline = ". ".join(filter(None, (headline, verdict.headline)))
+            verdict = replace(verdict, headline=headline, sentences=sentences)
         measured = {part.name for part in self.chosen(sections)}
         left_out = self._missing | {
             part.name: "not among the requested sections" if sections is not None else self._slow[part.name]

@@ -1,5 +1,6 @@
 """The report on a language model: does it learn in context, which heads carry that, and how stable is the answer?"""
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mechicl import viz
 from mechicl.analysis.heads import HeadScores, score_heads
@@ -29,11 +32,14 @@ from mechicl.interop import LanguageModel
 from mechicl.reports.comparison import Comparison, Section
 from mechicl.reports.rows import Row
 from mechicl.statistics import interval
+from mechicl.statistics.ranking import largest
 from mechicl.text import WORD_TASKS, word_prompts
 from mechicl.viz.language import ablation_bars, curves_by_layer, few_shot_curves
 
+FUNCTION, INDUCTION = "function-vector heads", "induction heads"
 QUICK = ("antonyms", "capitals", "past_tense", "plural", "english_french")
 N_HEADS = 10
+OTHERS = ", chosen on other prompts"
 SEED = 1_000_003
 
 
@@ -53,11 +59,12 @@ def report_language(
     folder: str | Path = "report",
     *,
     tasks: Sequence[str] | None = None,
+    name: str = "report",
     quick: bool = False,
     memory: float = MEMORY,
     progress: bool = True,
 ) -> Path:
-    """Study how a language model learns in context, write report.html and report.json, and return the page's path.
+    """Study how a language model learns in context, write NAME.html and NAME.json, and return the page's path.
 
     The `language` comes from `load_language_model`; `tasks` are names in `mechicl.text.WORD_TASKS`, by default all, or
     five with `quick`, which also takes fewer prompts and random heads.
@@ -92,19 +99,21 @@ def report_language(
         )
         bar.update()
         heads = score_heads(language.model, seed=SEED, **options)
-        induction = strongest_heads(heads.mean("induction"), n_heads)
+        others = heads.mean("induction").clone()  # of the heads that are not in the vector
+        others[tuple(torch.tensor(vector.heads).T)] = -1.0
+        induction = strongest_heads(others, n_heads)
         bar.update()
         draw = {"tokenizer": language.tokenizer, "task": task, "n_shots": 8}
         prompts = word_prompts(**draw, n_prompts=sizes.n_effects, seed=SEED + 5)
         reference = word_prompts(**draw, n_prompts=2 * sizes.n_effects, labels="shuffled", seed=SEED + 6)
-        kinds = {"function-vector heads": (vector.heads, induction), "induction heads": (induction, vector.heads)}
+        kinds = {FUNCTION: (vector.heads, induction), INDUCTION: (induction, vector.heads)}
+        enough = 3 * n_heads <= language.model.cfg.n_layers * language.model.cfg.n_heads
         ablations = {
             name: ablate_matched(
-                language.model, prompts, mine, reference=reference, exclude=[head for head in others if head in mine],
+                language.model, prompts, mine, reference=reference, exclude=rivals if enough else (),
                 n_random=sizes.n_resamples, seed=SEED, **options,
             )
-            for name, (mine, others) in kinds.items()
-            if set(mine) - set(others)
+            for name, (mine, rivals) in kinds.items()
         }  # fmt: skip
         bar.update()
     comparison = Comparison(
@@ -118,7 +127,7 @@ def report_language(
         _sections(scores, vector, stable, heads, ablations),
         {"few_shot": _accuracies(scores), "function_vector_heads": [list(head) for head in vector.heads]},
     )
-    return comparison.write(folder, "report", opening=_verdict(scores, vector, stable, ablations, induction))
+    return comparison.write(folder, name, opening=_verdict(scores, vector, stable, ablations, induction))
 
 
 def _that_fit(language: LanguageModel, tasks: tuple[str, ...]) -> tuple[tuple[str, ...], int, str]:
@@ -179,18 +188,16 @@ def _rows(
         rows.append(
             Row(f"{name}: true minus shuffled labels", None, scores.gain(task), "prompts", section="Few-shot accuracy")
         )
-    strongest = vector.indirect_effects[vector.heads[0]]
+    estimated, best = _chosen_on_half(vector.added)
+    strongest, head = _chosen_on_half(vector.indirect_effects.flatten(0, 1))
+    place = _named([divmod(head, vector.indirect_effects.shape[1])])
     rows += [
-        _row("strongest head's indirect effect on the probability", strongest, "Function vector", -1.0),
+        _row(f"indirect effect of head {place} on the probability{OTHERS}", strongest, "Function vector", -1.0),
         _row("probability without demonstrations", vector.zero_shot, "Function vector"),
-        _row(
-            "the same with the vector added after the best layer", vector.added[_best_layer(vector)], "Function vector"
-        ),
-        _row(
-            "the same with a random vector of that length", vector.random_added[_best_layer(vector)], "Function vector"
-        ),
+        _row(f"the same with the vector added after layer {best}{OTHERS}", estimated, "Function vector"),
+        _row("the same with a random vector of that length", vector.random_added[best, 1::2], "Function vector"),
         Row(
-            f"Jaccard index of the top {len(vector.heads)} heads over resampled prompts",
+            f"Jaccard index of the {len(vector.heads)} strongest heads over resampled prompts",
             None,
             stable.mean(),
             "draws",
@@ -203,12 +210,14 @@ def _rows(
     return rows
 
 
-def _row(quantity: str, values: torch.Tensor, section: str, least: float = 0.0) -> Row:
-    return Row(quantity, None, interval(values.double()).within(least, 1.0), "prompts", section=section)
+def _row(quantity: str, values: Tensor, section: str, least: float = 0.0) -> Row:
+    return Row(quantity, None, interval(values, within=(least, 1.0)), "prompts", section=section)
 
 
-def _best_layer(vector: FunctionVector) -> int:
-    return int(nan_last(vector.added.mean(-1)).argmax())
+def _chosen_on_half(values: Float[Tensor, "place prompt"]) -> tuple[Float[Tensor, "prompt"], int]:
+    """Choose the place with the largest mean on one half of the prompts; return its values on the other half."""
+    best = int(nan_last(values[:, ::2].mean(-1)).argmax())
+    return values[best, 1::2], best
 
 
 def _named(heads: Sequence[tuple[int, int]]) -> str:
@@ -222,28 +231,41 @@ def _verdict(
     ablations: dict[str, MatchedAblation],
     induction: Sequence[tuple[int, int]],
 ) -> Section:
-    gains = {task: scores.gain(task) for task in scores.tasks}
+    together = 1 - 0.05 / len(scores.tasks)  # 95% that no interval of all tasks misses
+    gains = {task: scores.gain(task, level=together) for task in scores.tasks}
     learned = [task.replace("_", " ") for task, gain in gains.items() if gain.low > 0]
     title = "It learns in context" if learned else "No learning in context beyond what shuffled labels give"
-    shots, best = scores.shots[-1], _best_layer(vector)
-    first = f"On {len(learned)} of {len(gains)} tasks the accuracy after {shots} pairs is higher with true labels than "
-    first += f"with shuffled ones{': ' + ', '.join(learned) if learned else ''}."
-    gain = interval((vector.added[best] - vector.random_added[best]).double())
+    title += f", on {len(learned)} of {len(gains)} tasks" if learned else ""
+    shots, n, task = scores.shots[-1], len(vector.heads), vector.task.replace("_", " ")
+    first = f"After {shots} examples with true labels, the accuracy is higher than after examples with shuffled labels "
+    first += f"on {len(learned)} of {len(gains)} tasks{': ' + ', '.join(learned) if learned else ''}. "
+    accuracy = scores.accuracy[scores.tasks.index(vector.task), :, -1]
+    right = {label: interval(accuracy[k], within=(0, 1)) for k, label in enumerate(scores.labels)}
+    tied = largest([gain.mean for gain in gains.values()], 1)[1]
+    first += f"The largest difference is for {task}{tied and ' (tied with others)'}: {right['true']} with true "
+    first += (
+        f"labels, {right['shuffled']} with shuffled ones (means with 95% intervals over {right['true'].n} prompts)."
+    )
+    values, best = _chosen_on_half(vector.added)
+    gain = interval(values - vector.random_added[best, 1::2], within=(-1, 1))
+    pairs = list(itertools.combinations(map(set, stable.selections), 2))
+    shared = sum(len(one & other) for one, other in pairs) / len(pairs)
+    effect = "carry" if gain.low > 0 else "may carry (but see the next point)"
     lines = [
-        f"Heads whose outputs carry the task {vector.task.replace('_', ' ')}: {_named(vector.heads[:5])} (layer.head). "
-        f"Two resamplings of the prompts share {100 * stable.mean().mean:.0f}% of their {len(vector.heads)} strongest "
-        "heads.",
-        f"Added after layer {best} to prompts without demonstrations, the sum of their outputs changes the probability "
-        f"of the right answer by {gain} more than a random vector does.",
+        f"The {n} heads whose outputs {effect} the task {task}, strongest first: {_named(vector.heads)} (layer.head). "
+        f"When the prompts are resampled, two lists of {n} heads have {shared:.1f} heads in common on average.",
+        f"The sum of their outputs was added after layer {best}, to prompts without demonstrations. It changes the "
+        f"probability of the right answer by {gain} compared with a random vector. The layer was chosen on other "
+        f"prompts.",
     ]
     for name, result in ablations.items():
-        lost, matched = (interval((result.intact - p).double()) for p in (result.ablated, result.matched.mean(0)))
+        lost, matched = (interval(result.intact - p, within=(-1, 1)) for p in (result.ablated, result.matched.mean(0)))
         lines.append(
-            f"Without {len(result.heads)} {name} the probability of the right answer falls by {lost}; without random "
-            f"heads of the same layers, by {matched}."
+            f"Without {'these' if name == FUNCTION else f'{n} other'} {name} the probability of the right answer "
+            f"changes by {0 - lost}; without {n} random heads of the same layers, by {0 - matched}."
         )
     lines += [
-        f"The heads with the highest induction scores are {_named(induction[:5])}.",
+        f"The {n} induction heads have the highest induction scores of all other heads: {_named(induction)}.",
         "Not tested: answers longer than one token, other templates, and other formats of prompts.",
     ]
     return Section(title, first, f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>")
@@ -259,18 +281,16 @@ def _sections(
     return [
         Section(
             "Few-shot accuracy",
-            "Accuracy by number of demonstrations. With shuffled labels the same words are shown, but paired "
-            "wrongly; random "
-            "labels are words of other tasks.",
+            "Accuracy by number of demonstrations. With shuffled labels the same words are shown, but paired wrongly; "
+            "random labels are words of other tasks. Bands are 95% intervals over prompts.",
             [few_shot_curves(scores, task) for task in scores.tasks],
         ),
         Section(
             "Function vector",
             "Each head's mean output over prompts with true labels replaces its output in prompts with shuffled "
-            "labels, at "
-            "the last token. The table shows how much that raises the probability of the right answer. The ten "
-            "strongest heads' "
-            "outputs are summed and added to prompts without demonstrations (Todd et al. 2024).",
+            "labels, at the last token. The picture shows how much that raises the probability of the right answer. "
+            f"The outputs of the {len(vector.heads)} strongest heads are summed and added to prompts without "
+            "demonstrations (Todd et al. 2024).",
             [viz.plot(vector), curves_by_layer(vector)],
         ),
         Section(

@@ -2,18 +2,20 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import plotly.graph_objects as go
+from jaxtyping import Float
+from torch import Tensor
 
 from mechicl.algorithms.card import contains, is_for_scale, phrase
 from mechicl.analysis import Identification
 from mechicl.analysis.behaviour.families import FamilyMatch
 from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.reports.rows import Row
-from mechicl.statistics import Interval
+from mechicl.statistics import Interval, ratio_interval
 from mechicl.viz.page import Section, text
 
 NEAR = 0.05
@@ -96,6 +98,8 @@ class Answer:
 def percent(value: Interval | float) -> str:
     """Format a share in percent, with half the width of its interval."""
     mean = value.mean if isinstance(value, Interval) else value
+    if isinstance(value, Interval) and value.cut:
+        return f"{mean:.0%} ({value.low:.0%} to {value.high:.0%})"
     if abs(mean) < 1e-9:
         return "0% (to rounding)"
     if mean > 10:
@@ -106,6 +110,21 @@ def percent(value: Interval | float) -> str:
     if not half > 0 or (large and half < 0.005):
         return number
     return f"{number} ± {100 * half:.0f}%" if large or half > 0.095 else f"{number} ± {100 * half:.1g}%"
+
+
+def has_learned(errors: Float[Tensor, "prompt"], baselines: Mapping[str, Float[Tensor, "prompt"]]) -> tuple[str, str]:
+    """Compare a model's squared errors with those of baselines, the weakest first: a headline and a sentence.
+
+    The headline is empty if the model is better than all of them, by 95% intervals over prompts.
+    """
+    ratios = {name: ratio_interval(errors.double(), values.double()) for name, values in baselines.items()}
+    words = " and ".join(f"{percent(ratio)} of that of {name}" for name, ratio in ratios.items())
+    for name, ratio in ratios.items():
+        if not ratio.high < 1:
+            extent = "Not" if name == next(iter(ratios)) else "Barely"
+            headline = f"{extent} learned: {'worse than' if ratio.low > 1 else 'not measurably better than'} {name}"
+            return headline, f"{headline}. Its squared error is {words}."
+    return "", f"It has learned the task: its squared error is {words}."
 
 
 def which_algorithm(identified: Identification, untrained: float | None = None) -> Answer:

@@ -6,6 +6,7 @@
 """
 
 from mechicl.statistics.intervals import (
+    UNBOUNDED,
     Interval,
     crossed_interval,
     difference_interval,
@@ -18,6 +19,7 @@ from mechicl.statistics.results import Result, load_result
 from mechicl.statistics.storage import storable
 
 __all__ = [
+    "UNBOUNDED",
     "Interval",
     "Result",
     "crossed_interval",

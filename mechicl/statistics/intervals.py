@@ -16,6 +16,8 @@ from mechicl.base.arguments import Count, Fraction, Natural, Positive, check_fie
 from mechicl.statistics.storage import storable
 
 CELLS = 2**22  # of resamples in memory at once
+UNBOUNDED = (-math.inf, math.inf)
+"""Range of a quantity that is not a share, even if every sample is 0 or 1, such as an error or an effect."""
 
 
 @storable
@@ -30,7 +32,7 @@ class Interval:
         n: number of independent samples (prompts or seeds).
         level: confidence level.
         middle: "median" if `mean` is one. A median is printed with both ends, which need not be equally far from it.
-        cut: True if an end was moved to the limit of the quantity's range (`within`); printed with both ends too.
+        cut: True if the range of the quantity makes the ends unequally far from the mean; printed with both ends too.
     """
 
     mean: float
@@ -75,7 +77,7 @@ class Interval:
             most: largest possible value.
         """
         mean, low, high = (min(max(value, least), most) for value in (self.mean, self.low, self.high))  # NaN stays
-        cut = low - self.low > 1e-9 or self.high - high > 1e-9  # more than rounding
+        cut = self.cut or low - self.low > 1e-9 or self.high - high > 1e-9  # more than rounding
         return replace(self, mean=mean, low=low, high=high, cut=cut)
 
 
@@ -83,23 +85,40 @@ ConfidenceLevel = Annotated[float, strictly_between(0, 1)]
 
 
 @checked(undefined=True)
-def interval(samples: Tensor, level: ConfidenceLevel = 0.95) -> Interval:
-    """Return the mean of independent samples with its confidence interval from Student's t distribution.
+def interval(samples: Tensor, level: ConfidenceLevel = 0.95, *, within: tuple[float, float] | None = None) -> Interval:
+    """Return the mean of independent samples with its confidence interval: exact for shares, else Student's t.
+
+    Samples that are all 0 or 1 (right answers, for example) are a share of any dtype. Their interval is binomial
+    (Clopper & Pearson 1934): 0 to 0.17 if none of 20 is 1, where Student's t would give 0 ± 0. The values alone decide:
+    for errors or effects that may be exactly 0, pass `within=UNBOUNDED`. Other constant samples have a width of 0.
 
     Args:
         samples: every entry, of any shape, counts as one independent sample (a prompt or a seed).
+        within: least and largest possible value, such as (0, 1) for a share and (-1, 1) for the difference of two
+            paired answers. The interval is cut to it. If the samples have at most one other value, the shares at both
+            limits get binomial intervals, which are combined (Donner & Zou 2012).
 
     Returns:
         `Interval` with `mean`, `low`, `high` and `n`. `low` and `high` are NaN with fewer than two samples. If a sample
         is NaN or infinite, the mean and both ends are not finite either.
+
+    Example:
+        >>> print(interval(torch.zeros(20)))
+        0.000 (0.000 to 0.168)
     """
     values = samples.detach().cpu().double().flatten()
     n = values.numel()
     mean = values.mean().item() if n else math.nan
     if n < 2:
         return Interval(mean, math.nan, math.nan, n, level)
+    least, most = within or ((0.0, 1.0) if is_share(values) else UNBOUNDED)
+    others = values[(values != least) & (values != most)]
+    middle = others[0].item() if len(others) else least
+    if math.isfinite(least) and math.isfinite(most) and least <= middle <= most and (others == middle).all():
+        above, below = (_share((values == end).sum().item(), n, level) for end in (most, least))
+        return _difference(mean, most - middle, above, middle - least, below, n, paired=True)  # or 0 times `below`
     half = student_t_quantile(0.5 + level / 2, n - 1) * (values.std() / math.sqrt(n)).item()
-    return Interval(mean, mean - half, mean + half, n, level)
+    return Interval(mean, mean - half, mean + half, n, level).within(least, most)
 
 
 @checked(undefined=True)
@@ -119,9 +138,12 @@ def ratio_interval(
     if numerator.shape != denominator.shape:
         raise ValueError(f"numerator and denominator must be paired, got {len(numerator)} and {len(denominator)}")
     a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
-    ratio = a.mean() / b.mean()
+    ratio, size = (a.mean() / b.mean()).item(), b.mean().item()
     # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
-    return interval(ratio + (a - ratio * b) / b.mean(), level)
+    limits = (-ratio, 1.0) if is_share(a) and is_share(b) else UNBOUNDED
+    rest = interval(a - ratio * b, level, within=limits)
+    low, high = sorted((rest.low / size, rest.high / size)) if size else (math.nan, math.nan)
+    return replace(rest, mean=ratio, low=ratio + low, high=ratio + high)
 
 
 @checked(undefined=True)
@@ -130,7 +152,8 @@ def difference_interval(
 ) -> Interval:
     """Return the difference of two means, second minus first, of samples whose spreads may differ (Welch 1947).
 
-    Its coverage is right for few samples too, such as three seeds each, if they are nearly normal.
+    Its coverage is right for few samples too, such as three seeds each, if they are nearly normal. For two shares (all
+    samples 0 or 1) their binomial intervals are combined (Newcombe 1998).
 
     Args:
         first: samples whose mean is subtracted.
@@ -150,6 +173,8 @@ def difference_interval(
     difference, n = two.mean - one.mean, min(one.n, two.n)
     if n < 2 or not math.isfinite(difference):
         return Interval(difference, math.nan, math.nan, n, level)
+    if is_share(first) and is_share(second):
+        return _difference(difference, 1.0, two, 1.0, one, n)
     shares = [each.detach().cpu().double().var().item() / each.numel() for each in (first, second)]
     total = sum(shares)
     free = total**2 / sum(v**2 / (k.n - 1) for v, k in zip(shares, (one, two), strict=True)) if total else math.inf
@@ -221,6 +246,8 @@ def crossed_interval(
     Returns:
         `Interval` with the mean over seeds of the (trimmed) means or ratios, and `n`, the number of seeds. With one
         seed, the interval is over prompts. The ends are NaN if a seed has no finite values, or with a single value.
+        Shares (all values 0 or 1) get a binomial interval for the number of independent samples that has this
+        variance; if there is none, as all values are 0, for the number of seeds (or of prompts, if that is smaller).
 
     Example:
         >>> crossed_interval(squared_errors_of_seeds, squared_errors_of_gd)    # [seed prompt], [1 prompt]
@@ -232,7 +259,15 @@ def crossed_interval(
     means = _trimmed_means(values, counts, trim)
     if over is not None:
         means = means / _trimmed_means(over, counts, trim)
-    return _mean_of_resamples(means, n_prompts, level)
+    found, size = _mean_of_resamples(means, n_prompts, level), 1.0 if over is None else over.nanmean().item()
+    share, half = found.mean * size, found.half_width * size
+    if trim or not is_share(values[values.isfinite()]) or not math.isfinite(half) or (over is not None and half):
+        return found
+    # the number of independent samples with this variance (Korn & Graubard 1998)
+    alone = min(n for n in values.shape if n > 1)
+    n = share * (1 - share) * (student_t_quantile(0.5 + level / 2, 1e9) / half) ** 2 if half else alone
+    ends = _share(share * n, n, level)
+    return replace(found, low=ends.low / size, high=ends.high / size, cut=ends.cut)
 
 
 @lru_cache(maxsize=2)  # of 20,000 prompts they are 64 MB
@@ -308,12 +343,42 @@ def mean_of_intervals(values: Sequence[Interval]) -> Interval:
     """
     means, level = np.array([value.mean for value in values]), values[0].level
     quantiles = [student_t_quantile(0.5 + level / 2, max(value.n - 1, 1)) for value in values]
-    errors = [value.half_width / q for value, q in zip(values, quantiles, strict=True)]
     if len(values) < 2 or not np.isfinite(means).all():
         return replace(values[0], n=len(values), mean=float(means.mean()))
-    variances = [float(means.var(ddof=1)) / len(values), float(np.nan_to_num(np.square(errors)).mean())]
-    sizes = len(values), max(min(value.n for value in values), 2)
-    return _of_two_variances(float(means.mean()), variances, sizes, level)
+    sizes, ends = (len(values), max(min(value.n for value in values), 2)), []
+    for sides in ([v.mean - v.low for v in values], [v.high - v.mean for v in values]):
+        within = float(np.nan_to_num(np.square(np.divide(sides, quantiles))).mean())
+        variances = [float(means.var(ddof=1)) / len(values), within]
+        ends.append(_of_two_variances(float(means.mean()), variances, sizes, level).half_width)
+    return _asymmetric(float(means.mean()), ends[0], ends[1], len(values), level)
+
+
+def is_share(values: Tensor) -> bool:
+    """Return True if all samples are 0 or 1."""
+    return bool(((values == 0) | (values == 1)).all()) and values.numel() > 0
+
+
+def _share(k: float, n: float, level: float) -> Interval:
+    """Return the share k / n with its exact binomial interval; the numbers need not be whole."""
+    low = scipy.special.betaincinv(k, n - k + 1, (1 - level) / 2) if k > 0 else 0.0
+    high = scipy.special.betaincinv(k + 1, n - k, (1 + level) / 2) if k < n else 1.0
+    return _asymmetric(k / n, k / n - float(low), float(high) - k / n, round(n), level)
+
+
+def _difference(
+    mean: float, up: float, above: Interval, down: float, below: Interval, n: int, *, paired: bool = False
+) -> Interval:
+    """Return the interval of up * above - down * below; paired shares are those of two values of the same samples."""
+    odds = [math.sqrt(each.mean / (1 - each.mean)) if each.mean < 1 else 0.0 for each in (above, below)]
+    twice = 2 * odds[0] * odds[1] if paired else 0.0  # times minus the correlation of two counts (multinomial)
+    sides = (above.mean - above.low, below.high - below.mean), (above.high - above.mean, below.mean - below.low)
+    ends = [math.sqrt((up * a) ** 2 + (down * b) ** 2 + twice * up * a * down * b) for a, b in sides]
+    return _asymmetric(mean, ends[0], ends[1], n, above.level)
+
+
+def _asymmetric(mean: float, below: float, above: float, n: int, level: float) -> Interval:
+    """Return an interval by the distances of both ends from the mean."""
+    return Interval(mean, mean - below, mean + above, n, level, cut=abs(above - below) > 0.05 * (above + below))
 
 
 def _of_two_variances(mean: float, variances: Sequence[float], sizes: tuple[int, int], level: float) -> Interval:

@@ -16,13 +16,13 @@ from torch import Tensor
 from mechicl.base.arguments import check_fields, checked
 from mechicl.base.files import read_json, write_json
 from mechicl.base.tensor_files import read_tensors, write_tensors
-from mechicl.statistics.intervals import Interval, interval
+from mechicl.statistics.intervals import UNBOUNDED, Interval, interval, is_share
 from mechicl.statistics.storage import decode, encode, storable
 
 R = TypeVar("R")  # a kind of result: checks at run time find no bound that is written before its class
 LINES = 12  # largest number of entries that are printed one by one
 COSINE, SHARE = {"range": (-1.0, 1.0)}, {"range": (0.0, 1.0)}
-"""Metadata of fields whose values lie in a range; intervals of their means are cut to it."""
+"""Metadata of fields whose values lie in a range; intervals of their means are cut to it, and binomial for 0 or 1."""
 
 
 class Result:
@@ -164,10 +164,20 @@ class Result:
         return lines
 
     def _interval(self, name: str, samples: Tensor, level: float = 0.95) -> Interval:
-        """Return the interval of a field's mean, cut to the field's range if it declares one."""
-        field = type(self).__dataclass_fields__.get(name)  # type: ignore[attr-defined]
-        found = interval(samples, level)
-        return found.within(*field.metadata["range"]) if field and "range" in field.metadata else found
+        """Return the interval of a field's mean, cut to the field's range if it declares one.
+
+        Fields that do not declare that they are shares are shares if they have both of the values 0 and 1 and no other.
+        """
+        fields = {each.name: each for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        for each in [*fields.values()]:
+            value = getattr(self, each.name)
+            fields |= dict.fromkeys(map(str, value), each) if isinstance(value, dict) else {}
+        limits = fields[name].metadata.get("range", UNBOUNDED) if name in fields else UNBOUNDED
+        values = self.samples().get(name)
+        if limits == SHARE["range"] or values is None:
+            return interval(samples, level, within=limits)
+        counted = not values.is_floating_point() or (values.numel() and values.min() < values.max())
+        return interval(samples, level, within=None if counted and is_share(values) else UNBOUNDED).within(*limits)
 
     def _ready(self) -> dict[str, Interval]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from mechicl.analysis.circuits.curves import CircuitCurve
 from mechicl.base.arguments import checked
 from mechicl.base.precision import nan_last
 from mechicl.statistics import Interval
+from mechicl.statistics.ranking import largest
 from mechicl.viz import elements as draw
 from mechicl.viz.layered import Layout, lay_out
 
@@ -61,8 +62,9 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
         summary = f"{circuit.metric} {losses}"
     else:
         summary = f"{len(nodes)} heads and MLPs, {len(edges)} edges"
-    drawn = sorted(edges, key=lambda edge: -_size(effects.get(edge)))[:most]
-    fewer = f"<br>the {most} strongest of {len(edges)} edges" if len(drawn) < len(edges) else ""
+    order, tie = largest([_size(effects.get(edge)) for edge in edges], most)
+    drawn = [edges[i] for i in order]
+    fewer = f"<br>the {most} strongest of {len(edges)} edges{tie and f' ({tie})'}" if len(edges) > most else ""
     fig = draw.figure(draw.Markup(f"{draw.literal(title or f'Circuit: {summary}')}{fewer}"))
     layout = lay_out_circuit(list(nodes), drawn)
     for by in [by for by in WAYS if any(edge.by == by for edge in drawn)]:
@@ -74,10 +76,10 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
         share = UNMEASURED if edge not in effects else sqrt(_size(effects[edge]) / strongest) if strongest else 0.0
         hover = f"{edge}<br>without it: {effects[edge]}" if edge in effects else str(edge)
         _draw_line(fig, line, hover, faintest + 0.45 * share, color=WAYS[edge.by], width=1 + widest * share)
-    largest = max((_size(effects.get(node)) for node in nodes), default=0.0)
+    biggest = max((_size(effects.get(node)) for node in nodes), default=0.0)
     for node in layout.row:
         effect = effects.get(node) if isinstance(node, Node) else None
-        size = 34 + 24 * sqrt(_size(effect) / largest) if largest else 34.0
+        size = 34 + 24 * sqrt(_size(effect) / biggest) if biggest else 34.0
         _draw_node(fig, node, layout, size, "" if effect is None else f"<br>without it: {effect}")
     if len(drawn) <= LABELLED:
         strong = [edge for edge in drawn if edge in effects and _size(effects[edge]) >= WORTH * strongest > 0]

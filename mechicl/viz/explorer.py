@@ -13,6 +13,7 @@ from torch import Tensor
 from mechicl.analysis.interventions.session import PatchingSession, SessionResult
 from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import BY_KEY, Site, axes_of
+from mechicl.statistics.ranking import largest
 from mechicl.viz.html import Html
 
 HERE = Path(__file__).parent
@@ -161,10 +162,9 @@ class PatchingExplorer(anywidget.AnyWidget):
     def _as_text(self, prediction: Tensor) -> str:
         if self.session.target is not None:
             return ", ".join(f"{value:.4g}" for value in prediction.tolist())
-        logits, ids = prediction.topk(min(3, len(prediction)))
-        names = self._token_names
-        best = [str(i) if names is None else names[i] for i in ids.tolist()]
-        return ", ".join(f"{name} ({logit:.3g})" for name, logit in zip(best, logits.tolist(), strict=True))
+        (ids, tie), names = largest(prediction, 3), self._token_names
+        best = [f"{i if names is None else names[i]} ({prediction[i].item():.3g})" for i in ids]
+        return ", ".join([*best, *([tie] if tie else [])])
 
     def _scale(self, result: SessionResult) -> dict[str, Any]:
         """Return the points of a number line: the predictions if they are single numbers, otherwise the metric."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.analysis.heads.scores import HeadScores
 from mechicl.analysis.interventions import InterventionSweep
 from mechicl.base.arguments import checked
-from mechicl.statistics import interval
+from mechicl.statistics import UNBOUNDED, interval
 from mechicl.viz import elements as draw
 
 PER_ROW = 4  # the most panels in a row of a sweep
@@ -60,7 +60,9 @@ def patching_grid(
     noising = sweep.what.startswith("noising")
     share = f"share of the way to the corrupted {name}" if noising else f"share of {name} recovered"
     quantity = draw.literal(share if as_share else f"change of {name}")
-    intervals = np.array([str(interval(cell)) for cell in effect.flatten(0, -2)], dtype=object).reshape(values.shape)
+    intervals = np.array(
+        [str(interval(cell, within=UNBOUNDED)) for cell in effect.flatten(0, -2)], dtype=object
+    ).reshape(values.shape)
     heading = title or draw.Markup(f"{draw.literal(sweep.what[:1].upper() + sweep.what[1:])}: {quantity}")
     largest = float(values[values.isfinite()].abs().max()) if values.isfinite().any() else 0.0
     ticks = {"tickvals": draw.bar_ticks(largest)[::2], "tickformat": ".2~g"}

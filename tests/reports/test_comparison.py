@@ -1,16 +1,19 @@
 """Rows, tables of published and measured values, and the page of a sweep."""
 
+import errno
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from mechicl.base import files
 from mechicl.checkpoints import Checkpoint
 from mechicl.models import TransformerConfig, build
-from mechicl.reports import Comparison, Row, published
+from mechicl.reports import Comparison, Row, comparison, published
 from mechicl.reports.comparison import SHOWN
 from mechicl.reports.rows import as_text, over_seeds
 from mechicl.reports.sweep_page import write_sweep_page
@@ -133,3 +136,27 @@ def test_every_number_of_a_sweep_has_its_picture_and_its_table(tmp_path, axes, p
 def test_an_empty_sweep_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no cell of the sweep"):
         write_sweep_page(GridTable(pd.DataFrame({"seed": [], "loss": []}), ("seed",)), tmp_path)
+
+
+# ---- a disk that is full ----
+
+
+@pytest.mark.parametrize("full", ["page", "folder"])
+def test_a_full_disk_keeps_the_numbers_and_names_their_file(full, tmp_path, monkeypatch):
+    def write(path, data, real=files.write_bytes):
+        if path.parent == tmp_path / "out" and (full == "folder" or path.suffix == ".html"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, data)
+
+    monkeypatch.setattr(files, "write_bytes", write)
+    monkeypatch.setattr(comparison, "write_bytes", write)
+    made = Comparison("title", "lead", [Row("loss", None, 0.25)], data={"kept": [1, 2]})
+    with pytest.raises(OSError, match="No space left on device; all numbers were saved in") as raised:
+        made.write(tmp_path / "out", "report")
+    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.filename == str(tmp_path / "out" / ("report.html" if full == "page" else "report.json"))
+    kept = raised.value.strerror.partition("saved in ")[2]
+    saved = json.loads(Path(kept).read_text())
+    assert saved["kept"] == [1, 2]
+    assert saved["table"][0]["measured"] == 0.25
+    assert (Path(kept).parent == tmp_path / "out") == (full == "page")

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from mechicl import reports
+from mechicl.interop import LanguageModel
 from mechicl.reports import report, texts
-from mechicl.reports.language import report_language
+from mechicl.reports.language import _chosen_on_half, report_language
+from mechicl.statistics import interval
 from tests.analysis.language.conftest import hf_model, language  # noqa: F401  fixtures
 from tests.scripts import import_script
 from tests.text.models import saved
@@ -102,8 +105,46 @@ def test_the_page_and_its_numbers(language, tmp_path, monkeypatch):  # noqa: F81
     assert "The weights were dequantized from tiny.Q4_1.gguf" in page
     assert len(saved["few_shot"]["plural"]["shuffled"]) == 4
     assert len(saved["function_vector_heads"]) == 3
+    opening = page[page.index('id="opening"') :][:6000]
+    heads = ", ".join(f"{layer}.{head}" for layer, head in saved["function_vector_heads"])
+    assert f"strongest first: {heads} (layer.head)" in opening
+    assert "may carry (but see the next point)" in opening  # random weights carry nothing
+    for words in ("two lists of 3 heads", "Without these function-vector heads", "3 random heads", "The 3 induction"):
+        assert words in opening
 
 
 def test_unknown_tasks(language, tmp_path):  # noqa: F811
     with pytest.raises(ValueError, match="antonym"):
         report_language(language, tmp_path, tasks=["antonym"])
+
+
+@pytest.mark.parametrize("kind", ["model", "bridge", "folder"])
+def test_report_takes_every_kind_of_language_model(kind, language, tmp_path, monkeypatch):  # noqa: F811
+    calls = []
+    monkeypatch.setattr(reports, "report_language", lambda *args, **options: calls.append((args, options)) or args[1])
+    monkeypatch.setattr(reports, "load_language_model", lambda name: language)
+    monkeypatch.setattr(type(language.model), "tokenizer", language.tokenizer)
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text("{}")
+    model = {"model": language, "bridge": language.model, "folder": str(tmp_path / "llama")}[kind]
+    assert report(model, "antonyms", tmp_path / "a.html" if kind == "model" else tmp_path) == tmp_path
+    ((opened, folder), options) = calls[0]
+    assert isinstance(opened, LanguageModel)
+    assert opened.model is language.model
+    assert (folder, options["tasks"], options["name"]) == (
+        tmp_path,
+        ("antonyms",),
+        "a" if kind == "model" else "report",
+    )
+    with pytest.raises(ValueError, match="language model takes task, path and progress, got sections, n_prompts"):
+        report(model, None, tmp_path, sections=["loss"], n_prompts=8)
+
+
+def test_the_best_layer_and_its_effect_come_from_different_prompts():
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(200, 40, generator=generator)  # no layer is better than another
+    values, layer = _chosen_on_half(noise)
+    assert layer == noise[:, ::2].mean(1).argmax()
+    assert torch.equal(values, noise[layer, 1::2])
+    chosen = torch.stack([_chosen_on_half(torch.rand(200, 40, generator=generator))[0].mean() for _ in range(50)])
+    assert 0.5 in interval(chosen)  # and not above it, as the largest of 200 means is

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,16 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.heads import ABLATED, RESTORED, heads_as_text
+from mechicl.reports.own import Own
 from mechicl.reports.study import study, task_as_text
-from mechicl.reports.verdict import agreement_with_papers, explained_terms, percent, since_when, which_algorithm
+from mechicl.reports.verdict import (
+    agreement_with_papers,
+    explained_terms,
+    has_learned,
+    percent,
+    since_when,
+    which_algorithm,
+)
 from mechicl.statistics import Interval
 from mechicl.tasks import LinearRegression, MarkovChains, task_to_dict
 from tests.reports import made
@@ -269,6 +278,8 @@ def test_tasks_are_described_with_distributions_and_noise():
 def test_objects_that_do_not_predict_and_models_without_a_task_are_refused():
     with pytest.raises(TypeError, match="predict"):
         study(torch.nn.Linear(2, 1), STUDY_TASK)
+    with pytest.raises(TypeError, match=r"predict\(prompts\), .*load_language_model.* got .*Linear"):
+        mechicl.report(torch.nn.Linear(2, 1), STUDY_TASK, "never")
     with pytest.raises(CheckpointError, match="no usable task"):
         mechicl.report(AlgorithmLearner(algorithms.ols), None, "never")
 
@@ -313,6 +324,7 @@ def test_any_learner_on_any_task_has_a_report(tmp_path: Path):
     data = read(tmp_path / "own.json")
     assert path == tmp_path / "own.html"
     assert data["verdict"]["algorithm"] == "gradient descent, 1 step"
+    assert next(iter(data["verdict"]["sentences"].values())).startswith("It has learned the task: its squared error is")
     rows = {row["quantity"]: row["measured"]["mean"] for row in data["table"]}
     prompts = Flipped().sample(64, seed=6_000_003)
     expected = (rule.predict(prompts) - prompts.query.ys).square().mean().item()
@@ -350,3 +362,57 @@ def test_the_command_line_has_seeds_sections_and_tasks(tmp_path: Path, capsys):
     with pytest.raises(SystemExit):
         main([*words, "--sections", "los"])
     assert "no section 'los'; it has loss, alignment" in capsys.readouterr().err
+
+
+# ---- has it learned? ----
+
+
+@pytest.mark.parametrize(
+    ("scale", "headline"),
+    [
+        (1.5, "Not learned: worse than predicting 0"),
+        (1.0, "Not learned: not measurably better than predicting 0"),
+        (0.7, "Barely learned: worse than averaging"),
+        (0.5, "Barely learned: not measurably better than averaging"),
+        (0.1, ""),
+        (math.nan, "Not learned: not measurably better than predicting 0"),
+    ],
+)
+def test_a_model_has_learned_if_its_loss_is_below_that_of_the_baselines(scale, headline):
+    zero, noise = torch.rand(400, generator=torch.Generator().manual_seed(0)) + 0.5, torch.randn(400)
+    noise = 0.01 * (noise - noise.mean())
+    found, words = has_learned(scale * zero + noise, {"predicting 0": zero, "averaging": 0.5 * zero})
+    assert found == headline
+    assert words.startswith(headline or "It has learned the task")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """An algorithm's predictions, times a factor."""
+
+    algorithm: Any
+    factor: float
+
+    def predict(self, prompts: Prompts) -> torch.Tensor:
+        return self.factor * self.algorithm(prompts).query()[-1]
+
+    def predict_prefixes(self, prompts: Prompts) -> torch.Tensor:
+        return self.factor * self.algorithm(prompts).predictions[-1]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "factor", "headline"),
+    [
+        (algorithms.ols, -1.0, "Not learned: worse than predicting 0"),
+        (algorithms.averaging, 0.5, "Barely learned: worse than averaging"),
+        (algorithms.ols, 1.0, ""),
+        (algorithms.ols, 0.9, ""),
+    ],
+)
+def test_the_loss_of_the_opened_model_is_compared_with_that_of_the_baselines(algorithm, factor, headline):
+    kind = Own(study(Scaled(algorithm, factor), TASK), n_prompts=512, progress=False)
+    assert kind.learned[0] == headline
+    predicted, ys = factor * algorithm(kind.held_out).query()[-1], kind.held_out.query.ys
+    share = ((predicted - ys).square().mean() / ys.square().mean()).item()
+    found = re.search(r"is ([\d.,]+)%.* of that of predicting 0", kind.learned[1])
+    assert share < 1e-9 or abs(float(found[1].replace(",", "")) / 100 - share) < 0.01

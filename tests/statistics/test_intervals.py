@@ -2,20 +2,24 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.special
 import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechicl.statistics import (
+    UNBOUNDED,
     Interval,
     crossed_interval,
     difference_interval,
     interval,
+    mean_of_intervals,
     median_interval,
     ratio_interval,
 )
@@ -63,18 +67,18 @@ def test_the_interval_is_students(values, level):
     mean, error = np.mean(values), scipy.stats.sem(values)
     scale = max(map(abs, values))
     assert measured.mean == pytest.approx(mean, rel=1e-9, abs=1e-12 * scale)
-    if error > 1e-9 * scale:
+    if error > 1e-9 * scale and not set(values) <= {0, 1}:
         low, high = scipy.stats.t.interval(level, len(values) - 1, loc=mean, scale=error)
         assert measured.low == pytest.approx(low, rel=1e-9, abs=1e-9 * scale)
         assert measured.high == pytest.approx(high, rel=1e-9, abs=1e-9 * scale)
     assert (measured.n, measured.level) == (len(values), level)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
 def test_samples_of_any_dtype_and_shape_count_one_by_one(dtype):
-    measured = interval(torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype))
-    low, high = scipy.stats.t.interval(0.95, 5, loc=2 / 3, scale=scipy.stats.sem([0, 1, 1, 1, 0, 1]))
-    assert (measured.n, measured.mean) == (6, pytest.approx(2 / 3, rel=1e-12))
+    measured = interval(torch.tensor([[0, 2, 2], [2, 0, 2]]).to(dtype))
+    low, high = scipy.stats.t.interval(0.95, 5, loc=4 / 3, scale=scipy.stats.sem([0, 2, 2, 2, 0, 2]))
+    assert (measured.n, measured.mean) == (6, pytest.approx(4 / 3, rel=1e-12))
     assert (measured.low, measured.high) == pytest.approx((low, high), rel=1e-12)
 
 
@@ -287,3 +291,94 @@ def test_pairs_of_seeds_are_resampled_by_seed():
     holes = values.clone()
     holes[3, 0] = nan
     assert math.isnan(crossed_median_interval(holes, 50, pairs)[0].low)
+
+
+# ---- shares ----
+
+
+@pytest.mark.parametrize("right", [0, 1, 7, 19, 20])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool]
+)
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_the_interval_of_a_share_is_binomial(right, dtype, level):
+    samples = (torch.arange(20) < right).to(dtype)
+    exact = scipy.stats.binomtest(right, 20).proportion_ci(level, method="exact")
+    found = [interval(samples, level), interval(samples.view(4, 5), level), interval(samples, level, within=(0, 1))]
+    found += [replace(crossed_interval(samples[None].double(), level=level), n=20)] if right in (0, 20) else []
+    for measured in found:
+        assert (measured.mean, measured.n) == (pytest.approx(right / 20), 20)
+        assert (measured.low, measured.high) == pytest.approx((exact.low, exact.high), abs=1e-12)
+
+
+def test_a_share_is_printed_with_both_ends_unless_they_are_equally_far():
+    assert str(interval(torch.zeros(20))) == "0.000 (0.000 to 0.168)"
+    assert str(interval(torch.zeros(20)).within(0, 1)) == "0.000 (0.000 to 0.168)"
+    assert str(interval(torch.arange(20) % 2)) == "0.50 ± 0.23"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.3, -2.0])
+def test_constant_quantities_that_are_no_shares_are_exact(value):
+    measured = interval(torch.full((20,), value), within=UNBOUNDED)
+    assert (measured.low, measured.high) == pytest.approx((value, value), abs=1e-7)
+
+
+@pytest.mark.parametrize(("least", "most", "value"), [(0, 1, 0.5), (-1, 1, 0.0), (-1, 1, 1.0), (0, 3, 1.0)])
+def test_a_constant_sample_of_a_limited_quantity_has_a_width(least, most, value):
+    measured = interval(torch.full((20,), value), within=(least, most))
+    rare = 1 - 0.025 ** (1 / 20)  # the largest share of other values that shows none in 20 with probability 0.025
+    limits = value - rare * (value - least), value + rare * (most - value)
+    assert (measured.low, measured.high) == pytest.approx(limits, abs=1e-9)
+
+
+def covered(draw, estimate, truth: float, n: int = 400) -> float:
+    generator = torch.Generator().manual_seed(0)
+    return sum(truth in estimate(*draw(generator)) for _ in range(n)) / n
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0.05, 0.0), (0.05, 0.02), (0.3, 0.5), (0.02, 0.95)])
+def test_intervals_of_paired_differences_of_shares_cover(gained, lost):
+    def draw(generator):
+        u = torch.rand(20, generator=generator)
+        return ((u < gained).double() - (u > 1 - lost).double(),)
+
+    assert covered(draw, lambda each: interval(each, within=(-1, 1)), gained - lost) >= 0.92
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.02, 0.02), (0.3, 0.5), (0.02, 0.9), (0.97, 0.97)])
+def test_intervals_of_differences_and_ratios_of_shares_cover(first, second):
+    def draw(generator):
+        shares = ((20, first), (15, second))
+        return [(torch.rand(n, generator=generator) < share).double() for n, share in shares]
+
+    def pair(generator):
+        first_samples, _ = draw(generator)
+        return first_samples, (torch.rand(20, generator=generator) < second).double().index_fill(0, torch.tensor(0), 1)
+
+    assert covered(draw, difference_interval, second - first) >= 0.92
+    if second > 0.3:
+        assert covered(pair, ratio_interval, first / (0.05 + 0.95 * second)) >= 0.92
+
+
+def test_shares_of_seeds_and_prompts_that_are_all_0_have_a_width():
+    none = torch.zeros(3, 20)
+    of_three, of_twenty = (scipy.stats.binomtest(0, n).proportion_ci().high for n in (3, 20))
+    assert crossed_interval(none).high == pytest.approx(of_three)  # another seed may be right in every prompt
+    assert crossed_interval(1 - none).low == pytest.approx(1 - of_three)
+    assert crossed_interval(none[:1], torch.ones(1, 20) * torch.arange(20).remainder(2)).high == pytest.approx(
+        2 * of_twenty
+    )
+    one = none.clone()
+    one[0, 0] = 1
+    assert 0 < crossed_interval(one).low < 1 / 60 < crossed_interval(one).high < 0.5
+    averaged = mean_of_intervals([interval(row) for row in none])
+    assert averaged.low == 0 < averaged.high < 0.5
+
+
+def test_crossed_shares_cover_for_other_seeds_and_prompts():
+    def draw(generator):  # seeds with different abilities, prompts with different difficulties
+        seeds, prompts = torch.randn(5, 1, generator=generator), torch.randn(1, 30, generator=generator)
+        return ((torch.rand(5, 30, generator=generator) < torch.sigmoid(seeds + prompts - 4)).double(),)
+
+    truth = scipy.integrate.quad(lambda z: scipy.special.expit(2**0.5 * z - 4) * scipy.stats.norm.pdf(z), -8, 8)[0]
+    assert covered(draw, crossed_interval, truth, 200) > 0.9

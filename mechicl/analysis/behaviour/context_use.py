@@ -125,7 +125,7 @@ class OutsideSpan(Result):
     def by_point(self, step: float | None = None, level: float = 0.95) -> list[Interval]:
         """Return mean shares after 0 to n_context points with intervals over prompts; by default at the last step."""
         i = -1 if step is None else index_of("step", step, self.steps)
-        return [interval(share, level).within(0, 1) for share in self.share[i]]
+        return [interval(share, level, within=(0, 1)) for share in self.share[i]]
 
 
 @checked

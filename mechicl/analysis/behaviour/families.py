@@ -158,7 +158,7 @@ class Identification(Result):
         The gap is rounding, or its interval contains 0 and the match is not farther on the typical prompt either.
         """
         gap, distances, best = self.gap(match), match.squared_distances, self.best.squared_distances
-        farther = interval((distances - best) / (distances + best).clamp(min=1e-300))  # each prompt between -1 and 1
+        farther = interval((distances - best) / (distances + best).clamp(min=1e-300), within=(-1, 1))
         return match is self.best or gap.mean < ROUNDING or (0 in gap and farther.low <= 0)
 
     def to_dataframe(self) -> pd.DataFrame:

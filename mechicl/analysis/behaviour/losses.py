@@ -18,7 +18,7 @@ from mechicl.learners.learners import bytes_per_prompt, named_learners, predicti
 from mechicl.learners.token_learners import named_token_learners, sequence_batches
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
-from mechicl.statistics import Interval, Result, interval, ratio_interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
 from mechicl.tasks import AnyTask, LinearRegression
 from mechicl.tasks.sampling import TokenDistribution
@@ -46,6 +46,10 @@ class Regret(Result):
     points: tuple[int, ...]
     losses: dict[str, Float[Tensor, "point prompt"]]
 
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return (-1.0, 1.0) if self.loss == "errors" else UNBOUNDED
+
     @checked
     def regret(self, name: str | None = None) -> Float[Tensor, "point prompt"]:
         """Return a learner's loss (a key of `losses`; by default the measured learner's) minus the reference's."""
@@ -56,12 +60,12 @@ class Regret(Result):
     @checked
     def curve(self, name: str | None = None, level: float = 0.95) -> list[Interval]:
         """Return the mean regret after each number of `points`, with intervals over prompts; `name` as for `regret`."""
-        return [interval(at_point, level) for at_point in self.regret(name)]
+        return [interval(at_point, level, within=self._limits) for at_point in self.regret(name)]
 
     @checked
     def mean(self, name: str | None = None, level: float = 0.95) -> Interval:
         """Return the mean regret over all points, with an interval over prompts; `name` as for `regret`."""
-        return interval(self.regret(name).mean(0), level)
+        return interval(self.regret(name).mean(0), level, within=self._limits)
 
     @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:

@@ -27,7 +27,7 @@ from mechicl.learners import IterativeLearner, Learner, Trajectory
 from mechicl.learners.learners import bytes_per_prompt, predictions_at, trajectory_of
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, storable
-from mechicl.statistics.intervals import percentile_interval
+from mechicl.statistics.intervals import UNBOUNDED, percentile_interval
 from mechicl.statistics.results import COSINE, index_of
 
 Similarity = Literal["errors", "normalised errors", "weights"]
@@ -119,7 +119,7 @@ class Match(Result):
         matches = []
         for i, (row, column) in enumerate(zip(self.rows, self.best_columns(), strict=True)):
             values = self.similarities[i, column]
-            alike = interval(values[values.isfinite()]).within(-1, 1)
+            alike = interval(values[values.isfinite()], within=UNBOUNDED).within(-1, 1)
             best, low, high = (self.columns[column], *ends[:, i].tolist()) if alike.n else [math.nan] * 3
             matches.append(BestMatch(row, best, alike, low, high, best in edges))
         return matches
@@ -304,11 +304,11 @@ class FamilyRanking(Result):
 
     def minus(self, family: str, other: str) -> list[Interval]:
         """Return each layer's mean cosine of one family minus that of another, with a 95% interval over prompts."""
-        return [interval(difference[difference.isfinite()]) for difference in self.of(family) - self.of(other)]
+        return [interval(d[d.isfinite()], within=UNBOUNDED) for d in self.of(family) - self.of(other)]
 
     def best_similarities(self, family: str) -> list[Interval]:
         """Return each layer's mean cosine with the best step of a family, with a 95% interval over prompts."""
-        return [interval(values[values.isfinite()]) for values in self.of(family)]
+        return [interval(values[values.isfinite()], within=UNBOUNDED) for values in self.of(family)]
 
     def nearest(self, row: float, without: Sequence[str] = ()) -> list[str]:
         """Return the name of the family nearest to a layer, then those of the families tied with it.

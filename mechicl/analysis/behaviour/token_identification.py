@@ -13,7 +13,7 @@ from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import Learners, token_log_probabilities
 from mechicl.learners.token_learners import as_token_learner, named_token_learners, sequence_batches
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 from mechicl.statistics.results import index_of
 from mechicl.tasks.sampling import TokenDistribution
 
@@ -32,15 +32,15 @@ class TokenIdentification(Result):
 
     def divergence(self, name: str, level: float = 0.95) -> Interval:
         """Return the mean divergence of a learner over all points, in nats, with an interval over prompts."""
-        return interval(self._named(name).mean(0), level)
+        return interval(self._named(name).mean(0), level, within=UNBOUNDED)
 
     def gap(self, name: str, level: float = 0.95) -> Interval:
         """Return the mean divergence of a learner minus that of `best`, with an interval over the same prompts."""
-        return interval((self._named(name) - self._named(self.best)).mean(0), level)
+        return interval((self._named(name) - self._named(self.best)).mean(0), level, within=UNBOUNDED)
 
     def curve(self, name: str, level: float = 0.95) -> list[Interval]:
         """Return a learner's mean divergence after each number of tokens (`points`), with intervals over prompts."""
-        return [interval(at_point, level) for at_point in self._named(name)]
+        return [interval(at_point, level, within=UNBOUNDED) for at_point in self._named(name)]
 
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Return one row per learner, ranked: its divergence, and that minus the nearest's, with intervals (nats)."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from mechicl.analysis.circuits.circuit_comparison import order_edges
 from mechicl.base.arguments import checked
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
-from mechicl.statistics import Interval, Result, interval, ratio_interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
+from mechicl.statistics.ranking import largest
 
 if TYPE_CHECKING:
     import networkx
@@ -116,7 +117,7 @@ class Circuit(Result):
     @checked
     def effects(self, level: float = 0.95) -> dict[Node | Edge, Interval]:
         """Return the mean change of the metric without each node, then each edge, if measured, with intervals."""
-        return {part: interval(effect, level) for part, effect in self._measured()}
+        return {part: interval(effect, level, within=UNBOUNDED) for part, effect in self._measured()}
 
     def _measured(self) -> list[tuple[Node | Edge, Tensor]]:
         parts: list[Node | Edge] = [*self.nodes, *self.edges]
@@ -182,12 +183,13 @@ class Circuit(Result):
             summary += "\nMost of the model is needed for this share; `circuit_curve` has sizes for smaller ones."
         effects = self.effects()
         edges = [part for part in effects if isinstance(part, Edge)] or list(effects)
-        sizes = {part: abs(effects[part].mean) for part in edges}
-        strongest = sorted(edges, key=lambda part: (math.isnan(sizes[part]), -sizes[part]))[:N_LISTED]
+        order, tie = largest([abs(effects[part].mean) for part in edges], N_LISTED)
+        strongest = [edges[i] for i in order]
         if not strongest:
             return summary
         kind = "edges" if isinstance(strongest[0], Edge) else "nodes"
-        title = f"change of the metric without each of the {len(strongest)} strongest of {len(edges)} {kind}:"
+        counts = f"{len(strongest)} strongest of {len(edges)} {kind}{tie and f' ({tie})'}"
+        title = f"change of the metric without each of the {counts}:"
         return f"{summary}\n{title}\n{_listed([(part, effects[part]) for part in strongest])}"
 
 

@@ -15,13 +15,13 @@ from mechicl.analysis.circuits.problem import Method, Objective, OneMetric, Prob
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY
-from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import EMBEDDING, Edge
 from mechicl.prompts import At
-from mechicl.statistics import Result, interval
+from mechicl.statistics import UNBOUNDED, Result, interval
+from mechicl.statistics.ranking import largest
 
 Scoring = Literal["eap-ig", "mask-ig"]
 """Attribution of edges with integrated gradients: over the embedding, or over all edges together."""
@@ -52,8 +52,8 @@ class EdgeScores(Result):
 
     @checked
     def strongest(self, n: int) -> list[Edge]:
-        """Return the `n` edges with the largest mean scores in absolute value, the largest first."""
-        return [self.edges[int(i)] for i in nan_last(self.sizes()).argsort(descending=True, stable=True)[:n]]
+        """Return the `n` edges with the largest mean scores in absolute value; warn if others tie with the last."""
+        return [self.edges[i] for i in largest(self.sizes(), n, "edges")[0]]
 
     @checked
     def auroc(self, truth: NodesAndEdges | Collection[Edge]) -> float:
@@ -71,14 +71,15 @@ class EdgeScores(Result):
     @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
         """Make a table of the edges, strongest first: the mean score with its interval over prompts."""
-        means = [interval(score, level) for score in self.scores]
+        means = [interval(score, level, within=UNBOUNDED) for score in self.scores]
         rows = [(str(edge), mean.mean, mean.low, mean.high) for edge, mean in zip(self.edges, means, strict=True)]
         frame = pd.DataFrame(rows, columns=["edge", "score", "low", "high"])
         return frame.reindex(frame["score"].abs().sort_values(ascending=False, kind="stable").index)
 
     def __str__(self) -> str:
-        strongest = ", ".join(map(str, self.strongest(5)))
-        return f"{len(self.edges)} edges scored by {self.scoring} ({self.metric}, {self.method}): {strongest}, ..."
+        order, tie = largest(self.sizes(), 5)
+        shown = f"{', '.join(str(self.edges[i]) for i in order)}, ...{tie and f' ({tie})'}"
+        return f"{len(self.edges)} edges scored by {self.scoring} ({self.metric}, {self.method}): {shown}"
 
 
 Scores = EdgeScores | Mapping[Edge, float]
@@ -149,8 +150,8 @@ def score_edges(
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
         >>> ids = torch.randint(16, (32, 16)).repeat(1, 2)
-        >>> str(score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(1)[0])
-        'head 1.0 → output'
+        >>> sorted(map(str, score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(2)))
+        ['embedding → head 1.0 (v)', 'head 1.0 → output']
     """
     problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory)
     scores = estimate_effects(problem, scoring, steps, seed, progress=progress)

@@ -86,7 +86,7 @@ class FineTuningComparison(Scored, Result):
     def recall(self) -> Interval:
         """Measure Rec2FTP: of the queries that fine-tuning improves, the share that demonstrations improve too.
 
-        From 0 to 1, with Wilson's 95% interval; NaN if fine-tuning improves no query.
+        From 0 to 1, with a binomial 95% interval; NaN if fine-tuning improves no query.
         """
         return recall_of_gains(self.zero_shot_score, self.in_context_score, self.finetuned_score)
 

@@ -2,7 +2,6 @@
 
 import math
 
-import scipy
 import torch
 import torch.nn.functional as F
 from einops import einsum
@@ -10,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.prompts import Shots
-from mechicl.statistics import Interval
+from mechicl.statistics import Interval, interval
 
 PAIRS = 2**21  # pairs of tokens that are compared at a time
 
@@ -19,8 +18,9 @@ class Scored:
     """Part of results with scores of answers: right (1) or wrong (0), or minus the squared error in a regression."""
 
     def _interval(self, name: str, samples: Tensor, level: float = 0.95) -> Interval:
-        found = super()._interval(name, samples, level)  # type: ignore[misc]
-        return found.within(0, 1) if name.endswith("score") and (samples >= 0).all() else found
+        if name.endswith("score") and (samples >= 0).all():
+            return interval(samples, level, within=(0, 1))
+        return super()._interval(name, samples, level)  # type: ignore[misc]
 
 
 def scores_and_losses(
@@ -46,15 +46,10 @@ def recall_of_gains(
     """Measure Rec2FTP, the share of the queries that fine-tuning improves which demonstrations improve too.
 
     Arguments are scores of each query (the higher the better), `finetuned` those without demonstrations. The interval
-    is Wilson's, its `n` the number of queries that fine-tuning improves; NaN if none. Source: Dai et al. 2023, section
+    is binomial, its `n` the number of queries that fine-tuning improves; NaN if none. Source: Dai et al. 2023, section
     4.3; Bar Natan, Deutch & Magar, section 3.3.
     """
-    gained = finetuned > zero_shot
-    n, both = int(gained.sum()), int((gained & (in_context > zero_shot)).sum())
-    if n == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    wilson = scipy.stats.binomtest(both, n).proportion_ci(method="wilson")
-    return Interval(both / n, float(wilson.low), float(wilson.high), n)
+    return interval((in_context > zero_shot)[finetuned > zero_shot])
 
 
 def recall_if_independent(zero_shot: Float[Tensor, "query"], in_context: Float[Tensor, "query"]) -> Interval:

@@ -23,7 +23,7 @@ from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.models.transformer.attention import key_mask
 from mechicl.models.wrapping.wrapped import WrappedModel
 from mechicl.prompts import Prompts, TokenSequences
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 
 PERIOD = 25  # length of the repeated segment, if the model has the positions and the tokens for it
 
@@ -78,7 +78,7 @@ class HeadScores(Result):
         layers, heads = self[name].shape[:2]
         if not (0 <= layer < layers and 0 <= head < heads):
             raise ValueError(f"no head {head} of layer {layer} among {layers} layers of {heads} heads")
-        return interval(self[name][layer, head], level).within(0, 1)
+        return interval(self[name][layer, head], level, within=UNBOUNDED).within(0, 1)
 
     @checked
     def best(self, name: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import axes_of
 from mechicl.prompts import At
-from mechicl.statistics import Interval, interval
+from mechicl.statistics import UNBOUNDED, Interval, interval
 
 
 @checked
@@ -180,4 +180,4 @@ def correlate_effects(
     scale = a.norm(dim=0) * b.norm(dim=0)
     if (scale == 0).all():
         raise ValueError("no prompt has effects that differ between cells")
-    return interval(((a * b).sum(0) / scale)[scale != 0], level).within(-1, 1)
+    return interval(((a * b).sum(0) / scale)[scale != 0], level, within=UNBOUNDED).within(-1, 1)

@@ -14,7 +14,8 @@ from transformer_lens.patching import PatchingResult
 
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric
 from mechicl.base.arguments import checked
-from mechicl.statistics import Interval, Result, interval, ratio_interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval, ratio_interval
+from mechicl.statistics.ranking import largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +117,7 @@ class InterventionSweep(Result):
 
         `index` is the cell's index along each axis, counted from 0 over the layers, positions, ... that were swept.
         """
-        return interval(self.effect(metric)[self._place(index)], level)
+        return interval(self.effect(metric)[self._place(index)], level, within=UNBOUNDED)
 
     @checked
     def to_patching_result(self, metric: str | None = None) -> PatchingResult:
@@ -133,10 +134,10 @@ class InterventionSweep(Result):
 
     @checked
     def strongest(self, n: int = 5, metric: str | None = None) -> pd.DataFrame:
-        """Return a table of the `n` cells with the largest mean effects, up or down, and their 95% intervals."""
+        """Return the `n` cells with the largest mean effects, up or down, and their 95% intervals; warn of ties."""
         name = self._metric(metric)
         table = self.to_dataframe()
-        order = table[f"{name}_effect"].abs().sort_values(ascending=False).index[:n]
+        order, _ = largest(table[f"{name}_effect"].abs().to_numpy(), n, "cells")
         columns = [name, f"{name}_effect", f"{name}_effect_low", f"{name}_effect_high"]
         return table.loc[order, [*self.axes, *columns]]
 

@@ -38,7 +38,7 @@ class MatchedAblation(Result):
 
         This is the mean over prompts of `matched` (mean over draws) minus `ablated`: above 0 if they matter more.
         """
-        return interval(self.matched.mean(0) - self.ablated, level)
+        return interval(self.matched.mean(0) - self.ablated, level, within=(-1, 1))
 
 
 @checked

@@ -1,7 +1,7 @@
 """In-context learning of language models: accuracy by number of demonstrations, and loss by position."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval
+from mechicl.statistics.results import SHARE
 from mechicl.text import WORD_TASKS, WordTask, word_prompts
 from mechicl.text.words import WordLabels
 
@@ -37,7 +38,7 @@ class FewShotScores(Result):
     tasks: tuple[str, ...]
     labels: tuple[str, ...]
     shots: tuple[int, ...]
-    accuracy: Float[Tensor, "task label shot prompt"]
+    accuracy: Float[Tensor, "task label shot prompt"] = field(metadata=SHARE)
     log_probability: Float[Tensor, "task label shot prompt"]
 
     @checked
@@ -46,8 +47,8 @@ class FewShotScores(Result):
         return list({"task": self.tasks, "label": self.labels, "shot": self.shots}[axis])
 
     @checked
-    def gain(self, task: str, label: str = "shuffled", shots: int | None = None) -> Interval:
-        """Return the accuracy with true labels minus that with other labels, paired by query, with its 95% interval.
+    def gain(self, task: str, label: str = "shuffled", shots: int | None = None, level: float = 0.95) -> Interval:
+        """Return the accuracy with true labels minus that with other labels, paired by query, with its interval.
 
         Args:
             task: name of the task.
@@ -59,7 +60,7 @@ class FewShotScores(Result):
             if value not in known:
                 raise ValueError(f"{value!r} was not measured, only {list(known)}")
         cell = self.accuracy[self.tasks.index(task), :, self.shots.index(shots)]
-        return interval(cell[self.labels.index("true")] - cell[self.labels.index(label)])
+        return interval(cell[self.labels.index("true")] - cell[self.labels.index(label)], level, within=(-1, 1))
 
 
 @checked
@@ -173,7 +174,7 @@ def late_minus_early(losses: Float[Tensor, "pos text"], early: int = 50, late: i
     """
     if not 0 <= early < late < len(losses):
         raise ValueError(f"positions must be 0 <= early < late < {len(losses)}, got early={early} and late={late}")
-    return interval(losses[late] - losses[early])
+    return interval(losses[late] - losses[early], within=UNBOUNDED)
 
 
 def predict_last(adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], memory: float) -> Float[Tensor, "prompt vocab"]:

@@ -17,6 +17,7 @@ from mechicl.base.annotations import described
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
 from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics.ranking import largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,12 @@ class Stability(Result):
 
     @checked
     def mean(self, level: float = 0.95) -> Interval:
-        """Return the mean Jaccard index over pairs of draws, with its interval over draws."""
-        return interval(self.jaccard, level).within(0, 1)
+        """Return the mean Jaccard index over pairs of draws, with its jackknife interval over draws; NaN for two."""
+        n, others = len(self.jaccard), self.jaccard.double()
+        if n < 3:
+            return interval(others[:1], level)
+        # each draw is in n - 1 pairs, so leaving it out moves the mean by about twice its share
+        return interval(others.mean() + 2 * (n - 1) / (n - 2) * (others - others.mean()), level, within=(0, 1))
 
     def frequencies(self) -> pd.DataFrame:
         """Return how often each item was selected, as a share of the draws, most frequent first."""
@@ -92,8 +97,7 @@ def _selected(found: Any, top: int | None) -> list[Hashable]:
         raise ValueError("top must be a number if find returns scores, got None")
     if found.isnan().any() or top >= found.numel():
         raise ValueError(f"find must return more than top={top} scores without NaN, got {described(found)}")
-    order = found.flatten().argsort(descending=True)[:top]
-    return [tuple(int(i) for i in torch.unravel_index(index, found.shape)) for index in order]
+    return [tuple(map(int, np.unravel_index(i, found.shape))) for i in largest(found, top, "scores of find")[0]]
 
 
 def _named(item: Hashable) -> str:

@@ -93,7 +93,7 @@ class VariableAlignment(Result):
     pos: int
     rank: int
     accuracy: Float[Tensor, "layer pair"] = field(metadata=SHARE)
-    controls: dict[str, Float[Tensor, "layer pair"]]
+    controls: dict[str, Float[Tensor, "layer pair"]] = field(metadata=SHARE)
     bases: Float[Tensor, "layer d_model rank"]
     n_outputs: int = 0
 

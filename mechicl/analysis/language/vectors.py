@@ -17,12 +17,12 @@ from mechicl.analysis.interventions.runs import record_within
 from mechicl.analysis.language.shots import predict_last
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import MEMORY, Budget
-from mechicl.base.precision import nan_last
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holding, holds_models, in_this_thread
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.parts import take_apart
 from mechicl.statistics import Result
+from mechicl.statistics.ranking import largest
 from mechicl.text import WordPrompts, WordTask, word_prompts
 
 Head = tuple[int, int]
@@ -258,9 +258,8 @@ def steering(
 
 
 def strongest_heads(effects: Float[Tensor, "layer head"], n: int) -> tuple[Head, ...]:
-    """Return the layers and heads of the `n` largest values, largest first."""
-    order = nan_last(effects).flatten().argsort(descending=True)[:n].tolist()
-    return tuple(divmod(index, effects.shape[1]) for index in order)
+    """Return the layers and heads of the `n` largest values, largest first; warn if others tie with the last."""
+    return tuple(divmod(index, effects.shape[1]) for index in largest(effects, n, "heads")[0])
 
 
 def sum_of_outputs(

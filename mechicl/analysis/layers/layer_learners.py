@@ -15,7 +15,7 @@ from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
-from mechicl.statistics import Interval, Result, interval
+from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class LayerErrors(Result):
     @checked
     def by_layer(self, level: float = 0.95) -> list[Interval]:
         """Return the mean error over `points`, with an interval over prompts, for each layer from 0 to n_layers."""
-        return [interval(errors.mean(0), level) for errors in self.squared_errors]
+        return [interval(errors.mean(0), level, within=UNBOUNDED) for errors in self.squared_errors]
 
     def _lines(self) -> list[tuple[str, str]]:
         first, last = min(self.points, default=0), max(self.points, default=self.squared_errors.shape[1] - 1)

@@ -114,11 +114,11 @@ class Conditioning(Result):
 
     def improved(self, level: ConfidenceLevel = 0.95) -> list[Interval]:
         """Measure the share of prompts whose condition number is smaller after the map with each γ."""
-        return [interval((values < self.before).double(), level).within(0, 1) for values in self.after]
+        return [interval((values < self.before), level) for values in self.after]
 
     def beyond_root(self, level: ConfidenceLevel = 0.95) -> list[Interval]:
         """Measure the share of prompts with an eigenvalue above 1/γ, the map's root, for each γ."""
-        return [interval((gamma * self.largest > 1).double(), level).within(0, 1) for gamma in self.gammas]
+        return [interval((gamma * self.largest > 1), level) for gamma in self.gammas]
 
     @checked
     def best_gamma(self, *, resamples: Count = 200, seed: int = 0, level: ConfidenceLevel = 0.95) -> Interval:

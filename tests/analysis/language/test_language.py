@@ -1,6 +1,8 @@
 """Analyses of language models against the model of `transformers`, run with torch's own hooks."""
 
 import copy
+import itertools
+import math
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
@@ -28,7 +31,7 @@ from mechicl.analysis.language import (
     task_vectors,
 )
 from mechicl.analysis.language.numbers import _Continued
-from mechicl.analysis.language.vectors import sum_of_outputs
+from mechicl.analysis.language.vectors import strongest_heads, sum_of_outputs
 from mechicl.interop import LanguageModel
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
@@ -291,6 +294,30 @@ def test_a_prompt_is_scored_as_it_is_alone(kind):
     losses = loss_by_position(language, prompts.ids)
     for order in (torch.arange(6), torch.tensor([3, 5])):
         torch.testing.assert_close(loss_by_position(language, prompts.ids[order], memory=4e6), losses[:, order])
+
+
+def test_the_interval_of_stability_is_a_jackknife_over_draws():
+    generator = torch.Generator().manual_seed(0)
+    sets = [torch.randperm(8, generator=generator)[:4].tolist() for _ in range(6)]
+
+    def mean_jaccard(draws):
+        pairs = [(set(a), set(b)) for a, b in itertools.combinations(draws, 2)]
+        return sum(len(a & b) / len(a | b) for a, b in pairs) / len(pairs)
+
+    left_out = [mean_jaccard(sets[:i] + sets[i + 1 :]) for i in range(6)]
+    error = math.sqrt(5 / 6 * sum((value - sum(left_out) / 6) ** 2 for value in left_out))
+    measured = stability(lambda i: sets[i], range(6), progress=False).mean()
+    assert measured.mean == pytest.approx(mean_jaccard(sets), abs=1e-6)
+    assert measured.half_width == pytest.approx(scipy.stats.t.ppf(0.975, 5) * error, rel=1e-4)
+    assert math.isnan(stability(lambda i: sets[i], range(2), progress=False).mean().low)
+    assert 0 < stability(lambda _: sets[0], range(6), progress=False).mean().low < 1  # agreement in six draws
+
+
+def test_selections_that_are_cut_inside_a_tie_warn():
+    with pytest.warns(UserWarning, match="cut inside a tie.*3 more tie with the last of these 2"):
+        stability(lambda _: torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]), [0, 1], top=2, progress=False)
+    with pytest.warns(UserWarning, match="strongest heads are cut inside a tie.*4 more"):
+        assert strongest_heads(torch.zeros(2, 3), 2) == ((0, 0), (0, 1))
 
 
 def test_stability_of_known_sets():
