@@ -1,4 +1,5 @@
 """A small call of every public function that computes something, and the reasons why others have none."""
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 
 import functools
 import inspect

@@ -32,10 +32,11 @@ def predict_with_recurrent_layers(
     seed: int = 0,
 ) -> Tensor:
     """Predictions of a model with recurrent layers."""
-    fields = {"d_head": d_head, "gate": gate, "normalize_keys": normalize_keys}
+    fields: dict[str, Any] = {"d_head": d_head, "gate": gate, "normalize_keys": normalize_keys}
+    norm: Any = normalization_type
     config = TransformerConfig(
         **SIZES, attention=attention, n_layers=n_layers, n_heads=n_heads, conv_width=conv_width, dtype=dtype,
-        normalization_type=normalization_type, **{name: value for name, value in fields.items() if value is not None},
+        normalization_type=norm, **{name: value for name, value in fields.items() if value is not None},
     )  # fmt: skip
     return build(config, seed=seed).predict(TASK.sample(4, seed=0))
 
