@@ -109,7 +109,8 @@ def world() -> SimpleNamespace:
     w.scores = analysis.score_edges(w.model, w.few, **QUIET)
     w.sweep = analysis.patch(w.model, w.few, w.others[:2], "z", ("layer", "head"), **QUIET)
     w.scored_heads = analysis.score_heads_over_training(w.induction, n_prompts=4, **QUIET)
-    w.recurrent = {kind: build(TransformerConfig(**SOFTMAX | {"attention": kind})) for kind in RECURRENT}
+    kinds: list[dict[str, Any]] = [{**SOFTMAX, "attention": kind} for kind in RECURRENT]
+    w.recurrent = {each["attention"]: build(TransformerConfig(**each)) for each in kinds}
     w.matched = analysis.match(w.model, w.learner, w.prompts, **QUIET)
     w.eye = torch.tensor([[1.0, 0.2], [0.2, 1.0]])
     w.addresses = stepwise.AddressDescent(w.eye.double()[None, None], torch.ones(1, 1), torch.zeros(1, 1))

@@ -125,7 +125,7 @@ def place_of(bridge: Any, plain: Any, component: str, layer: int) -> tuple[str, 
 
 
 @contextmanager
-def putting(plain: Any, place: tuple[str, str], edit: Callable[[Tensor], None]) -> Iterator[None]:
+def putting(plain: Any, place: tuple[str, str], edit: Callable[[Tensor], object]) -> Iterator[None]:
     """Edit the input or the output of a sub-module in place, during a `with` block."""
 
     def first(values: Any) -> Any:

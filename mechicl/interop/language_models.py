@@ -234,10 +234,10 @@ def load_gguf(
     where = {"gguf_file": gguf_file, "trust_remote_code": False} | ({} if revision is None else {"revision": revision})
     with _named_errors(str(name)):
         tokenizer = AutoTokenizer.from_pretrained(str(name), **where)
-        model: Any
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(name), dtype=dtype, attn_implementation="eager", output_loading_info=True, **where
         )
+        model, report = loaded
         refuse_differences(f"{name}/{gguf_file}", report)
     model.hf_quantizer = None  # the weights are no longer quantized; with these two the model could not be saved
     if hasattr(model.config, "quantization_config"):

@@ -348,12 +348,13 @@ def test_models_that_cannot_be_opened():
         load_language_model(model=model, tokenizer=make_tokenizer())
 
 
+NO_PROMPTS: Any = token_ids(0)
 CALLS: dict[str, Callable[[Any], Any]] = {
     "patch": lambda model: patch(model, token_ids(0), token_ids(1)),
     "ablate": lambda model: ablate(model, token_ids(0)),
-    "align": lambda model: align(model, model, token_ids(0)),
-    "fit_readouts": lambda model: fit_readouts(model, token_ids(0)),
-    "find_circuit": lambda model: find_circuit(model, token_ids(0), token_ids(1)),
+    "align": lambda model: align(model, model, NO_PROMPTS),
+    "fit_readouts": lambda model: fit_readouts(model, NO_PROMPTS),
+    "find_circuit": lambda model: find_circuit(model, token_ids(0), metrics=NO_PROMPTS),
     "score_heads": lambda model: score_heads(model),
     "icl_score": lambda model: icl_score(model, "antonyms"),
     "LanguageModel": lambda model: LanguageModel("mine", model, make_tokenizer()),

@@ -155,7 +155,7 @@ def test_a_full_disk_keeps_the_numbers_and_names_their_file(full, tmp_path, monk
         made.write(tmp_path / "out", "report")
     assert raised.value.errno == errno.ENOSPC
     assert raised.value.filename == str(tmp_path / "out" / ("report.html" if full == "page" else "report.json"))
-    kept = raised.value.strerror.partition("saved in ")[2]
+    kept = str(raised.value.strerror).partition("saved in ")[2]
     saved = json.loads(Path(kept).read_text())
     assert saved["kept"] == [1, 2]
     assert saved["table"][0]["measured"] == 0.25

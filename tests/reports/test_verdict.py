@@ -415,4 +415,5 @@ def test_the_loss_of_the_opened_model_is_compared_with_that_of_the_baselines(alg
     predicted, ys = factor * algorithm(kind.held_out).query()[-1], kind.held_out.query.ys
     share = ((predicted - ys).square().mean() / ys.square().mean()).item()
     found = re.search(r"is ([\d.,]+)%.* of that of predicting 0", kind.learned[1])
+    assert found is not None
     assert share < 1e-9 or abs(float(found[1].replace(",", "")) / 100 - share) < 0.01

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -304,10 +305,15 @@ class Reader(nn.Module):
         self.register_buffer("shift", torch.tensor(shift))
         self.scale = scale
         if hooked is not None:
-            self.register_forward_hook(lambda module, args, output: output * hooked)
+
+            def multiply(module: Any, args: Any, output: Any) -> Any:
+                return output * hooked
+
+            self.register_forward_hook(multiply)
 
     def forward(self, xs: Tensor) -> Tensor:
-        return self.scale * xs @ self.weight + self.shift
+        shift: Any = self.shift
+        return self.scale * xs @ self.weight + shift
 
 
 CHANGES = [{}, {"shift": 3.0}, {"scale": 5.0}, {"hooked": 2.0}, {"hooked": 7.0}]
@@ -358,6 +364,7 @@ def test_each_of_our_models_runs_with_its_own_config(change):
 @pytest.mark.filterwarnings("ignore::mechicl.analysis.dynamics.SamplingWarning")
 def test_each_snapshot_of_a_checkpoint_has_its_own_weights():
     made, prompts = load_checkpoint("lsa-1l"), LinearRegression().sample(64, seed=0)
+    assert made.snapshots is not None
     result = learning_coefficient(made, prompts, **SHORT, steps=[0, 153, 10_000])
     at = [made.snapshots.steps.index(step) for step in result.steps]
     expected = [[squared_errors(model, prompts).mean() for model in made.models_at(i)] for i in at]

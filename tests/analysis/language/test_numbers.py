@@ -1,6 +1,7 @@
 """Numbers as text against a loop over all outputs with the model of `transformers`, in float64."""
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -93,14 +94,14 @@ def test_predictions_are_means_over_all_hundred_outputs(language, hf_model):
     torch.testing.assert_close(learner.predict(PROMPTS)[:, 0], torch.tensor(expected, dtype=torch.float64))
 
 
-SIZES = {"vocab_size": 30, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.4}
-GATED = {"hidden_size": 16, "intermediate_size": 16, "num_key_value_heads": 1}
+SIZES: dict[str, Any] = {"vocab_size": 30, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.4}
+GATED: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_key_value_heads": 1}
 
 
 def make_model(kind: str):
     torch.manual_seed(2)
     if kind == "gpt2":  # learned absolute positions
-        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+        sizes: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
         model = GPT2LMHeadModel(GPT2Config(vocab_size=30, initializer_range=0.4, **sizes))
     elif kind == "window":  # of 8 tokens: a prompt has 41
         model = MistralForCausalLM(MistralConfig(**SIZES, **GATED, sliding_window=8))

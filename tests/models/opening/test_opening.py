@@ -347,7 +347,8 @@ def test_isolated_points_of_a_module_read_only_themselves(causal):
     def hide(module: Any, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         return (args[0].masked_fill(others, -torch.inf),)
 
-    handles = [block.attn.softmax.register_forward_pre_hook(hide) for block in net.blocks]
+    blocks: Any = net.blocks
+    handles = [block.attn.softmax.register_forward_pre_hook(hide) for block in blocks]
     expected = model.predict(prompts)
     for handle in handles:
         handle.remove()

@@ -93,7 +93,8 @@ def test_keys_of_large_length_are_normalized_in_half_precision():
 
 @torch.no_grad()
 def test_streams_of_queries_agree_with_whole_passes_in_half_precision():
-    model = random_model(TransformerConfig(**(SIZES | KINDS["LN"] | {"n_context": 8}))).half()
+    sizes: dict[str, Any] = SIZES | KINDS["LN"] | {"n_context": 8}
+    model = random_model(TransformerConfig(**sizes)).half()
     prompts = random_prompts(model.cfg, 3)
     queries = prompts.xs[:, :, None]
     for shared, whole in zip(model.query_streams(prompts, queries), model.layer_streams(prompts), strict=True):
@@ -104,7 +105,8 @@ def test_streams_of_queries_agree_with_whole_passes_in_half_precision():
 def test_fused_attention_that_is_opened_has_scores_in_float32():
     q, k, v = (x.half() for x in 30 * torch.randn(3, 1, 2, 5, 64, generator=torch.Generator().manual_seed(0)))
     z = _attend(lambda name, activation: activation, 4 * q, 4 * k, v, None, 1 / 64)
-    expected = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (4 * q, 4 * k, v)), scale=1 / 64)
+    exact = [x.double() for x in (4 * q, 4 * k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(exact[0], exact[1], exact[2], scale=1 / 64)
     assert z.dtype == torch.float16
     assert relative_error(z, expected) < 0.004
 
@@ -119,7 +121,8 @@ def test_losses_are_computed_in_float32(dtype: torch.dtype):
     logits = model(ids)
     expected = torch.nn.functional.cross_entropy(logits[:, :-1].double().mT, ids[:, 1:], reduction="none")
     torch.testing.assert_close(model(ids, "loss", loss_per_token=True).double(), expected, rtol=1e-5, atol=1e-5)
-    regression = random_model(TransformerConfig(**(SIZES | {"n_layers": 1}))).to(dtype)
+    sizes: dict[str, Any] = SIZES | {"n_layers": 1}
+    regression = random_model(TransformerConfig(**sizes)).to(dtype)
     prompts = random_prompts(regression.cfg, 3)
     outputs = regression.decode(regression(prompts)).double()
     losses = (outputs - prompts.ys.to(dtype).double()).square().mean(-1)

@@ -606,7 +606,7 @@ def test_nested_tensors_of_torchs_encoder_are_refused_by_name(hook_name):
             return self.head(self.encoder(tokens, src_key_padding_mask=padding))
 
     tokens = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
-    parts = {"encode": "paired", "layers": "encoder.layers.{}", "attention": "encoder.layers.{}.self_attn"}
+    parts: Any = {"encode": "paired", "layers": "encoder.layers.{}", "attention": "encoder.layers.{}.self_attn"}
     nested, dense = (mechicl.wrap(seeded(Padded, nested=each), **parts) for each in (True, False))
     name = f"blocks.1.{hook_name}"
     with torch.no_grad():
