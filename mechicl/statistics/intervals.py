@@ -140,7 +140,7 @@ def ratio_interval(
     a, b = numerator.detach().cpu().double(), denominator.detach().cpu().double()
     ratio, size = (a.mean() / b.mean()).item(), b.mean().item()
     # the ratio of means has the standard error of the mean of (a - r b) / mean(b)
-    limits = (-ratio, 1.0) if is_share(a) and is_share(b) else UNBOUNDED
+    limits = (-ratio, 1.0) if size and is_share(a) and is_share(b) else UNBOUNDED
     rest = interval(a - ratio * b, level, within=limits)
     low, high = sorted((rest.low / size, rest.high / size)) if size else (math.nan, math.nan)
     return replace(rest, mean=ratio, low=ratio + low, high=ratio + high)
