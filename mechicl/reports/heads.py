@@ -90,8 +90,9 @@ def measure_model_parts(
     ablated = dict(zip(("layer", "head"), divmod(cell, model.cfg.n_heads), strict=True))
     again = ablate(model, others, "z", only=ablated, reference=Prompts.concatenate([prompts, others]), progress=False)
     before = interval(again.unpatched_values["loss"]).mean
-    rows = [Row(ABLATED, None, again.interval(0, 0), "prompts",
-                f"{_head(ablated)}{tie and ' (tied with others)'}, chosen on other prompts; the loss is {before:.3g} with all heads")]  # fmt: skip
+    note = f"{_head(ablated)}{tie and ' (tied with others)'}, chosen on other prompts"
+    note += f"; the loss is {before:.3g} with all heads"
+    rows = [Row(ABLATED, None, again.interval(0, 0), "prompts", note)]
     restored: dict[str, int] = {}
     share = heads.recovered()
     if share.isfinite().any():  # else labels do not matter to the model
