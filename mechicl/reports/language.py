@@ -250,7 +250,7 @@ def _verdict(
     pairs = list(itertools.combinations(map(set, stable.selections), 2))
     shared = sum(len(one & other) for one, other in pairs) / len(pairs)
     found = "whose outputs carry the task" if gain.low > 0 else "with the largest effects on answers of the task"
-    unclear = "" if gain.low > 0 else " The interval contains 0, so this does not show that they carry the task."
+    unclear = "" if gain.low > 0 else " The interval is not above 0, so this does not show that they carry the task."
     lines = [
         f"The {n} heads {found} {task}, strongest first: {_named(vector.heads)} (layer.head). "
         f"When the prompts are resampled, two lists of {n} heads have {shared:.1f} heads in common on average.",
