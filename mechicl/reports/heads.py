@@ -11,6 +11,7 @@ from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.rows import Row
 from mechicl.reports.verdict import percent
 from mechicl.statistics import Interval, interval
+from mechicl.statistics.ranking import largest
 
 N_PROMPTS, N_FEWEST = 64, 8
 N_MEASURED = 256  # other prompts, on which the components chosen among many are measured
@@ -85,12 +86,13 @@ def measure_model_parts(
     drawn = viz.patching_grid(heads, labels=labels, title="Each head's output restored")
     sections = [ablation, streams, Section("Which heads move them", HEADS, drawn)]
 
-    strongest = without.strongest(1).iloc[0]
-    ablated = {name: int(strongest[name]) for name in ("layer", "head")}
+    (cell,), tie = largest(without.effect().mean(-1).abs(), 1)
+    ablated = dict(zip(("layer", "head"), divmod(cell, model.cfg.n_heads), strict=True))
     again = ablate(model, others, "z", only=ablated, reference=Prompts.concatenate([prompts, others]), progress=False)
     before = interval(again.unpatched_values["loss"]).mean
-    rows = [Row(ABLATED, None, again.interval(0, 0), "prompts",
-                f"{_head(ablated)}, chosen on other prompts; the loss is {before:.3g} with all heads")]  # fmt: skip
+    note = f"{_head(ablated)}{tie and ' (tied with others)'}, chosen on other prompts"
+    note += f"; the loss is {before:.3g} with all heads"
+    rows = [Row(ABLATED, None, again.interval(0, 0), "prompts", note)]
     restored: dict[str, int] = {}
     share = heads.recovered()
     if share.isfinite().any():  # else labels do not matter to the model

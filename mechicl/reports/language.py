@@ -250,24 +250,23 @@ def _verdict(
     gain = interval(values - vector.random_added[best, 1::2], within=(-1, 1))
     pairs = list(itertools.combinations(map(set, stable.selections), 2))
     shared = sum(len(one & other) for one, other in pairs) / len(pairs)
-    effect = "carry" if gain.low > 0 else "may carry (but see the next point)"
+    found = "whose outputs carry the task" if gain.low > 0 else "with the largest effects on answers of the task"
+    unclear = "" if gain.low > 0 else " The interval is not above 0, so this does not show that they carry the task."
     lines = [
-        f"The {n} heads whose outputs {effect} the task {task}, strongest first: {_named(vector.heads)} (layer.head). "
+        f"The {n} heads {found} {task}, strongest first: {_named(vector.heads)} (layer.head). "
         f"When the prompts are resampled, two lists of {n} heads have {shared:.1f} heads in common on average.",
         f"The sum of their outputs was added after layer {best}, to prompts without demonstrations. It changes the "
         f"probability of the right answer by {gain} compared with a random vector. The layer was chosen on other "
-        f"prompts.",
+        f"prompts.{unclear}",
+        f"Of the other heads, these {n} have the highest induction scores: {_named(induction)}.",
     ]
     for name, result in ablations.items():
         lost, matched = (interval(result.intact - p, within=(-1, 1)) for p in (result.ablated, result.matched.mean(0)))
         lines.append(
-            f"Without {'these' if name == FUNCTION else f'{n} other'} {name} the probability of the right answer "
+            f"Without these {n} {name} the probability of the right answer "
             f"changes by {0 - lost}; without {n} random heads of the same layers, by {0 - matched}."
         )
-    lines += [
-        f"The {n} induction heads have the highest induction scores of all other heads: {_named(induction)}.",
-        "Not tested: answers longer than one token, other templates, and other formats of prompts.",
-    ]
+    lines.append("Not tested: answers longer than one token, other templates, and other formats of prompts.")
     return Section(title, first, f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>")
 
 

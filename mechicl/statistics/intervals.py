@@ -259,15 +259,17 @@ def crossed_interval(
     means = _trimmed_means(values, counts, trim)
     if over is not None:
         means = means / _trimmed_means(over, counts, trim)
-    found, size = _mean_of_resamples(means, n_prompts, level), 1.0 if over is None else over.nanmean().item()
-    share, half = found.mean * size, found.half_width * size
+    found = _mean_of_resamples(means, n_prompts, level)
+    share, half = found.mean, found.half_width
     if trim or not is_share(values[values.isfinite()]) or not math.isfinite(half) or (over is not None and half):
         return found
-    # the number of independent samples with this variance (Korn & Graubard 1998)
     alone = min(n for n in values.shape if n > 1)
+    if over is not None:  # all values are 0, or equal the divisors
+        ends, size = interval(torch.zeros(alone), level, within=(-share, 1.0)), over.nanmean().item()
+        return replace(ends, mean=share, low=share + ends.low / size, high=share + ends.high / size, n=n_seeds)
+    # the number of independent samples with this variance (Korn & Graubard 1998)
     n = share * (1 - share) * (student_t_quantile(0.5 + level / 2, 1e9) / half) ** 2 if half else alone
-    ends = _share(share * n, n, level)
-    return replace(found, low=ends.low / size, high=ends.high / size, cut=ends.cut)
+    return replace(_share(share * n, n, level), n=n_seeds)
 
 
 @lru_cache(maxsize=2)  # of 20,000 prompts they are 64 MB

@@ -108,8 +108,14 @@ def test_the_page_and_its_numbers(language, tmp_path, monkeypatch):  # noqa: F81
     opening = page[page.index('id="opening"') :][:6000]
     heads = ", ".join(f"{layer}.{head}" for layer, head in saved["function_vector_heads"])
     assert f"strongest first: {heads} (layer.head)" in opening
-    assert "may carry (but see the next point)" in opening  # random weights carry nothing
-    for words in ("two lists of 3 heads", "Without these function-vector heads", "3 random heads", "The 3 induction"):
+    assert "3 heads with the largest effects on answers of the task" in opening  # random weights carry nothing
+    assert "not above 0, so this does not show that they carry the task" in opening
+    for words in (
+        "two lists of 3 heads",
+        "Without these 3 function-vector heads",
+        "3 random heads",
+        "these 3 have the",
+    ):
         assert words in opening
 
 
