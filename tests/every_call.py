@@ -565,6 +565,7 @@ REASONS = {
         "training_history update_similarity_figure weight_products_figure save"
     ),
     "a part of calls above takes its steps": "assemble in_weights_classifier",
+    "a constant": "UNBOUNDED",
     "takes a minute": "certificates_table report",
 }
 NOT_CALLED = {name for names in REASONS.values() for name in names.split()}

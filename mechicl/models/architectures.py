@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mechicl.base.arguments import checked
 from mechicl.models.lstm import HookedLSTM, LSTMConfig
 from mechicl.models.transformer.config import TransformerConfig
@@ -43,8 +41,7 @@ def build_unfilled(cfg: ModelConfig) -> Model:
 
 def outline(cfg: ModelConfig) -> Model:
     """Make a model on torch's "meta" device: its weights have names, shapes and dtypes, and take no memory."""
-    with torch.device("meta"):
-        return build(cfg.replace(device="meta"))
+    return build(cfg.replace(device="meta"))
 
 
 @checked

@@ -190,11 +190,12 @@ class HookedLSTM(PromptedModel):
     def __init__(self, cfg: LSTMConfig, *, seed: int = 0):
         super().__init__()
         self.cfg = cfg
-        self.embed = nn.Parameter(torch.zeros(cfg.d_token, cfg.d_model))
-        self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(LSTMBlock(cfg.d_model) for _ in range(cfg.n_layers))
-        self.unembed = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
-        self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out))
+        with torch.device(cfg.device):
+            self.embed = nn.Parameter(torch.zeros(cfg.d_token, cfg.d_model))
+            self.hook_embed = HookPoint()
+            self.blocks = nn.ModuleList(LSTMBlock(cfg.d_model) for _ in range(cfg.n_layers))
+            self.unembed = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
+            self.unembed_bias = nn.Parameter(torch.zeros(cfg.d_out))
         self.setup()
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
         self.reset_parameters(seed)

@@ -144,7 +144,7 @@ def test_folders_without_the_revision_or_a_tokenizer(gpt2):
 def test_prompts_longer_than_the_context(gpt2):
     language = load_language_model(gpt2[0])
     with pytest.raises(ValueError, match="65 tokens, and the model reads at most 64"):
-        loss_by_position(language, torch.zeros(1, 65, dtype=torch.long))
+        loss_by_position(language, torch.ones(1, 65, dtype=torch.long))
 
 
 # ---- loading language models by name, revision and gguf file: what is refused, and how errors read ----

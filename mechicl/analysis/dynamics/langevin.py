@@ -321,6 +321,7 @@ class _WithLoss(nn.Module):
         return self.loss(self.model, *(each[chosen] if chosen.numel() else each for each in self.data))
 
 
+@torch.enable_grad()
 def _check_loss(module: _WithLoss, n_examples: int) -> float:
     """Refuse a loss that no chain can sample; return the bytes of a pass with gradients and of the sampler's state."""
     weights = list(module.model.parameters())

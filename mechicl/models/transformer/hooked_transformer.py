@@ -73,20 +73,21 @@ class HookedTransformer(LensNames):
     ):
         super().__init__()
         self.cfg = cfg = read_lens_config(cfg)
-        if cfg.prompt_format == "paired":
-            self.register_buffer("initial_weights", torch.zeros(cast(int, cfg.x_dim), cfg.y_dim))
-        self.embed = Embed(cfg)
-        self.hook_embed = HookPoint()
-        if cfg.positional_embedding_type not in ("none", "rotary"):
-            self.pos_embed = PosEmbed(cfg)
-            self.hook_pos_embed = HookPoint()
-        if cfg.mlp_location == "input":
-            self.input_mlp = MLP(cfg)
-            self.hook_input_mlp_out = HookPoint()
-        self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.n_layers))
-        self._tie_blocks()
-        self.ln_final = LayerNorm(cfg) if cfg.final_norm else nn.Identity()
-        self.unembed = Unembed(cfg)
+        with torch.device(cfg.device):
+            if cfg.prompt_format == "paired":
+                self.register_buffer("initial_weights", torch.zeros(cast(int, cfg.x_dim), cfg.y_dim))
+            self.embed = Embed(cfg)
+            self.hook_embed = HookPoint()
+            if cfg.positional_embedding_type not in ("none", "rotary"):
+                self.pos_embed = PosEmbed(cfg)
+                self.hook_pos_embed = HookPoint()
+            if cfg.mlp_location == "input":
+                self.input_mlp = MLP(cfg)
+                self.hook_input_mlp_out = HookPoint()
+            self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.n_layers))
+            self._tie_blocks()
+            self.ln_final = LayerNorm(cfg) if cfg.final_norm else nn.Identity()
+            self.unembed = Unembed(cfg)
         self.setup()
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
         self.reset_parameters(cfg.seed or 0 if seed is None else seed)

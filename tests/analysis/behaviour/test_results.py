@@ -156,7 +156,7 @@ def ranking(n: int = 6):
         (lambda: regret(OLS, THREE_INPUTS, reference="newton"), "reference must be one of .*; got 'newton'"),
         (lambda: regret(OLS, THREE_INPUTS, loss="errors"), "targets that are ±1 or one-hot"),
         (lambda: regret(UNIFORM, CHAINS, loss="errors"), "'nats'"),
-        (lambda: regret(OLS, THREE_INPUTS, also={"short": Short()}, **QUIET), "'short' predicted"),
+        (lambda: regret(OLS, THREE_INPUTS, also={"short": Short()}, **QUIET), "'short', given .* must return"),
         (lambda: regret(OLS, THREE_INPUTS, also={"ols": OLS}, **QUIET), "two learners are called 'ols'"),
         (lambda: regret(OLS, THREE_INPUTS, **QUIET).curve("other"), "learner must be one of .*; got 'other'"),
         # ---- tuning ----

@@ -303,7 +303,7 @@ def fit(variables: Any = "residual", hypothesis=FOUR.hypothesis, model: Any = FO
         (lambda: exchange(sources=SOURCES[:5]), "same shape"),
         (lambda: exchange(point=20), "point must be"),
         (lambda: exchange(interventions=["head exchanged"]), "'head exchanged'"),
-        (lambda: exchange(prompts=HUGE[0], sources=HUGE[1]), "predictions are not all finite"),
+        (lambda: exchange(prompts=HUGE[0], sources=HUGE[1]), "points of sizes .*: scale them"),
         (lambda: exchange(Hypothesis(ResidualDescent(2, step_size=1e200))), "not finite after [12] steps"),
         (lambda: exchange(sources=PROMPTS), "the same for all prompts and their sources"),
         (lambda: exchange(Hypothesis(SMALL, subspaces={"x": torch.eye(4, 2).double()})), "4 rows, and the stream 6"),

@@ -579,7 +579,8 @@ def test_texts_without_a_loss_by_position_are_refused(language, ids):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_loss_by_position_shows_its_progress_and_takes_any_ints(language, dtype, capsys):
+def test_loss_by_position_shows_its_progress_and_takes_any_ints(language, dtype, capsys, monkeypatch):
+    monkeypatch.setattr("mechicl.base.progress.DELAY", 0.0)
     ids = torch.randint(2, 20, (4, 6), dtype=dtype, generator=torch.Generator().manual_seed(0))
     assert loss_by_position(language, ids).shape == (5, 4)
     assert "loss by position" in capsys.readouterr().err

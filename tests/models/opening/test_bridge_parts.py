@@ -245,7 +245,7 @@ def test_hooks_of_the_user_are_refused():
     bridge, _ = open_family("GPT-2")
     bridge.add_hook("blocks.0.hook_resid_pre", lambda stream, hook: 2 * stream)
     with pytest.raises(ValueError, match="reset_hooks"):
-        BridgeParts(ModelAdapter(bridge))
+        BridgeParts(ModelAdapter(bridge)).embed(token_ids(0))
 
 
 # ---- GPT-2 by plain torch hooks ----
