@@ -97,6 +97,7 @@ def test_folders_of_every_family_load(sound, family):
         return
     with torch.no_grad():
         logits = load_language_model(folder).model(token_ids(0))
+        model.set_attn_implementation("eager")  # Falcon's other kernels round ALiBi differently
         torch.testing.assert_close(logits, model(token_ids(0)).logits, atol=1e-4, rtol=1e-4)
 
 

@@ -15,6 +15,7 @@ from mechicl.text import word_prompts
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mechicl" / "smollm2"
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.* pairs of task"),
     pytest.mark.skipif(not FOLDER.exists(), reason="SmolLM2 is not there: make lm fetches it (93 MB)"),
 ]
 
