@@ -87,7 +87,7 @@ def measure_model_parts(
     sections = [ablation, streams, Section("Which heads move them", HEADS, drawn)]
 
     (cell,), tie = largest(without.effect().mean(-1).abs(), 1)
-    ablated = dict(zip(("layer", "head"), divmod(cell, model.cfg.n_heads), strict=True))
+    ablated: dict[str, int] = dict(zip(("layer", "head"), divmod(cell, model.cfg.n_heads), strict=True))
     again = ablate(model, others, "z", only=ablated, reference=Prompts.concatenate([prompts, others]), progress=False)
     before = interval(again.unpatched_values["loss"]).mean
     note = f"{_head(ablated)}{tie and ' (tied with others)'}, chosen on other prompts"
