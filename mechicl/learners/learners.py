@@ -264,7 +264,7 @@ def named(learners: Learners) -> dict[str, Any]:
     """Return learners by name, or else by their `name` or type, numbered where several share one."""
     if isinstance(learners, Mapping):
         return dict(learners)
-    names = [str(getattr(each, "name", None) or type(each).__name__) for each in learners]
+    names = list(map(name_of, learners))
     return {
         f"{name} {i + 1}" if names.count(name) > 1 else name: each
         for i, (name, each) in enumerate(zip(names, learners, strict=True))
@@ -289,10 +289,14 @@ def named_learners(learners: Learners) -> dict[str, Any]:
     return learners
 
 
+def name_of(learner: object) -> str:
+    """Return a learner's name, by default that of its class."""
+    return str(getattr(learner, "name", None) or type(learner).__name__)
+
+
 def calling_learner(learner: object, prompts: Prompts, name: str = "") -> AbstractContextManager[None]:
     """A context in which errors name the learner, and the prompts' dtype, which other code may not expect."""
-    name = name or str(getattr(learner, "name", None) or type(learner).__name__)
-    return calling(f"learner {name!r}, given prompts of {prompts.dtype},")
+    return calling(f"learner {name or name_of(learner)!r}, given prompts of {prompts.dtype},")
 
 
 def trajectory_of(learner: IterativeLearner, prompts: Prompts, *, with_weights: bool = False) -> Trajectory:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, calling, check_fields, checked
 from mechicl.base.memory import MEMORY, Budget
-from mechicl.learners.learners import Learners, call_as_text, named
+from mechicl.learners.learners import Learners, call_as_text, name_of, named
 from mechicl.prompts import TokenSequences
 
 
@@ -119,7 +119,7 @@ def token_log_probabilities(learner: TokenLearner, sequences: TokenSequences) ->
     Raises:
         ValueError: the learner returns another shape, or probabilities that do not sum to 1.
     """
-    kind, shape = str(getattr(learner, "name", None) or type(learner).__name__), tuple(sequences.read.shape)
+    kind, shape = name_of(learner), tuple(sequences.read.shape)
     with calling(f"learner {kind!r}"):
         logs = learner.log_probabilities(sequences)
     if not isinstance(logs, Tensor) or logs.ndim != 3 or logs.shape[:2] != sequences.read.shape:
