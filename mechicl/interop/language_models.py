@@ -270,6 +270,6 @@ def _named_errors(name: str) -> Iterator[None]:
     except Exception as error:
         if "architecture" in str(error).lower() or "model_type" in str(error).lower():
             raise ValueError(f"TransformerLens does not support the architecture of {name}: {error}") from error
-        if isinstance(error, ValueError):
+        if type(error) is ValueError:  # and none of its subclasses, such as errors of reading JSON
             raise
         raise ValueError(f"{name} cannot be opened ({error!r}): check its config and tokenizer") from error

@@ -103,7 +103,7 @@ class Folders(Campaign):
             with torch.no_grad():
                 logits = language.model(IDS)
             if number % 10 == 9:
-                report(opened, path=folder / "page", n_prompts=4, progress=False)
+                report(opened, "antonyms", folder / "page", progress=False)
         except Exception as error:
             named = isinstance(error, ValueError | OSError | ImportError) and len(str(error)) < 2000
             field = text.partition("config: ")[2].partition("=")[0] or opened.name

@@ -299,6 +299,14 @@ def test_seeds_are_for_random_weights(sound):
     assert load_language_model("topics-3l", dtype=torch.float64).model.W_Q.dtype == torch.float64
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_named(spoilt, name):
+    folder = spoilt("Llama")
+    (folder / name).write_bytes((folder / name).read_bytes()[:100])
+    with pytest.raises(ValueError, match=rf"{folder} cannot be opened .*check its config and tokenizer"):
+        load_language_model(folder)
+
+
 def test_folders_of_other_kinds(spoilt, tmp_path):
     folder = spoilt("Llama")
     for file in folder.glob("token*"):

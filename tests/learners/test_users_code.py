@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mechicl.algorithms import ols
-from mechicl.analysis import align, identify
+from mechicl.analysis import align, identify, probe
 from mechicl.analysis.behaviour import (
     induced_weights,
     match,
@@ -15,7 +15,9 @@ from mechicl.analysis.behaviour import (
     regressed_weights,
     regret,
 )
+from mechicl.analysis.dynamics import measure_over_training
 from mechicl.analysis.interventions import patch
+from mechicl.analysis.language import stability
 from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner, squared_errors, token_losses
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression, RepeatedTokens
@@ -37,6 +39,8 @@ class Predicting:
     predict_prefixes = predict
 
 
+PROBED = HookedTransformer(TransformerConfig(x_dim=2, n_context=3, prompt_format="interleaved", keys="causal"), seed=0)
+POINTS = PROMPTS.to(torch.float32)
 NET = nn.Linear(2, 1)  # float32
 FAULTS = {
     "wrong dtype": (lambda prompts: NET(prompts.query.xs), "RuntimeError.*(dtype|Float)"),
@@ -107,3 +111,17 @@ def test_a_metric_that_fails_is_named():
     wrong = torch.zeros(1, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"metric 'metric', given predictions of torch.float32, failed: RuntimeError"):
         patch(model, clean, corrupted, "z", ("layer",), metrics=lambda found: found @ wrong, progress=False)
+
+
+@pytest.mark.parametrize(("call", "name"), [
+    (lambda broken: measure_over_training([NET], broken, progress=False), "measure"),
+    (lambda broken: stability(broken, [1, 2], progress=False), "find"),
+    (lambda broken: probe(PROBED, {"mine": broken}, POINTS, POINTS, progress=False),
+     r"quantity 'mine' \(called with prompts in float64\)"),
+])  # fmt: skip
+def test_a_function_that_fails_is_named(call, name):
+    def broken(_: object):
+        raise KeyError("rate")
+
+    with pytest.raises(ValueError, match=rf"{name} failed: KeyError: 'rate'"):
+        call(broken)

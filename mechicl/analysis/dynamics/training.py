@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mechicl.analysis.behaviour.alignment import align
 from mechicl.analysis.heads.scores import score_heads
-from mechicl.base.arguments import Fraction, Positive, checked
+from mechicl.base.arguments import Fraction, Positive, calling, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints import Checkpoint, CheckpointError
@@ -80,7 +80,8 @@ def measure_over_training(
     several_seeds = isinstance(checkpoint, Checkpoint)
 
     def samples(model: Any) -> dict[str, Tensor]:
-        measured = measure(model)
+        with calling("measure"):
+            measured = measure(model)
         values = measured.samples() if isinstance(measured, Result) else measured
         found = {name: _per_sample(value) for name, value in values.items()}
         return {name: value.mean()[None] for name, value in found.items()} if several_seeds else found

@@ -169,7 +169,8 @@ def score_heads(
         >>> scores.best("induction"), str(scores.interval("previous_token", layer=0, head=0))
         ((1, 1), '1.0000 ± 0.0000')
     """
-    cfg, names, adapter = model.cfg, _pattern_hooks(model), ModelAdapter(model)
+    adapter = ModelAdapter(model)
+    cfg, names = model.cfg, _pattern_hooks(model)
     format_name = getattr(cfg, "prompt_format", "token_ids")  # TransformerLens' models take nothing else
     if format_name == "own":
         raise ValueError("head scores are of interleaved prompts or token ids, and encode= of this model is a function")

@@ -67,7 +67,7 @@ def attribute(
 
     Returns:
         A sweep without predictions: `effect()` is the estimated change of the first metric (the sum above),
-        `[*axes prompt]`; `recovered()` the estimated share of the difference between both runs; `strongest(n)` a table
+        `[*axes prompt]`, NaN where activations overflow; `recovered()` the estimated share of the difference between both runs; `strongest(n)` a table
         of the largest effects.
 
     Example:

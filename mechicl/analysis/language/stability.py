@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mechicl.analysis.circuits import Circuit
 from mechicl.base.annotations import described
-from mechicl.base.arguments import Count, checked
+from mechicl.base.arguments import Count, calling, checked
 from mechicl.base.progress import progress_bar
 from mechicl.statistics import Interval, Result, interval
 from mechicl.statistics.ranking import largest
@@ -75,7 +75,11 @@ def stability(
     draws = list(draws)
     if len(draws) < 2:
         raise ValueError(f"draws must be at least two, got {len(draws)}")
-    selections = [_selected(find(draw), top) for draw in progress_bar(draws, unit="draw", progress=progress)]
+    selections = []
+    for draw in progress_bar(draws, unit="draw", progress=progress):
+        with calling("find"):
+            found = find(draw)
+        selections.append(_selected(found, top))
     pairs = torch.ones(len(draws), len(draws))
     for i, j in itertools.permutations(range(len(draws)), 2):
         first, second = set(selections[i]), set(selections[j])

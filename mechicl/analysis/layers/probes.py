@@ -16,7 +16,7 @@ from mechicl.algorithms import ols
 from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
 from mechicl.analysis.layers.linear_maps import PENALTIES, Folds, RidgeSums, count_sums
-from mechicl.base.arguments import NonNegative, checked
+from mechicl.base.arguments import NonNegative, calling, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import Trajectory, prompt_batches
@@ -240,7 +240,8 @@ def _at_positions(
     name: str, quantity: Quantity, n_points: Int[Tensor, "pos"], prompts: Prompts
 ) -> Float[Tensor, "prompt pos quantity"]:
     """The quantity at each token position: that of the points that the position can depend on."""
-    values = quantity(prompts.to(torch.float64)).cpu()
+    with calling(f"quantity {name!r} (called with prompts in float64)"):
+        values = torch.as_tensor(quantity(prompts.to(torch.float64))).cpu()
     if values.ndim != 3 or values.shape[:2] != prompts.xs.shape[:2]:
         raise ValueError(f"quantity {name!r} must give [prompt point quantity] for {prompts}, got {list(values.shape)}")
     return values[:, n_points]

@@ -378,3 +378,8 @@ STUDIES = measure_target_copying, measure_token_sensitivity
 def test_errors_name_the_argument_or_the_cause(call, named):
     with pytest.raises((ValueError, TypeError), match=named):
         call()
+
+
+def test_objects_without_hooks_are_refused_by_name():
+    with pytest.raises(TypeError, match="int has no hooks"):
+        score_heads(0)
