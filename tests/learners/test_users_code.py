@@ -1,5 +1,7 @@
 """Errors of the user's code name the learner, metric or loss, and the dtype of what it is given."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -39,7 +41,8 @@ class Predicting:
     predict_prefixes = predict
 
 
-PROBED = HookedTransformer(TransformerConfig(x_dim=2, n_context=3, prompt_format="interleaved", keys="causal"), seed=0)
+INTERLEAVED: dict[str, Any] = {"prompt_format": "interleaved", "keys": "causal", "d_model": 4, "d_head": 4}
+PROBED = HookedTransformer(TransformerConfig(x_dim=2, n_context=3, n_heads=1, **INTERLEAVED), seed=0)
 POINTS = PROMPTS.to(torch.float32)
 NET = nn.Linear(2, 1)  # float32
 FAULTS = {

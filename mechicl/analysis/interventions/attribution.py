@@ -67,8 +67,8 @@ def attribute(
 
     Returns:
         A sweep without predictions: `effect()` is the estimated change of the first metric (the sum above),
-        `[*axes prompt]`, NaN where activations overflow; `recovered()` the estimated share of the difference between both runs; `strongest(n)` a table
-        of the largest effects.
+        `[*axes prompt]`, NaN where activations overflow; `recovered()` the estimated share of the difference between
+        both runs; `strongest(n)` a table of the largest effects.
 
     Example:
         >>> corrupted = corrupt(prompts, "labels")
