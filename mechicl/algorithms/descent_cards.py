@@ -300,7 +300,6 @@ GD_PLUS_PLUS = register(
         trajectory=gd_plus_plus,
         fit=_fit_gd_plus_plus,
         step_forms=_gd_plus_plus_steps,
-        step_kinds={"GD++": ("GD++", "")},
         contains=("gradient descent",),
         phrase="{count} of GD++",
         variants={EACH: f" with {EACH}"},
@@ -311,7 +310,6 @@ MOMENTUM = register(
         name="gradient descent with momentum",
         fit=_fit_momentum,
         step_forms=_momentum_steps,
-        step_kinds={"gradient descent with momentum": ("gradient descent with momentum", "")},
         contains=("gradient descent",),
         phrase="{count} of gradient descent with momentum",
     )

@@ -138,13 +138,30 @@ def one_step(prompts: Prompts, predictions: Float[Tensor, "prompt point y"], nam
 
 
 def linear_trajectory(
-    prompts: Prompts, weights: Float[Tensor, "prompt point x y"], name: str, at: PointsAt, with_weights: bool
+    prompts: Prompts,
+    weights: Float[Tensor, "*step prompt point x y"],
+    name: str,
+    at: PointsAt,
+    with_weights: bool,
+    steps: tuple[int, ...] = (1,),
 ) -> Trajectory:
-    """Return the one-step trajectory of a learner that predicts each point by its prefix's weights, float64."""
-    weights = selected(weights, at)
-    predictions = (selected(prompts.xs.double(), at)[..., None, :] @ weights)[..., 0, :]
-    kept = weights[None].to(prompts.dtype) if with_weights else None
-    return Trajectory((1,), predictions[None].to(prompts.dtype), name, kept)
+    """Return the trajectory of a learner that predicts each point by its prefix's weights, float64."""
+    weights = selected(weights, at, axis=-3)
+    weights = weights if weights.ndim == 5 else weights[None]
+    predictions = (selected(prompts.xs.double(), at)[..., None, :] @ weights)[..., 0, :].to(prompts.dtype)
+    return Trajectory(steps, predictions, name, weights.to(prompts.dtype) if with_weights else None)
+
+
+def iterates(
+    step: Callable[[int, Tensor], Tensor], start: Float[Tensor, "*any"], numbers: Sequence[int]
+) -> Float[Tensor, "step ..."]:
+    """Return what an iteration reaches after each of these numbers of steps; step k, from 0, is `step(k, value)`."""
+    value, reached = start, {0: start}
+    for k in range(max(numbers)):
+        value = step(k, value)
+        if k + 1 in numbers:
+            reached[k + 1] = value
+    return torch.stack([reached[k] for k in numbers])
 
 
 def above_rounding(eigenvalues: Tensor, dim: int = -1) -> Bool[Tensor, "..."]:
