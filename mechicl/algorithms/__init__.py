@@ -30,13 +30,7 @@ from mechicl.algorithms.recursive import (
 )
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.spectra import ConditioningWarning, DivergenceWarning
-from mechicl.algorithms.token_counts import (
-    bigram_bayes,
-    ngram_bayes,
-    pool_bayes,
-    uniform_tokens,
-    unigram_bayes,
-)
+from mechicl.algorithms.token_counts import bigram_bayes, ngram_bayes, pool_bayes, uniform_tokens, unigram_bayes
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
 
 __all__ = [

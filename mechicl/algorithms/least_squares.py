@@ -71,11 +71,7 @@ def ridge(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
 @checked
 def ridge_path(
-    prompts: SizedForFourthPowers,
-    steps: Steps = 1,
-    *,
-    at: PointsAt = "points",
-    with_weights: bool = False,
+    prompts: SizedForFourthPowers, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
     """Predict by ridge regression `(S + p_k I)⁻¹ B` along a path of penalties, each half of the one before.
 
