@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import scipy
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,7 +22,7 @@ from mechicl.algorithms.spectral_fit import SCREENING
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import OnlineDescent
 from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
-from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
+from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid, simplex
 from mechicl.base.arguments import Fraction, NonNegative, Positive, between, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
@@ -226,16 +225,9 @@ def _least(
         return [min(max(1 - math.exp(logs[0]), LEAST_DISCOUNT), 1.0), *(math.exp(log) for log in logs[1:])]
 
     logs = np.log([max(1 - start[0], 0.01), *start[1:]])
-    forgetting = _simplex(lambda x: error(some, value_of(x)), logs)
-    lasting = _simplex(lambda x: error(some, [1.0, *np.exp(x)]), logs[1:])
+    forgetting = simplex(lambda x: error(some, value_of(x)), logs)
+    lasting = simplex(lambda x: error(some, [1.0, *np.exp(x)]), logs[1:])
     return min([1.0, *np.exp(lasting).tolist()], value_of(forgetting), key=lambda values: error(problem, values))
-
-
-def _simplex(error: Callable[[Any], float], start: Any) -> Any:
-    """Return the minimum that Nelder and Mead's method finds from a start."""
-    options: dict[str, Any] = {"maxfev": 150, "xatol": 1e-7, "fatol": 1e-14}
-    minimize: Any = scipy.optimize.minimize
-    return minimize(error, start, method="Nelder-Mead", options=options).x
 
 
 def _error(problem: FitProblem, function: Callable[..., Trajectory], **settings: Any) -> float:
@@ -285,7 +277,7 @@ def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
 
     starts = [(math.log(a), math.log(e)) for a in (0.3, 1.0) for e in (0.03 * size, 0.3 * size)]
     start = min(starts, key=lambda each: error(some, *values_of(each)))
-    step_size_here, offset = values_of(_simplex(lambda x: error(some, *values_of(x)), start))
+    step_size_here, offset = values_of(simplex(lambda x: error(some, *values_of(x)), start))
     if error(problem, step_size_here, offset) < 0.999 * least:
         return NORMALIZED.fitted({"step_size": step_size_here, "offset": offset})
     return NORMALIZED.fitted({"step_size": step_size})
