@@ -147,18 +147,18 @@ def _search_lines(
     size = targets.abs().amax(-2, keepdim=True)
     eigenvalues, targets = eigenvalues / _or_one(largest), targets / _or_one(size)
 
-    def step(_: int, state: Tensor) -> Tensor:
+    def step(_: int, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         weights, residual, direction = state
         squared, curvature = _squared(residual), (eigenvalues * direction.square()).sum(-2, keepdim=True)
         moving = (squared > 1e-30) & (curvature > 0)  # 0 once the residual is rounding noise of a B of size 1
         length = torch.where(moving, squared / curvature.masked_fill(~moving, 1.0), 0.0)  # |r|² / pᵀSp
         weights = weights + length * direction
         residual = residual - length * eigenvalues * direction
-        kept = _squared(residual) / _or_one(squared) if conjugate else 0.0
-        return torch.stack([weights, residual, residual + kept * direction])
+        if conjugate:
+            return weights, residual, residual + _squared(residual) / _or_one(squared) * direction
+        return weights, residual, residual
 
-    start = torch.stack([torch.zeros_like(targets), targets, targets])
-    return iterates(step, start, numbers)[:, 0] * (size / _or_one(largest))
+    return iterates(step, (torch.zeros_like(targets), targets, targets), numbers) * (size / _or_one(largest))
 
 
 def _squared(vectors: Tensor) -> Float[Tensor, "prompt point 1 y"]:

@@ -10,6 +10,7 @@ serves all steps, and the cost does not grow with their number.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from einops import einsum
@@ -152,15 +153,16 @@ def linear_trajectory(
     return Trajectory(steps, predictions, name, weights.to(prompts.dtype) if with_weights else None)
 
 
-def iterates(
-    step: Callable[[int, Tensor], Tensor], start: Float[Tensor, "*any"], numbers: Sequence[int]
-) -> Float[Tensor, "step ..."]:
-    """Return what an iteration reaches after each of these numbers of steps; step k, from 0, is `step(k, value)`."""
-    value, reached = start, {0: start}
-    for k in range(max(numbers)):
-        value = step(k, value)
-        if k + 1 in numbers:
-            reached[k + 1] = value
+def iterates(step: Callable[[int, Any], Any], start: Any, numbers: Sequence[int]) -> Float[Tensor, "step *any"]:
+    """Return what an iteration reaches after each of these numbers of steps; step k, from 0, is `step(k, state)`.
+
+    A state is a tensor, or a tuple of tensors of which the first is returned.
+    """
+    state, reached, wanted = start, {}, set(numbers)
+    for k in range(max(numbers) + 1):
+        state = step(k - 1, state) if k else start
+        if k in wanted:
+            reached[k] = state[0] if isinstance(state, tuple) else state
     return torch.stack([reached[k] for k in numbers])
 
 

@@ -49,8 +49,9 @@ def minimize_on_grid(
 
 def simplex(error: Callable[[Any], float], start: Any, *, xatol: float = 1e-7, fatol: float = 1e-14) -> Any:
     """Return the minimum that Nelder and Mead's method finds from a start."""
-    options: dict[str, Any] = {"maxfev": 150, "xatol": xatol, "fatol": fatol}
-    return scipy.optimize.minimize(error, start, method="Nelder-Mead", options=options).x
+    options = {"maxfev": 150, "xatol": xatol, "fatol": fatol}
+    minimize: Any = scipy.optimize.minimize
+    return minimize(error, start, method="Nelder-Mead", options=options).x
 
 
 def least_squares(residuals: Callable[[Any], Tensor], start: Any, *, floor: float, evaluations: int) -> Any:
