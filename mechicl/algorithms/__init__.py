@@ -13,11 +13,10 @@ from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, cards, register
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
 from mechicl.algorithms.discrete import conjunction_bayes, elimination, gf2_elimination, parity_bayes
-from mechicl.algorithms.first_order import chebyshev, online_gradient_descent
+from mechicl.algorithms.first_order import chebyshev, conjugate_gradient, steepest_descent
 from mechicl.algorithms.gradient_descent import gd_plus_plus, gradient_descent
 from mechicl.algorithms.kernel_smoothing import kernel_smoothing, tuned_bandwidth
 from mechicl.algorithms.least_squares import bayes, ols, ridge, ridge_path
-from mechicl.algorithms.line_search import conjugate_gradient, steepest_descent
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.newton import newton
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features
@@ -26,17 +25,12 @@ from mechicl.algorithms.recursive import (
     discounted_averaging,
     discounted_gradient_descent,
     normalized_lms,
+    online_gradient_descent,
     recursive_least_squares,
 )
 from mechicl.algorithms.references import references, register_references
 from mechicl.algorithms.spectra import ConditioningWarning, DivergenceWarning
-from mechicl.algorithms.token_counts import (
-    bigram_bayes,
-    ngram_bayes,
-    pool_bayes,
-    uniform_tokens,
-    unigram_bayes,
-)
+from mechicl.algorithms.token_counts import bigram_bayes, ngram_bayes, pool_bayes, uniform_tokens, unigram_bayes
 from mechicl.algorithms.tuning import stable_step_size, tuned_step_size
 
 __all__ = [

@@ -20,7 +20,7 @@ from mechicl.algorithms.spectra import (
 )
 from mechicl.algorithms.stepwise.descent import KernelReading, nearest
 from mechicl.base.arguments import Count, Positive, checked
-from mechicl.learners import AlgorithmLearner, Trajectory
+from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
@@ -34,12 +34,8 @@ def averaging(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = F
 
     It is consistent for inputs of identity covariance. Source: Garg et al. 2022, section 3.
 
-    Args:
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
-
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     xs, ys = prompts.xs.double(), prompts.ys.double()
     n = n_before(prompts, "points").clamp(min=1)[:, None, None]
@@ -54,10 +50,9 @@ def nearest_neighbours(prompts: Sized, *, n_neighbours: Count = 3, at: PointsAt 
     Args:
         n_neighbours: number of points to average, or all earlier points if there are fewer. Of equally near points the
             earlier ones are used.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Source: Garg et al. 2022, section 3, with three neighbours.
     """
@@ -86,17 +81,10 @@ def _fit_neighbours(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     sums = prompts.context.ys.take_along_dim(order, dim=1).cumsum(1)
     means = sums / torch.arange(1, prompts.n_context + 1)[:, None]  # of the nearest 1, 2, ... points
     best = int((means - problem.targets[:, None]).square().mean((0, 2)).argmin()) + 1
-    learner = AlgorithmLearner(nearest_neighbours, {"n_neighbours": best})
-    yield FittedAlgorithm("nearest neighbours", learner, {"n_neighbours": best}, 1)
+    yield NEIGHBOURS.fitted({"n_neighbours": best})
 
 
-AVERAGING = register(
-    Algorithm(
-        name="averaging",
-        trajectory=averaging,
-        fit=lambda _: [FittedAlgorithm("averaging", AlgorithmLearner(averaging))],
-    )
-)
+AVERAGING = register(Algorithm(name="averaging", trajectory=averaging, fit=lambda _: [AVERAGING.fitted({})]))
 NEIGHBOURS = register(
     Algorithm(
         name="nearest neighbours",
@@ -121,11 +109,9 @@ def lasso(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
     Args:
         penalty: factor on the sum of absolute weights, > 0; scikit-learn calls it alpha. For no penalty use `ols`.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     x_dim, y_dim = prompts.x_dim, prompts.y_dim
 
@@ -200,10 +186,9 @@ def greedy_tree(prompts: Sized, *, depth: Count = 4, at: PointsAt = "points") ->
 
     Args:
         depth: largest number of splits on the way to a leaf.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     n_points, wide = prompts.n_context + 1, max(prompts.x_dim, prompts.y_dim)
     return in_parts(

@@ -114,7 +114,8 @@ class Algorithm:
         layer_name: name in tables of layers, if not `name`.
         step_forms: function from a `FitProblem` to the algorithm as causal models (`StepwiseAlgorithm`) with fitted
             values.
-        step_kinds: how the report groups step forms: from a label to the start and the end of its members' names.
+        step_kinds: how the report groups step forms: from a label to the start and the end of its members' names. By
+            default there is one group, of the names that start with the card's.
         contains: names of families that this one equals for some parameters, at the same number of steps.
         phrase: the member in a sentence, with `{count}` for "one step" or "3 steps"; by default the member's name.
         unit: name of a step, such as "iteration".
@@ -170,6 +171,14 @@ class Algorithm:
         values = combinations[best]
         settings = {name: float(value) for name, value in values.items()}
         return [FittedAlgorithm(self.member(values.get("steps")), learners[best], settings, len(values))]
+
+    def fitted(self, settings: dict[str, Any], steps: int | None = None) -> FittedAlgorithm:
+        """Return the member whose `trajectory` takes these fitted settings; `steps` is for its name."""
+        if self.trajectory is None:
+            raise ValueError(f"{self.name!r} has no trajectory")
+        return FittedAlgorithm(
+            self.member(steps), AlgorithmLearner(self.trajectory, settings), settings, n_fitted=len(settings)
+        )
 
     @checked
     def on(self, prompts: Prompts, freedom: Freedom | None = None, **parameters: Any) -> AlgorithmLearner:
@@ -274,7 +283,8 @@ def step_kind(hypothesis: str) -> str:
     fitting = [
         (len(start) + len(end), label)
         for card in CARDS.values()
-        for label, (start, end) in card.step_kinds.items()
+        if card.step_forms is not None
+        for label, (start, end) in (card.step_kinds or {card.name: (card.name, "")}).items()
         if name.startswith(start) and name.endswith(end)
     ]
     return max(fitting)[1] if fitting else name

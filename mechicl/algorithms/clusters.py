@@ -40,7 +40,6 @@ def in_weights_classifier(
         labels: label of each class, one-hot.
         frequencies: prior probability of each class, `GaussianClusters.frequencies`.
         within_class_noise: ε, the noise relative to the means.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
         `Trajectory` with one step: `predictions` `[step prompt point y]` are the probabilities of the labels.
@@ -72,7 +71,6 @@ def in_context_classifier(
             that was not shown yet, whose labels are equally likely.
         within_class_noise: ε of the task, the noise relative to the class means.
         burstiness: number of context points of each class, B of the task.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
         `Trajectory` with one step: `predictions` `[step prompt point y]` are the probabilities of the labels, point t's

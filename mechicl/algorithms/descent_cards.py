@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from mechicl.algorithms.gradient_descent import (
 from mechicl.algorithms.spectral_fit import MARGIN, SCREENING, SpectralLearner, SpectralProblem, largest_stable
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, count, query_of
 from mechicl.algorithms.stepwise.descent import QueryDescent, ResidualDescent
-from mechicl.algorithms.tuning import geometric_grid, stable_step_size, tuned_each_step
+from mechicl.algorithms.tuning import geometric_grid, least_squares, simplex, stable_step_size, tuned_each_step
 from mechicl.prompts import Prompts
 
 MOST_STEPS = 12  # of families with separate parameters for each step
@@ -205,8 +204,7 @@ def _momentum_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     def error(pair: Any) -> float:
         return few.error(form(step_size=float(pair[0]), momentum=float(pair[1])).predict(few.prompts))
 
-    fit = scipy.optimize.minimize(error, min(grid, key=error), method="Nelder-Mead", options={"maxfev": 150})
-    step_size, momentum = fit.x.tolist()
+    step_size, momentum = simplex(error, min(grid, key=error), xatol=1e-4, fatol=1e-4).tolist()
     algorithm = form(step_size=step_size, momentum=momentum)
     yield named(algorithm, algorithm.name, causal=problem.causal)
 
@@ -225,16 +223,13 @@ def _causal_descent(
         sizes, gammas = split_parameters(torch.as_tensor(values), steps, gamma=with_gammas, per_step=each)
         return ResidualDescent(steps, step_size=sizes.tolist(), gamma=gammas.tolist(), causal=True)
 
-    def residuals(values: Any) -> Any:
+    def residuals(values: Any) -> Tensor:
         algorithm = make(values)
         states = algorithm.states(few.prompts)[-len(targets) :]
-        reached = torch.stack([algorithm.read(query_of(state)) for state in states])
-        return (reached - targets).flatten().nan_to_num(1e6).clamp(-1e6, 1e6).numpy()
+        return torch.stack([algorithm.read(query_of(state)) for state in states]) - targets
 
     starts = np.array([start, 0.5 * np.array(start)])
-    fits = [
-        scipy.optimize.least_squares(residuals, s, x_scale=abs(s) + 1e-3 * abs(s).max(), max_nfev=20) for s in starts
-    ]
+    fits = [least_squares(residuals, each, floor=1e-3 * abs(each).max(), evaluations=20) for each in starts]
     kind = f"gradient descent, {count(steps, 'step')}{', a step size each' if each else ''}"
     kind = f"GD++, {steps} steps, parameters for each" if with_gammas else kind
     return named(make(min(fits, key=lambda fit: fit.cost).x), kind, causal=True)
@@ -249,18 +244,15 @@ def _parameters_of_steps(problem: FitProblem, *, with_gammas: bool) -> tuple[lis
     def split(values: Any) -> tuple[Tensor, Tensor]:
         return split_parameters(unit * torch.as_tensor(values), steps, gamma=with_gammas, per_step=True)
 
-    def residuals(values: Any) -> Any:
+    def residuals(values: Any) -> Tensor:
         filtered = gd_plus_plus_filters(few.eigenvalues, *split(values))[1:]
-        predicted = (filtered[..., None] * few.contributions).sum(2)
-        return (predicted - targets).flatten().nan_to_num(1e6).clamp(-1e6, 1e6).numpy()
+        return (filtered[..., None] * few.contributions).sum(2) - targets
 
     fits = []
     for size, gamma, growth in ((step_size / unit, 0.05, 1.0), (0.6, 0.3, 1.0), (0.6, 0.3, 2.0), (0.6, 0.6, 3.0)):
         grown = growth ** torch.arange(steps, dtype=torch.float64)
         start = torch.cat([size * grown, gamma * grown[:-1]]) if with_gammas else size * grown
-        fits.append(
-            scipy.optimize.least_squares(residuals, start.numpy(), x_scale=abs(start.numpy()) + 1e-3, max_nfev=60)
-        )
+        fits.append(least_squares(residuals, start.numpy(), floor=1e-3, evaluations=60))
     sizes, gammas = split(min(fits, key=lambda fit: fit.cost).x)
     return sizes.tolist(), gammas.tolist()
 
@@ -300,7 +292,6 @@ GD_PLUS_PLUS = register(
         trajectory=gd_plus_plus,
         fit=_fit_gd_plus_plus,
         step_forms=_gd_plus_plus_steps,
-        step_kinds={"GD++": ("GD++", "")},
         contains=("gradient descent",),
         phrase="{count} of GD++",
         variants={EACH: f" with {EACH}"},
@@ -311,7 +302,6 @@ MOMENTUM = register(
         name="gradient descent with momentum",
         fit=_fit_momentum,
         step_forms=_momentum_steps,
-        step_kinds={"gradient descent with momentum": ("gradient descent with momentum", "")},
         contains=("gradient descent",),
         phrase="{count} of gradient descent with momentum",
     )

@@ -30,7 +30,6 @@ def conjunction_bayes(
     Bhattamishra et al. 2024 for the task.
 
     Args:
-        prompts: inputs and targets are -1 or 1.
         literal_probability: probability that a variable is in the conjunction, as in the task.
         positive_share: share of inputs that are made to satisfy the conjunction, as in the task.
 
@@ -70,7 +69,6 @@ def parity_bayes(prompts: Prompts, *, degree: Natural | None = None) -> Trajecto
     """Predict by exact Bayes over parities (products of some inputs), all equally likely.
 
     Args:
-        prompts: inputs and targets are -1 or 1, as in `tasks.Parities`.
         degree: number of variables in the product; None for parities of any number of variables.
 
     Returns:
@@ -108,9 +106,6 @@ def elimination(prompts: Prompts) -> Trajectory:
     A literal is a variable or its negation. It starts from all literals, so it predicts -1 before the first positive
     example, and never errs on a negative one. Source: Valiant 1984, "A theory of the learnable".
 
-    Args:
-        prompts: inputs and targets are -1 or 1, as in `tasks.Conjunctions`.
-
     Returns:
         `Trajectory` with one step: `predictions` `[step prompt point y]` are -1 or 1, point t predicted from points
         0..t-1.
@@ -134,9 +129,6 @@ def gf2_elimination(prompts: Prompts) -> Trajectory:
     With bits b = (1 - x) / 2 a parity is linear: y's bit is the sum of some of x's bits. A query that is a sum of
     context inputs has the sum of their targets; any other is as likely odd as even, so that this is exact Bayes over
     parities of any subset.
-
-    Args:
-        prompts: inputs and targets are -1 or 1, as in `tasks.Parities`.
 
     Returns:
         `Trajectory` with one step: `predictions` `[step prompt point y]` are -1, 0 or 1, point t predicted from points

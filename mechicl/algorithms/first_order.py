@@ -1,21 +1,26 @@
-"""First-order methods apart from plain descent, and bounds on all of them: Chebyshev, online, any filter."""
+"""First-order methods apart from plain descent, and bounds on all of them: Chebyshev, line searches, any filter."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
-from mechicl.algorithms.gradient_descent import per_step
 from mechicl.algorithms.sizes import Sized
-from mechicl.algorithms.spectra import Steps, above_rounding, linear_trajectory, spectral_trajectory, step_numbers
+from mechicl.algorithms.spectra import (
+    PrefixSpectra,
+    Steps,
+    above_rounding,
+    in_parts,
+    iterates,
+    linear_trajectory,
+    spectral_trajectory,
+    step_numbers,
+)
 from mechicl.algorithms.spectral_fit import SpectralLearner, SpectralProblem, hats, polynomials
-from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
-from mechicl.algorithms.stepwise.descent import OnlineDescent
-from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
-from mechicl.base.arguments import Fraction, checked
+from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -35,11 +40,9 @@ def chebyshev(prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with
 
     Args:
         steps: number k of steps, or several in any order; 0 predicts 0.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
+        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     numbers = step_numbers(steps)
     return spectral_trajectory(
@@ -79,54 +82,91 @@ def _reciprocal_cosh(angle: Tensor) -> Tensor:
 
 
 @checked
-def online_gradient_descent(
-    prompts: Sized, *, step_size: float | None = None, discount: Fraction = 1.0, at: PointsAt = "points",
-    with_weights: bool = False,
-) -> Trajectory:  # fmt: skip
-    """Make one pass of gradient descent over the context, one point a step, in the order of the prompt.
+def steepest_descent(
+    prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
+) -> Trajectory:
+    """Run gradient descent from 0 with exact line search: each step goes to the least error along the gradient.
 
-    `W ← γ W`, `W ← W - a_t x_tᵀ (x_t W - y_t)` for each point, from 0: least mean squares, with weight decay for γ < 1.
-    Source: Fu et al. 2024, section 3.2 and Table 1; Widrow & Hoff 1960, for least mean squares.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. With the residual `r = B - S W` a step is `W ← W +
+    a r`, `a = |r|² / rᵀSr`. Each target has separate line searches, so that its prediction does not depend on the other
+    targets. The cost grows with the largest number of steps. Source: Cauchy 1847.
 
     Args:
-        step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
-            step (points at 0 are left out).
-        discount: γ, the factor on the weights before each step; 1 for no weight decay.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
+        steps: number of steps, or several in any order; 0 predicts 0.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
-    if step_size is not None:
-        per_step("step_size", step_size, 1)
-
-    def rate(squared: Tensor) -> Tensor:
-        if step_size is None:
-            return torch.where(squared > 0, 1 / squared.masked_fill(squared == 0, 1.0), 0.0)
-        return torch.full_like(squared, step_size)
-
-    return descend_online(prompts, rate, "online GD", at, with_weights, discount)
+    return _line_searches(prompts, steps, False, "steepest descent", at, with_weights)
 
 
-def descend_online(
-    prompts: Prompts,
-    rate: Callable[[Float[Tensor, "prompt 1 1"]], Tensor],
-    name: str,
-    at: PointsAt,
-    with_weights: bool,
-    discount: float = 1.0,
+@checked
+def conjugate_gradient(
+    prompts: Sized, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
-    """Make one pass over the context with a step size that may depend on the squared norm of each input."""
-    xs, ys = prompts.xs.double(), prompts.ys.double()
-    weights = xs.new_zeros(len(prompts), prompts.x_dim, prompts.y_dim)
-    before = []
-    for t in range(prompts.n_context + 1):
-        x = xs[:, t, None]
-        before.append(weights)
-        weights = discount * weights
-        weights = weights - rate(x.square().sum(-1, keepdim=True)) * x.mT @ (x @ weights - ys[:, t, None])
-    return linear_trajectory(prompts, torch.stack(before, dim=1), name, at, with_weights)
+    """Run conjugate gradients from 0 on `S W = B`: after k steps the least error that k gradients can reach.
+
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. No method whose weights are combinations of `B,
+    SB, ..., S^(k-1) B` has a smaller squared error on these points. It ends at least squares, after one step for each
+    distinct eigenvalue of S. Each target is a separate problem. Source: Hestenes & Stiefel 1952.
+
+    Args:
+        steps: number of steps, or several in any order; 0 predicts 0.
+
+    Returns:
+        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
+    """
+    return _line_searches(prompts, steps, True, "conjugate gradients", at, with_weights)
+
+
+def _line_searches(
+    prompts: Prompts, steps: Steps, conjugate: bool, name: str, at: PointsAt, with_weights: bool
+) -> Trajectory:
+    """Run the iteration in the eigenbasis of each prefix's S; line searches depend on B, so no filter is shared."""
+    numbers = step_numbers(steps)
+    n_points = prompts.n_context + 1 if at == "points" else 1
+    per_prompt = n_points * prompts.x_dim * max(prompts.x_dim, len(numbers) * prompts.y_dim)
+
+    def run(part: Prompts) -> Trajectory:
+        spectra = PrefixSpectra.decompose(part.xs.double(), part.ys.double(), at)
+        weights = spectra.eigenvectors @ _search_lines(spectra, numbers, conjugate)
+        return linear_trajectory(part, weights, name, at, with_weights, numbers)
+
+    return in_parts(prompts, per_prompt, run)
+
+
+def _search_lines(
+    spectra: PrefixSpectra, numbers: tuple[int, ...], conjugate: bool
+) -> Float[Tensor, "step prompt point x y"]:
+    """Return the weights' coordinates `UᵀW` after each number of steps."""
+    eigenvalues, targets = spectra.eigenvalues[..., None], spectra.target_coordinates
+    # λ and B in units of their largest, so that no square under- or overflows; eigenvalues that are rounding noise
+    # count as absent, and B is noise there
+    largest = eigenvalues.amax(-2, keepdim=True)
+    targets = targets.masked_fill(~above_rounding(eigenvalues, dim=-2), 0.0)
+    size = targets.abs().amax(-2, keepdim=True)
+    eigenvalues, targets = eigenvalues / _or_one(largest), targets / _or_one(size)
+
+    def step(_: int, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        weights, residual, direction = state
+        squared, curvature = _squared(residual), (eigenvalues * direction.square()).sum(-2, keepdim=True)
+        moving = (squared > 1e-30) & (curvature > 0)  # 0 once the residual is rounding noise of a B of size 1
+        length = torch.where(moving, squared / curvature.masked_fill(~moving, 1.0), 0.0)  # |r|² / pᵀSp
+        weights = weights + length * direction
+        residual = residual - length * eigenvalues * direction
+        if conjugate:
+            return weights, residual, residual + _squared(residual) / _or_one(squared) * direction
+        return weights, residual, residual
+
+    return iterates(step, (torch.zeros_like(targets), targets, targets), numbers) * (size / _or_one(largest))
+
+
+def _squared(vectors: Tensor) -> Float[Tensor, "prompt point 1 y"]:
+    return vectors.square().sum(-2, keepdim=True)
+
+
+def _or_one(values: Tensor) -> Tensor:
+    return values.masked_fill(values == 0, 1.0)
 
 
 # ---- cards ----
@@ -159,25 +199,6 @@ def _fit_any_filter(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     yield FittedAlgorithm(learner.name, learner, {}, len(knots))
 
 
-def fit_online(problem: FitProblem) -> FittedAlgorithm:
-    """Fit one pass over the context: by the step size nearest to the targets, or 1 / |x|² if that is nearer."""
-
-    def error(step_size: float | None) -> float:
-        return problem.error(online_gradient_descent(problem.prompts, step_size=step_size, at="query").query()[0])
-
-    typical = 1 / problem.prompts.context.xs.square().sum(-1).mean().item()
-    step_size, least_error = minimize_on_grid(error, geometric_grid(0.01 * typical, 4 * typical, 16))
-    best = None if error(None) <= least_error else step_size  # None: 1 / |x|²
-    learner = AlgorithmLearner(online_gradient_descent, {"step_size": best})
-    settings = {} if best is None else {"step_size": best}
-    return FittedAlgorithm(ONLINE.name, learner, settings, len(settings))
-
-
-def _online_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
-    step_size = fit_online(problem).hyperparameters.get("step_size")
-    yield OnlineDescent(problem.prompts.n_context, step_size=step_size, causal=problem.causal)
-
-
 ANY_POLYNOMIAL = register(
     Algorithm(
         name="any first-order learner",
@@ -201,12 +222,21 @@ CHEBYSHEV = register(
     )
 )
 ANY_FILTER = register(Algorithm(name="any function of S", fit=_fit_any_filter, for_scale=True))
-ONLINE = register(
+# 28 numbers of steps up to 1024, which runs them all
+SEARCH_STEPS = tuple(sorted({round(1024 ** (i / 27)) for i in range(28)}))
+STEEPEST_DESCENT = register(
     Algorithm(
-        name="online gradient descent",
-        trajectory=online_gradient_descent,
-        fit=lambda problem: [fit_online(problem)],
-        step_forms=_online_steps,
-        step_kinds={"online gradient descent": ("online", "")},
+        name="steepest descent",
+        trajectory=steepest_descent,
+        path=lambda _: {"steps": SEARCH_STEPS},
+        freedom="per prefix",
+    )
+)
+CONJUGATE_GRADIENTS = register(
+    Algorithm(
+        name="conjugate gradients",
+        trajectory=conjugate_gradient,
+        path=lambda prompts: {"steps": tuple(range(1, 2 * prompts.x_dim + 1))},
+        freedom="per prefix",
     )
 )

@@ -38,11 +38,9 @@ def gradient_descent(
         per_prefix: step sizes are in units of `1 / λ_max` of each prefix: 1 suits all prefixes, as Newton's default
             `alpha` does. Otherwise they are the same for all.
         initial_weights: W_0 `[x y]` of every run; 0 by default.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
+        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         DivergenceWarning: it diverges on more than half of the full contexts, in more than one step.
@@ -115,11 +113,9 @@ def gd_plus_plus(
         steps: number of steps, or several in any order; 0 predicts 0.
         step_size: a, the factor on the summed gradient: one number, or one for each step up to the largest of `steps`.
         gamma: γ, the factor on the summed S: one number, or one for each step up to the largest of `steps`.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
+        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         DivergenceWarning: the residual grows on more than half of the full contexts, in more than one step. It does not

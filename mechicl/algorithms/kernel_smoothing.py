@@ -45,10 +45,9 @@ def kernel_smoothing(
     Args:
         bandwidth: h, in units of x ("gaussian") or of x² ("exponential"); `tuned_bandwidth` finds one.
         kernel: "gaussian" is `exp(-|x - x'|²/(2h²))` and "exponential" is `exp(<x, x'>/h)`.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Example:
         >>> prompts = SineRegression().sample(100, seed=0)
@@ -123,6 +122,4 @@ def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     yield smoother(min(bandwidths, key=lambda h: few.error(smoother(h).predict(few.prompts))))
 
 
-SMOOTHING = register(
-    Algorithm(name="softmax smoothing", step_forms=_smoothing_steps, step_kinds={"softmax smoothing": ("softmax", "")})
-)
+SMOOTHING = register(Algorithm(name="softmax smoothing", step_forms=_smoothing_steps))

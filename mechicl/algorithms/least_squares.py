@@ -23,7 +23,7 @@ from mechicl.algorithms.stepwise.inverses import ResidualRidge, RidgeByDirection
 from mechicl.algorithms.tuning import geometric_grid
 from mechicl.base.arguments import NonNegative, Positive, checked
 from mechicl.base.warning import warn
-from mechicl.learners import AlgorithmLearner, Trajectory
+from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
@@ -41,12 +41,8 @@ def ols(prompts: Sized, *, at: PointsAt = "points", with_weights: bool = False) 
     max(n, d)` times the largest count as absent, with the ε of the prompts' dtype, as in `numpy.linalg.lstsq`. Source:
     Fu et al. 2024, section 3.1.
 
-    Args:
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
-
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -63,11 +59,9 @@ def ridge(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
     Args:
         penalty: λ > 0; for no penalty, or one near rounding noise, use `ols`.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         ConditioningWarning: inputs are nearly collinear, or of very different sizes, so that few digits are right.
@@ -77,11 +71,7 @@ def ridge(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
 
 @checked
 def ridge_path(
-    prompts: SizedForFourthPowers,
-    steps: Steps = 1,
-    *,
-    at: PointsAt = "points",
-    with_weights: bool = False,
+    prompts: SizedForFourthPowers, steps: Steps = 1, *, at: PointsAt = "points", with_weights: bool = False
 ) -> Trajectory:
     """Predict by ridge regression `(S + p_k I)⁻¹ B` along a path of penalties, each half of the one before.
 
@@ -92,11 +82,9 @@ def ridge_path(
 
     Args:
         steps: number k of halvings, or several in any order; 0 uses `p_0`.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
+        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     numbers = step_numbers(steps)
 
@@ -127,11 +115,9 @@ def bayes(
         noise_std: standard deviation of the label noise.
         weight_std: standard deviation of the weights.
         weight_covariance: C, symmetric and without negative eigenvalues: weights are N(0, weight_std² C). By default I.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     if weight_covariance is not None:
         root = _covariance_root(weight_covariance, prompts)
@@ -233,7 +219,7 @@ def fit_ridge(problem: FitProblem) -> FittedAlgorithm:
         lambda value: ridge_filter(spectral.eigenvalues, value, n_context=problem.prompts.n_context),
         geometric_grid(1e-8 * mean, 1e2 * mean, 100),
     )
-    return FittedAlgorithm("ridge", AlgorithmLearner(ridge, {"penalty": penalty}), {"penalty": penalty}, 1)
+    return RIDGE.fitted({"penalty": penalty})
 
 
 def _ridge_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
@@ -271,7 +257,7 @@ LEAST_SQUARES = register(
     Algorithm(
         name="least squares",
         trajectory=ols,
-        fit=lambda _: [FittedAlgorithm("least squares", AlgorithmLearner(ols))],
+        fit=lambda _: [LEAST_SQUARES.fitted({})],
         path=lambda _: {},
         layer_name="OLS",
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import FEW, FEWER, named
 from mechicl.algorithms.sizes import SizedForFourthPowers
-from mechicl.algorithms.spectra import Steps, safe_norm, second_moments, spectral_trajectory, step_numbers
+from mechicl.algorithms.spectra import Steps, iterates, safe_norm, second_moments, spectral_trajectory, step_numbers
 from mechicl.algorithms.spectral_fit import MARGIN, SpectralLearner, SpectralProblem, largest_stable
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import NewtonSteps
@@ -37,20 +37,17 @@ def newton(
 ) -> Trajectory:
     """Run iterative Newton for the inverse of S: `M_0 = αS`, `M_{k+1} = 2 M_k - M_k S M_k`, prediction `x M_k B`.
 
-    S = XᵀX and B = XᵀY sum over the points before the predicted one. Any number of steps costs the same. Source: Fu et
-    al. 2024, section 3.2 and C.3, whose `α = 2 / ‖S Sᵀ‖₂` is on the boundary and does not converge; the authors' code
-    has the default.
+    S = XᵀX and B = XᵀY sum over the points before the predicted one. Source: Fu et al. 2024, section 3.2 and C.3,
+    whose `α = 2 / ‖S Sᵀ‖₂` is on the boundary and does not converge; the authors' code has the default.
 
     Args:
         steps: number of iterations, or several in any order; 0 predicts `x αS B`.
         alpha: α, the same for all prefixes; by default `1 / ‖S Sᵀ‖_F` of each prefix, with which it always converges.
         factors: multiply the start αS and each iteration's result by these numbers, one more than the largest of
             `steps`; none by default.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
+        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Raises:
         ValueError: `alpha` is too large to converge on these prompts.
@@ -71,12 +68,12 @@ def newton(
             if bool((alpha * eigenvalues.square() >= 2).any()):
                 limit = 2 / eigenvalues.square().max().item()
                 raise ValueError(f"alpha={alpha:g} does not converge: on these prompts it must be below {limit:g}")
-        if factors is None:
-            return torch.stack([newton_filter(eigenvalues, k, each) for k in numbers])
-        after = [factors[0] * each * eigenvalues]
-        for factor in factors[1:]:
-            after.append(factor * after[-1] * (2 - eigenvalues * after[-1]))
-        return torch.stack(after)[list(numbers)]
+        scales = [1.0] * (max(numbers) + 1) if factors is None else factors
+        return iterates(
+            lambda k, inverse: scales[k + 1] * inverse * (2 - eigenvalues * inverse),
+            scales[0] * each * eigenvalues,
+            numbers,
+        )
 
     return spectral_trajectory(prompts, filters, name="Newton", steps=numbers, at=at, with_weights=with_weights)
 
@@ -87,20 +84,11 @@ def _norms(eigenvalues: Float[Tensor, "*any x"]) -> Float[Tensor, "*any 1"]:
 
 
 def newton_filter(eigenvalues: Float[Tensor, "*any"], steps: int, alpha: float | Tensor) -> Float[Tensor, "..."]:
-    """Return `m_k = (1 - (1 - αλ²)^(2^k)) / λ`, and its limit 0 at λ = 0, without cancellation for small λ.
+    """Return `m_k` of `m ← m (2 - λm)` from αλ: the error `1 - λm` is squared in each step, from `1 - αλ²`.
 
     Differentiable with respect to α, a number or a tensor that broadcasts. It converges for `0 < αλ² < 2`.
     """
-    # In an eigendirection m ← 2m - λm² = m (2 - λm), so the error 1 - λm is squared: from the first, 1 - αλ², k times.
-    # Where that is near 1 the difference loses digits: see `gradient_descent_filter`.
-    scaled = alpha * eigenvalues.square()
-    small = scaled < 0.5
-    gentle = -torch.expm1(2.0**steps * torch.log1p(-scaled.masked_fill(~small, 0.0)))
-    # an even power beyond k = 0, so that the sign of 1 - αλ² matters only there
-    rest = 1 - scaled if steps == 0 else (1 - scaled).abs() ** (2.0**steps)
-    progress = torch.where(small, gentle, 1 - rest)
-    present = eigenvalues > 0
-    return torch.where(present, progress / eigenvalues.masked_fill(~present, 1.0), 0.0)
+    return iterates(lambda _, inverse: inverse * (2 - eigenvalues * inverse), alpha * eigenvalues, [steps])[0]
 
 
 def fit_newton(spectral: SpectralProblem, numbers: Sequence[int]) -> FittedAlgorithm:
@@ -185,7 +173,6 @@ NEWTON = register(
         freedom="per prefix",
         other_paths={"fixed": _fixed_path, "tuned per step": _tuned_path},
         step_forms=_newton_steps,
-        step_kinds={"Newton": ("Newton", "")},
         phrase="{count} of Newton's method",
         unit="iteration",
     )

@@ -39,7 +39,6 @@ def on_features(
             the features of a point may depend on that point only.
         algorithm: function of `mechicl.algorithms` that returns a `Trajectory`; by default `ols`.
         hyperparameters: keyword arguments of `algorithm`, such as `{"steps": [1, 2], "step_size": 0.1}`.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
         `Trajectory` of `algorithm`, without weights: `predictions` `[step prompt point y]`, point t predicted from
@@ -84,10 +83,9 @@ def logistic(
         weight_std: standard deviation of the weights' normal prior.
         posterior: "mode" predicts `tanh(x w / 2)` with these weights; "laplace" averages it over the normal
             distribution that has the posterior's curvature there, which is nearer to exact Bayes.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     labels = prompts.ys[:, :-1]
     if not (labels.abs() == 1).all():
@@ -176,10 +174,9 @@ def network_descent(
         n_hidden: number of hidden units.
         steps: number of steps of Adam, each on all points.
         learning_rate: learning rate of Adam.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     n_points = prompts.n_context + 1
     largest = (n_points if at == "points" else 1) * n_hidden * max(n_points, prompts.x_dim)

@@ -15,9 +15,10 @@ from mechicl.algorithms.spectra import (
     TOLERANCE,
     Steps,
     in_parts,
+    iterates,
+    linear_trajectory,
     n_before,
     second_moments,
-    selected,
     step_numbers,
     warn_where_most_diverge,
 )
@@ -49,11 +50,9 @@ def preconditioned_gd(
     Args:
         steps: number of steps, or several in any order; 0 predicts 0.
         preconditioner: matrix A `[x x]`, or one for each step (at least the largest of `steps`).
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[step prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[step prompt point y]`, point t predicted from those before; `query()` is the last.
+        `Trajectory` `[step prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Warns:
         DivergenceWarning: repeating the steps makes errors grow (the product of all `I - A_k S / n` has a spectral
@@ -68,17 +67,14 @@ def preconditioned_gd(
         raise ValueError(f"preconditioner must be [x x] = {shape}, one or {last} of them, got {shapes}")
 
     def run(part: Prompts) -> Trajectory:
-        xs = part.xs.double()
         n = n_before(part, at).clamp(min=1)[:, None, None]
         second, cross = (each / n for each in second_moments(part, at))
-        weights = torch.zeros_like(cross)
-        after = [weights]
-        for matrix in matrices[:last]:
-            weights = weights - matrix.to(xs) @ (second @ weights - cross)
-            after.append(weights)
-        reached = torch.stack([after[k] for k in numbers])
-        predictions = (selected(xs, at)[..., None, :] @ reached)[..., 0, :].to(part.dtype)
-        return Trajectory(numbers, predictions, "preconditioned GD", reached.to(part.dtype) if with_weights else None)
+        weights = iterates(
+            lambda k, weights: weights - matrices[k].to(cross) @ (second @ weights - cross),
+            torch.zeros_like(cross),
+            numbers,
+        )
+        return linear_trajectory(part, weights, "preconditioned GD", at, with_weights, numbers)
 
     if last > 1:
         _warn_of_growth(prompts[:256], matrices[: 1 if shared else last])
@@ -221,7 +217,6 @@ PRECONDITIONED = register(
         trajectory=preconditioned_gd,
         fit=_fit_preconditioned,
         step_forms=_preconditioned_steps,
-        step_kinds={"preconditioned gradient descent": ("preconditioned gradient descent", "")},
         contains=("gradient descent",),
         phrase="{count} of preconditioned gradient descent",
     )

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import scipy
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import FEWER
-from mechicl.algorithms.first_order import descend_online
+from mechicl.algorithms.gradient_descent import per_step
 from mechicl.algorithms.least_squares import ridge_filter
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, selected
@@ -23,9 +22,9 @@ from mechicl.algorithms.spectral_fit import SCREENING
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.descent import OnlineDescent
 from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
-from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid
-from mechicl.base.arguments import NonNegative, Positive, between, checked
-from mechicl.learners import AlgorithmLearner, Trajectory
+from mechicl.algorithms.tuning import geometric_grid, minimize_on_grid, simplex
+from mechicl.base.arguments import Fraction, NonNegative, Positive, between, checked
+from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
@@ -33,6 +32,55 @@ LEAST_DISCOUNT = 1e-3
 Discount = Annotated[float, between(LEAST_DISCOUNT, 1)]
 """γ: the weight of a point relative to the one after it."""
 DISCOUNTS = (0.3, 0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985, 1.0)  # that fits start from
+
+
+@checked
+def online_gradient_descent(
+    prompts: Sized, *, step_size: float | None = None, discount: Fraction = 1.0, at: PointsAt = "points",
+    with_weights: bool = False,
+) -> Trajectory:  # fmt: skip
+    """Make one pass of gradient descent over the context, one point a step, in the order of the prompt.
+
+    `W ← γ W`, `W ← W - a_t x_tᵀ (x_t W - y_t)` for each point, from 0: least mean squares, with weight decay for γ < 1.
+    Source: Fu et al. 2024, section 3.2 and Table 1; Widrow & Hoff 1960, for least mean squares.
+
+    Args:
+        step_size: a, the same for all points; by default `1 / |x_t|²`, with which each point is fitted exactly in its
+            step (points at 0 are left out).
+        discount: γ, the factor on the weights before each step; 1 for no weight decay.
+
+    Returns:
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
+    """
+    if step_size is not None:
+        per_step("step_size", step_size, 1)
+
+    def rate(squared: Tensor) -> Tensor:
+        if step_size is None:
+            return torch.where(squared > 0, 1 / squared.masked_fill(squared == 0, 1.0), 0.0)
+        return torch.full_like(squared, step_size)
+
+    return descend_online(prompts, rate, "online GD", at, with_weights, discount)
+
+
+def descend_online(
+    prompts: Prompts,
+    rate: Callable[[Float[Tensor, "prompt 1 1"]], Tensor],
+    name: str,
+    at: PointsAt,
+    with_weights: bool,
+    discount: float = 1.0,
+) -> Trajectory:
+    """Make one pass over the context with a step size that may depend on the squared norm of each input."""
+    xs, ys = prompts.xs.double(), prompts.ys.double()
+    weights = xs.new_zeros(len(prompts), prompts.x_dim, prompts.y_dim)
+    before = []
+    for t in range(prompts.n_context + 1):
+        x = xs[:, t, None]
+        before.append(weights)
+        weights = discount * weights
+        weights = weights - rate(x.square().sum(-1, keepdim=True)) * x.mT @ (x @ weights - ys[:, t, None])
+    return linear_trajectory(prompts, torch.stack(before, dim=1), name, at, with_weights)
 
 
 @checked
@@ -52,11 +100,9 @@ def recursive_least_squares(
         discount: γ, between 0.001 and 1; 1 forgets nothing.
         fading: True if the penalty is discounted with the points, as in the recursion; False for a penalty that stays,
             as in a Mesa layer, whose moments decay and whose regulariser does not.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
 
     Example:
         >>> prompts = LinearRegression().sample(4, seed=0)
@@ -89,11 +135,9 @@ def normalized_lms(
     Args:
         step_size: a; stable between 0 and 2.
         offset: ε, in units of x²; points at 0 are left out.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
 
     def rate(squared: Tensor) -> Tensor:
@@ -115,11 +159,9 @@ def discounted_gradient_descent(
     Args:
         step_size: a, the factor on the summed gradient.
         discount: γ, between 0.001 and 1; 1 forgets nothing.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     weights = step_size * discounted_moments(prompts, discount, at)[1]
     return linear_trajectory(prompts, weights, "discounted gradient descent", at, with_weights)
@@ -136,11 +178,9 @@ def discounted_averaging(
 
     Args:
         discount: γ, between 0.001 and 1; 1 forgets nothing.
-        at: "query" for the last point only (a point axis of length 1), "points" for every prefix.
-        with_weights: also return the weights W of each prediction `x W`, as `weights` `[1 prompt point x y]`.
 
     Returns:
-        `Trajectory`: `predictions` `[1 prompt point y]`, point t predicted from points 0..t-1; `query()` is the last.
+        `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.
     """
     cross = discounted_moments(prompts, discount, at)[1]
     exponents = torch.arange(prompts.n_context + 1, dtype=torch.float64, device=prompts.device)
@@ -185,25 +225,14 @@ def _least(
         return [min(max(1 - math.exp(logs[0]), LEAST_DISCOUNT), 1.0), *(math.exp(log) for log in logs[1:])]
 
     logs = np.log([max(1 - start[0], 0.01), *start[1:]])
-    forgetting = _simplex(lambda x: error(some, value_of(x)), logs)
-    lasting = _simplex(lambda x: error(some, [1.0, *np.exp(x)]), logs[1:])
+    forgetting = simplex(lambda x: error(some, value_of(x)), logs)
+    lasting = simplex(lambda x: error(some, [1.0, *np.exp(x)]), logs[1:])
     return min([1.0, *np.exp(lasting).tolist()], value_of(forgetting), key=lambda values: error(problem, values))
 
 
-def _simplex(error: Callable[[Any], float], start: Any) -> Any:
-    """Return the minimum that Nelder and Mead's method finds from a start."""
-    options: dict[str, Any] = {"maxfev": 150, "xatol": 1e-7, "fatol": 1e-14}
-    minimize: Any = scipy.optimize.minimize
-    return minimize(error, start, method="Nelder-Mead", options=options).x
-
-
-def _error(problem: FitProblem, function: Callable[..., Trajectory], **settings: float) -> float:
+def _error(problem: FitProblem, function: Callable[..., Trajectory], **settings: Any) -> float:
     """Return the error of an algorithm's predictions of the queries."""
     return problem.error(function(problem.prompts, **settings, at="query").query()[0])
-
-
-def _fitted(name: str, function: Callable[..., Trajectory], **settings: float) -> FittedAlgorithm:
-    return FittedAlgorithm(name, AlgorithmLearner(function, settings), settings, len(settings))
 
 
 def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
@@ -218,7 +247,18 @@ def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
         return _error(part, recursive_least_squares, discount=discount, penalty=penalty)
 
     discount, penalty = _least(error, problem, grid)
-    return _fitted(RECURSIVE.name, recursive_least_squares, discount=discount, penalty=penalty)
+    return RECURSIVE.fitted({"discount": discount, "penalty": penalty})
+
+
+def fit_online(problem: FitProblem) -> FittedAlgorithm:
+    """Fit one pass over the context: by the step size nearest to the targets, or 1 / |x|² if that is nearer."""
+
+    def error(step_size: float | None) -> float:
+        return _error(problem, online_gradient_descent, step_size=step_size)
+
+    typical = 1 / problem.prompts.context.xs.square().sum(-1).mean().item()
+    step_size, least_error = minimize_on_grid(error, geometric_grid(0.01 * typical, 4 * typical, 16))
+    return ONLINE.fitted({} if error(None) <= least_error else {"step_size": step_size})
 
 
 def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
@@ -237,10 +277,10 @@ def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
 
     starts = [(math.log(a), math.log(e)) for a in (0.3, 1.0) for e in (0.03 * size, 0.3 * size)]
     start = min(starts, key=lambda each: error(some, *values_of(each)))
-    step_size_here, offset = values_of(_simplex(lambda x: error(some, *values_of(x)), start))
+    step_size_here, offset = values_of(simplex(lambda x: error(some, *values_of(x)), start))
     if error(problem, step_size_here, offset) < 0.999 * least:
-        return _fitted(NORMALIZED.name, normalized_lms, step_size=step_size_here, offset=offset)
-    return _fitted(NORMALIZED.name, normalized_lms, step_size=step_size)
+        return NORMALIZED.fitted({"step_size": step_size_here, "offset": offset})
+    return NORMALIZED.fitted({"step_size": step_size})
 
 
 def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
@@ -254,14 +294,18 @@ def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
         return _error(problem, discounted_gradient_descent, step_size=size_of(discount), discount=discount)
 
     discount, _ = minimize_on_grid(error, DISCOUNTS)
-    name = DISCOUNTED.member(1)
-    return _fitted(name, discounted_gradient_descent, step_size=size_of(discount), discount=discount)
+    return DISCOUNTED.fitted({"step_size": size_of(discount), "discount": discount}, steps=1)
 
 
 def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
     """Fit the exponentially weighted average by its discount."""
     discount, _ = minimize_on_grid(lambda discount: _error(problem, discounted_averaging, discount=discount), DISCOUNTS)
-    return _fitted(DISCOUNTED_AVERAGING.name, discounted_averaging, discount=discount)
+    return DISCOUNTED_AVERAGING.fitted({"discount": discount})
+
+
+def _online_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
+    step_size = fit_online(problem).hyperparameters.get("step_size")
+    yield OnlineDescent(problem.prompts.n_context, step_size=step_size, causal=problem.causal)
 
 
 def _recursive_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
@@ -292,13 +336,20 @@ def _discounted_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
         yield DiscountedDescent(problem.steps, step_size=step_size, discount=discount)
 
 
+ONLINE = register(
+    Algorithm(
+        name="online gradient descent",
+        trajectory=online_gradient_descent,
+        fit=lambda problem: [fit_online(problem)],
+        step_forms=_online_steps,
+    )
+)
 RECURSIVE = register(
     Algorithm(
         name="recursive least squares",
         trajectory=recursive_least_squares,
         fit=lambda problem: [fit_recursive(problem)],
         step_forms=_recursive_steps,
-        step_kinds={"recursive least squares": ("recursive", "")},
         contains=("ridge",),
         phrase="recursive least squares with forgetting",
     )
@@ -309,7 +360,6 @@ NORMALIZED = register(
         trajectory=normalized_lms,
         fit=lambda problem: [fit_normalized(problem)],
         step_forms=_normalized_steps,
-        step_kinds={"normalised LMS": ("normalised LMS", "")},
         contains=("online gradient descent",),
         phrase="normalised least mean squares",
     )
@@ -320,7 +370,6 @@ DISCOUNTED = register(
         trajectory=discounted_gradient_descent,
         fit=lambda problem: [fit_discounted(problem)],
         step_forms=_discounted_steps,
-        step_kinds={"discounted gradient descent": ("discounted", "")},
         contains=("gradient descent", "averaging", "discounted averaging"),
         phrase="{count} of discounted gradient descent",
     )

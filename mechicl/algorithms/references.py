@@ -12,23 +12,11 @@ from torch import Tensor
 from mechicl import tasks
 from mechicl.algorithms.baselines import averaging, greedy_tree, lasso, nearest_neighbours
 from mechicl.algorithms.clusters import in_context_classifier, in_weights_classifier
-from mechicl.algorithms.discrete import (
-    MOST_FUNCTIONS,
-    conjunction_bayes,
-    elimination,
-    gf2_elimination,
-    parity_bayes,
-)
+from mechicl.algorithms.discrete import MOST_FUNCTIONS, conjunction_bayes, elimination, gf2_elimination, parity_bayes
 from mechicl.algorithms.least_squares import bayes, ols, ridge
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features, sine_and_cosine
-from mechicl.algorithms.token_counts import (
-    bigram_bayes,
-    ngram_bayes,
-    pool_bayes,
-    uniform_tokens,
-    unigram_bayes,
-)
+from mechicl.algorithms.token_counts import bigram_bayes, ngram_bayes, pool_bayes, uniform_tokens, unigram_bayes
 from mechicl.base.arguments import checked
 from mechicl.learners import AlgorithmLearner, Learner, TokenAlgorithmLearner
 from mechicl.learners.learners import named_learners

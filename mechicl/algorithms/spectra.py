@@ -10,6 +10,7 @@ serves all steps, and the cost does not grow with their number.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from einops import einsum
@@ -138,13 +139,31 @@ def one_step(prompts: Prompts, predictions: Float[Tensor, "prompt point y"], nam
 
 
 def linear_trajectory(
-    prompts: Prompts, weights: Float[Tensor, "prompt point x y"], name: str, at: PointsAt, with_weights: bool
+    prompts: Prompts,
+    weights: Float[Tensor, "*step prompt point x y"],
+    name: str,
+    at: PointsAt,
+    with_weights: bool,
+    steps: tuple[int, ...] = (1,),
 ) -> Trajectory:
-    """Return the one-step trajectory of a learner that predicts each point by its prefix's weights, float64."""
-    weights = selected(weights, at)
-    predictions = (selected(prompts.xs.double(), at)[..., None, :] @ weights)[..., 0, :]
-    kept = weights[None].to(prompts.dtype) if with_weights else None
-    return Trajectory((1,), predictions[None].to(prompts.dtype), name, kept)
+    """Return the trajectory of a learner that predicts each point by its prefix's weights, float64."""
+    weights = selected(weights, at, axis=-3)
+    weights = weights if weights.ndim == 5 else weights[None]
+    predictions = (selected(prompts.xs.double(), at)[..., None, :] @ weights)[..., 0, :].to(prompts.dtype)
+    return Trajectory(steps, predictions, name, weights.to(prompts.dtype) if with_weights else None)
+
+
+def iterates(step: Callable[[int, Any], Any], start: Any, numbers: Sequence[int]) -> Float[Tensor, "step *any"]:
+    """Return what an iteration reaches after each of these numbers of steps; step k, from 0, is `step(k, state)`.
+
+    A state is a tensor, or a tuple of tensors of which the first is returned.
+    """
+    state, reached, wanted = start, {}, set(numbers)
+    for k in range(max(numbers) + 1):
+        state = step(k - 1, state) if k else start
+        if k in wanted:
+            reached[k] = state[0] if isinstance(state, tuple) else state
+    return torch.stack([reached[k] for k in numbers])
 
 
 def above_rounding(eigenvalues: Tensor, dim: int = -1) -> Bool[Tensor, "..."]:

@@ -18,6 +18,7 @@ from mechicl.prompts import Prompts
 
 Filter = Callable[[Float[Tensor, "*any"]], Float[Tensor, "*any"]]
 SCREENING = 512  # prompts on which step numbers and starts are chosen, before the fit on all
+N_GUARDS = 64
 MOST_GROWTH, MARGIN = 100, 1.25  # of residuals on contexts whose eigenvalues exceed all those seen by this factor
 
 
@@ -82,24 +83,19 @@ class SpectralProblem:
         contributions = spectra.point_coordinates[:, 0, :, None] * spectra.target_coordinates[:, 0]
         return cls(spectra.eigenvalues[:, 0], contributions, targets)
 
-    def guarded(self, n_guards: int = 64) -> "SpectralProblem":
+    def guarded(self) -> "SpectralProblem":
         """Return the problem with a weak preference for filters that do not explode on larger eigenvalues.
 
         Adds rows whose target is `λ f(λ) = 1` up to `MARGIN` times the largest eigenvalue, each with 1/10,000 of the
         weight of a prompt: too little to move a fit, unless a residual there is hundreds of times the target.
         """
         # a guard is a prompt with one eigendirection λ, whose contribution w λ makes its prediction w λ f(λ), target w
-        guards = torch.linspace(0, MARGIN * self.eigenvalues.max().item(), n_guards + 1, dtype=torch.float64)[1:]
+        guards = torch.linspace(0, MARGIN * self.eigenvalues.max().item(), N_GUARDS + 1, dtype=torch.float64)[1:]
         weight = 1e-2 * self.targets.square().mean().sqrt()
-        eigenvalues = self.eigenvalues.new_zeros(n_guards, self.eigenvalues.shape[1])
-        contributions = self.contributions.new_zeros(n_guards, *self.contributions.shape[1:])
-        targets = self.targets.new_zeros(n_guards, self.targets.shape[1])
-        eigenvalues[:, 0], contributions[:, 0, 0], targets[:, 0] = guards, weight * guards, weight
-        return SpectralProblem(
-            torch.cat([self.eigenvalues, eigenvalues]),
-            torch.cat([self.contributions, contributions]),
-            torch.cat([self.targets, targets]),
-        )
+        every = (self.eigenvalues, self.contributions, self.targets)
+        rows = [each.new_zeros(N_GUARDS, *each.shape[1:]) for each in every]
+        rows[0][:, 0], rows[1][:, 0, 0], rows[2][:, 0] = guards, weight * guards, weight
+        return SpectralProblem(*map(torch.cat, zip(every, rows, strict=True)))
 
     def explodes(self, filtered: Filter) -> bool:
         """Return whether a residual, up to `MARGIN` times the largest eigenvalue, exceeds `MOST_GROWTH`."""

@@ -1,6 +1,7 @@
 """Learners of token sequences, which count the tokens so far or average over a finite pool of sources.
 
-Log-probabilities are in nats, float64: index i of `read` predicts token i + 1 from tokens 0..i.
+Each takes sequences, such as `tasks.MarkovChains().sample(8, seed=0)`, whose ids are below `d_vocab`, the number of
+different tokens. Log-probabilities are in nats, float64: index i of `read` predicts token i + 1 from tokens 0..i.
 """
 
 import math
@@ -23,10 +24,6 @@ VocabularySize = Annotated[int, at_least(2)]
 def uniform_tokens(sequences: TokenSequences, *, d_vocab: VocabularySize) -> Float[Tensor, "prompt read token"]:
     """Predict all tokens as equally likely, as an untrained model does.
 
-    Args:
-        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
-        d_vocab: number of different tokens.
-
     Returns:
         Log-probabilities in nats, float64, all `-log(d_vocab)`; index i of `read` predicts token i + 1.
     """
@@ -43,8 +40,6 @@ def unigram_bayes(
     learn it first. Source: Edelman et al. 2024, section 2.
 
     Args:
-        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
-        d_vocab: number of different tokens, k.
         concentration: concentration a of the symmetric Dirichlet prior over tokens; 1 is a uniform prior.
 
     Returns:
@@ -64,8 +59,6 @@ def bigram_bayes(
     token. Source: Edelman et al. 2024, section 2.
 
     Args:
-        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
-        d_vocab: number of different tokens, k.
         concentration: concentration c of the Dirichlet prior over each row of the transition matrix; 1 is uniform.
 
     Returns:
@@ -91,8 +84,6 @@ def ngram_bayes(
     Edelman et al. 2024, on n-grams.
 
     Args:
-        sequences: token sequences, such as `tasks.MarkovChains().sample(8, seed=0)`; every id is below `d_vocab`.
-        d_vocab: number of different tokens.
         order: number of last tokens that must be equal.
         concentration: concentration of the Dirichlet prior over the next token; 1 is uniform.
 

@@ -1,7 +1,8 @@
-"""The search that all tuning uses, and step sizes tuned on prompts."""
+"""The searches that all fits of a few numbers use, and step sizes tuned on prompts."""
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import scipy
 import torch
@@ -44,6 +45,22 @@ def minimize_on_grid(
             finite, bounds=(grid[low], grid[high]), method="bounded", options={"xatol": tolerance * grid[high]}
         )
     return (float(result.x), float(result.fun)) if result.fun < errors[best] else (grid[best], errors[best])
+
+
+def simplex(error: Callable[[Any], float], start: Any, *, xatol: float = 1e-7, fatol: float = 1e-14) -> Any:
+    """Return the minimum that Nelder and Mead's method finds from a start."""
+    options = {"maxfev": 150, "xatol": xatol, "fatol": fatol}
+    minimize: Any = scipy.optimize.minimize
+    return minimize(error, start, method="Nelder-Mead", options=options).x
+
+
+def least_squares(residuals: Callable[[Any], Tensor], start: Any, *, floor: float, evaluations: int) -> Any:
+    """Return scipy's fit of least squared residuals from a start; `floor` is added to the size of each number."""
+
+    def finite(values: Any) -> Any:
+        return residuals(values).flatten().nan_to_num(1e6).clamp(-1e6, 1e6).numpy()
+
+    return scipy.optimize.least_squares(finite, start, x_scale=abs(start) + floor, max_nfev=evaluations)
 
 
 def geometric_grid(low: float, high: float, n: int = 60) -> list[float]:

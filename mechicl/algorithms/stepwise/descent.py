@@ -86,14 +86,13 @@ class QueryDescent(StepwiseAlgorithm):
     Args:
         steps: number of steps.
         step_size: a, the factor on the summed gradient, one for all steps or one a step.
-        causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
     """
 
     variables = ("x", "y", "transformed x", "prediction")
 
     @checked
-    def __init__(self, steps: Count, *, step_size: float | Sequence[float], causal: bool = False):
-        self.n_steps, self.causal = steps, causal
+    def __init__(self, steps: Count, *, step_size: float | Sequence[float]):
+        self.n_steps = steps
         self.step_sizes = per_step("step_size", step_size, steps)
         self.name = f"gradient descent, {count(steps, 'step')}, by the query alone"
 

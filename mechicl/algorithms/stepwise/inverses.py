@@ -92,17 +92,15 @@ class RidgePath(StepwiseAlgorithm):
 
     Args:
         penalties: penalty λ of each step, usually falling; 0 gives the least-squares solution of least norm.
-        causal: True if a context point reads only itself and the points before it; it makes no difference to the query.
     """
 
     variables = ("x", "y", "prediction")
 
     @checked
-    def __init__(self, penalties: Sequence[NonNegative], *, causal: bool = False):
+    def __init__(self, penalties: Sequence[NonNegative]):
         if not penalties:
             raise ValueError("penalties must be one or more numbers, got none")
-        self.penalties, self.causal = tuple(map(float, penalties)), causal
-        self.n_steps = len(self.penalties)
+        self.penalties, self.n_steps = tuple(map(float, penalties)), len(penalties)
         self.name = f"ridge path, {self.n_steps} penalt{'y' if self.n_steps == 1 else 'ies'}"
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:
@@ -113,16 +111,13 @@ class RidgePath(StepwiseAlgorithm):
 
 
 class RidgeByDirections(StepwiseAlgorithm):
-    """Ridge regression by eigendirections of the context's S, the largest first: each step adds one of `x_dim`.
-
-    With `causal`, a context point reads only itself and those before it, which makes no difference to the query.
-    """
+    """Ridge regression by eigendirections of the context's S, the largest first: each step adds one of `x_dim`."""
 
     variables = ("x", "y", "prediction")
 
     @checked
-    def __init__(self, x_dim: Count, *, penalty: NonNegative = 0.0, causal: bool = False):
-        self.n_steps, self.penalty, self.causal = x_dim, float(penalty), causal
+    def __init__(self, x_dim: Count, *, penalty: NonNegative = 0.0):
+        self.n_steps, self.penalty = x_dim, float(penalty)
         self.name = f"ridge by {count(x_dim, 'eigendirection')}"
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:

@@ -1,0 +1,108 @@
+"""Every card of the library has an independent computation: a plain loop that the card's family contains."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mechicl.algorithms.card import Algorithm, FitProblem
+from mechicl.tasks import LinearRegression
+from tests.algorithms.reference import Predict, descend, iterate, precondition, transform
+from tests.algorithms.test_baselines import average, nearest, smoother
+from tests.algorithms.test_descent import chebyshev_residual, descend_online, search_lines
+from tests.algorithms.test_least_squares import lstsq, solve
+from tests.algorithms.test_recursive import moments, normalised, recursion
+
+PROMPTS = LinearRegression(x_dim=3, n_context=8).sample(60, seed=0, dtype=torch.float64)
+MATRIX = np.array([[0.5, 0.1, 0.0], [0.2, 0.4, 0.1], [0.0, 0.1, 0.6]])
+
+
+def with_momentum(steps: int, step_size: float, momentum: float) -> Predict:
+    def predict(xs, ys, query):
+        weights = velocity = np.zeros((query.size, ys.shape[1]))
+        for _ in range(steps):
+            velocity = momentum * velocity - step_size * xs.T @ (xs @ weights - ys)
+            weights = weights + velocity
+        return query @ weights
+
+    return predict
+
+
+def chebyshev(steps: int) -> Predict:
+    def predict(xs, ys, query):
+        values, vectors = np.linalg.eigh(xs.T @ xs)
+        progress = (1 - chebyshev_residual(values, steps)) / values
+        return query @ vectors @ np.diag(progress) @ vectors.T @ xs.T @ ys
+
+    return predict
+
+
+def on_one_and_x(matrix: np.ndarray) -> Predict:
+    def predict(xs, ys, query):
+        features = np.concatenate([np.ones((len(xs), 1)), xs], axis=1)
+        return precondition([matrix])(features, ys, np.concatenate([[1.0], query]))
+
+    return predict
+
+
+def first_of_a_path(xs: np.ndarray, ys: np.ndarray, query: np.ndarray) -> np.ndarray:
+    return solve(np.linalg.norm(xs.T @ xs @ xs.T @ xs) ** 0.5 / 2)(xs, ys, query)
+
+
+INDEPENDENT: dict[str, Predict] = {
+    "gradient descent": descend(3, 0.3),
+    "GD++": transform([0.3] * 3, [0.05] * 3),
+    "gradient descent with momentum": with_momentum(3, 0.2, 0.4),
+    "Newton": iterate(3),
+    "preconditioned gradient descent": precondition([MATRIX]),
+    "kernel gradient descent on 1 and x": on_one_and_x(np.pad(MATRIX, (1, 0), constant_values=0.2)),
+    "any first-order learner": transform([0.2, 0.4], [0.0, 0.0]),
+    "any function of S": descend(1, 0.3),
+    "Chebyshev": chebyshev(2),
+    "steepest descent": search_lines(1, conjugate=False),
+    "conjugate gradients": search_lines(1, conjugate=True),
+    "least squares": lstsq,
+    "ridge": solve(0.5),
+    "ridge path": first_of_a_path,
+    "averaging": average,
+    "nearest neighbours": nearest(3),
+    "softmax smoothing": smoother("exponential", 0.1),
+    "online gradient descent": descend_online(0.4),
+    "normalised LMS": normalised(0.4, 0.1),
+    "recursive least squares": recursion(0.3, 0.9),
+    "discounted gradient descent": moments(0.3, 0.8),
+    "discounted averaging": moments(1.0, 0.8, normalize=True),
+}
+OF_BANDWIDTHS = ("softmax smoothing",)  # the step form takes the best of 16
+
+
+def nearest_error(card: Algorithm, problem: FitProblem) -> float:
+    """Return the least relative error of the card's fitted members, first steps or step forms."""
+    learners = [member.learner for member in card.members(problem)]
+    if not learners and card.path is not None:
+        learners = [card.on(problem.prompts, steps=(1,))]
+    if not learners and card.step_forms is not None:
+        learners = list(card.step_forms(problem))
+    return (
+        min(problem.error(each.predict(problem.prompts)) for each in learners) / problem.targets.square().mean().item()
+    )
+
+
+def of_the_library() -> dict[str, Algorithm]:
+    """Return the cards that modules of the library define; other tests register their own."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("mechicl.algorithms.")]
+    values = [value for module in modules for value in vars(module).values()]
+    return {value.name: value for value in values if isinstance(value, Algorithm)}
+
+
+def test_every_card_has_an_independent_computation():
+    assert of_the_library().keys() == INDEPENDENT.keys(), "add a plain loop of the new algorithm to INDEPENDENT"
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_a_family_contains_what_a_plain_loop_predicts(name):
+    xs, ys = PROMPTS.xs.numpy(), PROMPTS.ys.numpy()
+    targets = np.stack([INDEPENDENT[name](x[:-1], y[:-1], x[-1]) for x, y in zip(xs, ys, strict=True)])
+    problem = FitProblem(PROMPTS, torch.from_numpy(targets).expand(3, -1, -1), steps=3)
+    assert nearest_error(of_the_library()[name], problem) < (0.05 if name in OF_BANDWIDTHS else 1e-8)
