@@ -6,9 +6,9 @@ python analyses/beyond_attention_known.py
 from typing import Any
 
 from known_answers import ALIKE, SAME
-from known_answers import compare as known_answers
 from known_answers import _others as others_of
 from known_answers import _own as own_of
+from known_answers import compare as known_answers
 
 from mechicl.constructions import known_models
 from mechicl.reports import Comparison, Row
