@@ -5,7 +5,6 @@ python analyses/beyond_attention.py
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import DriftingRegression, LinearRegression
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 KINDS = ("delta", "mesa", "gated-linear", "mamba2")
 CHECKPOINTS = (
@@ -37,17 +36,11 @@ N_FITTING, N_TESTING = 1024, 512
 N_STATES = 512  # prompts whose states are recorded, and as many whose states are exchanged: states take memory
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Layers with a state next to the algorithms that theorems say they can run."""
-
-    checkpoints: tuple[str, ...] = CHECKPOINTS
-    """Names of checkpoints."""
-    n_identify: int = 256
-    """Prompts that families are fitted on."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(CHECKPOINTS, "Names of checkpoints"),
+    n_identify=Option(256, "Prompts that families are fitted on"),
+)
+def compare(args: Any) -> Comparison:
     """Losses, families, order, forgetting and exchanged states of every checkpoint's seeds."""
     rows, data = _references(), {}
     for name in args.checkpoints:
@@ -87,7 +80,7 @@ def _number(value: Any) -> Any:
     return value.mean().item() if value.ndim == 1 else 1 - (value[0].sum() / value[1].sum()).item()
 
 
-def measured(model: Any, args: Args) -> dict[str, Any]:
+def measured(model: Any, args: Any) -> dict[str, Any]:
     """All measurements of one model: numbers, names, errors `[prompt]`, or errors and deviations `[2 prompt]`."""
     model = model.to(torch.float64)
     fitting, base, source = (TASK.sample(n, seed=seed, dtype=torch.float64)
@@ -250,4 +243,4 @@ def _references() -> list[Row]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "beyond_attention")
+    compare.run()

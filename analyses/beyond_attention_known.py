@@ -3,31 +3,22 @@
 python analyses/beyond_attention_known.py
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from known_answers import ALIKE, SAME
-from known_answers import Args as Options
 from known_answers import _others as others_of
 from known_answers import _own as own_of
+from known_answers import compare as known_answers
 
 from mechicl.constructions import known_models
 from mechicl.reports import Comparison, Row
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """The right hypothesis and all others on layers with a state, plain and hidden by rotations."""
-
-    n_prompts: int = 64
-    """Prompts of the interventions."""
-    seed: int = 0
-    """Seed of prompts and disguises."""
-
-
-def compare(args: Args) -> Comparison:
+@script(n_prompts=Option(64, "Prompts of the interventions"), seed=Option(0, "Seed of prompts and disguises"))
+def compare(args: Any) -> Comparison:
     """Weakest R² of each layer's own hypothesis, and of those of all other hand-written models."""
-    options = Options(n_prompts=args.n_prompts, seed=args.seed)
+    options = known_answers.options(n_prompts=args.n_prompts, seed=args.seed)
     plain, hidden = (known_models(recurrent=True, hidden=each, seed=args.seed) for each in (False, True))
     everyone, rows, above = [*plain, *known_models()], [], 0
     for known, copy in zip(plain, hidden, strict=True):
@@ -47,4 +38,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "beyond_attention_known")
+    compare.run()

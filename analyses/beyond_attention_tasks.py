@@ -4,7 +4,6 @@ python analyses/beyond_attention_tasks.py
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import AssociativeRecall, DriftingRegression
 from mechicl.training import PRESETS, train
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 SIZES: dict[str, Any] = {"x_dim": 5, "n_context": 20}
 TASKS = {"drift": DriftingRegression(**SIZES, renewed=0.05), "recall": AssociativeRecall(**SIZES, n_keys=8)}
@@ -42,17 +41,11 @@ WITHOUT = {  # the same layers, trained without drift
 N_FITTING, N_TESTING = 1024, 1024
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """One layer of each kind, trained on drifting weights and on associative recall: ten minutes on a core."""
-
-    runs: Path = Path("runs/beyond-attention")
-    """Folder of the trainings; finished ones are read again."""
-    kinds: tuple[str, ...] = tuple(KINDS)
-    """Kinds of layers."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    runs=Option(Path("runs/beyond-attention"), "Folder of the trainings; finished ones are read again"),
+    kinds=Option(tuple(KINDS), "Kinds of layers"),
+)
+def compare(args: Any) -> Comparison:
     """Train, and measure losses, families and forgetting next to tuned algorithms."""
     rows = []
     for name, task in TASKS.items():
@@ -115,4 +108,4 @@ def _references(name: str, task: Any, prompts: Prompts, tuning: Prompts) -> list
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "beyond_attention_tasks")
+    compare.run()

@@ -5,7 +5,6 @@ python analyses/clamped_induction.py --folder runs/clamped    # train: 12 condit
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval
 from mechicl.sweeps import Sweep
 from mechicl.training import PRESETS, Clamp, TrainingConfig
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 from support.sweeps import coverage_words, over_seeds
 
 SOURCE_SEED = 0
@@ -30,17 +29,13 @@ NOTHING = "nothing"
 CURVES = "clamped_induction.csv"
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Steps at which losses fall on repeated tokens, with activations of a trained model given from the start."""
-
-    folder: Path | None = None
-    """Folder to train in; by default the losses are read that come with the script."""
-    source: str = "induction-2l"
-    """Name or folder of trained models of that preset, from which activations are copied."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    folder=Option(
+        None, "Folder to train in; by default the losses are read that come with the script", kind=Path | None
+    ),
+    source=Option("induction-2l", "Name or folder of trained models of that preset, from which activations are copied"),
+)
+def compare(args: Any) -> Comparison:
     """The step at which the loss passes LEVEL in each condition, and how much earlier that is than without a clamp."""
     if args.folder is not None:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -145,4 +140,4 @@ def train_conditions(folder: Path, source: str) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "clamped_induction")
+    compare.run()

@@ -3,27 +3,22 @@
 python analyses/does_it_run.py --checkpoint gpt2-8l
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison
 from mechicl.reports.causes import causal_part
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Which algorithm explains what interventions do to a model."""
-
-    checkpoint: str = "gpt2-8l"
-    """Name or folder of a model that reads prompts of points."""
-    n_prompts: int = 1024
-    """Prompts that interventions are measured on."""
-    seed: int = 0
-    """Seed of the prompts, of those that parameters and schedules are fitted on, and of shuffled weights."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("gpt2-8l", "Name or folder of a model that reads prompts of points"),
+    n_prompts=Option(1024, "Prompts that interventions are measured on"),
+    seed=Option(
+        0, "Seed of the prompts, of those that parameters and schedules are fitted on, and of shuffled weights"
+    ),
+)
+def compare(args: Any) -> Comparison:
     """All hypotheses on all seeds of a checkpoint."""
     checkpoint = load_checkpoint(args.checkpoint)
     rows, sections, data = causal_part(
@@ -38,4 +33,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "does_it_run")
+    compare.run()

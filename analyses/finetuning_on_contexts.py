@@ -4,7 +4,7 @@ python analyses/finetuning_on_contexts.py --checkpoint lsa-1l
 python analyses/finetuning_on_contexts.py --checkpoint gpt2-8l
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from mechicl.analysis import FineTuning, compare_on_prompts, read_dual_form
 from mechicl.analysis.finetuning import METHOD_NAMES, METHODS, search_on_prompts
@@ -14,32 +14,19 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.finetuning import finetuning_sections
 from mechicl.statistics import interval
-from support.checks import at_most, every
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """A model fine-tuned on each prompt's context, and the same model reading it."""
-
-    checkpoint: str = "lsa-1l"
-    """Name or folder of a transformer trained on points; its first seed is taken."""
-    n_prompts: int = 16
-    """Number of prompts to measure on, each with its own fine-tuning."""
-    n_held_out: int = 4
-    """To choose learning rate and epochs by."""
-    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
-    """Learning rates to choose from."""
-    epochs: tuple[int, ...] = (1, 4, 8)
-    """Numbers of epochs to choose from."""
-    seed: int = 0
-    """Seed of the prompts."""
-    quiet: bool = False
-    """No progress bar."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("lsa-1l", "Name or folder of a transformer trained on points; its first seed is taken"),
+    n_prompts=Option(16, "Number of prompts to measure on, each with its own fine-tuning"),
+    n_held_out=Option(4, "To choose learning rate and epochs by"),
+    learning_rates=Option((0.003, 0.01, 0.03, 0.1), "Learning rates to choose from"),
+    epochs=Option((1, 4, 8), "Numbers of epochs to choose from"),
+    seed=0,
+    quiet=False,
+)
+def compare(args: Any) -> Comparison:
     """The three settings and the metrics, for the model, its linearisation, and layer by layer."""
     checkpoint = load_checkpoint(args.checkpoint)
     model, task = checkpoint.models[0], checkpoint.task
@@ -74,23 +61,5 @@ def dual_form_row(model: HookedTransformer, prompts: Prompts, layer: int) -> Row
     return Row(quantity, "0 (eq. 4)" if linear else None, interval(errors), "prompts", note)
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on attention as a weight update."""
-    paper = Claims("barnatan", comparison.rows)
-    error = "error of reading attention as a weight update, layer"
-    first = paper[f"{error} 0"]
-    if first.published is not None:  # linear attention
-        paper.add("Eq. 1 to 4", "linear attention over demonstrations as an update of the zero-shot weight: error",
-                  first, check=every(at_most, 1e-4), published="equal", why="an identity for any weights: rounding",
-                  trained=False)  # fmt: skip
-    else:
-        paper.add(
-            "Section 2.2", "softmax attention over demonstrations as an update of the zero-shot weight: error by layer",
-            lines={comparison.title.partition("(")[2].rstrip(")"): [f"{error} *"]},
-            why="relative to what heads write; 0 for linear attention",
-        )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "finetuning_on_contexts", claims)
+    compare.run()

@@ -4,7 +4,7 @@ python analyses/fu_lstm.py
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from mechicl import algorithms, viz
 from mechicl.analysis import Lens, match, measure_forgetting
@@ -15,29 +15,19 @@ from mechicl.reports import Comparison, Row, Section, published
 from mechicl.reports.layer_matches import reference_families
 from mechicl.reports.rows import over_models
 from mechicl.statistics import interval, ratio_interval
-from support.checks import above, by_value, every, near
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 FEW_STEPS = 16
 OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Compare a transformer and an LSTM with batch and online algorithms."""
-
-    transformer: str = "gpt2-8l"
-    """Name or folder of an interleaved transformer."""
-    lstm: str = "lstm-4l"
-    """Name or folder of an LSTM trained on the same task."""
-    n_prompts: int = 2048
-    """Held-out prompts."""
-    seed: int = 1
-    """Seed of the prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    transformer=Option("gpt2-8l", "Name or folder of an interleaved transformer"),
+    lstm=Option("lstm-4l", "Name or folder of an LSTM trained on the same task"),
+    n_prompts=2048,
+    seed=1,
+)
+def compare(args: Any) -> Comparison:
     """Table 1 with the best step of every family, losses by number of points, and forgetting."""
     task = load_checkpoint(args.transformer).task
     prompts = task.sample(args.n_prompts, seed=args.seed)
@@ -135,41 +125,5 @@ def _similarities(
     return rows
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on transformers and LSTMs."""
-    paper = Claims("fu2024", comparison.rows)
-    names = {"newton": "Newton", "gd": "gradient descent", "ogd": "online gradient descent"}
-    stopped = {f"gradient descent after {FEW_STEPS} steps": [f"similarity of errors, * and {FEW_STEPS} steps of gd"]}
-    for family, name in names.items():
-        paper.add(
-            "Table 1", f"similarity of errors: transformer, LSTM and {name}",
-            lines={model: [f"similarity of errors, {model.lower()} and {family}"] for model in ("transformer", "LSTM")},
-            controls=stopped if family == "gd" else {},
-            cause="measure: Table 1 stops gradient descent early" if family == "gd" else "",
-            why="the paper's own Fig. 5 has .988 for its transformer after 4,096 steps and .867 after 16; here the "
-            "best number is taken" if family == "gd" else "",
-        )  # fmt: skip
-    alike = ("transformer and newton", "transformer and gd", "lstm and ogd")
-    others = ("lstm and newton", "lstm and gd", "transformer and ogd")
-    paper.add(
-        "Table 1", "which of the two is nearer: transformer to Newton, transformer to gradient descent, LSTM to online "
-        "gradient descent, and the other one",
-        lines={"these": [f"similarity of errors, {pair}" for pair in alike],
-               "the others": [f"similarity of errors, {pair}" for pair in others]},
-        check=by_value(above), published="these",
-    )  # fmt: skip
-    forgetting = "forgetting: first minus last point,"
-    paper.add(
-        "Fig. 14, centre", "forgetting, MSE of the first minus the last point asked again: LSTM, online gradient "
-        "descent", f"{forgetting} LSTM", f"{forgetting} online GD", check=every(above, 0), published="positive",
-    )  # fmt: skip
-    paper.add(
-        "Fig. 14, centre", "forgetting, MSE of the first minus the last point asked again: Newton after 5 iterations, "
-        "transformer", f"{forgetting} Newton, 5 iterations", f"{forgetting} transformer", check=every(near, 0),
-        published="0",
-    )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_lstm", claims)
+    compare.run()

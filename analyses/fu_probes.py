@@ -3,7 +3,7 @@
 python analyses/fu_probes.py
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from mechicl import algorithms, viz
 from mechicl.analysis import probe
@@ -11,25 +11,16 @@ from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weight
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Section
 from mechicl.reports.rows import over_models
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Linear probes with control tasks, at every layer and position."""
-
-    checkpoint: str = "gpt2-8l"
-    """Name or folder of an interleaved model."""
-    n_fitting: int = 3072
-    """Prompts to fit probes on."""
-    n_prompts: int = 1024
-    """Held-out prompts."""
-    seed: int = 0
-    """Seed of the prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("gpt2-8l", "Name or folder of an interleaved model"),
+    n_fitting=Option(3072, "Prompts to fit probes on"),
+    n_prompts=1024,
+    seed=0,
+)
+def compare(args: Any) -> Comparison:
     """Probe for XᵀY, S, and weights after some iterations."""
     checkpoint = load_checkpoint(args.checkpoint)
     task = checkpoint.task
@@ -82,24 +73,5 @@ def compare(args: Args) -> Comparison:
     return Comparison(f"What do the layers carry? ({checkpoint.name})", lead, rows, figures, data)
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State claims for which the paper gives no number."""
-    paper = Claims("fu2024", comparison.rows)
-    after = "best R² after 5 points"
-    quantities = {"XᵀY": "XᵀY", "S": "S = XᵀX", "weights": "weights, 4 Newton iterations"}
-    rivals = {
-        "the weights after 16 steps of gradient descent": [f"weights, 16 steps of gradient descent: {after}"],
-        "the weights of a ridge path": [f"weights, ridge after 4 halvings: {after}"],
-        "least-squares weights": [f"least-squares weights: {after}"],
-    }
-    paper.add(
-        "Section 3", "what layers carry: best R² after 5 points of XᵀY, S, the weights after 4 Newton iterations",
-        lines={label: [f"{name}: {after}"] for label, name in quantities.items()}, controls=rivals,
-        why="linear probes of one token, at the best layer and position; they read the weights of gradient descent and "
-        "of ridge regression as well as Newton's, and so say nothing of which it is",
-    )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_probes", claims)
+    compare.run()

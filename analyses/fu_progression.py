@@ -4,7 +4,7 @@ python analyses/fu_progression.py                                   # transforme
 python analyses/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,28 +17,17 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layers import loss_figure
 from mechicl.reports.rows import over_models
 from mechicl.statistics import ratio_interval
-from support.checks import above, every, falls, together, within
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """How predictions improve from layer to layer."""
-
-    checkpoint: str = "gpt2-8l"
-    """Name or folder of an interleaved transformer."""
-    lstm: str | None = "lstm-4l"
-    """Name or folder of an LSTM trained on the same task; None to leave it out."""
-    n_prompts: int = 1024
-    """Held-out prompts."""
-    n_fitting: int = 4096
-    """Prompts to fit readouts on."""
-    seed: int = 0
-    """Seed of the prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("gpt2-8l", "Name or folder of an interleaved transformer"),
+    lstm=Option("lstm-4l", "Name or folder of an LSTM trained on the same task; None to leave it out", kind=str | None),
+    n_prompts=1024,
+    n_fitting=4096,
+    seed=0,
+)
+def compare(args: Any) -> Comparison:
     """Losses of all layers and points, and those of the best-matching Newton iterations."""
     checkpoint = load_checkpoint(args.checkpoint)
     task = checkpoint.task
@@ -83,31 +72,14 @@ def compare(args: Args) -> Comparison:
     return Comparison(f"Do layers improve predictions? ({checkpoint.name})", lead, rows, figures, data)
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on losses, layer by layer."""
-    paper = Claims("fu2024", comparison.rows)
-    by_layer = [
+@compare.derive
+def derived_rows(comparison: Comparison) -> list[Row]:
+    """Return each layer's mean loss over the numbers of points."""
+    return [
         Row(f"mean loss of layer {i}, over E y²", None, sum(losses) / len(losses) / comparison.data["signal"])
         for i, losses in enumerate(comparison.data["transformer"])
     ]
-    item, setting = ("Fig. 3a", "") if "LSTM" in comparison.data else ("Fig. 9a", "ill-conditioned: ")
-    paper.add(item, f"{setting}loss of layers 1 to 8, mean over numbers of points, over E y²", *by_layer[1:],
-              check=together(falls), published="falls from layer to layer")  # fmt: skip
-    if "LSTM" in comparison.data:
-        ratio = "MSE of the first layer over that of the last, all points"
-        later = [f"LSTM: {ratio.replace('first', ordinal)}" for ordinal in ("second", "third")]
-        paper.add("Fig. 3c", "LSTM: loss of the first layer over the last one's", f"LSTM: {ratio}",
-                  check=every(within, 0.05, 1), cause="size: 4 layers of width 96 for 10 layers",
-                  controls={"transformer": [f"transformer: {ratio}"], "LSTM, its second and third layer": later},
-                  why="it improves, but little")  # fmt: skip
-        after = "MSE after 10 points, last layer, over E y²"
-        lstm, transformer = (paper[f"{kind}: {after}"] for kind in ("LSTM", "transformer"))
-        paper.add("Fig. 14, left", "MSE over E y² after 10 points: LSTM, transformer", lstm, transformer,
-                  check=together(lambda lstm, transformer: above(lstm, 2 * transformer.ends[2])),
-                  published="the LSTM's is much higher",
-                  why="taken as: more than twice")  # fmt: skip
-    return paper.stated
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_progression", claims)
+    compare.run()

@@ -4,7 +4,6 @@ python analyses/fu_size.py                                       # all sizes tha
 python analyses/fu_size.py --checkpoints gpt2-8l runs/mine
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from mechicl import viz
@@ -13,9 +12,7 @@ from mechicl.models import build
 from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import RIVALS, LayerMatching, seed_rows
 from mechicl.statistics import Interval
-from support.checks import above, both, equal, every, far, rises, together
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 SIZES = ("gpt2-4l", "gpt2-6l", "gpt2-8l", "gpt2-12l-medium", "gpt2-12l")
 STATISTICS = {  # words for what a statistic is of a size
@@ -33,21 +30,16 @@ BEYOND = f"{SIMILARITY} Newton iteration, beyond an untrained model's, of what t
 UNTRAINED_SEED = 2_000_003
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Every statistic of Fu et al.'s comparison by the size of the model."""
-
-    checkpoints: tuple[str, ...] = tuple(name for name in SIZES if name in available())
-    """Names or folders of interleaved models, from small to large."""
-    n_prompts: int = 512
-    """Held-out prompts to compare on."""
-    n_fitting: int = 2048
-    """Prompts to fit readouts on."""
-    seed: int = 0
-    """Seed of the prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(
+        tuple(name for name in SIZES if name in available()),
+        "Names or folders of interleaved models, from small to large",
+    ),
+    n_prompts=Option(512, "Held-out prompts to compare on"),
+    n_fitting=2048,
+    seed=0,
+)
+def compare(args: Any) -> Comparison:
     """The statistics of each size."""
     rows: list[Row] = []
     lines: dict[str, dict[int, Interval]] = {}
@@ -84,7 +76,7 @@ def compare(args: Args) -> Comparison:
     return Comparison("Fu et al.'s statistics by size", lead, rows, figures, data)
 
 
-def _of_size(checkpoint: Checkpoint, args: Args) -> dict[str, Row]:
+def _of_size(checkpoint: Checkpoint, args: Any) -> dict[str, Row]:
     """The statistics of all seeds of a checkpoint, by their words."""
     matching = LayerMatching(
         checkpoint.task, ("errors",), n_prompts=args.n_prompts, n_fitting=args.n_fitting, seed=args.seed, shared=False,
@@ -114,42 +106,5 @@ def _beyond_untrained(similarity: Row, matching: LayerMatching, checkpoint: Chec
     return Row("", None, Interval(mean, low, high, n), similarity.over, f"the untrained model's is {start:.4g}")
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's numbers on the largest of the small models, with the other sizes as controls."""
-    paper = Claims("fu2024", comparison.rows)
-    sizes = comparison.data["sizes"]
-    if "gpt2-8l" not in sizes:
-        return []
-    rate = "Newton iterations a layer"
-    others = {
-        size["label"]: [f"{name}: {rate}"]
-        for name, size in sizes.items()
-        if name != "gpt2-8l" and not isinstance(paper[f"{name}: {rate}"].measured, str)
-    }
-    scale = {"8 layers, d = 5, in doublings": ["gpt2-8l: doublings of gradient descent steps a layer"]}
-    ridge = {"8 layers, d = 5, in halvings of a ridge path": ["gpt2-8l: halvings of a ridge path a layer"]}
-    paper.add(
-        "Figs. 2, 4", "errors: Newton iterations a layer", f"gpt2-8l: {rate}", published="3",
-        controls={**others, **scale, **ridge}, cause="size: fewer layers for as many iterations", check=every(equal, 3),
-        why="how many layers share the iterations between nothing learned and all learned; a ridge path is as linear",
-    )  # fmt: skip
-    newton = [f"{name}: {SIMILARITY} Newton iteration" for name in sizes]
-    paper.add(
-        "Fig. 3b", f"errors, by size: {BEYOND}", *(f"{name}: {BEYOND}" for name in sizes),
-        check=both(together(rises), every(far, 0)), published="0.994 with 12 layers, as similarity",
-        controls={"similarity": newton, "to a ridge path": [f"{name}: {SIMILARITY} ridge path step" for name in sizes]},
-        why="the smaller the model, the farther it is from all families alike",
-    )  # fmt: skip
-    for family in ("gradient descent", "ridge path"):
-        words = f"last layer, best Newton minus best {family}"
-        layers = [f"{name}: layers nearer to Newton than to {family}" for name in sizes]
-        paper.add(
-            "Fig. 7", f"errors, by size: {words}", *(f"{name}: {words}" for name in sizes), check=every(above, 0),
-            published="positive", cause="size: small models are far from all families alike",
-            controls={f"{SIMILARITY} Newton iteration": newton, "layers nearer to Newton": layers},
-        )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_size", claims)
+    compare.run()

@@ -3,7 +3,7 @@
 python analyses/fu_weights.py
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match
@@ -16,26 +16,11 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import reference_families
 from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, interval
-from support.checks import above, below, every, near, together
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """The weights that a model's layers have led to, point by point."""
-
-    checkpoint: str = "gpt2-8l"
-    """Name or folder of an interleaved model."""
-    n_prompts: int = 512
-    """Held-out prompts."""
-    n_fitting: int = 4096
-    """Prompts to fit readouts on."""
-    seed: int = 0
-    """Seed of the prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(checkpoint=Option("gpt2-8l", "Name or folder of an interleaved model"), n_prompts=512, n_fitting=4096, seed=0)
+def compare(args: Any) -> Comparison:
     """Similarities of induced weights for each number of points, and the share outside the span."""
     checkpoint = load_checkpoint(args.checkpoint)
     task = checkpoint.task
@@ -98,29 +83,5 @@ def _cosines(trajectory: Trajectory, reference: Trajectory, prompts: Prompts) ->
     return {layer: [interval(v[v.isfinite()]) for v in cosines[layer, best[layer]].T] for layer in range(len(cosines))}
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on the weights that layers lead to."""
-    paper = Claims("fu2024", comparison.rows)
-    cosine = "cosine of weights at 5 points (n = d), layer"
-    families = ("Newton", "gradient descent", "OLS")
-    paper.add("Fig. 8", "layer 2, n = d: cosine of weights with Newton, gradient descent, OLS",
-              *(f"{cosine} 2 and {family}" for family in families), check=every(near, 0), published="0",
-              controls={"layer 1": [f"{cosine} 1 and {family}" for family in families]},
-              cause="size: with 8 layers in place of 12 the work begins a layer earlier")  # fmt: skip
-    rivals = ("ridge path", "steepest descent", "conjugate gradients")
-    paper.add("Fig. 8", "layer 3, n = d: cosine of weights with Newton, gradient descent, OLS",
-              *(f"{cosine} 3 and {family}" for family in families),
-              check=together(lambda a, b, c: above(a, b) and above(a, c)),
-              published="most similar to Newton",
-              controls={"rivals": [f"{cosine} 3 and {family}" for family in rivals]},
-              cause="unresolved: no run on a larger model")  # fmt: skip
-    paper.add("Fig. 8", "layer 8, n = d: cosine of weights with OLS, Newton", f"{cosine} 8 and OLS",
-              f"{cosine} 8 and Newton", check=together(below))  # fmt: skip
-    paper.add("Fig. 15", "share of the last layer's weights outside the span of 1, 2, 3, 4 points",
-              "share outside the span of * points, last layer", check=every(near, 0),
-              why="random weights would have 4/5, 3/5, 2/5, 1/5")  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "fu_weights", claims)
+    compare.run()

@@ -36,9 +36,7 @@ from mechicl.interop.language_models import LanguageModel, load_language_model
 from mechicl.reports import Comparison, Row, Section, published
 from mechicl.statistics import interval
 from mechicl.text import TEXT_TASKS, Labels, text_shots
-from support.checks import above, below, by_value, every
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)
 PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
@@ -74,45 +72,50 @@ INDEPENDENT = "Rec2FTP if gains were independent"
 Value = Callable[[dict[str, Any]], float]
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Zero-shot, in context and fine-tuned, on text tasks; resumes after an interruption."""
-
-    model: str = "topics-3l"
-    """A checkpoint that reads texts, or a causal language model of transformers: a name on the hub, or a folder."""
-    tasks: tuple[str, ...] = ()
-    """Some of sst2, sst5, mr, subj, agnews, cb, farm, town, home, leisure; by default the last four, made by rule."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Each draws its own demonstrations and queries; of a checkpoint with several seeds, each takes another one."""
-    n_demonstrations: int | None = None
-    """By default 32, 22 for agnews, 19 for cb, 8 for those made by rule."""
-    n_queries: int = 100
-    """To measure on."""
-    n_held_out: int = 50
-    """To choose learning rate and epochs by."""
-    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-    """Learning rates to choose from."""
-    epochs: tuple[int, ...] = (1, 4, 12, 36)
-    """Numbers of epochs to choose from."""
-    choose_by: Literal["score", "loss"] = "loss"
-    """The mean of what on held-out queries decides; their accuracies tie, or differ by one of 50."""
-    widen: int = 1
-    """How often the learning rates and epochs grow while the best lies on an edge (untrained models: see `grid`)."""
-    methods: tuple[Method, ...] = METHODS
-    """Kinds of fine-tuning: the model itself, linearised, layer by layer."""
-    data: Path | None = None
-    """Folder with TASK_SPLIT.csv (or .tsv, .json, .jsonl, .parquet, or a folder of save_to_disk), not the hub."""
-    device: str = "cpu"
-    """Where the model runs."""
-    memory: float = MEMORY
-    """Bound in bytes on what a run takes: less for large models and long prompts."""
-    out: Path = Path("analyses/results")
-    """Folder for the results, and for icl_against_finetuning_MODEL/, what was measured for each task and seed."""
-    quiet: bool = False
-    """No progress bar."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    model=Option(
+        "topics-3l",
+        "A checkpoint that reads texts, or a causal language model of transformers: a name on the hub, or a folder",
+    ),
+    tasks=Option(
+        (),
+        "Some of sst2, sst5, mr, subj, agnews, cb, farm, town, home, leisure; by default the last four, made by rule",
+        kind=tuple[str, ...],
+    ),
+    seeds=Option(
+        (0, 1, 2),
+        "Each draws its own demonstrations and queries; of a checkpoint with several seeds, each takes another one",
+    ),
+    n_demonstrations=Option(None, "By default 32, 22 for agnews, 19 for cb, 8 for those made by rule", kind=int | None),
+    n_queries=Option(100, "To measure on"),
+    n_held_out=Option(50, "To choose learning rate and epochs by"),
+    learning_rates=Option((0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0), "Learning rates to choose from"),
+    epochs=Option((1, 4, 12, 36), "Numbers of epochs to choose from"),
+    choose_by=Option(
+        "loss",
+        "The mean of what on held-out queries decides; their accuracies tie, or differ by one of 50",
+        kind=Literal["score", "loss"],
+    ),
+    widen=Option(
+        1, "How often the learning rates and epochs grow while the best lies on an edge (untrained models: see `grid`)"
+    ),
+    methods=Option(
+        METHODS, "Kinds of fine-tuning: the model itself, linearised, layer by layer", kind=tuple[Method, ...]
+    ),
+    data=Option(
+        None,
+        "Folder with TASK_SPLIT.csv (or .tsv, .json, .jsonl, .parquet, or a folder of save_to_disk), not the hub",
+        kind=Path | None,
+    ),
+    device=Option("cpu", "Where the model runs"),
+    memory=Option(MEMORY, "Bound in bytes on what a run takes: less for large models and long prompts"),
+    out=Option(
+        Path("analyses/results"),
+        "Folder for the results, and for icl_against_finetuning_MODEL/, what was measured for each task and seed",
+    ),
+    quiet=False,
+)
+def compare(args: Any) -> Comparison:
     """Both tables, label switching, untrained weights and the dual form."""
     unknown = [name for name in args.tasks if name not in TEXT_TASKS]
     if unknown:
@@ -152,7 +155,7 @@ def time_of(by_task: dict[str, list[dict[str, Any]]]) -> dict[str, float | None]
 # ---- one task and seed, kept in a file ----
 
 
-def trial(args: Args, language: LanguageModel, task: str, seed: int) -> dict[str, Any]:
+def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str, Any]:
     """Return the measurements of a task and seed, from their file if it was made in the same way.
 
     That file has the means; TASK-SEED.safetensors has every layer, head and query.
@@ -218,7 +221,7 @@ def digest_of_texts(texts: TaskTexts) -> str:
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
 
-def language_model(args: Args, seed: int) -> LanguageModel:
+def language_model(args: Any, seed: int) -> LanguageModel:
     """Each seed takes a training seed of a checkpoint in turn, where it has that one."""
     try:
         return load_language_model(args.model, seed=seed, device=args.device)
@@ -226,7 +229,7 @@ def language_model(args: Args, seed: int) -> LanguageModel:
         return load_language_model(args.model, device=args.device)
 
 
-def sources(args: Args, task: str) -> list[Path] | None:
+def sources(args: Any, task: str) -> list[Path] | None:
     """The files of a task's splits in the folder of data, if one was named."""
     if args.data is None or TEXT_TASKS[task].topics:
         return None
@@ -260,7 +263,7 @@ def none_for_nan(value: Any) -> Any:
     return value if math.isfinite(value) else None
 
 
-def grid(args: Args) -> tuple[tuple[float, ...], tuple[int, ...], int]:
+def grid(args: Any) -> tuple[tuple[float, ...], tuple[int, ...], int]:
     """Learning rates and epochs to search, and how often they may grow.
 
     The best tuning of a model that learned nothing lies on an edge of any grid: every other rate is tried, and up to
@@ -498,71 +501,5 @@ def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str,
     return Section(title, words, figure)
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on averages over its tasks: which is higher, since models and texts differ."""
-    paper = Claims("barnatan", comparison.rows)
-    tables = {"fine-tuned": "Table 2a", "linearised": "Table 1", "layer by layer": "Table 2b"}
-    flipped = {"fine-tuned on flipped labels": [f"{CROSSED} flipped ones, average"]}
-    for how, item in tables.items():
-        words = {metric: f"{paper[f'{metric}, {how}, average'].published:g}" for metric in METRICS}
-        paper.add(
-            item, f"SimAOU of fine-tuning and of a random change: {how}",
-            lines={"fine-tuning": [f"SimAOU, {how}, average"], "random": [f"SimAOU, random change, {how}, average"]},
-            check=by_value(above),
-            published=f"{words['SimAOU']} over {words['SimAOU, random change']}", controls=flipped,
-            why="where fine-tuning on wrong labels, or an untrained model, gives as much, it is little evidence of "
-            "what was learned in context",
-        )  # fmt: skip
-        change = paper[f"SimAM, after minus before, {how}, average"]
-        rises = how != "layer by layer"
-        paper.add(
-            item, f"SimAM after fine-tuning minus before: {how}", change, check=every(above if rises else below, 0),
-            published=f"{words['SimAM before']} before, {words['SimAM after']} after",
-            controls={"by layer": [f"SimAM, after minus before, {how}, layer ?, average"],
-                      "before, by layer": ["SimAM before, layer ?, average"]},
-            cause="size: 3 layers for 24, the last of them much alike before, so that there is little to gain",
-        )  # fmt: skip
-    for how in tables:
-        paper.add(
-            "Abstract", f"Rec2FTP, and what it would be if gains were independent: {how}",
-            lines={"Rec2FTP": [f"Rec2FTP, {how}, average"], "independent": [f"{INDEPENDENT}, average"]},
-            check=by_value(above), published="ICL behaves similarly to explicit finetuning at the prediction level",
-            controls={"if gains were independent": [f"{INDEPENDENT}, average"]},
-            cause="measure: at its ceiling where demonstrations put nearly all right",
-        )  # fmt: skip
-    linearised, tuned, by_layer, random = (
-        paper[f"SimAOU, {how}, average"]
-        for how in ("linearised", "fine-tuned", "layer by layer", "random change, linearised")
-    )
-    layers = {how: [f"SimAOU, {how}, layer ?, average"] for how in tables}
-    paper.add(
-        "Section 4.1",
-        "SimAOU of the linearised model, the model itself, a random change",
-        lines={"linearised": [linearised], "original": [tuned], "random": [random]},
-        check=by_value(lambda a, b, c: below(c, a) and below(a, b)),
-        published="lower than the original's, significantly higher than a random vector's",
-        controls=flipped | {f"{how}, by layer": layers[how] for how in ("linearised", "fine-tuned")},
-        cause="size: a mean over 3 layers for 24; the order is the published one in the middle layer alone",
-    )
-    paper.add("Section 4.1.1", "SimAOU after training layer by layer, and of the model itself",
-              lines={"layer by layer": [by_layer], "original": [tuned]}, check=by_value(above),
-              published="higher layer by layer",
-              controls=flipped | {f"{how}, by layer": layers[how] for how in ("layer by layer", "fine-tuned")},
-              cause="size: a mean over 3 layers for 24, with higher values in the first of them alone")  # fmt: skip
-    for labels in SWITCHED:
-        paper.add(
-            "Section 1", f"{labels} labels in the demonstrations: accuracy by the true ones and SimAOU",
-            lines={labels: [f"{words}, {labels} labels, average" for words in SWITCHED_WORDS.values()]},
-            controls={"true labels": ["accuracy, in context, average", "accuracy, fine-tuned, average", tuned]},
-            why="label switching is announced, and no numbers are printed",
-        )  # fmt: skip
-    paper.add(
-        "Section 2.2", "softmax attention over demonstrations as an update of the zero-shot weight: error by layer",
-        lines={"topics-3l": ["error of reading softmax attention as a weight update, layer *, average"]},
-        why="relative to what heads write; 0 for linear attention",
-    )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "icl_against_finetuning", claims)
+    compare.run()

@@ -3,7 +3,7 @@
 python analyses/index.py             # after a script of this folder has saved new results
 python analyses/index.py --check     # exit code 1 if README.md is not what would be written; lists what entries lack
 python analyses/index.py --strict    # and exit code 1 if an entry lacks something (a cause, a control, to be measured)
-python analyses/index.py --restate   # first state the scripts' claims anew on the saved rows, after a change of words
+python analyses/index.py --restate   # first state the claims of papers/*.toml anew on the saved rows, after a change
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import get_args
 from mechicl.reports import Row
 from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.statistics import Interval
-from support.claims import UNTRAINED, Claim, Standing, restated
+from support.claims import UNTRAINED, Claim, Standing, read_papers, restated, state_claims
 from support.results import Results
 
 HERE = Path(__file__).parent
@@ -41,8 +41,8 @@ python analyses/index.py           # writes this file from analyses/results/; --
 ```
 
 All numbers come from the results files. Intervals are 95%, with their population in brackets. The values of an entry
-are in the order of the column "what". The verdict of an entry is computed by a check in its script, which uses the
-predicates in `support/checks.py`:
+are in the order of the column "what". The papers' tables (`papers/`) state the entries; an entry's verdict is computed
+by the check that it names, from `support/checks.py`:
 
 - **agrees**: the published and the measured number are within 5%, or the published one is inside the measured interval,
   and this is not wider than half the published number. A claim without a number is true of the measured rows: "near 1",
@@ -59,27 +59,6 @@ weights, measured by the same script, with the verdict that they would get. A cl
 erratum; size (our models are smaller, or trained on less); or a setting or measure that is not the paper's. `make
 verify` measures all entries again.
 """
-LEADS = {
-    "vonoswald2023": "x ~ U(-1/2, 1/2), d = n = 10 unless said otherwise: the paper prints U(-1, 1), but its losses "
-    "and eigenvalues are those of an interval of length 1, and its plotted loss is half the mean squared error.",
-    "metaoptimizers": "The lecture text behind two theorems of constructions; its demonstrations draw one prompt "
-    "without a seed, measured here are a thousand.",
-    "fu2024": "The models are small: 8 layers, width 64, d = 5, 20 points, where the paper has 12 layers, width 256, "
-    "d = 20, 40 points. Layers are read by linear readouts in closed form.",
-    "barnatan": "Another model and other tasks than the paper's, so that its numbers are not targets: what can be "
-    "compared is their signs and order. `python analyses/icl_against_finetuning.py --model NAME --tasks ...` measures "
-    "its six data sets, where they and a language model can be had.",
-    "nertinger2025": "One layer on 20 points in 5 dimensions. Measured losses are relative to the best linear layer's "
-    "on the same prompts, times its exact loss.",
-    "raventos2023": "The models are small, 3 layers of width 48, and trained for some thousands of steps, where the "
-    "paper has 8 layers of width 128 and 500,000 steps; the prompts are the paper's.",
-}
-"""The papers of the index, and what to know before reading their numbers."""
-UNMEASURED = (  # no script measures these
-    Claim("fu2024", "Fig. 1", "how a transformer is trained to do linear regression in context", {}, why="a drawing"),
-    Claim("barnatan", "Fig. 1", "per-layer training as a drawing: each layer has its own loss", {},
-          why='`FineTuning(method="per_layer")` does it'),
-)  # fmt: skip
 
 
 # ---- results files ----
@@ -95,11 +74,16 @@ def read_results(folder: Path) -> dict[str, Results]:
 
 
 def restate(folder: Path) -> None:
-    """Write the claims that the scripts make today into the results files, for what these have measured."""
+    """Write the claims that the papers' tables make today into the results files, for what these have measured."""
     for name, comparison in read_results(folder).items():
-        script = importlib.import_module(command(comparison).split()[0].removesuffix(".py"))
-        claims = restated(comparison.claims, script.claims(comparison)) if hasattr(script, "claims") else ()
+        claims = restated(comparison.claims, stated(name, comparison))
         replace(comparison, claims=claims).write_numbers(folder / f"{name}.json")
+
+
+def stated(name: str, comparison: Results) -> list[Claim]:
+    """The claims of the papers' tables on a results file, with the rows that its script derives."""
+    script = importlib.import_module(command(comparison).split()[0].removesuffix(".py"))
+    return script.compare.claims(name, comparison)
 
 
 def command(comparison: Results) -> str:
@@ -109,8 +93,9 @@ def command(comparison: Results) -> str:
 
 def joined(comparisons: Sequence[Results]) -> dict[Claim, list[str]]:
     """Every claim with the commands that measure it; lines of one claim in several files come together."""
+    unmeasured = state_claims("", list)
     claims: dict[tuple[str, str, str], tuple[Claim, list[str]]] = {
-        (claim.source, claim.item, claim.what): (claim, []) for claim in UNMEASURED
+        (claim.source, claim.item, claim.what): (claim, []) for claim in unmeasured
     }
     for comparison in comparisons:
         for claim in comparison.claims:
@@ -260,9 +245,10 @@ def write(comparisons: Sequence[Results], scripts: Sequence[Path]) -> str:
     """The whole README."""
     sources, claims = read_sources(), joined(comparisons)
     lines = [INTRO]
-    for source, lead in LEADS.items():
-        entries = sorted((claim for claim in claims if claim.source == source), key=place)
-        lines += [f"## {authors_and_year(sources[source])}, {sources[source]['title']}\n", f"{lead}\n"]
+    for paper in read_papers():
+        entries = sorted((claim for claim in claims if claim.source == paper.source), key=place)
+        entry = sources[paper.source]
+        lines += [f"## {authors_and_year(entry)}, {entry['title']}\n", f"{paper.lead}\n"]
         lines += table(
             ("item", "claim", "published", "measured", "n", "control", "verdict", "why", "script"),
             [
@@ -305,7 +291,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write analyses/README.md from the results files.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if it is not up to date")
     parser.add_argument("--strict", action="store_true", help="as --check; exit code 1 if a claim lacks something too")
-    parser.add_argument("--restate", action="store_true", help="take the claims from the scripts, not from the results")
+    parser.add_argument(
+        "--restate", action="store_true", help="take the claims from the papers' tables, not from the results"
+    )
     args = parser.parse_args()
     try:
         if args.restate:

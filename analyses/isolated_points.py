@@ -7,7 +7,6 @@ python analyses/isolated_points.py --no-training    # measures what was trained 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, TrainingConfig
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 Arm = Literal["tuned", "scratch", "scratch-uncut", "tuned-uncut"]
 ARMS: dict[Arm, str] = {
@@ -34,31 +33,20 @@ ARMS: dict[Arm, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Losses of models trained while each context point reads only itself."""
-
-    model: str = "gpt2-8l"
-    """Checkpoint to start from, and preset of the training from scratch."""
-    arms: tuple[Arm, ...] = ("tuned", "scratch", "scratch-uncut", "tuned-uncut")
-    """What to train."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds to train, of the checkpoint's."""
-    tuned_steps: int = 7000
-    """Steps of training on, with a learning rate of 5e-4 that falls along a cosine."""
-    scratch_steps: int = 7000
-    """Steps from scratch, with the preset's learning rate and its curriculum 2.5 times as fast."""
-    batch_size: int = 32
-    """Prompts in a step."""
-    runs: Path = Path("runs/isolated_points")
-    """Folder of the trainings, which resume from their last save."""
-    training: bool = True
-    """Train what is missing."""
-    n_prompts: int = 2048
-    """Held-out prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    model=Option("gpt2-8l", "Checkpoint to start from, and preset of the training from scratch"),
+    arms=Option(("tuned", "scratch", "scratch-uncut", "tuned-uncut"), "What to train", kind=tuple[Arm, ...]),
+    seeds=Option((0, 1, 2), "Seeds to train, of the checkpoint's"),
+    tuned_steps=Option(7000, "Steps of training on, with a learning rate of 5e-4 that falls along a cosine"),
+    scratch_steps=Option(
+        7000, "Steps from scratch, with the preset's learning rate and its curriculum 2.5 times as fast"
+    ),
+    batch_size=Option(32, "Prompts in a step"),
+    runs=Option(Path("runs/isolated_points"), "Folder of the trainings, which resume from their last save"),
+    training=Option(True, "Train what is missing"),
+    n_prompts=2048,
+)
+def compare(args: Any) -> Comparison:
     """Train the arms, and measure the losses of the query on held-out prompts with and without the cut."""
     torch.set_num_threads(1)
     checkpoint, preset = load_checkpoint(args.model), PRESETS[args.model]
@@ -136,11 +124,11 @@ def query_errors(model: HookedTransformer, prompts: Prompts, *, cut: bool) -> Fl
 # ---- training ----
 
 
-def _path(args: Args, arm: Arm, seed: int) -> Path:
+def _path(args: Any, arm: Arm, seed: int) -> Path:
     return args.runs / f"{args.model}-{arm}-{seed}.pt"
 
 
-def train_arm(args: Args, arm: Arm, seed: int) -> None:
+def train_arm(args: Any, arm: Arm, seed: int) -> None:
     """Train one arm and seed by Adam on the mean squared error of all points, resuming from its last save."""
     config, cut = PRESETS[args.model], not arm.endswith("uncut")
     scratch = arm.startswith("scratch")
@@ -187,4 +175,4 @@ def _tasks(config: TrainingConfig) -> Callable[[int], LinearRegression]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "isolated_points")
+    compare.run()

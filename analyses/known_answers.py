@@ -26,32 +26,11 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.comparison import Measured
 from mechicl.tasks import Task
 from mechicl.viz.elements import figure
-from support.claims import Claim
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 SAME, ALIKE = 0.999, 0.5
 """R² of hypotheses that say the same of a model, and bar for others."""
 MATRIX, FITTED, LAYERS = "Its own hypothesis and the others", "Fitted hypotheses", "What layers hold"
-
-
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Own and others' hypotheses on known models; fitted ones on them and on models without an algorithm; readouts."""
-
-    n_prompts: int = 64
-    """Prompts to measure counterfactuals on."""
-    n_fitting: int = 1024
-    """Prompts to fit readouts on."""
-    checkpoints: tuple[str, ...] = ("lsa-5l", "gpt2-4l")
-    """Trained models whose shapes and shuffled weights are controls too."""
-    every: int = 5
-    """Which of the known models' shapes are controls: the first, and so on."""
-    noise: float = 1e-4
-    """Of the noisy models' weights."""
-    parts: tuple[str, ...] = (MATRIX, FITTED, LAYERS)
-    """What to measure."""
-    seed: int = 0
-    """Seed of prompts and disguises."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +56,16 @@ class Pair:
     reason: str = ""
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    n_prompts=Option(64, "Prompts to measure counterfactuals on"),
+    n_fitting=1024,
+    checkpoints=Option(("lsa-5l", "gpt2-4l"), "Trained models whose shapes and shuffled weights are controls too"),
+    every=Option(5, "Which of the known models' shapes are controls: the first, and so on"),
+    noise=Option(1e-4, "Of the noisy models' weights"),
+    parts=Option((MATRIX, FITTED, LAYERS), "What to measure"),
+    seed=Option(0, "Seed of prompts and disguises"),
+)
+def compare(args: Any) -> Comparison:
     """All parts, one after the other."""
     known = known_models()
     rows, sections, data = [], [], {}
@@ -102,7 +90,7 @@ def _in_section(row: Row, section: str) -> Row:
 # ---- every hypothesis on every model ----
 
 
-def _matrix(args: Args, known: Sequence[KnownModel]) -> Measured:
+def _matrix(args: Any, known: Sequence[KnownModel]) -> Measured:
     rows, pairs, owns = [], [], {}
     noisy = {"hidden": True, "noise": args.noise}
     for label, models in (
@@ -142,7 +130,7 @@ def _columns(pairs: Sequence[Pair]) -> dict[str, str]:
     return {name: separator.join(words[name]) for name, separator in names.items()}
 
 
-def _own(known: KnownModel, args: Args) -> Pair:
+def _own(known: KnownModel, args: Any) -> Pair:
     prompts = known.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
     sources = sample_sources(known.task, prompts, seed=args.seed + 1)
     test = interchange(known.model, known.hypothesis, prompts, sources, progress=False)
@@ -154,7 +142,7 @@ def _pair(model: str, hypothesis: str, test: Any) -> Pair:
     return Pair(model, hypothesis, weakest, where, test.effects.mean, max(test.r2[0].mean, -99.0))
 
 
-def _others(known: KnownModel, everyone: Sequence[KnownModel], args: Args) -> list[Pair]:
+def _others(known: KnownModel, everyone: Sequence[KnownModel], args: Any) -> list[Pair]:
     """The other models' algorithms on this one, each with the layers given to its steps that fit best."""
     own = known.hypothesis.algorithm
     algorithms: dict[str, StepwiseAlgorithm] = {}
@@ -220,7 +208,7 @@ def _picture(known: Sequence[KnownModel], pairs: Sequence[Pair]) -> go.Figure:
 # ---- hypotheses fitted to models, and to models without an algorithm ----
 
 
-def _fitted(args: Args, known: Sequence[KnownModel]) -> Measured:
+def _fitted(args: Any, known: Sequence[KnownModel]) -> Measured:
     rows: list[Row] = []
     for kind, models in _kinds(args, known).items():
         best = []
@@ -241,7 +229,7 @@ def _fitted(args: Args, known: Sequence[KnownModel]) -> Measured:
     return rows, [Section(FITTED, "", [])], {}
 
 
-def _tested(model: HookedTransformer, task: Task, args: Args) -> Any:
+def _tested(model: HookedTransformer, task: Task, args: Any) -> Any:
     try:
         return test_hypotheses(
             model, task, n_prompts=args.n_prompts, seed=args.seed, with_likeness=False, progress=False
@@ -250,7 +238,7 @@ def _tested(model: HookedTransformer, task: Task, args: Args) -> Any:
         return None
 
 
-def _kinds(args: Args, known: Sequence[KnownModel]) -> dict[str, dict[str, tuple[Any, Task]]]:
+def _kinds(args: Any, known: Sequence[KnownModel]) -> dict[str, dict[str, tuple[Any, Task]]]:
     """Known models; the same networks with new initial weights; and the hidden ones with weights in another order."""
     models = {each.name: (each.model, each.task) for each in known_models(hidden=True, seed=args.seed)[:: args.every]}
     for name in args.checkpoints:
@@ -298,7 +286,7 @@ def _with_weights(model: HookedTransformer, seed: int, change: Any) -> HookedTra
 # ---- what layers hold ----
 
 
-def _layers(args: Args, known: Sequence[KnownModel]) -> Measured:
+def _layers(args: Any, known: Sequence[KnownModel]) -> Measured:
     rows, matched, read = [], [], []
     for each in known_models(hidden=True, seed=args.seed):
         steps = _matched_steps(each, args)
@@ -342,7 +330,7 @@ def _in_lines(matched: Sequence[Mapping[str, Any]], read: Sequence[Mapping[str, 
     return {"matched": layers, "read": values}
 
 
-def _probed(args: Args) -> dict[str, tuple[float, float, float, float]]:
+def _probed(args: Any) -> dict[str, tuple[float, float, float, float]]:
     """Probes of the model of induction at targets' tokens: of the input before, and of the one before that.
 
     Returns:
@@ -370,7 +358,7 @@ def _input_before(back: int, prompts: Prompts) -> Float[Tensor, "prompt point x"
     return torch.cat([torch.zeros_like(prompts.xs[:, :back]), prompts.xs[:, :-back]], dim=1)
 
 
-def _matched_steps(known: KnownModel, args: Args) -> dict[str, Any] | None:
+def _matched_steps(known: KnownModel, args: Any) -> dict[str, Any] | None:
     """Which iteration `match` finds for each layer after which the schedule has a prediction to match."""
     prompts = known.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
     algorithm = _trajectory(known.hypothesis.algorithm, prompts)
@@ -408,7 +396,7 @@ def _trajectory(algorithm: StepwiseAlgorithm, prompts: Prompts) -> Trajectory:
     )
 
 
-def _read_variables(known: KnownModel, args: Args) -> dict[str, dict[str, float]]:
+def _read_variables(known: KnownModel, args: Any) -> dict[str, dict[str, float]]:
     """R² of readouts, on other prompts, of the running prediction after each step at each layer.
 
     "planted": at the layer that the schedule gives the step; "absent": at layers before, where the prediction is still
@@ -459,10 +447,5 @@ def _explained(
     return {layer: 1 - (error.square().sum() / centred.square().sum()).item() for layer, error in enumerate(errors)}
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """None: no paper has these models."""
-    return []
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "known_answers", claims)
+    compare.run()

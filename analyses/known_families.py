@@ -21,8 +21,7 @@ from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
 from mechicl.tasks import LinearRegression, Task
 from mechicl.viz.elements import add_line, figure
-from support.claims import Claim
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 RIGHT = {  # a known model's name begins with: the family that is right
     "copying, then gradient descent": "gradient descent",  # predictions show nothing of the copying
@@ -53,20 +52,6 @@ LEAST = 1e-3  # probability, whose logarithm a wrong answer costs at most
 
 
 @dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Right names among known models, and the calibration of confidence on variations of them."""
-
-    n_prompts: int = 256
-    """Prompts for the known models."""
-    noise: float = 1e-4
-    """Of the noisy ones' weights."""
-    n_varied: int = 220
-    """Variations: other sizes, parameters, disguises and noise, on 8 to 256 prompts."""
-    seed: int = 0
-    """Seed of prompts and disguises."""
-
-
-@dataclass(frozen=True)
 class Case:
     """One identification.
 
@@ -94,7 +79,13 @@ class Case:
         return self.called.split(",")[0] == self.right
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    n_prompts=Option(256, "Prompts for the known models"),
+    noise=Option(1e-4, "Of the noisy ones' weights"),
+    n_varied=Option(220, "Variations: other sizes, parameters, disguises and noise, on 8 to 256 prompts"),
+    seed=Option(0, "Seed of prompts and disguises"),
+)
+def compare(args: Any) -> Comparison:
     """The known models, plain, hidden and noisy; then the variations."""
     rows, known = [], []
     for label, options in (
@@ -314,10 +305,5 @@ def _top(weights: dict[str, float]) -> tuple[str, float]:
     return family, weights[family]
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """None: no paper has these models."""
-    return []
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "known_families", claims)
+    compare.run()

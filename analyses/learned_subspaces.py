@@ -3,37 +3,27 @@
 python analyses/learned_subspaces.py
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from mechicl.analysis.causes import fit_hypotheses
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 from support.subspaces import subspaces_part
 
 ASKED = ("a step size each, by the query alone", "running prediction")
 """Words in the names of the hypotheses whose running prediction is looked for."""
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Subspaces whose exchange does what exchanging an algorithm's running prediction does."""
-
-    checkpoint: str = "gpt2-8l"
-    """Name or folder of a model that reads prompts of points."""
-    layers: tuple[int, ...] = (4, 6)
-    """Numbers of layers after which to search."""
-    dims: tuple[int, ...] = (1, 4, 16)
-    """Numbers of dimensions."""
-    n_prompts: int = 512
-    """Held-out prompts, and as many to search with."""
-    iterations: int = 40
-    """Of each search."""
-    seed: int = 0
-    """Seed of prompts and searches."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("gpt2-8l", "Name or folder of a model that reads prompts of points"),
+    layers=Option((4, 6), "Numbers of layers after which to search"),
+    dims=Option((1, 4, 16), "Numbers of dimensions"),
+    n_prompts=Option(512, "Held-out prompts, and as many to search with"),
+    iterations=Option(40, "Of each search"),
+    seed=Option(0, "Seed of prompts and searches"),
+)
+def compare(args: Any) -> Comparison:
     """The searches for each hypothesis, on the checkpoint's best seed."""
     checkpoint = load_checkpoint(args.checkpoint)
     model, task = checkpoint.best, checkpoint.task
@@ -53,4 +43,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "learned_subspaces")
+    compare.run()

@@ -31,7 +31,7 @@ from mechicl.models import PromptedModel, build
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import load_result, median_interval
 from mechicl.training.data import examples
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 from support.sweeps import over_seeds
 
 SEED = 1_000_003
@@ -50,18 +50,6 @@ CHAINS: dict[str, dict[str, Any]] = {
 """How each checkpoint is sampled."""
 STEPS = (0, 50, 100, 153, 202, 266, 352, 535, 1420, 10_000)
 """Snapshots of the linear models; all of `induction-2l` are measured."""
-
-
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Local learning coefficients of known cases and along the trainings of four checkpoints."""
-
-    folder: Path = Path("runs/coefficients")
-    """Folder of the sampled chains of checkpoints, which are not sampled again."""
-    checkpoints: tuple[str, ...] = tuple(CHAINS)
-    """Checkpoints to measure."""
-    record: Path | None = None
-    """Folder of the checkpoints, to write the coefficients of the linear models into their records (for reports)."""
 
 
 class Weights(nn.Module):
@@ -84,7 +72,18 @@ class Case:
     note: str = ""
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    folder=Option(
+        Path("runs/coefficients"), "Folder of the sampled chains of checkpoints, which are not sampled again"
+    ),
+    checkpoints=Option(tuple(CHAINS), "Checkpoints to measure"),
+    record=Option(
+        None,
+        "Folder of the checkpoints, to write the coefficients of the linear models into their records (for reports)",
+        kind=Path | None,
+    ),
+)
+def compare(args: Any) -> Comparison:
     """The known cases, the speed of stacked chains, and the coefficients along trainings."""
     rows, data = known_rows(), {}
     rows += speed_rows()
@@ -341,4 +340,4 @@ def r_squared(y: Tensor, columns: list[Tensor]) -> Tensor:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "learning_coefficients")
+    compare.run()

@@ -4,8 +4,7 @@ python analyses/lecture_meta_optimizers.py
 """
 
 import copy
-from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,30 +15,17 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import Interval, ratio_interval
 from mechicl.tasks import LinearRegression
-from support.checks import below, covers, equal, every, falls, near, together
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 RATE = 0.1
 """Learning rate of the first demonstration."""
 TERMS = (10, 100, 1000)
 """Of the power series; the lecture shows 10."""
-PRINTED = 0.505947 / 1.076042
-"""Ten terms over the exact prediction, in the lecture's draw."""
 NEWTON_STEPS = 20
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """One layer as one step, the Bayes predictor in weights, three worked examples and two demonstrations."""
-
-    n_prompts: int = 1000
-    """Random prompts where the lecture shows one."""
-    seed: int = 0
-    """Seed of the prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(n_prompts=Option(1000, "Random prompts where the lecture shows one"), seed=0)
+def compare(args: Any) -> Comparison:
     """Rows for every theorem, example and demonstration."""
     rows = [*_one_step(args), *_bayes(args), *_worked_examples(), *_damping(args), *_power_series(args)]
     lead = (
@@ -49,7 +35,7 @@ def compare(args: Args) -> Comparison:
     return Comparison("The lecture on transformers as meta-optimisers", lead, rows)
 
 
-def _one_step(args: Args) -> list[Row]:
+def _one_step(args: Any) -> list[Row]:
     """Theorem 2.1, its last sentence, and demonstration 1 (d = 4, five examples, noise of 0.1)."""
     task = LinearRegression(x_dim=4, n_context=5, inputs="gaussian", noise_std=0.1)
     prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
@@ -80,7 +66,7 @@ def _one_step(args: Args) -> list[Row]:
     return rows
 
 
-def _bayes(args: Args) -> list[Row]:
+def _bayes(args: Any) -> list[Row]:
     """Theorem 3.1: the Bayes predictor, its dual form, the same in weights; and what an MLP on one token cannot do."""
     task = LinearRegression(x_dim=5, n_context=8, inputs="gaussian", noise_std=0.5)
     prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
@@ -137,7 +123,7 @@ def _worked_examples() -> list[Row]:
     ]  # fmt: skip
 
 
-def _damping(args: Args) -> list[Row]:
+def _damping(args: Any) -> list[Row]:
     """Example 2's last sentence: what one learned factor on the similarity comes to over many such tasks."""
     generator = torch.Generator().manual_seed(args.seed)
     w, noise = torch.randn(2, 100_000, generator=generator, dtype=torch.float64)
@@ -146,7 +132,7 @@ def _damping(args: Args) -> list[Row]:
                 "1 / (1 + λ)")]  # fmt: skip
 
 
-def _power_series(args: Args) -> list[Row]:
+def _power_series(args: Any) -> list[Row]:
     """Demonstration 2 (five examples in ten dimensions, λ = 1): the series, and what needs fewer layers."""
     generator = torch.Generator().manual_seed(args.seed)
     xs, x_query = torch.randn(args.n_prompts, 6, 10, generator=generator, dtype=torch.float64).split([5, 1], dim=1)
@@ -205,94 +191,5 @@ def _share(values: Float[Tensor, "..."], expected: Float[Tensor, "..."]) -> floa
     return ((values - expected).square().mean() / expected.square().mean()).item()
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the lecture's claims."""
-    lecture = Claims("metaoptimizers", comparison.rows)
-    add = partial(lecture.add, trained=False)
-    add(
-        "Theorem 2.1 and demonstration 1",
-        "one linear layer and one step of gradient descent by a loop, 4 dimensions, 5 examples: largest relative error",
-        "one linear layer against one step*",
-        check=every(near, 0),
-        published="equal",
-        why="rounding",
-    )
-    add(
-        "Theorem 2.1, its last sentence",
-        "learning rate of the layer over η = 0.1, W_Q scaled by its root, W_K",
-        "learning rate over η = 0.1, W_Q alone*",
-        "learning rate over η = 0.1, W_K alone*",
-        why="one root gives the root of the rate; both matrices by their roots, or one by the whole rate, give "
-        f"{lecture['learning rate over η = 0.1, both*']}",
-        cause="erratum",
-        controls={"both by their roots": ["learning rate over η = 0.1, both*"]},
-    )
-    add(
-        "Theorem 3.1",
-        "Bayes predictor, linear in the query, by points and by dimensions: largest relative error",
-        "Bayes predictor, by points*",
-        check=every(near, 0),
-        published="equal",
-        why="rounding",
-    )
-    weights = lecture["Bayes predictor in weights: largest error"]
-    add(
-        "Theorem 3.1",
-        "Bayes predictor in weights: largest relative error",
-        weights,
-        check=every(below, 1e-6),
-        published="exactly represented",
-        why=f"{weights.note}: to any precision, not in two layers",
-    )
-    add(
-        "Theorem 3.1, step 3",
-        "an MLP after the layer that makes G inverts it: distance between the inverse's rows of "
-        "two contexts, at tokens with the same row of G",
-        "*distance of the inverse's first rows",
-        check=every(near, 0),
-        why="an MLP sees one token, and a row of the inverse depends on all rows: the rows of G + λ are "
-        f"{lecture['*distance of their first rows*']} apart",
-        cause="erratum",
-        controls={"the tokens' own rows": ["*distance of their first rows*"]},
-    )
-    add("Example 1", "weights after one step, the step's prediction, the layer's", "example 1: *")
-    add("Example 2", "Bayes prediction, and that of hand-written weights", "example 2: *prediction*")
-    add(
-        "Example 2",
-        "damping with the least loss over many such tasks",
-        "example 2: damping*",
-        published="matches prior and noise",
-        check=every(equal, 0.5),
-        why="1 / (1 + λ)",
-    )
-    add(
-        "Example 3",
-        "the same for every example: change of a layer's prediction when their order changes",
-        "change of the layer's prediction*",
-        check=every(near, 0),
-        why="rounding",
-    )
-    add(
-        "Demonstration 2",
-        "10 terms of the power series over the exact prediction",
-        "demonstration 2: 10 terms over*",
-        check=every(covers, PRINTED),
-        published=f"{PRINTED:.3g}",
-        why="printed: 0.505947 over 1.076042 in one draw without a seed; measured: the median, and where nine "
-        "of ten draws lie",
-    )
-    newton = lecture["*iterations of Newton's method*"]
-    add(
-        "Demonstration 2",
-        "squared error after 10, 100, 1000 terms over the exact predictions' mean square",
-        "demonstration 2: squared error after *",
-        check=together(falls),
-        published="approximates the inverse",
-        why="the terms are steps of gradient descent on the ridge loss: as slow as these; Newton's method is "
-        f"below 0.0001 after {newton} iterations",
-    )
-    return lecture.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "lecture_meta_optimizers", claims)
+    compare.run()

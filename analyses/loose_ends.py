@@ -8,7 +8,7 @@ python analyses/loose_ends.py --checkpoint lsa-12l-mlp
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,30 +31,23 @@ from mechicl.statistics import crossed_interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, train
 from mechicl.training.optimizers import OptimizerName, clip_each_seed, make_optimizer
-from support.script import ScriptArgs, regression_checkpoint, run_script
+from support.script import Option, regression_checkpoint, script
 
 Weights = dict[str, Float[Tensor, "seed ..."]]
 SCALES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 SINK_SCORES = (0.0, 2.0, 4.0, 6.0)
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Losses of one of three models when it is trained further, or in another way."""
-
-    checkpoint: Literal["softmax-2h-sink", "lsa-5l", "lsa-12l-mlp"] = "softmax-2h-sink"
-    """The model."""
-    n_prompts: int = 20_000
-    """Held-out prompts."""
-    seed: int = 1_000_003
-    """Seed of the held-out prompts."""
-    runs: Path = Path("runs/loose_ends")
-    """Folder of the trainings: those that are finished are read from it."""
-    share_mlp: bool = False
-    """Train lsa-12l-mlp with one MLP for all layers too, as in the authors' code: 7 more minutes of one core."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("softmax-2h-sink", "The model", kind=Literal["softmax-2h-sink", "lsa-5l", "lsa-12l-mlp"]),
+    n_prompts=20_000,
+    seed=Option(1_000_003, "Seed of the held-out prompts"),
+    runs=Option(Path("runs/loose_ends"), "Folder of the trainings: those that are finished are read from it"),
+    share_mlp=Option(
+        False, "Train lsa-12l-mlp with one MLP for all layers too, as in the authors' code: 7 more minutes of one core"
+    ),
+)
+def compare(args: Any) -> Comparison:
     """Train what is missing, and measure on held-out prompts."""
     torch.set_num_threads(1)
     title, lead, measure = {
@@ -215,7 +208,7 @@ def with_sink(model: HookedTransformer, sink_score: float | None, factor: float)
     return model
 
 
-def _trained_softmax(args: Args, name: str, cfg: TransformerConfig, **how: Any) -> list[HookedTransformer]:
+def _trained_softmax(args: Any, name: str, cfg: TransformerConfig, **how: Any) -> list[HookedTransformer]:
     """Five seeds of a softmax layer. `scale` and `sink` are where these two start; `fixed` are not trained."""
     models = [build(cfg.replace(initializer_range=0.2), seed) for seed in range(5)]
     task, attention, fixed = PRESETS["softmax-2h-sink"].task, "blocks.0.attn.", how.pop("fixed", ())
@@ -243,7 +236,7 @@ def gap(
     return Row(name, None, replace(ratio, mean=ratio.mean - 1, low=ratio.low - 1, high=ratio.high - 1), over, note)
 
 
-def _softmax(args: Args, task: LinearRegression, held_out: Prompts) -> list[Row]:
+def _softmax(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
     targets = held_out.query.ys[:, 0]
     descent = tuned_descent(task.sample(args.n_prompts, seed=args.seed + 1, dtype=torch.float64), 1)
     reference = squared_errors(descent, held_out)[:, 0][None]
@@ -369,7 +362,7 @@ def tuned_member(
     return values().detach()
 
 
-def _five(args: Args, task: LinearRegression, held_out: Prompts) -> list[Row]:
+def _five(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
     models = load_checkpoint(args.checkpoint).models
     cfg = models[0].cfg
     tuned = tuned_references(task, cfg.n_layers, False, cfg.token_clip)["GD++, 5 steps, each its own"]
@@ -435,7 +428,7 @@ TWELVE = (
 )
 
 
-def _twelve(args: Args, task: LinearRegression, held_out: Prompts) -> list[Row]:
+def _twelve(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
     models, preset = load_checkpoint(args.checkpoint).models, PRESETS[args.checkpoint]
     cfg = models[0].cfg
     references = tuned_references(task, cfg.n_layers, False, cfg.token_clip)
@@ -478,4 +471,4 @@ def _twelve(args: Args, task: LinearRegression, held_out: Prompts) -> list[Row]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "loose_ends")
+    compare.run()

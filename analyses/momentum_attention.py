@@ -5,8 +5,7 @@ python analyses/momentum_attention.py
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +21,7 @@ from mechicl.statistics import interval
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 from mechicl.text import TEXT_TASKS
 from mechicl.viz.elements import add_intervals, figure
-from support.checks import above, below, by_value
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 PLAIN, MOMENTUM = "plain attention", "momentum attention"
 COLORS = {PLAIN: "#0072b2", MOMENTUM: "#d55e00"}
@@ -34,27 +31,19 @@ LOSSES = (2.0, 1.0, 0.5)  # nats: how soon a training gets there
 LABELS_BEFORE = ((0, 0), (1, 3), (4, 7), (8, 15))
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Two checkpoints that differ in the momentum of attention: loss, accuracy, and how soon they learn."""
-
-    plain: str = "topics-3l"
-    """A checkpoint that reads texts, without momentum."""
-    momentum: str = "topics-3l-momentum"
-    """Its twin with momentum, and the same seeds."""
-    others: tuple[str, ...] = tuple(name for name in ("topics-3l-momentum-0.1",) if name in available())
-    """Twins with momentum of another strength, with some of the seeds: controls."""
-    n_sequences: int = 4000
-    """Held-out sequences of labelled texts."""
-    n_demonstrations: tuple[int, ...] = (0, 2, 4, 8)
-    """Numbers of demonstrations of the text tasks."""
-    n_queries: int = 500
-    """Queries of each text task."""
-    seed: int = 2_000_003
-    """Seed of the sequences and texts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    plain=Option("topics-3l", "A checkpoint that reads texts, without momentum"),
+    momentum=Option("topics-3l-momentum", "Its twin with momentum, and the same seeds"),
+    others=Option(
+        tuple(name for name in ("topics-3l-momentum-0.1",) if name in available()),
+        "Twins with momentum of another strength, with some of the seeds: controls",
+    ),
+    n_sequences=Option(4000, "Held-out sequences of labelled texts"),
+    n_demonstrations=Option((0, 2, 4, 8), "Numbers of demonstrations of the text tasks"),
+    n_queries=Option(500, "Queries of each text task"),
+    seed=Option(2_000_003, "Seed of the sequences and texts"),
+)
+def compare(args: Any) -> Comparison:
     """The twins' losses, accuracies and training curves, with intervals over seeds."""
     twins = {PLAIN: load_checkpoint(args.plain), MOMENTUM: load_checkpoint(args.momentum)}
     _check_twins(twins[PLAIN], twins[MOMENTUM])
@@ -81,7 +70,7 @@ def _strength(checkpoint: Checkpoint) -> float:
 
 
 def _measured(
-    args: Args, twins: Mapping[str, Checkpoint], sequences: TokenSequences
+    args: Any, twins: Mapping[str, Checkpoint], sequences: TokenSequences
 ) -> dict[str, dict[str, Float[Tensor, "seed"]]]:
     """Losses and accuracies of each twin, by quantity."""
     ends = [f"{first}" if first == last else f"{first} to {last}" for first, last in LABELS_BEFORE]
@@ -94,7 +83,7 @@ def _measured(
     return measured
 
 
-def _other_rows(args: Args, twins: Mapping[str, Checkpoint], other: Checkpoint, sequences: TokenSequences) -> list[Row]:
+def _other_rows(args: Any, twins: Mapping[str, Checkpoint], other: Checkpoint, sequences: TokenSequences) -> list[Row]:
     """How far a twin of another strength and, on its seeds, the first are from plain attention."""
     seeds = other.record["seeds"]
     indices = [twins[PLAIN].record["seeds"].index(seed) for seed in seeds]
@@ -137,7 +126,7 @@ def _losses_by_labels(checkpoint: Checkpoint, sequences: TokenSequences) -> list
     return list(torch.stack(by_model, 1))
 
 
-def _accuracies(args: Args, twins: Mapping[str, Checkpoint]) -> dict[int, dict[str, Float[Tensor, "seed"]]]:
+def _accuracies(args: Any, twins: Mapping[str, Checkpoint]) -> dict[int, dict[str, Float[Tensor, "seed"]]]:
     """By number of demonstrations: each seed's accuracy on its own demonstrations and queries, mean over tasks."""
     made = [task for task in TEXT_TASKS.values() if task.topics]
     draws = [
@@ -193,39 +182,5 @@ def _curves(twins: dict[str, Checkpoint]) -> Sequence[Section]:
     return [Section("Held-out loss", "Of both trainings, mean over seeds with 95% intervals.", fig)]
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on momentum attention."""
-    paper = Claims("barnatan", comparison.rows)
-    cause = (
-        "setting: small models, trained on sequences whose order is random, so that recent values are not informative"
-    )
-    for what, kind, better in (
-        (
-            "loss minus plain attention's, by the number of labels before",
-            "loss of labels after {} others, nats",
-            below,
-        ),
-        ("accuracy minus plain attention's, by demonstrations", "accuracy after {} demonstrations", above),
-    ):
-        before_any = kind.format(0)  # every answer is chance
-        rows = {
-            words: [row for row in paper.pick(f"{kind.format('*')}, {name}") if not row.quantity.startswith(before_any)]
-            for words, name in (("difference", "difference"), (PLAIN, PLAIN))
-        }
-        controls: dict[str, list[Row]] = {}
-        for row in comparison.rows:
-            if fnmatchcase(row.quantity, f"{kind.format('*')}, η = *") and not row.quantity.startswith(before_any):
-                controls.setdefault(f"η = {row.quantity.partition(', η = ')[2]}", []).append(row)
-        paper.add(
-            "Abstract", f"momentum attention's {what}", lines=rows,
-            check=by_value(lambda change, _, better=better: better(change, 0)),
-            published="consistently better performance over vanilla attention",
-            controls=controls, cause=cause if controls else "",
-            why="its own measurements are of language models with hundreds of millions of weights (Dai et al. 2023, "
-            "section 5)",
-        )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "momentum_attention", claims)
+    compare.run()

@@ -6,8 +6,7 @@ python analyses/nertinger_table.py
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,41 +26,10 @@ from mechicl.reports.rows import over_resamples, seeds_and_prompts
 from mechicl.statistics import Interval, crossed_interval, ratio_interval
 from mechicl.statistics.intervals import resampled_means
 from mechicl.tasks import LinearRegression
-from support.checks import above, at_least, below, by_value, ends, every, falls, rises, together, within
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
-KAPPAS, NOISES = (1, 10, 100), ("0.0", "0.1", "0.3")
 HELD_STEPS, HELD_EVERY = 1500, 20
 """Training of softmax heads with a fixed output scale, and how often they are aligned."""
-ACTIVATIONS = {
-    "linear": "linear", "leaky_relu_0.75": "leaky ReLU, 0.75", "leaky_relu_0.5": "leaky ReLU, 0.5",
-    "leaky_relu_0.25": "leaky ReLU, 0.25", "relu": "ReLU", "softmax": "softmax",
-}  # fmt: skip
-"""Descriptions of the printed table's rows."""
-
-
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """The whole table with closed forms, and explanations of its last row and of erratum 6."""
-
-    checkpoints: tuple[str, ...] = (
-        "nertinger-linear",
-        "nertinger-leaky-relu-0.75",
-        "nertinger-leaky-relu-0.5",
-        "nertinger-leaky-relu-0.25",
-        "nertinger-relu",
-        "nertinger-softmax",
-    )
-    """Names or folders, one for each row of the table."""
-    n_prompts: int = 30_000
-    """Held-out prompts for each setting."""
-    n_aligned: int = 256
-    """Held-out prompts that models are aligned on at each snapshot."""
-    seed: int = 1_000_003
-    """Seed of the held-out prompts; the step size of PGD is tuned on 10,000 others."""
-    quiet: bool = False
-    """No progress bar."""
 
 
 class Setting:
@@ -71,7 +39,7 @@ class Setting:
     exact loss: prompts whose targets happen to be large weigh on both alike.
     """
 
-    def __init__(self, task: LinearRegression, args: Args):
+    def __init__(self, task: LinearRegression, args: Any):
         assert task.condition_number is not None
         self.task = task
         self.prompts = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
@@ -111,7 +79,24 @@ def tuned_pgd(covariance: Tensor, prompts: Prompts) -> AlgorithmLearner:
     return AlgorithmLearner(algorithms.preconditioned_gd, {"preconditioner": eta * inverse})
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(
+        (
+            "nertinger-linear",
+            "nertinger-leaky-relu-0.75",
+            "nertinger-leaky-relu-0.5",
+            "nertinger-leaky-relu-0.25",
+            "nertinger-relu",
+            "nertinger-softmax",
+        ),
+        "Names or folders, one for each row of the table",
+    ),
+    n_prompts=Option(30_000, "Held-out prompts for each setting"),
+    n_aligned=Option(256, "Held-out prompts that models are aligned on at each snapshot"),
+    seed=Option(1_000_003, "Seed of the held-out prompts; the step size of PGD is tuned on 10,000 others"),
+    quiet=False,
+)
+def compare(args: Any) -> Comparison:
     """Measure every cell, and align the noiseless columns' models with PGD over training."""
     table = published("nertinger_table1")
     loaded = [load_checkpoint(name) for name in args.checkpoints]
@@ -312,92 +297,12 @@ def _plain(alignment: AlignmentOverTraining) -> dict[str, object]:
     }
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on the table and the figure."""
-    paper = Claims("nertinger2025", comparison.rows)
-    exact = [paper[f"closed form (Theorem 2), κ = {kappa}, ν² = 0.0"] for kappa in KAPPAS]
-    noiseless = {name: paper.pick(*(f"{name}, κ = {kappa}, ν² = 0.0" for kappa in KAPPAS)) for name in ACTIVATIONS}
-    paper.add("Theorem 2", "loss of trained linear layers and the exact loss of the best weights, κ = 1, 10, 100",
-              lines={"trained": noiseless["linear"], "exact": exact}, check=by_value(lambda a, b: within(a, 0.01, b)),
-              published="optimal")  # fmt: skip
-    corrected = paper["ReLU, Theorem 4 with Q₀ negative"]
-    for words, why, cause in (
-        ("as printed", "with the read-out -Z the sign of Q₀ must be negative, as in Theorem 2", "erratum"),
-        ("with Q₀ negative", "training ends there", ""),
-    ):
-        paper.add("Theorem 4", f"the best weights of one ReLU layer {words}: their loss, loss of trained layers",
-                  lines={"Theorem 4": [f"ReLU, Theorem 4 {words}"], "trained": [noiseless["relu"][0]]},
-                  published="optimal", why=why, check=by_value(lambda a, b: within(a, 0.05, b)), cause=cause,
-                  controls={"with Q₀ negative": [corrected]} if cause else {})  # fmt: skip
-    _alignment_claims(paper, comparison.data["over_training"])
-    fixed = [paper[f"softmax, κ = {kappa}: least loss with its output fixed at 1/n, as in eq. 1 with P = 1"]
-            for kappa in KAPPAS]  # fmt: skip
-    free = [paper[f"softmax, κ = {kappa}: least loss with its output fixed at 1"] for kappa in KAPPAS]
-    why = {
-        "linear": f"ours reach the closed form, {', '.join(map(str, exact))} without noise, and the printed are above "
-        "it for κ = 100",
-        "softmax": "ours are lower: see the entry on a head whose output is fixed",
-    }
-    causes = {
-        "linear": ("measure: the printed losses are above the best that there is",
-                   {"closed form": [f"closed form (Theorem 2), κ = 100, ν² = {noise}" for noise in NOISES]}),
-        "softmax": ("setting: the printed heads' output is divided by n", {"fixed at 1/n": fixed}),
-    }  # fmt: skip
-    for name, words in {"PGD": "one step of PGD, η tuned", **ACTIVATIONS}.items():
-        stuck = "" if name == "PGD" else "some seeds end in local minima for κ > 1, as the table's notes say"
-        cause, controls = causes.get(name, ("", {}))
-        paper.add("Table 1", f"{words}: best loss, noise 0, 0.1, 0.3",
-                  lines={f"κ = {k}": [f"{name}, κ = {k}, ν² = {noise}" for noise in NOISES] for k in KAPPAS},
-                  why="; ".join(filter(None, (why.get(name), stuck))), cause=cause, controls=controls,
-                  trained=name != "PGD")  # fmt: skip
-    paper.add(
-        "Table 1", "softmax: least loss of a head whose output is fixed at 1/n, κ = 1, 10, 100",
-        lines={"": [replace(row, published=trained.published) for row, trained in
-                    zip(fixed, noiseless["softmax"], strict=True)]},
-        check=every(lambda row: within(row, 0.1, row.published)), trained=False,
-        controls={"trained, free to grow": noiseless["softmax"], "least loss, fixed at 1": free},
-        why="what is printed of trained heads, here computed without training: eq. 1 divides the normalised pattern by "
-        "n once more, and with P = 1 a head cannot do better; free to grow, or fixed at 1, it does",
-    )  # fmt: skip
-    compared = {"linear": "linear", "leaky ReLU 0.75": "leaky_relu_0.75", "PGD": "PGD"}
-    ill = {words: [f"{name}, κ = 100, ν² = {noise}" for noise in NOISES] for words, name in compared.items()}
-    paper.add("Table 1", "linear and leaky ReLU 0.75 outperform PGD, κ = 100, noise 0, 0.1, 0.3", lines=ill,
-              check=by_value(lambda a, b, c: below(a, c) and below(b, c)), published="lower than PGD",
-              why="Σ⁻¹ is not the best preconditioner for 20 points (Theorem 2)")  # fmt: skip
-    paper.add("Table 1", "noise has minimal impact: linear, with noise 0.3, without, κ = 1, 10, 100",
-              lines={"0.3": [f"linear, κ = {k}, ν² = 0.3" for k in KAPPAS], "0": noiseless["linear"]},
-              check=by_value(lambda a, b: within(a, 0.05, b)), published="minimal impact")  # fmt: skip
-    return paper.stated
-
-
-def _alignment_claims(paper: Claims, over_training: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """Figure 1: alignment with PGD, mean over the seeds outside local minima."""
-
-    def last(activation: str, kappa: int = 1, measure: str = "sensitivity_cosine") -> Row:
-        return paper[f"{measure} with PGD after training, {activation}, κ = {kappa}, ν² = 0.0"]
-
-    names = list(ACTIVATIONS)
-    paper.add("Fig. 1, top", "cosine of sensitivities with PGD after training, κ = 1: linear, leaky ReLU 0.75, 0.5, "
-              "0.25", *map(last, names[:4]), check=every(at_least, 0.95), published="high")  # fmt: skip
-    paper.add("Fig. 1, top", "cosine of sensitivities with PGD after training, κ = 1: leaky ReLU 0.25, ReLU",
-              *map(last, names[3:5]), check=together(falls), published="a noticeable drop to ReLU")  # fmt: skip
-    paper.add("Fig. 1, top", "cosine of sensitivities with PGD after training, all six activations, κ = 1 and 100",
-              lines={f"κ = {kappa}": [last(name, kappa) for name in names] for kappa in (1, 100)},
-              check=by_value(above),
-              published="significantly less when ill-conditioned")  # fmt: skip
-    during = torch.tensor(over_training["κ = 1, ν² = 0.0"]["softmax"]["sensitivity_cosine"]).mean(1).max().item()
-    paper.add("Fig. 1, top", "softmax, κ = 1: highest cosine during training, and at the end",
-              lines={"highest": [Row("highest cosine during training", None, during)], "at the end": [last("softmax")]},
-              check=by_value(lambda highest, end: below(end, 0.9 * ends(highest)[1])),
-              published="a spike that quickly diminishes",
-              why="it does not fall again: these heads' outputs are free to grow, see softmax in Table 1",
-              cause="setting: the paper's heads' output is divided by n",
-              controls={"fixed at 1/n, highest and at the end": ["softmax fixed at 1/n, κ = 1: *"]})  # fmt: skip
-    paper.add("Fig. 1, bottom", "distance of predictions from PGD after training, κ = 1: linear, leaky ReLU 0.75, "
-              "0.5, 0.25, ReLU", *(last(name, measure="prediction_distance") for name in names[:5]),
-              check=together(rises),
-              published="low; larger for ReLU", why="grows with the bend of the activation")  # fmt: skip
+@compare.derive
+def derived_rows(comparison: Comparison) -> list[Row]:
+    """Return the highest cosine of softmax with PGD during training, mean over the seeds outside local minima."""
+    during = comparison.data["over_training"]["κ = 1, ν² = 0.0"]["softmax"]["sensitivity_cosine"]
+    return [Row("highest cosine during training", None, torch.tensor(during).mean(1).max().item())]
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "nertinger_table", claims)
+    compare.run()

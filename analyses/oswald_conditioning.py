@@ -17,28 +17,12 @@ from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange,
 from mechicl.reports import Comparison, Row, Section, published
 from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import COLORS, add_band, add_line, colors_for, figure, panel, panels
-from support.checks import above, between, by_value, together, within
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, regression_checkpoint, run_script
+from support.script import Option, regression_checkpoint, script
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)
 """γ of the distributions over tasks; according to the paper, condition numbers explode above 0.1."""
 QUANTILES = 400  # that a distribution is drawn from
 DISTRIBUTION = 25  # points of the task whose distribution the paper shows
-
-
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Eigenvalues, condition numbers and the γ that they suggest, compared with the γ in four trained models."""
-
-    checkpoints: tuple[str, ...] = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
-    """Names or folders of looped two-layer models."""
-    n_prompts: int = 10_000
-    """Tasks in a draw, as in the paper."""
-    draws: int = 40
-    """Draws that the extreme eigenvalues are taken over; everything else is measured on the first."""
-    seed: int = 0
-    """Seed of the first draw; the others have the next ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +53,16 @@ class GammaStudy:
         return interval(torch.tensor([r.heuristic_gamma for r in self.ranges], dtype=torch.float64))
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(
+        ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100"),
+        "Names or folders of looped two-layer models",
+    ),
+    n_prompts=Option(10_000, "Tasks in a draw, as in the paper"),
+    draws=Option(40, "Draws that the extreme eigenvalues are taken over; everything else is measured on the first"),
+    seed=Option(0, "Seed of the first draw; the others have the next ones"),
+)
+def compare(args: Any) -> Comparison:
     """Rows for each number of points, and the three panels of Fig. 13."""
     studies = [_measure(name, args) for name in args.checkpoints]
     rows = [row for part in (_eigenvalue_rows, _gamma_rows, _condition_rows) for m in studies for row in part(m)]
@@ -112,7 +105,7 @@ def compare(args: Args) -> Comparison:
     return Comparison("Condition numbers under GD++ (A.10, Fig. 13)", lead, rows, figures, data)
 
 
-def _measure(name: str, args: Args) -> GammaStudy:
+def _measure(name: str, args: Any) -> GammaStudy:
     checkpoint, task = regression_checkpoint(name)
     fit = fit_construction(checkpoint.models, "gd++", task, refine=False, n_prompts=64)
     gamma = fit.projected.parameters["gamma"][:, 0]
@@ -365,43 +358,5 @@ def _decades_shown(results: Mapping[str, Conditioning]) -> tuple[float, float]:
     return math.log10(of_ranges), math.log10(max(result.before.median().item() for result in results.values()))
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on eigenvalues and condition numbers."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    for which, points in (("largest", "10, 25, 50, 100"), ("smallest", "25, 50, 100")):
-        rows = paper.pick(*(f"{which} eigenvalue, n = {n}" for n in points.split(", ")))
-        paper.add("A.10", f"{which} eigenvalue of S in 10,000 tasks, n = {points}", *rows,
-                  trained=False, why=f"an extreme of 10,000 tasks differs between draws, and one was printed: "
-                  f"measured is where 95% of draws lie; {'; '.join(row.note for row in rows)}")  # fmt: skip
-    paper.add("A.10", "the eigenvalues stay below 1/γ: γ times the largest, n = 10, 25, 50, 100",
-              "γ in the weights times the largest eigenvalue, *",
-              check=together(lambda *products: all(between(product, 0.5, 1) for product in products)),
-              published="below 1",
-              why="taken as: below 1, and above a half: a γ of 0 is below 1/λ too")  # fmt: skip
-    paper.add(
-        "Fig. 13, left and centre", "median condition number before and after, γ in the weights, n = 10, 25, 50, 100",
-        lines={"before": ["median condition number before, *"],
-               "after": ["median condition number after, γ in the weights, *"]},
-        check=by_value(above), published="smaller",
-    )  # fmt: skip
-    paper.add(
-        "Fig. 13, centre", "γ that conditions best by the paper's extremes, and γ in the weights, n = 10, 25, 50, 100",
-        lines={"best conditioned": ["γ with the least condition number of all tasks' range, *"],
-               "in the weights": ["γ in the weights, *"]},
-        check=by_value(lambda a, b: above(a, b) and within(a, 0.5, b)), published="slightly larger",
-        why="the γ with the least loss, which is that of predictions and nearly that of the weights: see A.10",
-    )  # fmt: skip
-    gammas = ("0.099", "0.11", "0.12", "0.13", "0.14", "0.15", "0.18")
-    first, *others = paper.pick(*(f"median condition number after, γ = {gamma}, n = 25" for gamma in gammas))
-    paper.add(
-        "Fig. 13, right", "n = 25: median condition number after γ = 0.099, then 0.11, 0.12, 0.13, 0.14, 0.15, 0.18",
-        lines={"0.099": [first], "above": others},
-        check=by_value(lambda a, b: above(b, a)), published="explodes above γ = 0.1", trained=False,
-        why="where the median is not above that at 0.099, 1/γ still has to come below the largest eigenvalue of enough "
-        "tasks",
-    )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_conditioning", claims)
+    compare.run()

@@ -5,8 +5,8 @@ python analyses/oswald_connectivity.py
 """
 
 import itertools
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,26 +23,16 @@ from mechicl.reports.descent import TRIM, TRIMMED
 from mechicl.reports.rows import as_text, over_seeds_and_prompts
 from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
-from support.checks import every, far
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, regression_checkpoint, run_script
+from support.script import Option, regression_checkpoint, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Barriers between the seeds of one training, and from each seed to tuned GD++, by kind of path."""
-
-    checkpoint: str = "lsa-5l"
-    """Name or folder of a checkpoint of linear attention, with two seeds or more."""
-    n_prompts: int = 10_000
-    """Held-out prompts."""
-    bending_steps: int = 1500
-    """Optimisation steps for a curve."""
-    seed: int = 0
-    """Seed of the prompts that curves are bent on; the held-out ones have the next."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("lsa-5l", "Name or folder of a checkpoint of linear attention, with two seeds or more"),
+    n_prompts=10_000,
+    bending_steps=Option(1500, "Optimisation steps for a curve"),
+    seed=Option(0, "Seed of the prompts that curves are bent on; the held-out ones have the next"),
+)
+def compare(args: Any) -> Comparison:
     """Straight and curved paths between all pairs of seeds, and from each seed to GD++ tuned on the task."""
     checkpoint, task = regression_checkpoint(args.checkpoint)
     models = checkpoint.models
@@ -107,7 +97,7 @@ def tuned_gd_plus_plus(task: LinearRegression, steps: int) -> HookedTransformer:
 
 
 def _connect(
-    a: HookedTransformer, b: HookedTransformer, task: LinearRegression, args: Args, *, curved: bool
+    a: HookedTransformer, b: HookedTransformer, task: LinearRegression, args: Any, *, curved: bool
 ) -> dict[str, LossPath]:
     kinds: tuple[PathKind, ...] = ("raw", "rescaled", "aligned", "lifted")
     kinds += ("curved",) if curved else ()
@@ -121,26 +111,5 @@ def _claim(where: str, kind: str) -> str | None:
     return "a barrier for most seeds (A.4)" if (where, kind) == ("between seeds", "rescaled") else None
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on paths between seeds."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    paper.add(
-        "Section 3, A.4", "paths between seeds of five layers, rescaled as in A.3", "barrier between seeds, rescaled",
-        check=every(far, 0), published="a barrier for most seeds",
-        why="trained until all seeds have one loss, they are one model in the gauge of A.3; with Adam, which leaves "
-        "seeds at 2 to 5 times the loss of tuned GD++, barriers were 104 to 2,020 times the loss",
-        controls={"the same seeds, not rescaled": ["barrier between seeds, raw"]},
-        cause="setting: trained to the end with another optimiser",
-    )  # fmt: skip
-    paper.add(
-        "Section 3", "five layers: barrier to GD++ tuned on the task, on a curve", "barrier to tuned GD++, curved",
-        published="", why="left open there; the ends were found apart, the trained one has "
-        f"{paper[f'loss, trained end over tuned GD++, {TRIMMED}']} of the loss of GD++ ({TRIMMED}); straight "
-        f"paths: rescaled {paper['barrier to tuned GD++, rescaled']}, aligned "
-        f"{paper['barrier to tuned GD++, aligned']}",
-    )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_connectivity", claims)
+    compare.run()

@@ -5,6 +5,7 @@ python analyses/oswald_copying.py
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,30 +19,12 @@ from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import Interval, interval, median_interval, ratio_interval
-from support.checks import above, below, count_is, ends, equal, every, together
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",
           "errors_without_elsewhere", "errors_transplanted")  # fmt: skip
 COPIES = 0.5
 """A first layer copies if a linear readout of it has less than this share of the targets' mean square as its error."""
-
-
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """When two layers learn to copy targets to their inputs' tokens, and what they do with them."""
-
-    checkpoints: tuple[str, ...] = ("copy-2l", "copy-2l-one-hot", "copy-2l-linear")
-    """Names or folders of two-layer models on interleaved prompts of one task."""
-    constant: tuple[str, ...] = ("copy-2l-dense", "copy-2l-late")
-    """The seeds of the first at a constant rate, as in the paper: those whose loss falls early, and the others."""
-    n_prompts: int = 10_000
-    """Held-out prompts for losses."""
-    n_opened: int = 1024
-    """Held-out prompts that activations are read on; derivatives are taken on a 64th of these."""
-    seed: int = 1_000_003
-    """Seed of the held-out prompts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +43,20 @@ class CopyStudy:
         return torch.stack([copying.decoding_errors.mean() for copying in self.copies]) < COPIES
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(
+        ("copy-2l", "copy-2l-one-hot", "copy-2l-linear"),
+        "Names or folders of two-layer models on interleaved prompts of one task",
+    ),
+    constant=Option(
+        ("copy-2l-dense", "copy-2l-late"),
+        "The seeds of the first at a constant rate, as in the paper: those whose loss falls early, and the others",
+    ),
+    n_prompts=Option(10_000, "Held-out prompts for losses"),
+    n_opened=Option(1024, "Held-out prompts that activations are read on; derivatives are taken on a 64th of these"),
+    seed=Option(1_000_003, "Seed of the held-out prompts"),
+)
+def compare(args: Any) -> Comparison:
     """Losses, transitions, derivatives, attention, ablations and transplants of every seed."""
     rows: list[Row] = []
     figures: list[Section] = []
@@ -220,56 +216,14 @@ def _patterns_figure(study: CopyStudy, seed: int, prompts: Prompts) -> Section:
     return Section(f"{checkpoint.name}: attention patterns", words, drawn)
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on copying."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    names = ("copy-2l", "copy-2l-one-hot", "copy-2l-linear")
-    sines, one_hot, linear = (paper[f"{name}: loss over one step of gradient descent"] for name in names)
-    elsewhere = paper["copy-2l-one-hot: loss without it elsewhere over the model's"]
-    one, two = paper["half-MSE, one tuned step of gradient descent"], paper["half-MSE, two tuned steps"]
+@compare.derive
+def derived_rows(comparison: Comparison) -> list[Row]:
+    """Return the losses of seeds that do not copy, over one step of gradient descent."""
+    (one,) = (row for row in comparison.rows if row.quantity == "half-MSE, one tuned step of gradient descent")
     by_seed = zip(comparison.data["copy-2l"]["mse"], comparison.data["copy-2l"]["copies"], strict=True)
-    others = [mse / 2 / one.ends[1] for mse, copies in by_seed if not copies]
-    paper.add(
-        "Fig. 5, left", "softmax, then linear attention on alternate tokens: loss over one step of gradient descent, "
-        "seeds that copy", sines, why=sines.note,
-    )  # fmt: skip
-    paper.add(
-        "Fig. 5, left", "softmax, then linear attention: loss over one step of gradient descent, half-MSE of one step "
-        "and of two", lines={"loss over one step": [sines], "one step": [one], "two steps": [two]},
-        check=together(lambda loss, one, two: equal(loss, 1) and above(loss, ends(two)[1] / ends(one)[1])),
-        published="one step, not two",
-    )  # fmt: skip
-    paper.add("Fig. 5, left", "one-hot positions: loss over one step of gradient descent, seeds that copy", one_hot,
-              cause="setting, with one-hot positions the first layer puts inputs and targets together elsewhere too",
-              controls={"loss without those over the model's": [elsewhere], "sinusoidal positions": [sines]},
-              why=one_hot.note)  # fmt: skip
-    transition = paper["copy-2l: step of the transition"]
-    paper.add("Fig. 5, left", "training speed differs between seeds: latest transition over the earliest",
-              "copy-2l: latest transition over the earliest", check=every(above, 2), published="highly variable",
-              why=f"taken as: twice as late; at step {transition}")  # fmt: skip
-    paper.add(
-        "Fig. 5, right", "|d first layer / d token| at inputs' tokens after training: by the target's token, by any "
-        "other", "copy-2l: |d first layer / d token| at x tokens, the next token, its target",
-        "copy-2l: |d first layer / d token| at x tokens, any other token", check=together(above),
-    )  # fmt: skip
-    linear_copies = {"linear attention in the first layer": ["copy-2l-linear: first layers that copy"]}
-    at_cosine, at_constant = paper["copy-2l: first layers that copy"], paper["constant rate: first layers *"]
-    paper.add("Section 4", "seeds whose first layer copies, targets or inputs, sinusoidal positions, constant rate",
-              at_constant, check=every(count_is, "all"),
-              controls={"linear attention in the first layer": ["copy-2l-linear: first layers that copy, either way"]},
-              why=f"{at_constant.note}. Where the rate falls along a cosine {at_cosine} copy targets, others stay at "
-              f"{', '.join(f'{ratio:.2f}' for ratio in others)} of one step's loss")  # fmt: skip
-    paper.add("Section 4", "seeds whose first layer copies, one-hot positions",
-              "copy-2l-one-hot: first layers that copy",
-              check=every(count_is, "all"), controls=linear_copies)  # fmt: skip
-    paper.add("Section 4", "seeds whose first layer copies, linear attention in the first layer",
-              "copy-2l-linear: first layers that copy", linear,
-              check=together(lambda a, b: count_is(a, "none") and below(b, 1.5)),
-              published="none (could not be trained)",
-              why="none copies, though all learn something: the second number is the loss over one step's of gradient "
-              "descent, twice as much without training. Inputs are partly readable at targets' tokens")  # fmt: skip
-    return paper.stated
+    ratios = ", ".join(f"{mse / 2 / one.ends[1]:.2f}" for mse, copies in by_seed if not copies)
+    return [Row("loss of seeds that do not copy, over one step", None, ratios)]
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_copying", claims)
+    compare.run()

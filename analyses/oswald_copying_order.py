@@ -6,6 +6,7 @@ python analyses/oswald_copying_order.py
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -19,27 +20,21 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import median_interval
 from mechicl.viz.elements import COLORS, add_line, on_log_axis, panel, panels
-from support.checks import count_is, every
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 READS, FALLS = 3, 0.05
 """Ratio of derivatives above which a token counts as read, and share by which a loss must have fallen."""
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Derivatives of the first layer in weights of every few steps around the fall of the loss."""
-
-    checkpoints: tuple[str, ...] = ("copy-2l-dense", "copy-2l-linear-dense")
-    """Names or folders of two-layer models on interleaved prompts, with such weights."""
-    n_prompts: int = 16
-    """Held-out prompts that derivatives are taken on."""
-    seed: int = 1_000_003
-    """Seed of the held-out prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(
+        ("copy-2l-dense", "copy-2l-linear-dense"),
+        "Names or folders of two-layer models on interleaved prompts, with such weights",
+    ),
+    n_prompts=Option(16, "Held-out prompts that derivatives are taken on"),
+    seed=Option(1_000_003, "Seed of the held-out prompts"),
+)
+def compare(args: Any) -> Comparison:
     """The step from which the next token is read, and the last one before the loss has fallen, of every seed."""
     rows: list[Row] = []
     figures: list[Section] = []
@@ -193,22 +188,5 @@ def sensitivity_over_training(
     return fig
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claim: the first layer reads the next token, then the loss falls."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    rise, lead = (paper[f"copy-2l-dense: {what}"] for what in ("seeds that read the next token *", "steps from *"))
-    paper.add(
-        "Fig. 5, right", "seeds in which the first layer reads the next token before the loss falls", rise,
-        check=every(count_is, "all"),
-        controls={
-            "two linear layers": ["copy-2l-linear-dense: seeds that read the next token *"],
-            "the token before": ["copy-2l-dense: seeds that read the token before *"],
-            "at initialisation": ["copy-2l-dense: untrained models *"],
-        },
-        why=f"by {lead} steps; weights of every 25 steps around the fall, at a constant rate; {rise.note}",
-    )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_copying_order", claims)
+    compare.run()

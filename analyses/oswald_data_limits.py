@@ -5,6 +5,7 @@ python analyses/oswald_data_limits.py
 
 import copy
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -19,28 +20,19 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval, median_interval
 from mechicl.tasks import FixedTasks, LinearRegression
-from support.checks import below, by_value, every, near, together
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 N_ALIGNED = 4096  # prompts for derivatives and paths
 TASKS = (128, 512, 2048, 8192)
 OVER = "draws of tasks"
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Alignment with gradient descent of layers that were trained on few tasks."""
-
-    checkpoints: tuple[str, ...] = tuple(f"lsa-1l-tasks{n}" for n in TASKS)
-    """Names or folders of trainings on fixed tasks."""
-    n_prompts: int = 10_000
-    """Held-out prompts."""
-    seed: int = 1_000_003
-    """Seed of the held-out prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(tuple(f"lsa-1l-tasks{n}" for n in TASKS), "Names or folders of trainings on fixed tasks"),
+    n_prompts=10_000,
+    seed=Option(1_000_003, "Seed of the held-out prompts"),
+)
+def compare(args: Any) -> Comparison:
     """Loss, alignment, weights and paths, by number of tasks, at the end and where the held-out loss is least."""
     rows: list[Row] = []
     data: dict[str, object] = {}
@@ -168,27 +160,5 @@ def _rows(
     return rows, {"draws": [asdict(draw) for draw in measured]}
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on training on few tasks."""
-    paper = Claims("vonoswald2023", comparison.rows)
-
-    def loss(n: int) -> Row:
-        return paper[f"{n} tasks: held-out loss over gradient descent's, at the end"]
-
-    cosine = "tasks: sensitivity cosine, at the end"
-    paper.add("Fig. 16a", "trained on 128 tasks: cosine of sensitivities, training loss over gradient descent's",
-              f"128 {cosine}", "128 tasks: training loss over *",
-              check=together(lambda a, b: below(a, 0.95) and below(b, 0.5)), published="not aligned",
-              why=f"held-out loss {loss(128)} of gradient descent's: the layer has about as many free numbers (120) as "
-              "tasks")  # fmt: skip
-    paper.add("Fig. 16b, c", "trained on 512 and on 2048 tasks: cosine of sensitivities",
-              lines={"512": [f"512 {cosine}"], "2048": [f"2048 {cosine}"]}, check=by_value(below),
-              published="better with more tasks",
-              why=f"held-out loss over gradient descent's {loss(512)}, {loss(2048)}")  # fmt: skip
-    paper.add("Fig. 16d", "trained on 8192 tasks: cosine of sensitivities", f"8192 {cosine}", check=every(near, 1),
-              why=f"held-out loss {loss(8192)} of gradient descent's")  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_data_limits", claims)
+    compare.run()

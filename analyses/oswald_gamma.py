@@ -3,8 +3,8 @@
 python analyses/oswald_gamma.py
 """
 
-from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,27 +19,19 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.descent import published_gammas
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import LinearRegression
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, regression_checkpoint, run_script
+from support.script import Option, regression_checkpoint, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Fit GD++ to the weights of four checkpoints."""
-
-    checkpoints: tuple[str, ...] = ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100")
-    """Names or folders."""
-    n_prompts: int = 8192
-    """Prompts that parameters are matched on, in each draw."""
-    draws: int = 5
-    """Independent draws of prompts that GD++ is matched and tuned on."""
-    n_tuned: int = 50_000
-    """Prompts in each draw that GD++ is tuned on."""
-    seed: int = 0
-    """Seed of the prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(
+        ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100"), "Names or folders"
+    ),
+    n_prompts=Option(8192, "Prompts that parameters are matched on, in each draw"),
+    draws=Option(5, "Independent draws of prompts that GD++ is matched and tuned on"),
+    n_tuned=Option(50_000, "Prompts in each draw that GD++ is tuned on"),
+    seed=0,
+)
+def compare(args: Any) -> Comparison:
     """Published γ, γ in the weights, γ of the most similar predictions, and γ tuned on the task."""
     by_n = published_gammas()
     rows, numbers, lines = [], [], {"in the weights": [], "published": [], "best on the task": []}
@@ -94,17 +86,5 @@ def _least_loss(task: LinearRegression, n_prompts: int, seed: int) -> float:
     return float(tuned.hyperparameters["gamma"])
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on γ."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    paper.add("A.10", "γ in the weights of two looped layers, n = 10, 25, 50, 100", "γ in the weights, *",
-              why="also for x ~ U(-1/2, 1/2)")  # fmt: skip
-    least = paper.pick("γ with the least loss, *")
-    paper.add("A.10", "γ of the GD++ that predicts alike, n = 10, 25, 50, 100", "γ matched to predictions, *",
-              why=f"the γ with the least loss is {', '.join(map(str, least))}: what predictions say; the weights' is "
-              f"{', '.join(map(str, paper.pick('γ in the weights (median seed) over *')))} of it")  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_gamma", claims)
+    compare.run()

@@ -3,7 +3,7 @@
 python analyses/oswald_phases.py
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,24 +17,17 @@ from mechicl.learners import squared_errors
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval, median_interval
 from mechicl.tasks import FixedTasks, LinearRegression
-from support.checks import above, below, count_is, equal, every, together
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, regression_checkpoint, run_script
+from support.script import Option, regression_checkpoint, script
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """When each seed leaves the plateau, with one head and with two; and a block that memorises first."""
-
-    checkpoints: tuple[str, ...] = ("lsa-1l-phases", "lsa-1l-2h-phases")
-    """Names or folders of trainings on one task."""
-    grokking: str = "lsa-1l-mlp-tasks8192"
-    """Name or folder of a training on fixed tasks."""
-    few: str = "lsa-1l-tasks128"
-    """Name or folder of a training of a layer alone on few fixed tasks, which does memorise."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(("lsa-1l-phases", "lsa-1l-2h-phases"), "Names or folders of trainings on one task"),
+    grokking=Option("lsa-1l-mlp-tasks8192", "Name or folder of a training on fixed tasks"),
+    few=Option(
+        "lsa-1l-tasks128", "Name or folder of a training of a layer alone on few fixed tasks, which does memorise"
+    ),
+)
+def compare(args: Any) -> Comparison:
     """Transition steps by number of heads, and train and test loss of the block on fixed tasks."""
     loaded = [load_checkpoint(name) for name in args.checkpoints]
     _, task = regression_checkpoint(args.checkpoints[0])
@@ -161,41 +154,5 @@ def _few(checkpoint: Checkpoint) -> list[Row]:
     ]  # fmt: skip
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on transitions: late for some seeds with one head, early with two."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    one, two = (paper[f"seeds that leave the plateau, {heads}"] for heads in ("1 head", "2 heads"))
-    spread = {heads: f"latest transition over the earliest, {heads}" for heads in ("1 head", "2 heads")}
-    paper.add("Fig. 15, left", "one head: latest transition over the earliest", spread["1 head"], check=every(above, 2),
-              published="some seeds very late", controls={"two heads": [spread["2 heads"]]},
-              why=f"taken as: twice as late; {one} leave the plateau, {one.note}")  # fmt: skip
-    paper.add("Fig. 15, centre", "two heads: seeds that leave the plateau; step of their latest transition, and of the "
-              "latest with one head", two, "latest transition, 2 heads", "latest transition, 1 head",
-              check=together(lambda a, b, c: count_is(a, "all") and below(b, c)),
-              published="fast in all", why=two.note)  # fmt: skip
-    paper.add("Fig. 15, left and centre", "half-MSE at the end where there is a transition: one head, two heads",
-              *(f"half-MSE at the end where there is one, {heads}" for heads in ("1 head", "2 heads")),
-              why=f"the best step has {paper['half-MSE, best single step of gradient descent']}")  # fmt: skip
-    peak = paper["grokking: highest test half-MSE while memorising"]
-    unprinted = "setting, how the paper's block memorises: its width, initial weights and batches are not printed"
-    paper.add("Fig. 15, right", "a block on 8192 tasks: highest test loss while memorising over that when it begins",
-              "grokking: highest test loss while memorising over the one at its beginning", check=every(above, 1.2),
-              published="increases drastically", cause=unprinted,
-              controls={"a layer on 128 tasks": ["128 tasks: highest test loss over the least"]},
-              why=f"half-MSE {peak}, {peak.note}")  # fmt: skip
-    paper.add("Fig. 15, right", "a block on 8192 tasks: least training half-MSE before the fall",
-              "grokking: least train half-MSE while memorising", check=every(below, 0.2), cause=unprinted,
-              controls={"a layer on 128 tasks": ["128 tasks: least training half-MSE"]})  # fmt: skip
-    fall = paper["grokking: step of the test loss' fall"]
-    paper.add("Fig. 15, right", "a block on 8192 tasks: width of the test loss' fall over the training's length",
-              "grokking: width of the test loss' fall *", check=every(below, 0.5), published="sudden",
-              why=f"taken as: below half; {paper['grokking: seeds whose test loss falls']}, step {fall}")  # fmt: skip
-    paper.add("Fig. 15, right", "a block on 8192 tasks: test loss at the end over gradient descent's, same prompts",
-              "grokking: test loss at the end over *", check=every(equal, 1), published="almost matching",
-              why=f"half-MSE {paper['grokking: test half-MSE at the end']} ; training half-MSE at the end "
-              f"{paper['grokking: train half-MSE at the end']}")  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_phases", claims)
+    compare.run()

@@ -5,8 +5,8 @@ python analyses/oswald_shifts.py --checkpoint lsa-2l-looped
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,9 +24,7 @@ from mechicl.reports.descent import Tuned
 from mechicl.reports.rows import over_resamples, over_seeds, over_seeds_and_prompts
 from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
-from support.checks import above, below, by_value, every, near, together, within
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, regression_checkpoint, run_script
+from support.script import Option, regression_checkpoint, script
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 LAST = SCALES[-1]
@@ -37,38 +35,14 @@ TUNING_SEED = 2**31 + 1
 DESCENT, PLUS_PLUS, EACH = "gradient descent", "GD++", "GD++, each step its own"
 ELSEWHERE = "the same, tuned on other prompts"
 PANELS = ("input scale", "weight scale", "foreign inputs", "foreign inputs over their norm")
-ITEMS = {
-    "lsa-1l": ("Fig. 6a", "one layer"),
-    "lsa-2l-looped": ("Figs. 3a, right, and 6b", "two looped layers"),
-    "lsa-5l": ("Figs. 3b, right, and 6c", "five layers"),
-    "lsa-10l-looped": ("Fig. 7, right", "ten looped layers"),
-    "lsa-12l-mlp": ("Fig. 8, right", "twelve layers with MLPs"),
-    "softmax-1h": ("Fig. 12, right", "one softmax head"),
-    "softmax-2h": ("Fig. 12, right", "two softmax heads"),
-    "softmax-2h-sink": ("Fig. 12, right", "two softmax heads with a sink"),
-    "lsa-1l-ln": ("Fig. 14, right", "one layer after a layer norm"),
-    "lsa-2l-ln": ("Fig. 14, right", "two layers with a layer norm"),
-}
-"""Panels of the paper that show a checkpoint out of distribution, and what it is."""
-CAUSES = {
-    "lsa-5l": "measure: the paper draws curves; the largest distance of their logarithms is beyond the training range",
-    "lsa-12l-mlp": "setting: layers have separate parameters and MLPs, and GD++ one step size and γ for all",
-}
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Losses where inputs or weights are scaled and where inputs are foreign, and alignment early in training."""
-
-    checkpoint: str = "lsa-2l-looped"
-    """Name or folder of a model on paired prompts of linear regression."""
-    n_prompts: int = 2048
-    """Prompts at each scale, the same for all learners and scales."""
-    seed: int = 1_000_003
-    """Seed of the prompts; descent is tuned on others."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("lsa-2l-looped", "Name or folder of a model on paired prompts of linear regression"),
+    n_prompts=Option(2048, "Prompts at each scale, the same for all learners and scales"),
+    seed=Option(1_000_003, "Seed of the prompts; descent is tuned on others"),
+)
+def compare(args: Any) -> Comparison:
     """Curves of the seeds, of tuned descent and of what lies half-way between, in four panels."""
     checkpoint, task = regression_checkpoint(args.checkpoint)
     models = [copy.deepcopy(model).double() for model in checkpoint.models if isinstance(model, HookedTransformer)]
@@ -184,7 +158,7 @@ def _drawn(task: LinearRegression, panel: str) -> tuple[LinearRegression, tuple[
 
 
 def _panels(
-    learners: Mapping[str, Learner], task: LinearRegression, args: Args
+    learners: Mapping[str, Learner], task: LinearRegression, args: Any
 ) -> dict[str, dict[str, Float[Tensor, "resample scale"]]]:
     """Mean squared errors by panel and learner, on the prompts and on resamples of them."""
     panels = {}
@@ -278,72 +252,5 @@ def _early_rows(checkpoint: Checkpoint, tuned: Mapping[str, Tuned], task: Linear
     ]
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on a checkpoint out of distribution, and early in training."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    name = comparison.title.partition("(")[2].rstrip(")")
-    if name not in ITEMS:
-        return []
-    (item, words), main = ITEMS[name], comparison.data["reference"]
-    curves = "inputs scaled by 0.5 to 2, weights, foreign inputs, those over their norm"
-    if name.endswith("-ln"):
-        paper.add(item, f"layer norm: loss over that of {main} on inputs twice as large: one layer, two layers",
-                  lines={"twice as large": [f"input scale: loss over that of {main} at scale {LAST:g}"],
-                         "on the task": [f"loss over that of {main} on the task itself"]},
-                  check=by_value(lambda a, b: below(a, 1) and below(b, 1.5)), published="better on much larger inputs",
-                  why="and no worse than half more on the task, where an untrained model is at twice",
-                  controls=_controls(comparison, main, "input scale"))  # fmt: skip
-        return paper.stated
-    if name.startswith("softmax"):
-        paper.add(
-            item, f"{words}: loss over that of {main} at scale 2 of inputs, weights, foreign inputs, those over their "
-            "norm, over the same on the task itself; the latter",
-            lines={"over that on the task": ["*, over the same on the task itself"],
-                   "on the task": [f"loss over that of {main} on the task itself"]},
-            check=by_value(lambda ratio, loss: below(ratio, 1.05) and within(loss, 0.5, 1)),
-            published="as robust as gradient descent", controls=_controls(comparison, main, *PANELS),
-            why="taken as: no more than 5% further above it than on the task; far below it where it diverges",
-        )  # fmt: skip
-        return paper.stated
-    deep = name == "lsa-5l"
-    for label, panels in (("input scale, weight scale", PANELS[:2]), ("foreign inputs", PANELS[2:])):
-        what = f"{words} out of distribution, {label}: distance from the loss of {main} over its curve's height"
-        quantities = [f"{panel}: distance from the curve of {main}" for panel in panels]
-        between = [f"{panel}: distance of what is half-way to {main}" for panel in panels]
-        half = [row.quantity for row in comparison.rows if row.quantity in between and not deep]
-        paper.add(item, what, *quantities, *half, check=every(near, 0),
-                  published="like it", cause=CAUSES.get(name, ""),
-                  controls=_controls(comparison, main, *panels),
-                  why="of the model" + (", and half-way between the two" if half else ""))  # fmt: skip
-    if deep:
-        paper.add(
-            item, f"{words}: distance from {main}, within the training range and beyond it: {curves}",
-            lines={"up to scale 1": ["*, scales up to 1"], "above": ["*, scales above 1"]},
-            check=by_value(lambda a, b: above(b, a)), published="less good far from the training range",
-        )  # fmt: skip
-    if any(row.quantity == "cosine with GD++ at the end" for row in comparison.rows):
-        paper.add(
-            item.partition(",")[0].replace("Figs.", "Fig."), f"{words}, early in training: cosine with gradient "
-            "descent where it is closest to it, with GD++ there; at the end: with gradient descent, with GD++",
-            lines={"early": ["cosine with gradient descent where*", "cosine with GD++ where*"],
-                   "at the end": ["cosine with gradient descent at*", "cosine with GD++ at*"]},
-            check=together(lambda a, b, c, d: above(a, b) and above(d, c) and near(a, 1) and near(d, 1)),
-            published="well with gradient descent at first, much better with GD++ after training",
-            why=f"at step {paper['step where*']} of the training",
-        )  # fmt: skip
-    return paper.stated
-
-
-def _controls(comparison: Comparison, main: str, *panels: str) -> dict[str, list[Row]]:
-    """Other descents in the place of the model."""
-    controls: dict[str, list[Row]] = {}
-    for panel in panels:
-        for row in comparison.rows:
-            prefix, suffix = f"{panel}: distance of ", f" from the curve of {main}"
-            if row.quantity.startswith(prefix) and row.quantity.endswith(suffix):
-                controls.setdefault(row.quantity.removeprefix(prefix).removesuffix(suffix), []).append(row)
-    return controls
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_shifts", claims)
+    compare.run()

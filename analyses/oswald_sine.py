@@ -7,7 +7,6 @@ python analyses/oswald_sine.py
 import copy
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
@@ -30,9 +29,7 @@ from mechicl.tasks import SineRegression
 from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, panels
 from mechicl.viz.elements import panel as place_of
 from mechicl.viz.weights import kernel_heatmaps
-from support.checks import above, covers, every, near, together
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 DRAWS = {
     "independent": "amplitude and phase independent, as in the text (the authors' code draws both with one key)",
@@ -44,23 +41,16 @@ ARMS = "attention and gradient descent"
 OVER_SEEDS = "distance over the mean distance of the seed's models from the other seeds' of their kind"
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Losses, alignment, initial and adapted functions, kernels."""
-
-    transformer: str = "sine-lsa"
-    """Name or folder of the models with learned attention."""
-    descent: str = "sine-gd"
-    """Name or folder of the models with a step of gradient descent in its place, from the same seeds."""
-    n_prompts: int = 10_000
-    """Held-out prompts."""
-    n_drawn: int = 6
-    """Held-out prompts that are drawn."""
-    seed: int = 1_000_003
-    """Seed of the held-out prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    transformer=Option("sine-lsa", "Name or folder of the models with learned attention"),
+    descent=Option(
+        "sine-gd", "Name or folder of the models with a step of gradient descent in its place, from the same seeds"
+    ),
+    n_prompts=10_000,
+    n_drawn=Option(6, "Held-out prompts that are drawn"),
+    seed=Option(1_000_003, "Seed of the held-out prompts"),
+)
+def compare(args: Any) -> Comparison:
     """Hold each seed's two models against each other."""
     transformer, descent = load_checkpoint(args.transformer), load_checkpoint(args.descent)
     task = transformer.task
@@ -319,41 +309,5 @@ def _curves(transformer: Checkpoint, descent: Checkpoint) -> Section:
     return Section("Loss during training", "Half the held-out mean squared error of each seed.", figure)
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on sine waves."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    distance, cosine = "prediction distance over rms target,", "sensitivity cosine,"
-    initial = paper["rms of the initial functions over rms target"]
-    drawn = DRAWS["one_key" if DRAWS["one_key"] in comparison.lead else "independent"]
-    paper.add(
-        "Fig. 4, centre", "loss, MLP and linear attention over MLP and a step of gradient descent",
-        "loss, attention over gradient descent",
-        why=f"half-MSE {paper['half-MSE, MLP and linear attention']} and "
-        f"{paper['half-MSE, MLP and a step of gradient descent']}; Nadaraya-Watson smoothing "
-        f"{paper['half-MSE, Nadaraya-Watson smoothing, tuned']}; {drawn}",
-    )  # fmt: skip
-    cause = "measure: the paper draws examples of one training; a distance over seeds has how far apart any two are"
-    seeds = "two seeds of attention"
-    paper.add(
-        "Fig. 4, right", "distance of predictions over rms target", f"{distance} attention and gradient descent",
-        check=every(near, 0), cause=cause, controls={seeds: [f"{distance} {seeds}"]},
-        why=f"attention and smoothing {paper[f'{distance} attention and Nadaraya-Watson smoothing']}; {drawn}",
-    )  # fmt: skip
-    smoothed = f"{OVER_SEEDS}, attention and Nadaraya-Watson smoothing"
-    paper.add("Fig. 4, right", "distance between attention and gradient descent over that between seeds, the same for "
-              "attention and smoothing", f"{OVER_SEEDS}, {ARMS}", smoothed,
-              check=together(lambda arms, rival: covers(arms, 1) and above(rival, 2)), published="indistinguishable",
-              why="taken as: as far apart as two seeds, where a rival is more than twice as far; both models of a seed "
-              f"start from the same embedding and MLP; {paper[f'{OVER_SEEDS}, {ARMS}'].note}")  # fmt: skip
-    paper.add("Fig. 4, right", "cosine of sensitivities", f"{cosine} attention and gradient descent",
-              check=every(near, 1), cause=cause, controls={seeds: [f"{cosine} {seeds}"]}, why=drawn)  # fmt: skip
-    apart = "rms distance of the two initial functions over rms target"
-    paper.add("Fig. 4, left", apart, apart, check=every(near, 0), cause=cause,
-              controls={f"two seeds of {name}": [f"{apart}, two seeds of {name}"]
-                        for name in ("attention", "gradient descent")},
-              why=f"the functions themselves have {initial}; {drawn}")  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_sine", claims)
+    compare.run()

@@ -5,6 +5,7 @@ python analyses/oswald_softmax.py
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,26 +20,19 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_resamples, over_seeds
 from mechicl.statistics import interval, median_interval
 from mechicl.statistics.intervals import resampled_means
-from support.checks import above, below, between, by_value, every, near, rises, together
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 NOT_STUCK = "seeds that are not stuck"
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """How far each kind of softmax layer falls short of gradient descent, and what its heads do together."""
-
-    checkpoints: tuple[str, ...] = ("softmax-1h", "softmax-2h", "softmax-2h-sink", "lsa-1l")
-    """Names or folders of one-layer models on one task."""
-    n_prompts: int = 20_000
-    """Held-out prompts."""
-    seed: int = 1_000_003
-    """Seed of the held-out prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(
+        ("softmax-1h", "softmax-2h", "softmax-2h-sink", "lsa-1l"), "Names or folders of one-layer models on one task"
+    ),
+    n_prompts=20_000,
+    seed=Option(1_000_003, "Seed of the held-out prompts"),
+)
+def compare(args: Any) -> Comparison:
     """Loss gap to tuned gradient descent, alignment, and the cancellation of the heads' off-diagonals."""
     rows: list[Row] = []
     data = {}
@@ -122,34 +116,5 @@ def _cancellation(products: WeightProducts) -> tuple[torch.Tensor, torch.Tensor]
     return torch.stack([share(matrix) for matrix in weighted]).mean(), share(weighted.sum(0))
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on softmax heads, for seeds that are not stuck; all seeds are controls."""
-    paper = Claims("vonoswald2023", comparison.rows)
-    share, loss, kept = "off-diagonal share of the x-block of", "loss above gradient descent's,", NOT_STUCK
-    one, two, sink = (f"{loss} softmax-{name}" for name in ("1h", "2h", "2h-sink"))
-    summed, single = f"{share} the heads' sum, softmax-2h", f"{share} a head's W_KQ η, softmax-2h"
-
-    def said(quantity: str) -> str:
-        return f"{paper[f'{quantity}, {kept}'].note.partition(';')[0]}; over all seeds {paper[quantity]}"
-
-    paper.add("Fig. 11", "share of W_KQ η off its diagonal, sum of two heads", f"{summed}, {kept}",
-    check=every(near, 0),
-              why=f"one head alone has {paper[f'{single}, {kept}']}; {said(summed)}")  # fmt: skip
-    paper.add("Fig. 12, left", "loss above gradient descent's, one head", f"{one}, {kept}",
-    check=every(between, 0.1, 0.8),
-              published="large",
-              why=f"taken as: more than 10%, and less than without training; {said(one)}")  # fmt: skip
-    paper.add("Fig. 12, left", "loss above gradient descent's with two heads, and with one",
-              lines={"two": [f"{two}, {kept}"], "one": [f"{one}, {kept}"]},
-              check=by_value(lambda a, b: above(a, 0) and below(a, b)),
-              published="smaller, not 0", why=f"two heads: {said(two)}; with a sink, as the corrected limit requires: "
-              f"{paper[f'{sink}, {kept}']}, {said(sink)}")  # fmt: skip
-    cosines = [f"sensitivity cosine, {name}, {kept}" for name in ("softmax-1h", "softmax-2h", "lsa-1l")]
-    paper.add("Fig. 12, centre", "cosine of sensitivities with gradient descent: one head, two heads, linear attention",
-              *cosines, check=together(rises), published="suffers with one head; good, not as precise, with two",
-              why=f"two heads: {said('sensitivity cosine, softmax-2h')}")  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "oswald_softmax", claims)
+    compare.run()

@@ -3,8 +3,8 @@
 python analyses/parameter_free.py --folder runs/parameter_free   # trains three small models on the first call; resumes
 """
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression, ReluNetworks
 from mechicl.training import PRESETS, train
 from mechicl.viz.elements import interval_dots
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 SHIFTS = {
     "as in training": (1.0, 1.0, 1.0, 1.0, 1.0),
@@ -36,17 +36,11 @@ PENALTY = 5.0
 """Of ridge regression: the signal's variance in a direction is about 1, and that of what is not linear about 5."""
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Losses, step sizes and signs that theorems on one layer of attention predict."""
-
-    folder: Path = Path("runs/parameter_free")
-    """Folder of the trainings on non-linear targets."""
-    n_prompts: int = 50_000
-    """Held-out prompts of each kind."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    folder=Option(Path("runs/parameter_free"), "Folder of the trainings on non-linear targets"),
+    n_prompts=Option(50_000, "Held-out prompts of each kind"),
+)
+def compare(args: Any) -> Comparison:
     """The three comparisons, each with an untrained model or another predictor as control."""
     rows, ratios = shifted(args)
     rows += other_targets(args) + two_heads()
@@ -79,7 +73,7 @@ def predicted_loss(task: LinearRegression, covariance: Tensor) -> float:
     return (squares + inverse**2 * (covariance @ second).trace()).item()
 
 
-def shifted(args: Args) -> tuple[list[Row], dict[str, Interval]]:
+def shifted(args: Any) -> tuple[list[Row], dict[str, Interval]]:
     """Losses over those of the theorem's predictor on the same prompts, and its own over the formula."""
     checkpoint = load_checkpoint("lsa-1l-gaussian")
     task = checkpoint.task
@@ -111,7 +105,7 @@ def shifted(args: Args) -> tuple[list[Row], dict[str, Interval]]:
 # ---- targets that are not linear ----
 
 
-def other_targets(args: Args) -> list[Row]:
+def other_targets(args: Any) -> list[Row]:
     """A layer trained on ReLU networks, next to the best single step of gradient descent on a linear model."""
     preset = PRESETS["lsa-1l-gaussian"]
     task = ReluNetworks(x_dim=5, n_context=20, n_hidden=20)
@@ -184,4 +178,4 @@ def two_heads() -> list[Row]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "parameter_free")
+    compare.run()

@@ -20,7 +20,7 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, ratio_interval
 from mechicl.tasks import LinearRegression
-from support.script import ScriptArgs, regression_checkpoint, run_script
+from support.script import Option, regression_checkpoint, script
 
 FIRST = 2
 """The layer in which the query starts to read the context."""
@@ -48,21 +48,15 @@ FITTED: Mapping[str, tuple[bool, bool]] = {
 """Linear maps of inputs, and of what a token has read of inputs, fitted to query and key vectors."""
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Information in the query's attention, and its sources."""
-
-    checkpoint: str = "gpt2-8l"
-    """Name or folder of a model with softmax attention on interleaved prompts of linear regression."""
-    n_prompts: int = 256
-    """Prompts of exchanges, and held-out prompts of scores."""
-    n_fitting: int = 1536
-    """Prompts that linear maps are fitted to."""
-    seed: int = 0
-    """Seed of prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option(
+        "gpt2-8l", "Name or folder of a model with softmax attention on interleaved prompts of linear regression"
+    ),
+    n_prompts=Option(256, "Prompts of exchanges, and held-out prompts of scores"),
+    n_fitting=Option(1536, "Prompts that linear maps are fitted to"),
+    seed=Option(0, "Seed of prompts"),
+)
+def compare(args: Any) -> Comparison:
     """All parts on all seeds of the checkpoint, and on an untrained model."""
     checkpoint, task = regression_checkpoint(args.checkpoint)
     models = [*checkpoint.models, untrained(checkpoint.select([0])).models[0]]
@@ -311,4 +305,4 @@ def _centred(scores: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "query_side")
+    compare.run()

@@ -21,7 +21,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import ratio_interval
 from mechicl.tasks import LinearRegression
-from support.script import ScriptArgs, regression_checkpoint, run_script
+from support.script import Option, regression_checkpoint, script
 
 FIRST = 2
 """The layer in which the query of a trained model starts to read the context."""
@@ -36,22 +36,6 @@ TASK = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
 
 
 @dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Hypotheses of address descent, fitted to a model and tested by interventions."""
-
-    checkpoint: str = "gpt2-8l"
-    """Name or folder of a model with softmax attention on interleaved prompts; "known" for hand-written models."""
-    n_prompts: int = 96
-    """Held-out prompts, of interventions too."""
-    n_fitting: int = 1536
-    """Prompts that hypotheses are fitted to."""
-    iterations: int = 400
-    """Of each fit by Adam."""
-    seed: int = 0
-    """Seed of prompts and fits."""
-
-
-@dataclass(frozen=True)
 class Studied:
     """A model and what hypotheses are fitted to and tested on."""
 
@@ -63,7 +47,17 @@ class Studied:
     causal: bool
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option(
+        "gpt2-8l",
+        'Name or folder of a model with softmax attention on interleaved prompts; "known" for hand-written models',
+    ),
+    n_prompts=Option(96, "Held-out prompts, of interventions too"),
+    n_fitting=Option(1536, "Prompts that hypotheses are fitted to"),
+    iterations=Option(400, "Of each fit by Adam"),
+    seed=Option(0, "Seed of prompts and fits"),
+)
+def compare(args: Any) -> Comparison:
     """Fit all hypotheses to all seeds of a checkpoint, or to hand-written models, and intervene."""
     task = TASK
     prompts = TASK.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
@@ -107,7 +101,7 @@ QUANTITIES = {
 }
 
 
-def study(args: Args, task: LinearRegression, studied: Studied, prompts: Prompts) -> dict[str, dict[str, Any]]:
+def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts) -> dict[str, dict[str, Any]]:
     """Fit each hypothesis to predictions and scores, and compare what interventions do."""
     model, held_out = studied.model, prompts[-args.n_prompts :]
     dtype = model.W_Q.dtype
@@ -237,4 +231,4 @@ def _rounded(values: Tensor) -> Any:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "query_side_fits")
+    compare.run()

@@ -4,7 +4,7 @@ python analyses/raventos_diversity.py
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,9 +19,7 @@ from mechicl.reports.rows import over_seeds
 from mechicl.statistics import interval
 from mechicl.tasks import TaskPool
 from mechicl.viz.elements import add_intervals, figure
-from support.checks import above, below, both, every, far
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 OVER = "seeds, one draw of tasks"
 RATIO = "distance to dMMSE over that to ridge, each over that of predicting 0"
@@ -30,19 +28,12 @@ REFERENCES = ("dmmse", "ridge")
 COLORS = {"dmmse": "#d55e00", "ridge": "#0072b2"}
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Distance of trained models to the Bayes learners of the pool and of all tasks."""
-
-    checkpoints: tuple[str, ...] = ("pool-8", "pool-8192")
-    """Names or folders of trainings on a pool of tasks."""
-    n_prompts: int = 2000
-    """Prompts of the pool's tasks, and as many of new ones."""
-    seed: int = 1_000_003
-    """Seed of the prompts."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoints=Option(("pool-8", "pool-8192"), "Names or folders of trainings on a pool of tasks"),
+    n_prompts=Option(2000, "Prompts of the pool's tasks, and as many of new ones"),
+    seed=1_000_003,
+)
+def compare(args: Any) -> Comparison:
     """Squared distances of predictions to dMMSE's and to ridge regression's, on the pool's tasks and on new ones."""
     rows: list[Row] = []
     sections = []
@@ -119,25 +110,5 @@ def _section(label: str, distances: Mapping[str, Float[Tensor, "point seed"]]) -
     return Section(label, "Mean squared difference of predictions, mean over seeds with 95% intervals.", fig)
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State the paper's claims on few and of many tasks."""
-    paper = Claims("raventos2023", comparison.rows)
-
-    def losses(label: str) -> str:
-        model, pool, ridge = (paper[f"{label}: loss of {who}"] for who in ("the model", "dMMSE", "ridge"))
-        return f"loss {model}; dMMSE {pool}, ridge {ridge}"
-
-    for m, side, words in ((8, below, "nearer to dMMSE"), (8192, above, "nearer to ridge")):
-        for where in ("the pool's tasks", "new tasks"):
-            label = f"M = {m}, {where}"
-            if not any(row.quantity.startswith(label) for row in comparison.rows):
-                continue  # this size of the pool was not asked for
-            raw = "distance to dMMSE over that to ridge"
-            paper.add("Fig. 2", f"trained on {m} tasks: {RATIO}, on {where}", f"{label}: {RATIO}",
-                      check=both(every(side, 1), every(far, 1)), published=words, controls={raw: [f"{label}: {raw}"]},
-                      why=losses(label))  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "raventos_diversity", claims)
+    compare.run()

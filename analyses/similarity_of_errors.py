@@ -4,7 +4,7 @@ python analyses/similarity_of_errors.py
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,27 +21,11 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import reference_families
 from mechicl.reports.rows import seeds_and_prompts
 from mechicl.statistics import Interval, crossed_interval, interval
-from support.checks import below, every
-from support.claims import Claim, Claims
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 FAMILIES = ("Newton", "gradient descent", "steepest descent", "ridge path")
 PUBLISHED, NORMALISED, LATE = "as published", "every number of points equally", "after more than d points alone"
 EXCHANGED = "last layer, and the same with errors after more than d points exchanged between prompts"
-
-
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """Three measures of the similarity of errors, on pairs of learners and on layers."""
-
-    checkpoint: str = "gpt2-8l"
-    """Name or folder of an interleaved model."""
-    n_prompts: int = 1024
-    """Held-out prompts."""
-    n_fitting: int = 4096
-    """Prompts to fit readouts on."""
-    seed: int = 0
-    """Seed of the prompts for readouts; the held-out ones have the next."""
 
 
 def late(trajectory: Trajectory, prompts: Prompts) -> tuple[Trajectory, Prompts]:
@@ -100,7 +84,13 @@ def control_pairs(prompts: Prompts, errors: Float[Tensor, "prompt point"]) -> di
     }
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    checkpoint=Option("gpt2-8l", "Name or folder of an interleaved model"),
+    n_prompts=1024,
+    n_fitting=4096,
+    seed=Option(0, "Seed of the prompts for readouts; the held-out ones have the next"),
+)
+def compare(args: Any) -> Comparison:
     """Measure the share of errors, the control pairs, and all layers by the three measures."""
     checkpoint = load_checkpoint(args.checkpoint)
     task, d = checkpoint.task, checkpoint.task.x_dim
@@ -161,25 +151,5 @@ def _matches(measure: str, layers: Trajectory, families: Mapping[str, Trajectory
     return found
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """State what the published measure sees of errors after more points than dimensions."""
-    paper = Claims("fu2024", comparison.rows)
-    paper.add("A.3.1", "share of the last layer's squared error after 1 to d points",
-              "last layer: share of the squared error after 1 to d points*",
-              why="without noise all learners that fit their points err nearly alike there")  # fmt: skip
-    paper.add(
-        "A.3.1", f"similarity of errors: {EXCHANGED}", f"{EXCHANGED}: {PUBLISHED}", check=every(below, 0.9),
-        published="compares the errors of algorithms", cause="measure: errors after up to d points decide it",
-        controls={measure: [f"{EXCHANGED}: {measure}"] for measure in (NORMALISED, LATE)},
-        why="taken as: exchanging most of the errors is seen, as a similarity below 0.9",
-    )  # fmt: skip
-    best = "layer *, similarity to the best Newton step"
-    paper.add(
-        "A.3.1", "similarity of errors to the best Newton iteration, layers 3 to 8", f"{PUBLISHED}: {best}",
-        controls={measure: [f"{measure}: {best}"] for measure in (NORMALISED, LATE)},
-    )  # fmt: skip
-    return paper.stated
-
-
 if __name__ == "__main__":
-    run_script(Args, compare, "similarity_of_errors", claims)
+    compare.run()

@@ -5,7 +5,6 @@ python analyses/strategy_phases.py --folder runs/strategies     # train, or resu
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from mechicl.statistics import interval
 from mechicl.sweeps import find_threshold
 from mechicl.tasks import BallsAndUrns, MarkovChains, TaskPool
 from mechicl.training import TrainingConfig, train
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 TABLE = Path(__file__).parent / "results" / "strategy_phases.csv"
 SEEDS = (0, 1, 2)
@@ -75,17 +74,15 @@ SETTINGS = {
 FIELD = {"regression": "n_tasks", "chains": "n_chains", "second-order chains": "n_chains", "urns": "n_urns"}
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """The boundary between memorising and generalising, over pool size and steps."""
-
-    folder: Path | None = None
-    """Folder to train in, or to resume a training; by default the table is read that comes with the script."""
-    settings: tuple[str, ...] = tuple(SETTINGS)
-    """Settings to train, of those in `SETTINGS`; the others are read from the table."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    folder=Option(
+        None,
+        "Folder to train in, or to resume a training; by default the table is read that comes with the script",
+        kind=Path | None,
+    ),
+    settings=Option(tuple(SETTINGS), "Settings to train, of those in `SETTINGS`; the others are read from the table"),
+)
+def compare(args: Any) -> Comparison:
     """The phase diagrams, their boundaries, and the fit of loss and complexity on some pool sizes."""
     if args.folder is not None:
         parts = [measured(name, args.folder / name) for name in args.settings]
@@ -251,4 +248,4 @@ def _later(setting: str, shares: torch.Tensor, sizes: list[int], steps: list[int
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "strategy_phases")
+    compare.run()

@@ -4,26 +4,22 @@ python analyses/sweep_copying.py                        # from the table in anal
 python analyses/sweep_copying.py --folder runs/sweeps   # train it: `mechicl sweep copying`
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
 from mechicl.sweeps import SWEEPS
-from support.script import run_script
+from support.script import script
 from support.sweeps import SweepArgs, change, coverage_words, over_seeds
 
 POSITIONS, POINTS, STEP = "model.positional_embedding_type", "n_context", "transition_step"
 BASE = SWEEPS["copying"].sweep().base
 
 
-@dataclass(frozen=True)
-class Args(SweepArgs):
-    """Steps at which losses fall on alternate tokens."""
-
-
-def compare(args: Args) -> Comparison:
+@script(base=SweepArgs)
+def compare(args: Any) -> Comparison:
     """The step at which the loss leaves that of predicting 0, whether the first layer copies, and where it ends."""
     table = args.table("copying")
     rows: list[Row] = []
@@ -75,4 +71,4 @@ def _differences(frame: pd.DataFrame) -> list[Row]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "sweep_copying")
+    compare.run()

@@ -4,13 +4,13 @@ python analyses/sweep_depth.py                        # from the table in analys
 python analyses/sweep_depth.py --folder runs/sweeps   # train it: `mechicl sweep depth`
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from support.script import run_script
+from support.script import script
 from support.sweeps import SweepArgs, count, coverage_words, over_seeds
 
 LAYERS = "model.n_layers"
@@ -26,12 +26,8 @@ LEAST = 1e-5
 """Losses below are those of no model that was trained in float32 for so short: ratios to them say nothing."""
 
 
-@dataclass(frozen=True)
-class Args(SweepArgs):
-    """Loss of looped and independent layers over those of tuned algorithms with as many steps."""
-
-
-def compare(args: Args) -> Comparison:
+@script(base=SweepArgs)
+def compare(args: Any) -> Comparison:
     """Losses by depth, of models and of the learners."""
     frame, rows = args.table("depth").frame, []
     for n_layers, part in frame.groupby(LAYERS):
@@ -77,4 +73,4 @@ def _pictures(frame: pd.DataFrame) -> list[Section]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "sweep_depth")
+    compare.run()

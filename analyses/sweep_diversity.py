@@ -4,7 +4,7 @@ python analyses/sweep_diversity.py                        # from the tables in a
 python analyses/sweep_diversity.py --folder runs/sweeps   # train them: `mechicl sweep diversity` and its variations
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -16,7 +16,7 @@ from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import SWEEPS, find_threshold
 from mechicl.sweeps.measures.pools import compare_on_pool
 from mechicl.tasks import TaskPool
-from support.script import run_script
+from support.script import Option, script
 from support.sweeps import SweepArgs, change, coverage_words, over_seeds
 
 MAIN, TASKS, POSITION, NEARNESS = "diversity", "task.n_tasks", "pool_position", "nearness"
@@ -32,15 +32,11 @@ VARIATIONS = {
 """The axis of each variation, and its description."""
 
 
-@dataclass(frozen=True)
-class Args(SweepArgs):
-    """The number of tasks from which on models of a length of training are nearer to ridge regression than to dMMSE."""
-
-    variations: bool = True
-    """Measure the sweeps over points, noise, dimensions and draws of the pool too."""
-
-
-def compare(args: Args) -> Comparison:
+@script(
+    base=SweepArgs,
+    variations=Option(True, "Measure the sweeps over points, noise, dimensions and draws of the pool too"),
+)
+def compare(args: Any) -> Comparison:
     """Positions between dMMSE and ridge by the number of tasks, where they pass 1/2, and what moves that number."""
     main = args.table(MAIN)
     frame = main.frame.assign(nearness=nearness)
@@ -229,4 +225,4 @@ def _pictures(table: GridTable) -> list[Section]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "sweep_diversity")
+    compare.run()

@@ -4,13 +4,13 @@ python analyses/sweep_grokking.py                        # from the table in ana
 python analyses/sweep_grokking.py --folder runs/sweeps   # train it: `mechicl sweep grokking`
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from support.script import run_script
+from support.script import script
 from support.sweeps import SweepArgs, coverage_words, over_seeds
 
 WIDTH, SCALE = "model.d_mlp", "model.initializer_range"
@@ -18,12 +18,8 @@ FACTOR = 1.2
 """A rise or fall of a loss by less than this factor is not counted."""
 
 
-@dataclass(frozen=True)
-class Args(SweepArgs):
-    """When the loss on the training tasks and on new tasks becomes low, and if the second rises and falls meanwhile."""
-
-
-def compare(args: Args) -> Comparison:
+@script(base=SweepArgs)
+def compare(args: Any) -> Comparison:
     """The steps at which both losses become low, and what the loss on new tasks does, in each cell of the grid."""
     table = args.table("grokking")
     frame = table.frame.assign(
@@ -86,4 +82,4 @@ def _of_cell(name: str, part: pd.DataFrame) -> list[Row]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "sweep_grokking")
+    compare.run()

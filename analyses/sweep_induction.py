@@ -4,14 +4,14 @@ python analyses/sweep_induction.py                        # from the tables in a
 python analyses/sweep_induction.py --folder runs/sweeps   # train: `mechicl sweep induction` and induction-context
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
 from mechicl.sweeps import SWEEPS
-from support.script import run_script
+from support.script import script
 from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 
 HEADS, POSITIONS, LENGTH = "model.n_heads", "model.positional_embedding_type", "n_ctx"
@@ -19,12 +19,8 @@ EVERY = SWEEPS["induction"].sweep().base.eval_every
 """Steps between evaluations: a transition is known no better."""
 
 
-@dataclass(frozen=True)
-class Args(SweepArgs):
-    """Steps at which losses fall on repeated tokens."""
-
-
-def compare(args: Args) -> Comparison:
+@script(base=SweepArgs)
+def compare(args: Any) -> Comparison:
     """The step at which the loss has come half of the way down, its width, and where it ends."""
     main, lengths = args.table("induction"), args.table("induction-context")
     rows: list[Row] = []
@@ -78,4 +74,4 @@ def _differences(main: pd.DataFrame, lengths: pd.DataFrame) -> list[Row]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "sweep_induction")
+    compare.run()

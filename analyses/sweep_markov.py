@@ -4,7 +4,7 @@ python analyses/sweep_markov.py                        # from the table in analy
 python analyses/sweep_markov.py --folder runs/sweeps   # train it: `mechicl sweep markov`
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from mechicl.algorithms import references
 from mechicl.learners import token_log_probabilities
@@ -12,7 +12,7 @@ from mechicl.reports import Comparison, Row
 from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.measures.general import HELD_OUT
 from mechicl.tasks import MarkovChains
-from support.script import run_script
+from support.script import script
 from support.sweeps import SweepArgs, count, over_seeds
 
 LAYERS = "model.n_layers"
@@ -20,12 +20,8 @@ SHARES = [i / 20 for i in range(21)]
 """Of bigrams in mixtures."""
 
 
-@dataclass(frozen=True)
-class Args(SweepArgs):
-    """Which simple learner models are nearest to during training, by divergence."""
-
-
-def compare(args: Args) -> Comparison:
+@script(base=SweepArgs)
+def compare(args: Any) -> Comparison:
     """When each phase begins, of two layers and of one, which cannot count pairs by an induction head."""
     table = args.table("markov")
     rows = []
@@ -83,4 +79,4 @@ def mixtures(n_prompts: int = 500) -> list[Row]:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "sweep_markov")
+    compare.run()

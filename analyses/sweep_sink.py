@@ -4,22 +4,18 @@ python analyses/sweep_sink.py                        # from the table in analyse
 python analyses/sweep_sink.py --folder runs/sweeps   # train it: `mechicl sweep sink`
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from support.script import run_script
+from support.script import script
 from support.sweeps import SweepArgs, count, coverage_words, over_seeds
 
 HEADS, WIDTH, SINK = "model.n_heads", "model.d_head", "sink"
 
 
-@dataclass(frozen=True)
-class Args(SweepArgs):
-    """How far softmax layers stay above one tuned step of gradient descent."""
-
-
-def compare(args: Args) -> Comparison:
+@script(base=SweepArgs)
+def compare(args: Any) -> Comparison:
     """The gap of each combination, and the difference that a sink makes to the same seeds."""
     frame = args.table("sink").frame
     measured = frame[frame["gap"].notna()].iloc[0]
@@ -54,4 +50,4 @@ def compare(args: Args) -> Comparison:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "sweep_sink")
+    compare.run()

@@ -4,7 +4,6 @@ python analyses/transience.py --folder runs/transience   # trains 30 small model
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from mechicl.tasks import GaussianClusters
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.viz.elements import add_intervals, figure
 from support import sweeps
-from support.script import ScriptArgs, run_script
+from support.script import Option, script
 
 PRESET = PRESETS["clusters-transient"]
 SEEDS = (0, 1, 2)
@@ -46,16 +45,6 @@ DECAYS = (0.1, 0.3, 1.0)
 TWO_LAYERS = "two layers"
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """When in-context learning appears and vanishes, in which heads, and what prevents it."""
-
-    folder: Path = Path("runs/transience")
-    """Folder of the trainings, which resume."""
-    n_prompts: int = 1000
-    """Held-out prompts of each kind."""
-
-
 def runs() -> dict[str, TrainingConfig]:
     """The trainings by name: one for all tasks, one for each weight decay, and one of two layers."""
     base = PRESET.replace(seeds=SEEDS, n_snapshots=31, snapshots_between=(0, PRESET.steps))
@@ -70,7 +59,7 @@ def runs() -> dict[str, TrainingConfig]:
     }  # fmt: skip
 
 
-def trained(args: Args) -> dict[str, Checkpoint]:
+def trained(args: Any) -> dict[str, Checkpoint]:
     """One checkpoint with snapshots for each condition."""
     found: dict[str, Checkpoint] = {}
     for name, config in runs().items():
@@ -80,7 +69,11 @@ def trained(args: Args) -> dict[str, Checkpoint]:
     return found
 
 
-def compare(args: Args) -> Comparison:
+@script(
+    folder=Option(Path("runs/transience"), "Folder of the trainings, which resume"),
+    n_prompts=Option(1000, "Held-out prompts of each kind"),
+)
+def compare(args: Any) -> Comparison:
     """Accuracies over training in each condition, and the heads of the base condition."""
     rows: list[Row] = []
     data: dict[str, Any] = {"seed": SEED, "n_prompts": args.n_prompts}
@@ -252,4 +245,4 @@ def section(name: str, curves: OverTraining) -> Section:
 
 
 if __name__ == "__main__":
-    run_script(Args, compare, "transience")
+    compare.run()

@@ -2,7 +2,8 @@
 
 import re
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
 from types import ModuleType
 
 import pytest
@@ -13,7 +14,7 @@ from mechicl.reports.comparison import finite
 from mechicl.reports.published import read_sources
 from mechicl.statistics import Interval
 from mechicl.training import PRESETS
-from support.claims import Claim, restated
+from support.claims import Claim, read_papers, restated
 from support.moved import moved_claims
 from support.results import Results
 from tests.scripts import ANALYSES, import_script
@@ -42,20 +43,27 @@ def test_the_readme_is_up_to_date(index, results):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_scripts_claims_are_those_in_its_results_file(index, results, name):
     comparison = results[name]
-    script = import_script(index.command(comparison).split()[0].removesuffix(".py"))
     without = ("does_it_run", "learned_subspaces", "sweep_", "clamped_", "strategy_phases", "transience",
                "learning_coefficients", "beyond_attention", "parameter_free", "query_side",
                "isolated_points", "loose_ends")  # fmt: skip
     if name.startswith(without):  # no claims of papers
         assert not comparison.claims
-        assert not hasattr(script, "claims")
+        assert not index.stated(name, comparison)
         return
-    stated = [finite(claim.to_json()) for claim in restated(comparison.claims, script.claims(comparison))]
+    stated = [finite(claim.to_json()) for claim in restated(comparison.claims, index.stated(name, comparison))]
     saved = [finite(claim.to_json()) for claim in comparison.claims]
     assert stated == saved, "run `python analyses/index.py --restate`"
     assert stated or name.startswith("known_")  # no paper has these models
-    assert {claim["source"] for claim in stated} <= set(index.LEADS) <= set(read_sources())
+    assert {claim["source"] for claim in stated} <= {paper.source for paper in read_papers()} <= set(read_sources())
     assert set(comparison.data["checkpoints"]) <= {*available(), *PRESETS}
+
+
+def test_every_claim_of_a_papers_table_is_on_a_results_file():
+    entries = [entry for paper in read_papers() for entry in paper.entries]
+    patterns = {entry["results"] for entry in entries if entry["results"]}
+    assert [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in NAMES)] == []
+    known = {each.name for each in fields(Claim)} | {"results", "rows", "printed", "optional"}
+    assert {key for entry in entries for key in entry} <= known
 
 
 def test_no_entry_lacks_a_measurement_a_control_or_a_cause(index, results):

@@ -102,21 +102,21 @@ def test_the_lectures_first_worked_example_has_its_numbers():
 
 def test_one_root_is_no_learning_rate_and_two_roots_are():
     lecture = import_script("lecture_meta_optimizers")
-    rows = lecture._one_step(lecture.Args(n_prompts=8))
+    rows = lecture._one_step(lecture.compare.options(n_prompts=8))
     rates = [row.measured for row in rows if row.quantity.startswith("learning rate")]
     assert rates == pytest.approx([lecture.RATE**-0.5, lecture.RATE**-0.5, 1.0])
 
 
 def test_contexts_with_the_same_row_of_products_have_different_rows_of_the_inverse():
     lecture = import_script("lecture_meta_optimizers")
-    *_, same, apart = lecture._bayes(lecture.Args(n_prompts=16))
+    *_, same, apart = lecture._bayes(lecture.compare.options(n_prompts=16))
     assert same.measured == 0
     assert apart.measured > 0.1
 
 
 def test_the_power_series_is_gradient_descent_on_the_ridge_loss():
     lecture = import_script("lecture_meta_optimizers")
-    rows = {row.quantity: row.measured for row in lecture._power_series(lecture.Args(n_prompts=60))}
+    rows = {row.quantity: row.measured for row in lecture._power_series(lecture.compare.options(n_prompts=60))}
     (error,) = [value for name, value in rows.items() if "ten steps of gradient descent" in name]
     assert error == 0
 
@@ -188,7 +188,7 @@ def test_an_algorithm_is_adapted_to_prompts_of_the_other_kind():
 
 def test_matched_layers_and_readouts_of_a_hidden_model():
     known = known_models(hidden=True)[1]
-    args = answers.Args(n_prompts=16, n_fitting=64)
+    args = answers.compare.options(n_prompts=16, n_fitting=64)
     assert answers._matched_steps(known, args) == {
         "layers": [1, 2], "expected": [1, 2], "matched": [1, 2], "right": [True, True],
     }  # fmt: skip
@@ -296,7 +296,7 @@ NAMES = sorted(path.stem for path in ANALYSES.glob("sweep_*.py"))
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_those_of_the_kept_tables(name):
     script = import_script(name)
-    comparison = script.compare(script.Args())
+    comparison = script.compare()
     saved = Results.read(ANALYSES / "results" / f"{name}.json")
     assert [(row.quantity, str(row), row.note) for row in comparison.rows] == [
         (row.quantity, str(row), row.note) for row in saved.rows

@@ -1,15 +1,20 @@
 """Claims of papers about measured rows, and the verdicts on them: the entries of the index of published results."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from mechicl.checkpoints import are_weights_random
 from mechicl.reports import Row
 from mechicl.reports.rows import NoNumberError, equal
-from support.checks import Check
+from support.checks import Check, named_check
 
+PAPERS = Path(__file__).parents[1] / "papers"
 CAUSES = ("erratum", "size", "setting", "measure", "unresolved")
 """Why a claim may differ: the paper errs; the model is smaller or trained on less; another setting than the paper's;
 another measure of the same thing. "unresolved" if no experiment supports any of these."""
@@ -154,85 +159,110 @@ class Claim:
             raise ValueError(f"saved is not a claim of a results file: {error!r}") from error
 
 
-class Claims:
-    """The claims of one paper on the rows of a comparison.
+@dataclass(frozen=True)
+class Paper:
+    """A paper's table of claims, `analyses/papers/SOURCE.toml`.
+
+    A `[[claim]]` there has the attributes of `Claim`, with these differences: `results` is the shell pattern of the
+    results files with its rows; `rows`, `lines` and `controls` name rows by quantity or shell pattern; `check` is a
+    name of `support.checks`; `printed` are published values that replace those of the rows, in order; in `why` and
+    `cause`, {quantity} is a row's value, {quantity : note} its note and {quantity : first note} that up to a semicolon;
+    an `optional` claim is left out where a row is missing.
 
     Attributes:
         source: the paper's key in sources.bib.
-        table: the comparison's rows.
-        stated: the claims so far.
+        lead: what to know before reading the numbers.
+        entries: the claims, as data.
     """
 
-    def __init__(self, source: str, table: Sequence[Row]):
-        self.source, self.table = source, table
-        self.stated: list[Claim] = []
+    source: str
+    lead: str
+    entries: Sequence[Mapping[str, Any]]
 
-    def __getitem__(self, quantity: str) -> Row:
-        """The row of a quantity.
 
-        Raises:
-            ValueError: there is none.
-        """
-        return self.pick(quantity)[0]
+@cache
+def read_papers() -> Sequence[Paper]:
+    """All papers' tables, in the order of the index."""
+    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in PAPERS.glob("*.toml")}
+    in_order = sorted(tables.items(), key=lambda item: item[1]["order"])
+    return [Paper(source, table["lead"], table["claim"]) for source, table in in_order]
 
-    def has(self, quantity: str) -> bool:
-        """Whether a row has this quantity, or one that a shell pattern matches."""
-        return any(fnmatch.fnmatchcase(row.quantity, quantity) for row in self.table)
 
-    def pick(self, *quantities: str | Row) -> list[Row]:
-        """Rows by quantity or shell pattern, in this order; rows are returned unchanged.
+def state_claims(name: str, rows: Callable[[], Sequence[Row]]) -> list[Claim]:
+    """State the claims of all papers on the rows of a results file.
 
-        With `random_weights`, a row that is missing is one of the words "not measured".
+    Args:
+        name: of the results file, without suffix.
+        rows: returns its rows, and those that its script derives from its data; called if there is a claim on them.
+    """
+    found = [(paper, entry) for paper in read_papers() for entry in paper.entries
+             if fnmatch.fnmatchcase(name, entry["results"])]  # fmt: skip
+    table = rows() if found else ()
+    return [state_claim(paper.source, entry, table) for paper, entry in found if not _is_left_out(entry, table)]
 
-        Raises:
-            ValueError: there is no such row.
-        """
-        picked: list[Row] = []
-        for quantity in quantities:
-            if isinstance(quantity, Row):
-                picked.append(quantity)
-                continue
-            same = [row for row in self.table if row.quantity == quantity]
-            same = same or [row for row in self.table if fnmatch.fnmatchcase(row.quantity, quantity)]
-            if not same and are_weights_random():  # a part that only a trained model has
-                same = [Row(quantity, None, "not measured")]
-            if not same:
-                raise ValueError(f"a claim needs a row {quantity!r}, which the comparison does not have")
-            picked += same
-        return picked
 
-    def add(
-        self,
-        item: str,
-        what: str,
-        *quantities: str | Row,
-        lines: Mapping[str, Sequence[str | Row]] | None = None,
-        check: Check | None = None,
-        published: str = "",
-        why: str = "",
-        controls: Mapping[str, Sequence[str | Row]] | None = None,
-        cause: str = "",
-        trained: bool = True,
-    ) -> None:
-        """State a claim; arguments as `Claim` has them, with quantities in place of rows.
+def state_claim(source: str, entry: Mapping[str, Any], table: Sequence[Row]) -> Claim:
+    """State an entry of a paper's table on rows.
 
-        Raises:
-            ValueError: a row that the table does not have, or a cause of which none of `CAUSES` is the first word.
-            NoNumberError: a check needs a number, and words were measured.
-        """
-        if cause and cause.replace(",", " ").replace(":", " ").split()[0] not in CAUSES:
-            raise ValueError(f"{item}: the cause {cause!r} does not begin with one of {', '.join(CAUSES)}")
-        rows = {"": quantities} if quantities else lines or {}
-        picked = {label: self.pick(*names) for label, names in rows.items()}
-        others = {label: self.pick(*names) for label, names in (controls or {}).items()}
-        claim = Claim(self.source, item, what, picked, check, published, why, others, cause, trained)
-        if claim.outcomes is None and not are_weights_random():  # an untrained model may have words for a number
-            raise NoNumberError(
-                f"{item}: a check needs a number, and words were measured: {', '.join(map(str, claim.rows))}"
-            )
-        if trained and UNTRAINED in others:  # measured by the script itself
-            claim = _with_verdict(claim, others[UNTRAINED])
-        self.stated.append(claim)
+    Raises:
+        ValueError: a row that the table does not have, or a cause of which none of `CAUSES` is the first word.
+        NoNumberError: a check needs a number, and words were measured.
+    """
+    entry = dict(entry)
+    item, cause = entry["item"], entry.get("cause", "")
+    if cause and cause.replace(",", " ").replace(":", " ").split()[0] not in CAUSES:
+        raise ValueError(f"{item}: the cause {cause!r} does not begin with one of {', '.join(CAUSES)}")
+    lines = {"": entry.pop("rows")} if "rows" in entry else entry.get("lines", {})
+    for name, labelled in (("lines", lines), ("controls", entry.get("controls", {}))):
+        entry[name] = {label: pick(table, *quantities) for label, quantities in labelled.items()}
+    for name in {"why", "cause"} & set(entry):
+        entry[name] = re.sub(
+            r"{(.+?)(?: : (note|first note))?}", lambda found: _words(table, *found.groups()), entry[name]
+        )
+    check, printed = entry.pop("check", ""), entry.pop("printed", ())
+    known = {each.name: entry[each.name] for each in fields(Claim) if each.name in entry}
+    claim = Claim(source, **known, check=named_check(check) if check else None)
+    if printed:
+        claim = claim.with_rows([replace(row, published=p) for row, p in zip(claim.rows, printed, strict=True)])
+    if claim.outcomes is None and not are_weights_random():  # an untrained model may have words for a number
+        words = ", ".join(map(str, claim.rows))
+        raise NoNumberError(f"{item}: a check needs a number, and words were measured: {words}")
+    return _with_verdict(claim, claim.controls[UNTRAINED]) if claim.trained and UNTRAINED in claim.controls else claim
+
+
+def pick(table: Sequence[Row], *quantities: str) -> list[Row]:
+    """Rows by quantity or shell pattern, in this order.
+
+    With `random_weights`, a row that is missing is one of the words "not measured".
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    picked: list[Row] = []
+    for quantity in quantities:
+        same = [row for row in table if row.quantity == quantity]
+        same = same or [row for row in table if fnmatch.fnmatchcase(row.quantity, quantity)]
+        if not same and are_weights_random():  # a part that only a trained model has
+            same = [Row(quantity, None, "not measured")]
+        if not same:
+            raise ValueError(f"a claim needs a row {quantity!r}, which the comparison does not have")
+        picked += same
+    return picked
+
+
+def _words(table: Sequence[Row], quantity: str, note: str | None) -> str:
+    shown = {None: str, "note": lambda row: row.note, "first note": lambda row: row.note.partition(";")[0]}[note]
+    return ", ".join(map(shown, pick(table, quantity)))
+
+
+def _is_left_out(entry: Mapping[str, Any], table: Sequence[Row]) -> bool:
+    """Whether an optional claim lacks a row."""
+    if not entry.get("optional"):
+        return False
+    try:
+        return not (entry.get("rows") and pick(table, *entry["rows"]))
+    except ValueError:
+        return True
 
 
 def restated(saved: Sequence[Claim], stated: Sequence[Claim]) -> list[Claim]:

@@ -217,7 +217,7 @@ def _library() -> list[Path]:
     library = (
         path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json") and "_checkpoints" not in path.parts
     )
-    return sorted([*library, *(SCRIPTS / "support").glob("*.py")])
+    return sorted([*library, *(SCRIPTS / "support").glob("*.py"), *(SCRIPTS / "papers").glob("*.toml")])
 
 
 def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable[[str], object] = print) -> bool:

@@ -1,22 +1,22 @@
-"""Running a script of `analyses/`: a command line from a dataclass, a printed table, saved results."""
+"""Running a script of `analyses/`: a command line from its options, a printed table, saved results."""
 
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
 from mechicl.base.files import check_writable
 from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint, random_weights
-from mechicl.reports import Comparison
+from mechicl.reports import Comparison, Row
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS
-from support.claims import UNTRAINED, Claim, with_untrained
+from support.claims import UNTRAINED, Claim, state_claims, with_untrained
 from support.results import Results
 
 
@@ -32,73 +32,130 @@ class ScriptArgs:
     """Measure untrained models in place of every checkpoint's, for `make verify VERIFY=--random-weights`."""
 
 
-Args = TypeVar("Args", bound=ScriptArgs)
-State = Callable[[Comparison], Sequence[Claim]]
 HOW = ("--control", "--no-control", "--random-weights", "--no-random-weights")
 """Options that say how to measure, and not what; the saved command is without them."""
+HELP = {
+    "seed": "seed of the prompts", "n_prompts": "held-out prompts", "n_fitting": "prompts to fit readouts on",
+    "quiet": "no progress bar",
+}  # fmt: skip
+"""Help of options that most scripts have; the others are an `Option`."""
 
 
-def run_script(kind: type[Args], compare: Callable[[Args], Comparison], name: str, claims: State | None = None) -> None:
-    """Parse the command line, compare, print the table, and save NAME.json and NAME.html.
+class Option(NamedTuple):
+    """An option of a script's command line: its default, its help, and its type where the default does not tell."""
 
-    For claims on trained models, everything is measured again with new initial weights in place of every checkpoint's
-    (`mechicl.checkpoints.random_weights`); these rows become each claim's control "untrained". User errors are printed
-    on one line, with exit code 1.
+    default: Any
+    help: str
+    kind: Any = None
+
+
+class Script:
+    """A script of `analyses/`: a function that measures rows, and its options.
+
+    Attributes:
+        measure: takes the options, as a dataclass.
+        options: the dataclass.
+        derived: rows for claims that follow from a comparison's data; `derive` sets it.
+    """
+
+    def __init__(self, measure: Callable[[Any], Comparison], options: type[ScriptArgs]):
+        self.measure, self.options = measure, options
+        self.derived: Callable[[Comparison], list[Row]] = lambda comparison: []
+
+    def __call__(self, args: Any = None, **options: Any) -> Comparison:
+        """Measure, with an instance of `options` or with options by name."""
+        return self.measure(self.options(**options) if args is None else args)
+
+    def derive(self, derived: Callable[[Comparison], list[Row]]) -> Callable[[Comparison], list[Row]]:
+        """Take a function that returns rows for claims, from a comparison's data."""
+        self.derived = derived
+        return derived
+
+    def claims(self, name: str, comparison: Comparison) -> list[Claim]:
+        """The papers' claims on a comparison that is saved under this name."""
+        return state_claims(name, lambda: [*comparison.rows, *self.derived(comparison)])
+
+    def run(self) -> None:
+        """Run the command line: measure, print the table, and save NAME.json and NAME.html.
+
+        For claims on trained models, everything is measured again with new initial weights in place of every
+        checkpoint's (`mechicl.checkpoints.random_weights`); these rows become each claim's control "untrained". User
+        errors are printed on one line, with exit code 1. NAME is the script's; the option `checkpoint` or `model`, if
+        there is one, is appended.
+        """
+        path = Path(sys.argv[0])
+        args = tyro.cli(self.options)
+        studied = getattr(args, "checkpoint", getattr(args, "model", None))
+        name = path.stem if studied is None else f"{path.stem}_{Path(studied).name}"
+        how: dict[str, Any] = {
+            "command": shlex.join(["python", f"analyses/{path.name}", *words_of(sys.argv[1:])]),
+            "checkpoints": _checkpoints(args),
+        }
+        try:
+            check_writable(args.out)
+            with random_weights() if args.random_weights else nullcontext():
+                start, worked = time.perf_counter(), time.process_time()
+                comparison = self.measure(args)
+                how["wall_time_s"] = round(time.perf_counter() - start, 1)
+                how["cpu_time_s"] = round(time.process_time() - worked, 1)  # where other programs run too, it is less
+                results = Results.of(comparison, self.claims(name, comparison))
+        except (ValueError, OSError) as error:
+            print(f"{path.name}: {' '.join(str(error).split())}", file=sys.stderr)
+            sys.exit(1)
+        print(results)
+        if results.claims and args.control and not args.random_weights:
+            results, words = self._with_control(args, name, results)
+            how |= {"untrained": words}
+            print(f"untrained control: {words}")
+        print(replace(results, data={**how, **results.data}).write(args.out, name))
+
+    def _with_control(self, args: Any, name: str, results: Results) -> tuple[Results, str]:
+        """The results with the same rows of untrained models in each claim, and words on what came of it."""
+        if not any(claim.trained and claim.lines and UNTRAINED not in claim.controls for claim in results.claims):
+            return results, "no claim needs one"
+        try:
+            with random_weights():
+                without = self.measure(replace(args, out=args.out / UNTRAINED))  # what a script keeps to go on from
+                stated = with_untrained(results.claims, self.claims(name, without))
+        except Exception as error:  # what is wrong with an untrained model must not lose what the trained one gave
+            return results, f"cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+        passed = sum(
+            claim.control_verdicts.get(UNTRAINED) == "agrees" == claim.verdict for claim in stated if claim.trained
+        )
+        return replace(results, claims=stated), f"{passed} of {len(stated)} claims hold of untrained models too"
+
+
+def script(*, base: type[ScriptArgs] = ScriptArgs, **options: Any) -> Callable[[Callable[[Any], Comparison]], Script]:
+    """Make a function of options a script of `analyses/`.
 
     Args:
-        kind: dataclass of the arguments.
-        compare: the reproduction.
-        name: name of the saved files; the argument `checkpoint` or `model`, if there is one, is appended.
-        claims: states the paper's claims on the reproduction's rows.
+        base: the options that it has besides its own.
+        options: each a default, if `HELP` describes it, or an `Option`.
     """
-    args = tyro.cli(kind)
-    how: dict[str, Any] = {
-        "command": shlex.join(["python", f"analyses/{Path(sys.argv[0]).name}", *words_of(sys.argv[1:])]),
-        "checkpoints": _checkpoints(args),
-    }
-    try:
-        check_writable(args.out)
-        with random_weights() if args.random_weights else nullcontext():
-            start, worked = time.perf_counter(), time.process_time()
-            comparison = compare(args)
-            how["wall_time_s"] = round(time.perf_counter() - start, 1)
-            how["cpu_time_s"] = round(time.process_time() - worked, 1)  # where other programs run too, it is less
-            results = Results.of(comparison, () if claims is None else claims(comparison))
-    except (ValueError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1)
-    print(results)
-    if claims is not None and args.control and not args.random_weights:
-        results, words = _with_control(args, compare, claims, results)
-        how |= {"untrained": words}
-        print(f"untrained control: {words}")
-    studied = getattr(args, "checkpoint", getattr(args, "model", None))
-    results = replace(results, data={**how, **results.data})
-    print(results.write(args.out, name if studied is None else f"{name}_{Path(studied).name}"))
+
+    def decorate(measure: Callable[[Any], Comparison]) -> Script:
+        rows = []
+        for name, given in options.items():
+            option = given if isinstance(given, Option) else Option(given, HELP[name])
+            kind = Annotated[option.kind or _type_of(option.default), tyro.conf.arg(help=option.help)]
+            rows.append((name, kind, field(default=option.default)))
+        kind = make_dataclass("Args", rows, bases=(base,), frozen=True)
+        kind.__doc__ = measure.__doc__
+        return Script(measure, kind)
+
+    return decorate
+
+
+def _type_of(default: Any) -> Any:
+    if isinstance(default, tuple):
+        return tuple[type(default[0]), ...]
+    return Path if isinstance(default, Path) else type(default)
 
 
 def words_of(words: Sequence[str]) -> list[str]:
     """The words of a command line that say what is measured: without `HOW` and the folder of the results."""
     kept = [word for word in words if word not in HOW and not word.startswith("--out=")]
     return [w for i, w in enumerate(kept) if w != "--out" and (not i or kept[i - 1] != "--out")]
-
-
-def _with_control(
-    args: Args, compare: Callable[[Args], Comparison], claims: State, results: Results
-) -> tuple[Results, str]:
-    """The results with the same rows of untrained models in each claim, and words on what came of it."""
-    if not any(claim.trained and claim.lines and UNTRAINED not in claim.controls for claim in results.claims):
-        return results, "no claim needs one"
-    try:
-        with random_weights():
-            without = compare(replace(args, out=args.out / UNTRAINED))  # what a script keeps to go on from
-            stated = with_untrained(results.claims, claims(without))
-    except Exception as error:  # what is wrong with an untrained model must not lose what the trained one gave
-        return results, f"cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
-    passed = sum(
-        claim.control_verdicts.get(UNTRAINED) == "agrees" == claim.verdict for claim in stated if claim.trained
-    )
-    return replace(results, claims=stated), f"{passed} of {len(stated)} claims hold of untrained models too"
 
 
 def regression_checkpoint(name: str) -> tuple[Checkpoint, LinearRegression]:

@@ -1,6 +1,5 @@
 """Code shared by the scripts on ready-made sweeps: the table of a sweep, and rows over its seeds."""
 
-import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.presets import ready_table
 from support.script import ScriptArgs
 
+RESULTS = Path(__file__).parents[1] / "results"
+
 
 @dataclass(frozen=True)
 class SweepArgs(ScriptArgs):
@@ -26,13 +27,13 @@ class SweepArgs(ScriptArgs):
     """Processes that train."""
 
     def table(self, name: str) -> GridTable:
-        """Return the table of a ready-made sweep, from the folder `results` next to the script, or trained.
+        """Return the table of a ready-made sweep, from the folder `results` of the scripts, or trained.
 
         Raises:
             FileNotFoundError: no table of it is kept, and no folder to train in was named.
             SweepError: trainings failed.
         """
-        results = self.out if self.folder else Path(inspect.getfile(type(self))).parent / "results"
+        results = self.out if self.folder else RESULTS
         folder = self.folder and self.folder / name
         return ready_table(name, results / f"sweep_{name}.csv", folder, workers=self.workers)
 

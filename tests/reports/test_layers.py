@@ -1,7 +1,6 @@
 """The report on models of many layers, and the scripts that reproduce the figures, on small untrained models."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -74,16 +73,15 @@ def test_a_ridge_path_in_the_models_place_grows_as_newton_would():
 @pytest.mark.slow
 def test_an_untrained_model_confirms_no_claim_of_the_paper(of_two_seeds):
     for name in ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill"):
-        data = {**of_two_seeds.data, "checkpoint": name}
         with random_weights():
-            stated = import_script("fu_matching").claims(replace(of_two_seeds, data=data))
+            stated = import_script("fu_matching").compare.claims(f"fu_matching_{name}", of_two_seeds)
         assert len(stated) >= 8
         for claim in stated:
             assert claim.controls or claim.item == "Figs. 9, 10"
             if "nearest of six" in claim.what or "growth" in claim.what:
                 assert claim.cause
                 assert claim.verdict == "differs"
-    assert import_script("fu_matching").claims(replace(of_two_seeds, data={"checkpoint": "mine"})) == []
+    assert import_script("fu_matching").compare.claims("fu_matching_mine", of_two_seeds) == []
 
 
 def test_the_verdict_counts_the_layers_of_the_nearest_families():
@@ -107,7 +105,9 @@ def test_another_kind_of_model_is_an_error_that_names_it():
 def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
     module = import_script(name)
     options = {"lstm": folders["lstm"]} if name == "fu_progression" else {}
-    args = module.Args(checkpoint=folders["transformer"], out=tmp_path, n_prompts=30, n_fitting=120, **options)
+    args = module.compare.options(
+        checkpoint=folders["transformer"], out=tmp_path, n_prompts=30, n_fitting=120, **options
+    )
     result = module.compare(args)
     assert result.rows
     assert result.sections
@@ -117,22 +117,24 @@ def test_scripts_run_on_any_interleaved_model(folders, tmp_path, name):
 
 def test_scripts_on_several_models_run(folders, tmp_path):
     module = import_script("fu_size")
-    args = module.Args(checkpoints=(folders["transformer"], folders["lstm"]), out=tmp_path, n_prompts=20, n_fitting=60)
+    args = module.compare.options(
+        checkpoints=(folders["transformer"], folders["lstm"]), out=tmp_path, n_prompts=20, n_fitting=60
+    )
     result = module.compare(args)
     assert [size["n_layers"] for size in result.data["sizes"].values()] == [3, 2]
     assert {row.measured for row in result.rows if "layers nearer to Newton" in row.quantity} <= {
         f"{k} of {n} layers" for n in (2, 3) for k in range(n + 1)
     }
-    assert module.claims(result) == []
+    assert module.compare.claims("fu_size", result) == []
     module = import_script("fu_lstm")
-    args = module.Args(transformer=folders["transformer"], lstm=folders["lstm"], out=tmp_path, n_prompts=20)
+    args = module.compare.options(transformer=folders["transformer"], lstm=folders["lstm"], out=tmp_path, n_prompts=20)
     rows = module.compare(args).rows
     assert {row.published for row in rows if row.quantity.startswith("similarity")} >= {0.991, 0.831}
 
 
 def test_order_matters_to_a_causal_model_and_not_to_gradient_descent(folders):
     module = import_script("nertinger_order")
-    rows = module.compare(module.Args(checkpoints=(folders["transformer"],), n_prompts=20, n_orders=4)).rows
+    rows = module.compare(module.compare.options(checkpoints=(folders["transformer"],), n_prompts=20, n_orders=4)).rows
     shares = {row.quantity.split(":")[0]: row.measured for row in rows if "mean square of" in row.quantity}
     assert shares["gradient descent"].high < 1e-10
     assert shares["transformer"].mean > 1e-8

@@ -284,7 +284,7 @@ def test_the_script_measures_every_kind_of_fine_tuning(tmp_path):
     model = checkpoint(initializer_range=0.3)
     save(tmp_path / "small", model.models, model.record)
     script: Any = import_script("finetuning_on_contexts")
-    args = script.Args(
+    args = script.compare.options(
         checkpoint=str(tmp_path / "small"), n_prompts=3, n_held_out=1, learning_rates=(0.01,), epochs=(1,), quiet=True
     )
     comparison = script.compare(args)

@@ -53,7 +53,7 @@ def args(script: Any, folder: Path, out: Path, **fields: Any) -> Any:
         "tasks": ("farm", "home"), "seeds": (0, 1), "n_queries": 4, "n_held_out": 3, "n_demonstrations": 3,
         "learning_rates": (0.1,), "epochs": (1,), "quiet": True,
     }  # fmt: skip
-    return script.Args(model=str(folder), out=out, **(options | fields))
+    return script.compare.options(model=str(folder), out=out, **(options | fields))
 
 
 def test_the_script_resumes_where_it_was_stopped(script, folder, tmp_path, monkeypatch):

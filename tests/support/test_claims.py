@@ -26,6 +26,7 @@ from support.checks import (
     every,
     falls,
     far,
+    named_check,
     near,
     numbers,
     reads,
@@ -33,7 +34,7 @@ from support.checks import (
     together,
     within,
 )  # fmt: skip
-from support.claims import Claim, Claims
+from support.claims import Claim, state_claim
 from support.moved import apart, moved_claims, moved_rows
 
 
@@ -135,7 +136,7 @@ def test_checks_of_texts_need_numbers():
     words = Row("loss", None, "linear")
     assert Claim("fu2024", "Fig. 1", "it", {"": [words]}, every(below, 1)).verdict == "differs"
     with pytest.raises(NoNumberError, match=r"Fig\. 1: a check needs a number, and words were measured: linear"):
-        Claims("fu2024", [words]).add("Fig. 1", "it", "loss", check=every(below, 1))
+        state_claim("fu2024", {"item": "Fig. 1", "what": "it", "rows": ["loss"], "check": "below 1"}, [words])
 
 
 def test_a_saved_claim_has_the_outcomes_of_its_check():
@@ -146,11 +147,35 @@ def test_a_saved_claim_has_the_outcomes_of_its_check():
 
 def test_claims_are_stated_on_rows_by_quantity_or_pattern():
     table = [Row(f"loss, layer {i}", None, float(i)) for i in (1, 2)]
-    paper = Claims("fu2024", table)
-    paper.add("Fig. 1", "loss", "loss, layer *", check=together(rises), why=f"it ends at {paper['loss, layer 2']}")
-    assert [(claim.rows, claim.verdict, claim.why) for claim in paper.stated] == [(table, "agrees", "it ends at 2")]
+    table[1] = replace(table[1], note="of 2; 5 seeds")
+    why = "ends at {loss, layer 2}, {loss, layer 2 : first note}, {loss, layer 2 : note}"
+    entry = {"item": "Fig. 1", "what": "loss", "rows": ["loss, layer *"], "check": "rises", "why": why}
+    claim = state_claim("fu2024", entry, table)
+    assert (claim.rows, claim.verdict, claim.why) == (table, "agrees", "ends at 2, of 2, of 2; 5 seeds")
+    printed = state_claim("fu2024", {"item": "Fig. 1", "what": "loss", "rows": ["loss, *"], "printed": [1, 9]}, table)
+    assert printed.outcomes == [True, False]
     with pytest.raises(ValueError, match="a claim needs a row 'gain'"):
-        paper.add("Fig. 1", "gain", "gain")
+        state_claim("fu2024", {**entry, "rows": ["gain"]}, table)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("near 1", every(near, 1)), ("within 0.1 1", every(within, 0.1, 1)), ("rises", together(rises)),
+        ("rises and far 1", both(together(rises), every(far, 1))), ("at least 0.98", every(at_least, 0.98)),
+    ],
+)  # fmt: skip
+def test_a_check_is_found_by_its_name(name, same):
+    for rows in ([LOW, HIGH, ONE], [ONE, LOW], [HIGH, WIDE]):
+        assert named_check(name)([rows]) == same([rows])
+
+
+def test_a_check_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="no check is named 'nearly 1'"):
+        named_check("nearly 1")
+
+
+def test_numbers_in_a_text():
     assert numbers("10 of 1,000, from -2 to 2.5e+03") == [10, 1000, -2, 2500]
 
 

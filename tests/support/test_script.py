@@ -2,8 +2,8 @@
 
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,22 +20,17 @@ from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.presets import SweepPreset
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
-from support.checks import above, equal, every
-from support.claims import Claims, restated
+from support.claims import Claim, Paper, restated, state_claim
 from support.results import Results
-from support.script import ScriptArgs, run_script, words_of
+from support.script import Option, script, words_of
 from support.subspaces import subspaces_part
 from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
+from tests.scripts import ANALYSES
 
 
-@dataclass(frozen=True)
-class Args(ScriptArgs):
-    """A script."""
-
-    checkpoint: str = "lsa-1l"
-
-
-def compare(args: Args) -> Comparison:
+@script(checkpoint=Option("lsa-1l", "a checkpoint"))
+def compare(args: Any) -> Comparison:
+    """Measure two weights."""
     checkpoint = load_checkpoint(args.checkpoint)
     largest = max(weight.abs().max().item() for weight in checkpoint.best.parameters())
     rows = [Row("largest weight", None, largest), Row("layers", None, float(checkpoint.best.cfg.n_layers))]
@@ -44,18 +39,27 @@ def compare(args: Args) -> Comparison:
     return Comparison("Title", "Lead.", rows, data={"own": 1})
 
 
-def claims(comparison: Comparison) -> list:
-    paper = Claims("fu2024", comparison.rows)
-    paper.add("Fig. 1", "grows", "largest weight", check=every(above, 0.2), published="large")
-    paper.add("Fig. 2", "layers", "layers", check=every(equal, 1), published="1")
-    paper.add("Fig. 3", "only trained", "only of trained ones", check=every(equal, 1), published="1")
-    paper.add("Fig. 4", "by hand", "layers", check=every(equal, 1), published="1", trained=False)
-    return paper.stated
+def entry(item: str, what: str, row: str, check: str = "equal 1", **others: Any) -> dict[str, Any]:
+    return {"results": "mine_*", "item": item, "what": what, "rows": [row], "check": check, **others}
 
 
-def run(monkeypatch, tmp_path, *words: str, compare=compare, claims=claims) -> Results:
+ENTRIES = (
+    entry("Fig. 1", "grows", "largest weight", "above 0.2", published="large"),
+    entry("Fig. 2", "layers", "layers", published="1"),
+    entry("Fig. 3", "only trained", "only of trained ones", published="1"),
+    entry("Fig. 4", "by hand", "layers", published="1", trained=False),
+)
+
+
+def stated(monkeypatch, comparison: Comparison, entries=ENTRIES) -> list[Claim]:
+    monkeypatch.setattr("support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
+    return compare.claims("mine_lsa-1l", comparison)
+
+
+def run(monkeypatch, tmp_path, *words: str, compare=compare, entries=ENTRIES) -> Results:
     monkeypatch.setattr(sys, "argv", ["somewhere/mine.py", "--out", str(tmp_path), *words])
-    run_script(Args, compare, "mine", claims)
+    monkeypatch.setattr("support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
+    compare.run()
     return Results.read(tmp_path / "mine_lsa-1l.json")
 
 
@@ -97,7 +101,8 @@ def test_random_weights_in_the_place_of_every_checkpoint(monkeypatch, tmp_path):
 
 
 def test_a_control_that_fails_leaves_the_claims(monkeypatch, tmp_path):
-    def fragile(args: Args) -> Comparison:
+    @script(checkpoint=Option("lsa-1l", "a checkpoint"))
+    def fragile(args: Any) -> Comparison:
         if are_weights_random():
             raise ZeroDivisionError("a model that does\nnothing")
         return compare(args)
@@ -110,31 +115,22 @@ def test_a_control_that_fails_leaves_the_claims(monkeypatch, tmp_path):
 
 def test_claims_that_are_stated_anew_keep_their_control(monkeypatch, tmp_path):
     comparison = run(monkeypatch, tmp_path)
-
-    def stricter(paper: Comparison) -> list:
-        stated = Claims("fu2024", paper.rows)
-        stated.add("Fig. 1", "grows, in other words", "largest weight", check=every(above, 1e-9), published="large")
-        return [*stated.stated, *claims(paper)[1:]]
-
-    same = restated(comparison.claims, claims(comparison))
+    stricter = (entry("Fig. 1", "grows, in other words", "largest weight", "above 1e-9"), *ENTRIES[1:])
+    same = restated(comparison.claims, stated(monkeypatch, comparison))
     assert [each.control_verdicts for each in same] == [each.control_verdicts for each in comparison.claims]
     assert [each.to_json() for each in same] == [each.to_json() for each in comparison.claims]
-    anew = restated(comparison.claims, stricter(comparison))
+    anew = restated(comparison.claims, stated(monkeypatch, comparison, stricter))
     assert anew[0].control_verdicts == {"untrained": "agrees"}  # by the new check, on the rows that were measured
 
 
 def test_a_script_may_measure_the_untrained_control_itself(monkeypatch, tmp_path):
-    def by_itself(paper: Comparison) -> list:
-        stated = Claims("fu2024", paper.rows)
-        stated.add("Fig. 1", "grows", "largest weight", check=every(above, 0.2), controls={"untrained": ["layers"]})
-        return stated.stated
-
-    comparison = run(monkeypatch, tmp_path, claims=by_itself)
+    itself = [entry("Fig. 1", "grows", "largest weight", "above 0.2", controls={"untrained": ["layers"]})]
+    comparison = run(monkeypatch, tmp_path, entries=itself)
     assert comparison.data["untrained"] == "no claim needs one"
     (claim,) = comparison.claims
     assert [row.quantity for row in claim.controls["untrained"]] == ["layers"]
     assert claim.control_verdicts == {"untrained": "agrees"}  # 1 is more than 0.2
-    (again,) = restated([claim], by_itself(comparison))
+    (again,) = restated([claim], stated(monkeypatch, comparison, itself))
     assert again.to_json() == claim.to_json()
 
 
@@ -152,19 +148,29 @@ def test_the_saved_command_has_no_output_options(words, kept):
 
 
 def test_causes_are_named_by_their_kind():
-    paper = Claims("fu2024", [Row("loss", 1.0, 2.0)])
-    paper.add("Fig. 1", "loss", "loss", cause="size: an eighth of the width", controls={"wider": ["loss"]})
-    assert paper.stated[0].lacks == "the untrained control"
+    rows = [Row("loss", 1.0, 2.0)]
+    explained = entry("Fig. 1", "loss", "loss", cause="size: an eighth of the width", controls={"wider": ["loss"]})
+    assert state_claim("fu2024", explained, rows).lacks == "the untrained control"
     with pytest.raises(ValueError, match="'bad luck' does not begin with one of erratum"):
-        paper.add("Fig. 1", "loss", "loss", cause="bad luck")
+        state_claim("fu2024", {**explained, "cause": "bad luck"}, rows)
+
+
+def test_an_optional_claim_is_left_out_without_its_rows(monkeypatch):
+    entries = [entry("Fig. 1", "gain", "gain", optional=True), entry("Fig. 2", "loss", "loss")]
+    comparison = Comparison("", "", [Row("loss", None, 1.0)])
+    assert [claim.what for claim in stated(monkeypatch, comparison, entries)] == ["loss"]
+
+
+def test_options_have_help_and_types(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["somewhere/mine.py", "--help"])
+    with pytest.raises(SystemExit):
+        compare.run()
+    words = " ".join(capsys.readouterr().out.split())
+    assert all(text in words for text in ("Measure two weights.", "--checkpoint STR", "a checkpoint", "--out PATH"))
+    assert compare(out=Path("elsewhere")).title == "Title"
 
 
 # ---- the scripts on ready-made sweeps: tables, and rows over seeds ----
-@dataclass(frozen=True)
-class sweeps_Args(SweepArgs):
-    """Arguments of a script in this file's folder."""
-
-
 def test_a_table_is_read_beside_the_script_and_trained_into_the_results(tmp_path, monkeypatch):
     config = TrainingConfig(
         task=LinearRegression(x_dim=2, n_context=3), model=TransformerConfig(x_dim=2, n_context=3), steps=2,
@@ -172,9 +178,9 @@ def test_a_table_is_read_beside_the_script_and_trained_into_the_results(tmp_path
     )  # fmt: skip
     monkeypatch.setitem(SWEEPS, "tiny", SweepPreset("a test", config, {"seed": (0, 1)}, None))
     with pytest.raises(FileNotFoundError) as error:
-        sweeps_Args().table("tiny")
-    assert str(Path(__file__).parent / "results" / "sweep_tiny.csv") in str(error.value)
-    table = sweeps_Args(out=tmp_path / "out", folder=tmp_path / "runs").table("tiny")
+        SweepArgs().table("tiny")
+    assert str(ANALYSES / "results" / "sweep_tiny.csv") in str(error.value)
+    table = SweepArgs(out=tmp_path / "out", folder=tmp_path / "runs").table("tiny")
     assert len(table.frame) == 2
     assert (tmp_path / "out" / "sweep_tiny.csv").is_file()
     assert (tmp_path / "runs" / "tiny" / "sweep.json").is_file()
