@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mechicl import algorithms, viz
 from mechicl.algorithms import references
-from mechicl.algorithms.card import count, phrase
+from mechicl.algorithms.card import count
 from mechicl.analysis import score_heads_over_training
 from mechicl.analysis.dynamics import OverTraining
 from mechicl.base.progress import progress_bar
@@ -27,7 +27,7 @@ from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetunin
 from mechicl.reports.heads import model_parts, no_model_parts
 from mechicl.reports.history import history, no_history, strategies
 from mechicl.reports.study import as_study, task_as_text
-from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms, has_learned
+from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms, has_learned, learner_phrase
 from mechicl.viz.page import table
 
 N_TRACED = 64  # prompts that heads are scored on at each snapshot
@@ -115,6 +115,8 @@ class Kind:
     def learned(self) -> tuple[str, str]:
         """The loss of the opened model compared with baselines; see `has_learned`."""
         prompts = self.held_out
+        if not isinstance(prompts, Prompts):
+            return "", ""
         zero, averaging = prompts.query.ys.square().mean(-1), AlgorithmLearner(algorithms.averaging)
         baselines = {"predicting 0": zero, "averaging": squared_errors(averaging, prompts)[:, 0]}
         return has_learned(self.squared_errors[0], baselines)
@@ -136,7 +138,7 @@ class Kind:
         question = self.question
         if "algorithm" not in self._missing and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
-            name = f"unexplained by {phrase(question.answer.match.name)}"
+            name = f"unexplained by {learner_phrase(question.answer.match.name)}"
             found["distance from the algorithm, cut at 1"] = OverTraining(steps, {name: distances.clamp(max=1.0)})
         if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
@@ -187,8 +189,8 @@ class Kind:
         """Write NAME.html and NAME.json to a folder and return the path of the page."""
         comparison = self.measure(sections)
         verdict = self.verdict(comparison)
-        if isinstance(self.held_out, Prompts):
-            headline, learned = self.learned
+        headline, learned = self.learned
+        if learned:
             sentences = {"Has it learned the task?": learned, **verdict.sentences}
             headline = ". ".join(filter(None, (headline, verdict.headline)))
             verdict = replace(verdict, headline=headline, sentences=sentences)
@@ -239,7 +241,7 @@ def _best_known(task: Any) -> str:
         name = next(iter(references(task)))
     except TypeError:  # no reference learner is known
         return ""
-    return {"bayes": "the exact Bayes predictor", "ols": "least squares"}.get(name, name)
+    return learner_phrase(name)
 
 
 # ---- parts of several kinds ----

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mechicl import viz
+from mechicl.algorithms import references
 from mechicl.analysis import (
     Circuit,
     composition_scores,
@@ -23,13 +24,14 @@ from mechicl.analysis import (
 from mechicl.analysis.dynamics import HeadsOverTraining
 from mechicl.analysis.heads import HeadScores
 from mechicl.base.precision import at_least_float32
+from mechicl.learners.token_learners import named_token_learners, token_losses
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.history import strategies
 from mechicl.reports.kind import HISTORY, N_TRACED, Kind, Part
 from mechicl.reports.rows import Row
-from mechicl.reports.verdict import NOT_TESTED, Verdict, agreement_with_papers
+from mechicl.reports.verdict import NOT_TESTED, Verdict, agreement_with_papers, has_learned
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
 from mechicl.viz.verdict import score_bars
@@ -205,6 +207,23 @@ class Tokens(Kind):
         if study.snapshots is None or "curve" not in study.record or study.is_own:
             return None
         return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed, progress=self.progress)
+
+    @property
+    def learned(self) -> tuple[str, str]:
+        """The cross entropy of the opened model compared with that of guessing or of the weaker reference learners."""
+        sequences, task = self.held_out, self.study.task
+        (learner,) = named_token_learners([self.study.model]).values()
+        losses = token_losses(learner, sequences)
+        if isinstance(task, RepeatedTokens):
+            seen = F.one_hot(sequences.read.cpu(), task.d_vocab).cumsum(1).clamp(max=1).sum(-1).double()
+            baselines = {"uniform guessing": torch.full_like(losses, task.d_vocab), "guessing among tokens read": seen}
+            baselines = {name: n.log().masked_fill(losses.isnan(), torch.nan) for name, n in baselines.items()}
+        else:
+            weaker = list(references(task).items())[:0:-1]
+            baselines = {f"the {name} learner": token_losses(learner, sequences) for name, learner in weaker}
+        return has_learned(
+            losses.nanmean(1), {name: each.nanmean(1) for name, each in baselines.items()}, "cross entropy"
+        )
 
     @property
     def plateau(self) -> None:

@@ -114,6 +114,17 @@ def test_ties_are_reported():
     assert "The next algorithm, ridge regression, leaves " in apart.words
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("in weights", "the exact in-weights classifier"), ("in context", "the exact in-context classifier"),
+     ("bayes", "the exact Bayes predictor"), ("my own rule", "my own rule")],
+)  # fmt: skip
+def test_reference_learners_have_names_that_sentences_can_use(name, words):
+    answer = ranked(match(name, torch.full((50,), 0.01).double()))
+    assert answer.headline == f"It behaves like {words}"
+    assert f"predictions, {words} leaves 1% of them unexplained" in answer.words
+
+
 def test_a_special_case_is_named_before_the_general_algorithm_and_families_for_scale_never():
     small = torch.linspace(0, 2e-4, 100).double()
     special = match("gradient descent, 1 step", 3 * small, 2)
