@@ -61,6 +61,8 @@ class Kind:
     prompt_seed: ClassVar[int] = 1_000_003
     loss: ClassVar[str] = "squared error (MSE)"
     """Name of the loss of the training."""
+    opens: ClassVar[str] = "algorithm"
+    """Name of the part that the verdict is made from."""
     no_weights: ClassVar[str] = ""
     """The reason why the verdict has nothing on the weights, unless `weights_as_text` is overridden."""
 
@@ -69,6 +71,7 @@ class Kind:
     ):
         self.study, self.progress = as_study(checkpoint), progress
         self.n_prompts = n_prompts or self.n_held_out
+        self.sections: Sequence[str] | None = None  # those that were requested
         self.seed = self.prompt_seed if seed is None else seed
 
     @property
@@ -135,8 +138,8 @@ class Kind:
     def traced(self) -> dict[str, Any]:
         """Results over the snapshots of the training, by the title of their panel in the section on the training."""
         found: dict[str, Any] = {**strategies(self.study, self.held_out[:N_TRACED], self.progress)}
-        question = self.question
-        if "algorithm" not in self._missing and question.answer.nearness != "none" and question.over_training:
+        question, asked = self.question, "algorithm" in (part.name for part in self.chosen(self.sections))
+        if asked and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
             name = f"unexplained by {learner_phrase(question.answer.match.name)}"
             found["distance from the algorithm, cut at 1"] = OverTraining(steps, {name: distances.clamp(max=1.0)})
@@ -179,6 +182,7 @@ class Kind:
 
     def measure(self, sections: Sequence[str] | None = None) -> Comparison:
         """Measure the chosen parts."""
+        self.sections = sections
         comparison = Comparison(self.title, self.lead, [], [], self.data)
         parts = self.chosen(sections)
         for part in progress_bar(parts, unit="section", progress=self.progress, desc=self.study.name):
@@ -188,13 +192,14 @@ class Kind:
     def write(self, out: Path, name: str, sections: Sequence[str] | None = None) -> Path:
         """Write NAME.html and NAME.json to a folder and return the path of the page."""
         comparison = self.measure(sections)
-        verdict = self.verdict(comparison)
-        headline, learned = self.learned
-        if learned:
-            sentences = {"Has it learned the task?": learned, **verdict.sentences}
-            headline = ". ".join(filter(None, (headline, verdict.headline)))
-            verdict = replace(verdict, headline=headline, sentences=sentences)
         measured = {part.name for part in self.chosen(sections)}
+        verdict = Verdict("", {}, None, {"seed": self.study.seeds[0], "chosen": self.study.chosen})
+        if self.opens in measured | self._missing.keys():
+            verdict = self.verdict(comparison)
+        headline, learned = self.learned
+        headline = ". ".join(filter(None, (headline, verdict.headline))) or learned.partition(":")[0] or self.title
+        sentences = {**({"Has it learned the task?": learned} if learned else {}), **verdict.sentences}
+        verdict = replace(verdict, headline=headline, sentences=sentences)
         left_out = self._missing | {
             part.name: "not among the requested sections" if sections is not None else self._slow[part.name]
             for part in self.parts

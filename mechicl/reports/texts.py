@@ -160,7 +160,7 @@ class Texts(Kind):
     parts = (Part("demonstrations", _demonstrations),)
     heading = "Reading demonstrations and fine-tuning on them ({name})"
     remark = "Intervals over queries are for one set of demonstrations per task."
-    n_held_out, prompt_seed = 60, SEED
+    n_held_out, prompt_seed, opens = 60, SEED, "demonstrations"
 
     def __init__(self, checkpoint: Checkpoint, **options: Any):
         super().__init__(checkpoint, **options)

@@ -198,7 +198,7 @@ class Tokens(Kind):
     )  # fmt: skip
     heading = "Heads and circuits ({name})"
     n_held_out, prompt_seed = 1024, 2_000_003
-    loss = "cross entropy (nats)"
+    loss, opens = "cross entropy (nats)", "heads"
 
     @cached_property
     def formed(self) -> HeadsOverTraining | None:
@@ -243,7 +243,7 @@ class Tokens(Kind):
     def verdict(self, comparison: Comparison) -> Verdict:
         """Report whether it does induction, since when, and whether its circuit is the published one."""
         rows, data, study = {row.quantity: row for row in comparison.rows}, comparison.data, self.study
-        best = data.get("best_heads") or _best_heads(score_heads(study.model, n_prompts=N_SCORED, seed=self.seed))
+        best = data["best_heads"]
         layer, head, induction, chance = best["induction"]
         has_induction, name = induction > KIND, f"head {head} of layer {layer}"
         gives = f"gives {induction:.0%} of its attention to the token after an earlier occurrence of the current one"
@@ -261,8 +261,8 @@ class Tokens(Kind):
             words.append(f"The reference learner with the most similar predictions is {nearest}, "
                          f"{rows[_divergence(nearest)].ends[1]:.2g} nats a token apart.")  # fmt: skip
         sentences, gaps = {"What does it do?": " ".join(words)}, []
-        if has_induction and "formation" in data:
-            sentences["Since when?"] = _since(data["formation"])
+        if has_induction and self.formed is not None:
+            sentences["Since when?"] = _since(self.formed)
         elif has_induction:
             gaps.append("Since which step it does induction: no snapshots were saved.")
         evidence = []
@@ -288,8 +288,8 @@ class Tokens(Kind):
         return Verdict(headline, sentences, picture, numbers)
 
 
-def _since(formed: dict[str, Any]) -> str:
-    scores, steps = [seeds[0] for seeds in formed["induction"]], formed["steps"]
+def _since(formed: HeadsOverTraining) -> str:
+    scores, steps = formed.scores["induction"][:, 0].tolist(), formed.steps
     below = [i for i, score in enumerate(scores) if score < scores[-1] / 2]
     first = steps[below[-1] + 1] if below else steps[0]
     return (

@@ -96,7 +96,8 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     page.goto(written.as_uri())
     titles = page.locator("h2").all_inner_texts()
     assert titles == [
-        "Not learned: worse than uniform guessing. It does no induction", "Published and measured", "When heads form", "What the heads do",
+        "Not learned: worse than uniform guessing. It does no induction", "Published and measured", "When heads form",
+        "What the heads do",
         "Which heads read what others wrote", "Where the earlier occurrence is seen", "The circuit",
         "How it came about", "What this report leaves out", "Terms on this page",
     ]  # fmt: skip
