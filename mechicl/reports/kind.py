@@ -95,8 +95,10 @@ class Kind:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Numbers that belong to no part."""
-        return {}
+        """The models and the held-out prompts."""
+        study = self.study
+        return {"checkpoint": study.name, "command": study.record.get("command"), "seeds": tuple(study.seeds),
+                "n_prompts": self.n_prompts, "prompt_seed": self.seed, "seed": self.seed}  # fmt: skip
 
     @cached_property
     def models(self) -> list[Any]:

@@ -311,14 +311,6 @@ class OneLayer(Kind):
         """The samples of intervals over seeds and held-out prompts."""
         return seeds_and_prompts(*self.squared_errors.shape)
 
-    @property
-    def data(self) -> dict[str, Any]:
-        """The checkpoint and the prompts."""
-        return {
-            "checkpoint": self.study.name, "command": self.study.record.get("command"), "seeds": self.seeds,
-            "n_prompts": len(self.held_out), "prompt_seed": self.seed,
-        }  # fmt: skip
-
     def weights_as_text(self) -> str:
         """Compare the opened seed with the step of gradient descent nearest to its weights."""
         size = self.fit.projected.parameters["step_size"][0, 0].item()

@@ -235,11 +235,6 @@ class Tokens(Kind):
         found = strategies(self.study, self.held_out[:N_TRACED], self.progress)
         return found if self.formed is None else {**found, "highest score of a head": self.formed}
 
-    @property
-    def data(self) -> dict[str, Any]:
-        """The sequences."""
-        return {"seed": self.seed, "n_prompts": self.n_prompts}
-
     def verdict(self, comparison: Comparison) -> Verdict:
         """Report whether it does induction, since when, and whether its circuit is the published one."""
         rows, data, study = {row.quantity: row for row in comparison.rows}, comparison.data, self.study
