@@ -1,7 +1,6 @@
 """The report on models whose tokens see later ones (von Oswald et al. 2023, section 4): loss, copying, heads."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -67,11 +66,6 @@ class Copying(Kind):
     heading = "Loss and heads ({name})"
     n_held_out, prompt_seed = 4096, 2_000_003
     no_weights = "No construction with this prompt format is fitted to its weights."
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The prompts."""
-        return {"seed": self.seed, "n_prompts": self.n_prompts}
 
     def verdict(self, comparison: Comparison) -> Verdict:
         """Report whether the first layer copies targets next to the usual sentences."""

@@ -80,7 +80,10 @@ def _losses(kind: "Descent") -> Measured:
         claim = ("near 1", near(cosine, 1), SOURCE) if "++" in name else (None, None, "")
         over = "prompts" if one else seeds_and_prompts(*cosines.shape)
         rows.append(Row(f"sensitivity cosine with {name}", claim[0], cosine, over, "", *claim[1:]))
-    data = {"references": {name: values.mean().item() for name, values in references.items()}}
+    data = {
+        "mse": errors.mean(-1).tolist(),
+        "references": {name: each.mean().item() for name, each in references.items()},
+    }
     name, values = next(iter(references.items()))
     return rows, kind.learning(WORDS["learning"], {f"{name}, tuned": values.mean().item()}, log_x=True), data
 
@@ -210,11 +213,6 @@ class Descent(Kind):
         words = "Figures of losses during training and on scaled inputs show half-MSE, as the paper's do."
         clip = self.cfg.token_clip
         return words + (f" Tokens are clipped at {clip:g} after every layer, in tuned descent too." if clip else "")
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """Each seed's loss."""
-        return {"mse": self.squared_errors.mean(-1).tolist()}
 
     def weights_as_text(self) -> str:
         """Compare the opened seed with the member of the family nearest to its weights."""

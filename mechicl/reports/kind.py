@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mechicl import algorithms, viz
 from mechicl.algorithms import references
-from mechicl.algorithms.card import count, phrase
+from mechicl.algorithms.card import count
 from mechicl.analysis import score_heads_over_training
 from mechicl.analysis.dynamics import OverTraining
 from mechicl.base.progress import progress_bar
@@ -27,7 +27,7 @@ from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetunin
 from mechicl.reports.heads import model_parts, no_model_parts
 from mechicl.reports.history import history, no_history, strategies
 from mechicl.reports.study import as_study, task_as_text
-from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms, has_learned
+from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms, has_learned, learner_phrase
 from mechicl.viz.page import table
 
 N_TRACED = 64  # prompts that heads are scored on at each snapshot
@@ -61,6 +61,8 @@ class Kind:
     prompt_seed: ClassVar[int] = 1_000_003
     loss: ClassVar[str] = "squared error (MSE)"
     """Name of the loss of the training."""
+    opens: ClassVar[str] = "algorithm"
+    """Name of the part that the verdict is made from."""
     no_weights: ClassVar[str] = ""
     """The reason why the verdict has nothing on the weights, unless `weights_as_text` is overridden."""
 
@@ -69,6 +71,7 @@ class Kind:
     ):
         self.study, self.progress = as_study(checkpoint), progress
         self.n_prompts = n_prompts or self.n_held_out
+        self.sections: Sequence[str] | None = None  # those that were requested
         self.seed = self.prompt_seed if seed is None else seed
 
     @property
@@ -92,8 +95,10 @@ class Kind:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Numbers that belong to no part."""
-        return {}
+        """The models and the held-out prompts."""
+        study = self.study
+        return {"checkpoint": study.name, "command": study.record.get("command"), "seeds": tuple(study.seeds),
+                "n_prompts": self.n_prompts, "prompt_seed": self.seed, "seed": self.seed}  # fmt: skip
 
     @cached_property
     def models(self) -> list[Any]:
@@ -115,6 +120,8 @@ class Kind:
     def learned(self) -> tuple[str, str]:
         """The loss of the opened model compared with baselines; see `has_learned`."""
         prompts = self.held_out
+        if not isinstance(prompts, Prompts):
+            return "", ""
         zero, averaging = prompts.query.ys.square().mean(-1), AlgorithmLearner(algorithms.averaging)
         baselines = {"predicting 0": zero, "averaging": squared_errors(averaging, prompts)[:, 0]}
         return has_learned(self.squared_errors[0], baselines)
@@ -133,10 +140,10 @@ class Kind:
     def traced(self) -> dict[str, Any]:
         """Results over the snapshots of the training, by the title of their panel in the section on the training."""
         found: dict[str, Any] = {**strategies(self.study, self.held_out[:N_TRACED], self.progress)}
-        question = self.question
-        if "algorithm" not in self._missing and question.answer.nearness != "none" and question.over_training:
+        question, asked = self.question, "algorithm" in (part.name for part in self.chosen(self.sections))
+        if asked and question.answer.nearness != "none" and question.over_training:
             steps, distances = question.over_training
-            name = f"unexplained by {phrase(question.answer.match.name)}"
+            name = f"unexplained by {learner_phrase(question.answer.match.name)}"
             found["distance from the algorithm, cut at 1"] = OverTraining(steps, {name: distances.clamp(max=1.0)})
         if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
@@ -177,6 +184,7 @@ class Kind:
 
     def measure(self, sections: Sequence[str] | None = None) -> Comparison:
         """Measure the chosen parts."""
+        self.sections = sections
         comparison = Comparison(self.title, self.lead, [], [], self.data)
         parts = self.chosen(sections)
         for part in progress_bar(parts, unit="section", progress=self.progress, desc=self.study.name):
@@ -186,13 +194,14 @@ class Kind:
     def write(self, out: Path, name: str, sections: Sequence[str] | None = None) -> Path:
         """Write NAME.html and NAME.json to a folder and return the path of the page."""
         comparison = self.measure(sections)
-        verdict = self.verdict(comparison)
-        if isinstance(self.held_out, Prompts):
-            headline, learned = self.learned
-            sentences = {"Has it learned the task?": learned, **verdict.sentences}
-            headline = ". ".join(filter(None, (headline, verdict.headline)))
-            verdict = replace(verdict, headline=headline, sentences=sentences)
         measured = {part.name for part in self.chosen(sections)}
+        verdict = Verdict("", {}, None, {"seed": self.study.seeds[0], "chosen": self.study.chosen})
+        if self.opens in measured | self._missing.keys():
+            verdict = self.verdict(comparison)
+        headline, learned = self.learned
+        headline = ". ".join(filter(None, (headline, verdict.headline))) or learned.partition(":")[0] or self.title
+        sentences = {**({"Has it learned the task?": learned} if learned else {}), **verdict.sentences}
+        verdict = replace(verdict, headline=headline, sentences=sentences)
         left_out = self._missing | {
             part.name: "not among the requested sections" if sections is not None else self._slow[part.name]
             for part in self.parts
@@ -239,7 +248,7 @@ def _best_known(task: Any) -> str:
         name = next(iter(references(task)))
     except TypeError:  # no reference learner is known
         return ""
-    return {"bayes": "the exact Bayes predictor", "ols": "least squares"}.get(name, name)
+    return learner_phrase(name)
 
 
 # ---- parts of several kinds ----

@@ -36,6 +36,7 @@ from mechicl.statistics.ranking import largest
 from mechicl.text import WORD_TASKS, word_prompts
 from mechicl.viz.language import ablation_bars, curves_by_layer, few_shot_curves
 
+SHOTS, VECTOR = "Few-shot accuracy", "Function vector"  # titles of sections
 FUNCTION, INDUCTION = "function-vector heads", "induction heads"
 QUICK = ("antonyms", "capitals", "past_tense", "plural", "english_french")
 N_HEADS = 10
@@ -81,15 +82,8 @@ def report_language(
         scores = icl_score(language, chosen, shots=sizes.shots, n_prompts=sizes.n_prompts, seed=SEED, **options)
         bar.update()
         task = _most_learned(scores)
-        vector = function_vectors(
-            language,
-            task,
-            n_heads=n_heads,
-            n_prompts=sizes.n_effects,
-            n_clean=2 * sizes.n_effects,
-            seed=SEED,
-            **options,
-        )
+        vector = function_vectors(language, task, n_heads=n_heads, n_prompts=sizes.n_effects,
+                                  n_clean=2 * sizes.n_effects, seed=SEED, **options)  # fmt: skip
         resamples = [
             torch.randint(len(vector.shuffled), (len(vector.shuffled),), generator=torch.Generator().manual_seed(i))
             for i in range(10)
@@ -119,12 +113,11 @@ def report_language(
     comparison = Comparison(
         f"In-context learning of {language.name}",
         f"{language.model.cfg.n_layers} layers, {language.model.cfg.n_heads} heads. Prompts show pairs of words "
-        f"and end with "
-        f"a query; a prediction is right if the most probable next token is the first token of the answer. "
-        f"Intervals are 95% over prompts. {left_out}{_origin(language)}"
+        f"and end with a query; a prediction is right if the most probable next token is the first token of the "
+        f"answer. Intervals are 95% over prompts. {left_out}{_origin(language)}"
         f"Measured in {time.perf_counter() - started:.0f} s.",
         _rows(scores, vector, stable, ablations),
-        _sections(scores, vector, stable, heads, ablations),
+        _sections(scores, vector, heads, ablations),
         {"few_shot": _accuracies(scores), "function_vector_heads": [list(head) for head in vector.heads]},
     )
     return comparison.write(folder, name, opening=_verdict(scores, vector, stable, ablations, induction))
@@ -177,33 +170,22 @@ def _rows(
     shots, rows = scores.shots[-1], []
     for t, task in enumerate(scores.tasks):
         name = task.replace("_", " ")
-        for k, label in enumerate(scores.labels):
-            rows.append(
-                _row(
-                    f"{name}: accuracy after {shots} pairs, {label} labels",
-                    scores.accuracy[t, k, -1],
-                    "Few-shot accuracy",
-                )
-            )
-        rows.append(
-            Row(f"{name}: true minus shuffled labels", None, scores.gain(task), "prompts", section="Few-shot accuracy")
-        )
+        rows += [
+            _row(f"{name}: accuracy after {shots} pairs, {label} labels", scores.accuracy[t, k, -1], SHOTS)
+            for k, label in enumerate(scores.labels)
+        ]
+        rows.append(Row(f"{name}: true minus shuffled labels", None, scores.gain(task), "prompts", section=SHOTS))
     estimated, best = _chosen_on_half(vector.added)
     strongest, head = _chosen_on_half(vector.indirect_effects.flatten(0, 1))
     place = _named([divmod(head, vector.indirect_effects.shape[1])])
     rows += [
-        _row(f"indirect effect of head {place} on the probability{OTHERS}", strongest, "Function vector", -1.0),
-        _row("probability without demonstrations", vector.zero_shot, "Function vector"),
-        _row(f"the same with the vector added after layer {best}{OTHERS}", estimated, "Function vector"),
-        _row("the same with a random vector of that length", vector.random_added[best, 1::2], "Function vector"),
-        Row(
-            f"Jaccard index of the {len(vector.heads)} strongest heads over resampled prompts",
-            None,
-            stable.mean(),
-            "draws",
-            section="Function vector",
-        ),
-    ]
+        _row(f"indirect effect of head {place} on the probability{OTHERS}", strongest, VECTOR, -1.0),
+        _row("probability without demonstrations", vector.zero_shot, VECTOR),
+        _row(f"the same with the vector added after layer {best}{OTHERS}", estimated, VECTOR),
+        _row("the same with a random vector of that length", vector.random_added[best, 1::2], VECTOR),
+        Row(f"Jaccard index of the {len(vector.heads)} strongest heads over resampled prompts", None, stable.mean(),
+            "draws", section=VECTOR),
+    ]  # fmt: skip
     for name, result in ablations.items():
         rows.append(_row(f"probability without the {name}", result.ablated, "Ablation"))
         rows.append(_row("without random heads of the same layers", result.matched.mean(0), "Ablation"))
@@ -225,12 +207,9 @@ def _named(heads: Sequence[tuple[int, int]]) -> str:
 
 
 def _verdict(
-    scores: FewShotScores,
-    vector: FunctionVector,
-    stable: Stability,
-    ablations: dict[str, MatchedAblation],
+    scores: FewShotScores, vector: FunctionVector, stable: Stability, ablations: dict[str, MatchedAblation],
     induction: Sequence[tuple[int, int]],
-) -> Section:
+) -> Section:  # fmt: skip
     together = 1 - 0.05 / len(scores.tasks)  # 95% that no interval of all tasks misses
     gains = {task: scores.gain(task, level=together) for task in scores.tasks}
     learned = [task.replace("_", " ") for task, gain in gains.items() if gain.low > 0]
@@ -242,9 +221,9 @@ def _verdict(
     accuracy = scores.accuracy[scores.tasks.index(vector.task), :, -1]
     right = {label: interval(accuracy[k], within=(0, 1)) for k, label in enumerate(scores.labels)}
     tied = largest([gain.mean for gain in gains.values()], 1)[1]
-    first += f"The largest difference is for {task}{tied and ' (tied with others)'}: {right['true']} with true "
     first += (
-        f"labels, {right['shuffled']} with shuffled ones (means with 95% intervals over {right['true'].n} prompts)."
+        f"The largest difference is for {task}{tied and ' (tied with others)'}: {right['true']} with true labels, "
+        f"{right['shuffled']} with shuffled ones (means with 95% intervals over {right['true'].n} prompts)."
     )
     values, best = _chosen_on_half(vector.added)
     gain = interval(values - vector.random_added[best, 1::2], within=(-1, 1))
@@ -271,21 +250,17 @@ def _verdict(
 
 
 def _sections(
-    scores: FewShotScores,
-    vector: FunctionVector,
-    stable: Stability,
-    heads: HeadScores,
-    ablations: dict[str, MatchedAblation],
+    scores: FewShotScores, vector: FunctionVector, heads: HeadScores, ablations: dict[str, MatchedAblation]
 ) -> list[Section]:
     return [
         Section(
-            "Few-shot accuracy",
+            SHOTS,
             "Accuracy by number of demonstrations. With shuffled labels the same words are shown, but paired wrongly; "
             "random labels are words of other tasks. Bands are 95% intervals over prompts.",
             [few_shot_curves(scores, task) for task in scores.tasks],
         ),
         Section(
-            "Function vector",
+            VECTOR,
             "Each head's mean output over prompts with true labels replaces its output in prompts with shuffled "
             "labels, at the last token. The picture shows how much that raises the probability of the right answer. "
             f"The outputs of the {len(vector.heads)} strongest heads are summed and added to prompts without "

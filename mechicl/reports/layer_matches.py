@@ -55,14 +55,7 @@ RESOLVED = 256
 
 @dataclass(frozen=True, eq=False)
 class MatchedSeed:
-    """Matches of one model's layers with every family, by compared quantity ("errors", "weights") and then by family.
-
-    Attributes:
-        readouts: fitted readouts for each layer and point; errors and weights are read with them.
-        errors: held-out errors of the readouts.
-        rankings: families by similarity, by quantity.
-        growths: growth of the families' best steps over layers, where enough layers have one.
-    """
+    """Matches of one model's layers with every family, by compared quantity (such as "errors") and by family."""
 
     readouts: Readouts  # fitted readouts for each layer and point; errors and weights are read with them
     errors: LayerErrors  # held-out errors of the readouts

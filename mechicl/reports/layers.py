@@ -102,11 +102,6 @@ class Layers(Kind):
     n_held_out, prompt_seed = N_HELD_OUT, 0
     no_weights = "Its weights are not compared with a construction: softmax, layer norms and MLPs prevent it."
 
-    @property
-    def data(self) -> dict[str, Any]:
-        """The checkpoint's name."""
-        return {"checkpoint": self.study.name}
-
     def verdict(self, comparison: Comparison) -> Verdict:
         """Append the matches of layers to the first answer."""
         made = super().verdict(comparison)

@@ -72,7 +72,8 @@ def _losses(kind: "OneLayer") -> Measured:
         step = algorithms.gradient_descent(prompts, 1, step_size=kind.step_size, at="query")
         reference = (step.query()[0] - prompts.query.ys).square().mean().item()
     sections = kind.learning(WORDS["learning"], {"gradient descent, tuned": reference}, log_x=True)
-    return rows, sections, {"learning_curve": kind.study.record["curve"] if sections else None}
+    data = {"tuned_step_size": kind.step_size, "tuned_eta": kind.step_size * kind.task.n_context}
+    return rows, sections, data | {"learning_curve": kind.study.record["curve"] if sections else None}
 
 
 def _alignment(kind: "OneLayer") -> Measured:
@@ -309,15 +310,6 @@ class OneLayer(Kind):
     def over(self) -> str:
         """The samples of intervals over seeds and held-out prompts."""
         return seeds_and_prompts(*self.squared_errors.shape)
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The checkpoint, the prompts and the tuned step."""
-        return {
-            "checkpoint": self.study.name, "command": self.study.record.get("command"), "seeds": self.seeds,
-            "n_prompts": len(self.held_out), "prompt_seed": self.seed, "tuned_step_size": self.step_size,
-            "tuned_eta": self.step_size * self.task.n_context,
-        }  # fmt: skip
 
     def weights_as_text(self) -> str:
         """Compare the opened seed with the step of gradient descent nearest to its weights."""

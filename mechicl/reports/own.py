@@ -1,7 +1,6 @@
 """The report on any learner: its behaviour on any task, and its components as far as it can be opened."""
 
 from dataclasses import replace
-from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -142,11 +141,6 @@ class Own(Kind):
     heading = "Which algorithm does {name} behave like?"
     n_held_out, prompt_seed = 2048, 6_000_003
     no_weights = "No construction is fitted to the weights of this kind of model."
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The prompts."""
-        return {"n_prompts": self.n_prompts, "prompt_seed": self.seed}
 
     def verdict(self, comparison: Comparison) -> Verdict:
         """Name the nearest algorithm, or the reason why none can be fitted."""

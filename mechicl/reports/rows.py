@@ -158,12 +158,17 @@ def over_seeds(
     sample = torch.as_tensor(values, dtype=torch.float64).flatten()
     if len(sample) != len(checkpoint.models):
         raise ValueError(f"{len(sample)} values for the {len(checkpoint.models)} seeds of {checkpoint.name}")
-    statistic, stuck = median_interval if median else interval, checkpoint.stuck
-    note = ""
-    if stuck:
-        without = as_text(statistic(sample[[i for i in range(len(sample)) if i not in stuck]]))
-        note = f"without {len(stuck)} of {len(sample)} stuck seeds: {without}"
+    statistic = median_interval if median else interval
+    note = _without_stuck(lambda kept: statistic(sample[kept]), checkpoint)
     return statistic(sample), f"seed{'s' if len(sample) != 1 else ''}", note
+
+
+def _without_stuck(measured: Callable[[list[int]], Interval], checkpoint: Checkpoint) -> str:
+    """Return a note with the interval that `measured` returns for the seeds that are not stuck; empty if none is."""
+    stuck, n = checkpoint.stuck, len(checkpoint.models)
+    if not stuck:
+        return ""
+    return f"without {len(stuck)} of {n} stuck seeds: {as_text(measured([i for i in range(n) if i not in stuck]))}"
 
 
 def over_seeds_and_prompts(
@@ -179,11 +184,8 @@ def over_seeds_and_prompts(
         own = reference[kept] if reference is not None and len(reference) > 1 else reference
         return crossed_interval(values[kept], own, trim=trim)
 
-    seeds, note = range(len(values)), ""
-    if stuck := checkpoint.stuck:
-        without = as_text(measured([i for i in seeds if i not in stuck]))
-        note = f"without {len(stuck)} of {len(values)} stuck seeds: {without}"
-    return measured([*seeds]), seeds_and_prompts(*values.shape), note
+    note = _without_stuck(measured, checkpoint)
+    return measured([*range(len(values))]), seeds_and_prompts(*values.shape), note
 
 
 def over_resamples(
@@ -194,11 +196,8 @@ def over_resamples(
     For quantities that a few seeds or prompts decide, or that are not means: see `crossed_median_interval`.
     """
     measured, mean = crossed_median_interval(values, n_prompts)
-    notes = [note, f"mean {as_text(mean)}"]
-    if stuck := checkpoint.stuck:
-        kept = [i for i in range(values.shape[1]) if i not in stuck]
-        without = as_text(crossed_median_interval(values[:, kept], n_prompts)[0])
-        notes.append(f"without {len(stuck)} of {values.shape[1]} stuck seeds: {without}")
+    without = _without_stuck(lambda kept: crossed_median_interval(values[:, kept], n_prompts)[0], checkpoint)
+    notes = [note, f"mean {as_text(mean)}", without]
     return measured, seeds_and_prompts(values.shape[1], n_prompts), "; ".join(filter(None, notes))
 
 
@@ -221,10 +220,9 @@ def over_models(
         known = [value for value in values if math.isfinite(value.mean)]
         measured = mean_of_intervals(known) if known else Interval(math.nan, math.nan, math.nan, 0)
         over = seeds_and_prompts(len(known), min((value.n for value in known), default=0))
-        stuck = checkpoint.stuck if checkpoint is not None and len(known) == len(checkpoint.models) else ()
-        if stuck:
-            without = as_text(mean_of_intervals([value for i, value in enumerate(values) if i not in stuck]))
-            note = "; ".join(filter(None, (note, f"without {len(stuck)} of {len(values)} stuck seeds: {without}")))
+        if checkpoint is not None and len(known) == len(checkpoint.models):
+            without = _without_stuck(lambda kept: mean_of_intervals([values[i] for i in kept]), checkpoint)
+            note = "; ".join(filter(None, (note, without)))
     return Row(quantity, printed, measured, over, note, check and check(measured), source)
 
 

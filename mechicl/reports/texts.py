@@ -160,7 +160,7 @@ class Texts(Kind):
     parts = (Part("demonstrations", _demonstrations),)
     heading = "Reading demonstrations and fine-tuning on them ({name})"
     remark = "Intervals over queries are for one set of demonstrations per task."
-    n_held_out, prompt_seed = 60, SEED
+    n_held_out, prompt_seed, opens = 60, SEED, "demonstrations"
 
     def __init__(self, checkpoint: Checkpoint, **options: Any):
         super().__init__(checkpoint, **options)
@@ -173,7 +173,12 @@ class Texts(Kind):
         learns, above = rows["accuracy gained by demonstrations"].ends[0] > 0, alike.ends[0] > random.ends[2]
         kind = "hardly alike" if alike.ends[1] < 0.3 else "alike in part" if alike.ends[1] < 0.7 else "very similar"
         first = f"It {'learns' if learns else 'does not learn'} from demonstrations"
+        after, tasks = rows["accuracy after demonstrations"], comparison.data["accuracy_by_demonstrations"]
+        chance = sum(1 / TEXT_TASKS[name].n_classes for name in tasks) / len(tasks)
+        barely = "" if after.ends[0] > chance else "Barely learned: no better than guessing"
         sentences = {
+            "Has it learned the task?": f"{barely or 'It has learned the task'}: after demonstrations its accuracy is "
+            f"{after}, and that of guessing is {chance:.2g}.",
             "Does it learn from demonstrations?": f"{first}: they change its accuracy from "
             f"{rows['accuracy without demonstrations']} to {rows['accuracy after demonstrations']}. Fine-tuned on them "
             f"instead, without reading them, it reaches {rows['accuracy, fine-tuned']}.",
@@ -187,5 +192,6 @@ class Texts(Kind):
         picture = next(part for section in comparison.sections if section.title == PICTURE for part in section.parts)
         numbers = {"learns": learns, "likeness": [*alike.ends], "random": [*random.ends], "seed": study.seeds[0],
                    "chosen": study.chosen}  # fmt: skip
-        headline = f"{first}; inside, that and fine-tuning are {kind if above else 'not alike'}"
+        inside = f"{first}; inside, that and fine-tuning are {kind if above else 'not alike'}"
+        headline = ". ".join(filter(None, (barely, inside)))
         return Verdict(headline, sentences, picture if isinstance(picture, go.Figure) else None, numbers)

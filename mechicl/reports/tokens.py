@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mechicl import viz
+from mechicl.algorithms import references
 from mechicl.analysis import (
     Circuit,
     composition_scores,
@@ -23,13 +24,14 @@ from mechicl.analysis import (
 from mechicl.analysis.dynamics import HeadsOverTraining
 from mechicl.analysis.heads import HeadScores
 from mechicl.base.precision import at_least_float32
+from mechicl.learners.token_learners import named_token_learners, token_losses
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.history import strategies
 from mechicl.reports.kind import HISTORY, N_TRACED, Kind, Part
 from mechicl.reports.rows import Row
-from mechicl.reports.verdict import NOT_TESTED, Verdict, agreement_with_papers
+from mechicl.reports.verdict import NOT_TESTED, Verdict, agreement_with_papers, has_learned
 from mechicl.statistics import Interval, interval
 from mechicl.tasks import RepeatedTokens
 from mechicl.viz.verdict import score_bars
@@ -196,7 +198,7 @@ class Tokens(Kind):
     )  # fmt: skip
     heading = "Heads and circuits ({name})"
     n_held_out, prompt_seed = 1024, 2_000_003
-    loss = "cross entropy (nats)"
+    loss, opens = "cross entropy (nats)", "heads"
 
     @cached_property
     def formed(self) -> HeadsOverTraining | None:
@@ -205,6 +207,23 @@ class Tokens(Kind):
         if study.snapshots is None or "curve" not in study.record or study.is_own:
             return None
         return score_heads_over_training(study, SCORES, n_prompts=N_SCORED, seed=self.seed, progress=self.progress)
+
+    @property
+    def learned(self) -> tuple[str, str]:
+        """The cross entropy of the opened model compared with that of guessing or of the weaker reference learners."""
+        sequences, task = self.held_out, self.study.task
+        (learner,) = named_token_learners([self.study.model]).values()
+        losses = token_losses(learner, sequences)
+        if isinstance(task, RepeatedTokens):
+            seen = F.one_hot(sequences.read.cpu(), task.d_vocab).cumsum(1).clamp(max=1).sum(-1).double()
+            baselines = {"uniform guessing": torch.full_like(losses, task.d_vocab), "guessing among tokens read": seen}
+            baselines = {name: n.log().masked_fill(losses.isnan(), torch.nan) for name, n in baselines.items()}
+        else:
+            weaker = list(references(task).items())[:0:-1]
+            baselines = {f"the {name} learner": token_losses(learner, sequences) for name, learner in weaker}
+        return has_learned(
+            losses.nanmean(1), {name: each.nanmean(1) for name, each in baselines.items()}, "cross entropy"
+        )
 
     @property
     def plateau(self) -> None:
@@ -216,15 +235,10 @@ class Tokens(Kind):
         found = strategies(self.study, self.held_out[:N_TRACED], self.progress)
         return found if self.formed is None else {**found, "highest score of a head": self.formed}
 
-    @property
-    def data(self) -> dict[str, Any]:
-        """The sequences."""
-        return {"seed": self.seed, "n_prompts": self.n_prompts}
-
     def verdict(self, comparison: Comparison) -> Verdict:
         """Report whether it does induction, since when, and whether its circuit is the published one."""
         rows, data, study = {row.quantity: row for row in comparison.rows}, comparison.data, self.study
-        best = data.get("best_heads") or _best_heads(score_heads(study.model, n_prompts=N_SCORED, seed=self.seed))
+        best = data["best_heads"]
         layer, head, induction, chance = best["induction"]
         has_induction, name = induction > KIND, f"head {head} of layer {layer}"
         gives = f"gives {induction:.0%} of its attention to the token after an earlier occurrence of the current one"
@@ -242,8 +256,8 @@ class Tokens(Kind):
             words.append(f"The reference learner with the most similar predictions is {nearest}, "
                          f"{rows[_divergence(nearest)].ends[1]:.2g} nats a token apart.")  # fmt: skip
         sentences, gaps = {"What does it do?": " ".join(words)}, []
-        if has_induction and "formation" in data:
-            sentences["Since when?"] = _since(data["formation"])
+        if has_induction and self.formed is not None:
+            sentences["Since when?"] = _since(self.formed)
         elif has_induction:
             gaps.append("Since which step it does induction: no snapshots were saved.")
         evidence = []
@@ -269,8 +283,8 @@ class Tokens(Kind):
         return Verdict(headline, sentences, picture, numbers)
 
 
-def _since(formed: dict[str, Any]) -> str:
-    scores, steps = [seeds[0] for seeds in formed["induction"]], formed["steps"]
+def _since(formed: HeadsOverTraining) -> str:
+    scores, steps = formed.scores["induction"][:, 0].tolist(), formed.steps
     below = [i for i, score in enumerate(scores) if score < scores[-1] / 2]
     first = steps[below[-1] + 1] if below else steps[0]
     return (

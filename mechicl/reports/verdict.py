@@ -25,6 +25,11 @@ FAR = 0.5
 SAME = 0.01
 """An algorithm that leaves at most this much is named instead of a more general one with more parameters."""
 MOST_NAMED = 4
+REFERENCES = {  # names of tasks' reference learners, as sentences have them
+    "bayes": "the exact Bayes predictor", "ols": "least squares",
+    "in context": "the exact in-context classifier",
+    "in weights": "the exact in-weights classifier",
+}  # fmt: skip
 SPREAD = "\u00a0±\u00a0"  # keeps an interval on one line
 NOT_TESTED = "What was not tested?"
 Nearness = Literal["like", "nearest", "none"]
@@ -112,8 +117,15 @@ def percent(value: Interval | float) -> str:
     return f"{number} ± {100 * half:.0f}%" if large or half > 0.095 else f"{number} ± {100 * half:.1g}%"
 
 
-def has_learned(errors: Float[Tensor, "prompt"], baselines: Mapping[str, Float[Tensor, "prompt"]]) -> tuple[str, str]:
-    """Compare a model's squared errors with those of baselines, the weakest first: a headline and a sentence.
+def learner_phrase(name: str) -> str:
+    """Return the name of an algorithm or of a task's reference learner as it appears in a sentence."""
+    return REFERENCES.get(name) or phrase(name)
+
+
+def has_learned(
+    errors: Float[Tensor, "prompt"], baselines: Mapping[str, Float[Tensor, "prompt"]], loss: str = "squared error"
+) -> tuple[str, str]:
+    """Compare a model's losses with those of baselines, the weakest first: a headline and a sentence.
 
     The headline is empty if the model is better than all of them, by 95% intervals over prompts.
     """
@@ -123,8 +135,8 @@ def has_learned(errors: Float[Tensor, "prompt"], baselines: Mapping[str, Float[T
         if not ratio.high < 1:
             extent = "Not" if name == next(iter(ratios)) else "Barely"
             headline = f"{extent} learned: {'worse than' if ratio.low > 1 else 'not measurably better than'} {name}"
-            return headline, f"{headline}. Its squared error is {words}."
-    return "", f"It has learned the task: its squared error is {words}."
+            return headline, f"{headline}. Its {loss} is {words}."
+    return "", f"It has learned the task: its {loss} is {words}."
 
 
 def which_algorithm(identified: Identification, untrained: float | None = None) -> Answer:
@@ -144,7 +156,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         return other is not match and not contains(other.name, match.name) and not contains(match.name, other.name)
 
     rivals = [m for m in tied if is_unrelated(m)]
-    distance, name = identified.distance(match), phrase(match.name)
+    distance, name = identified.distance(match), learner_phrase(match.name)
     nearness: Nearness = "none" if not distance.mean < FAR else "like" if distance.mean <= NEAR else "nearest"
     if nearness == "like":
         headline = f"It behaves like {name}"
@@ -163,7 +175,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         others = [m for m in named if is_unrelated(m) and m not in rivals]
         if others and not rivals:
             left = percent(identified.distance(others[0]))
-            words.append(f"The next algorithm, {phrase(others[0].name)}, leaves {left}.")
+            words.append(f"The next algorithm, {learner_phrase(others[0].name)}, leaves {left}.")
     else:
         headline = "It behaves like no algorithm that was tried"
         headline += f"; the nearest is {name}" if nearness == "nearest" else ""
@@ -201,7 +213,7 @@ def since_when(
     """
     far = [i for i, distance in enumerate(distances) if not distance <= threshold]
     first = far[-1] + 1 if far else 0
-    name = phrase(answer.match.name)
+    name = learner_phrase(answer.match.name)
     if first == len(steps):
         words = f"At no saved snapshot up to step {steps[-1]:,} did {name} leave less than {percent(threshold)}."
         return words, None
@@ -233,7 +245,7 @@ def agreement_with_papers(rows: Sequence[Row]) -> str:
 
 
 def _listed(matches: Sequence[FamilyMatch]) -> str:
-    names = [phrase(match.name) for match in matches]
+    names = [learner_phrase(match.name) for match in matches]
     if len(names) > MOST_NAMED:
         names = [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} others"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

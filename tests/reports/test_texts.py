@@ -12,6 +12,7 @@ from mechicl.interop import LanguageModel
 from mechicl.reports import report, texts
 from mechicl.reports.language import _chosen_on_half, report_language
 from mechicl.statistics import interval
+from mechicl.text import TEXT_TASKS
 from tests.analysis.language.conftest import hf_model, language  # noqa: F401  fixtures
 from tests.scripts import import_script
 from tests.text.models import saved
@@ -44,6 +45,12 @@ def test_the_report_has_numbers_and_pictures(folder, tmp_path, monkeypatch):
     assert sum(accuracies[8] for accuracies in by_shots.values()) / 4 == pytest.approx(after["mean"])
     for words in ("SimAOU, fine-tuned", "SimAM after, linearised", "Rec2FTP, layer by layer"):
         assert words in rows
+    verdict = data["verdict"]
+    guess = sum(1 / TEXT_TASKS[name].n_classes for name in by_shots) / 4
+    assert verdict["headline"].startswith("Barely learned: no better than guessing. ") == (after["low"] <= guess)
+    first = next(iter(verdict["sentences"].values()))
+    assert first.startswith("Barely learned: no better than guessing: after demonstrations its accuracy is")
+    assert first.endswith(f"and that of guessing is {guess:.2g}.")
     for title in ("Learning", "Three settings", "Do they change the same?", "Head by head"):
         assert title in page
 

@@ -96,7 +96,8 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     page.goto(written.as_uri())
     titles = page.locator("h2").all_inner_texts()
     assert titles == [
-        "It does no induction", "Published and measured", "When heads form", "What the heads do",
+        "Not learned: worse than uniform guessing. It does no induction", "Published and measured", "When heads form",
+        "What the heads do",
         "Which heads read what others wrote", "Where the earlier occurrence is seen", "The circuit",
         "How it came about", "What this report leaves out", "Terms on this page",
     ]  # fmt: skip
@@ -111,6 +112,28 @@ def test_the_page_has_every_picture_and_no_errors(written, browser):
     assert "48 held-out" in lead
     page.close()
     assert not problems
+
+
+@pytest.mark.parametrize(
+    ("factor", "headline"),
+    [
+        (0.0, "Not learned: not measurably better than uniform guessing"),
+        (-1.0, "Not learned: worse than uniform guessing"),
+        (1.0, "Barely learned: worse than guessing among tokens read"),  # it is not confident enough
+        (10.0, ""),
+    ],
+)
+def test_the_loss_is_compared_with_that_of_guessing(factor, headline):
+    task = WORDS.replace(d_vocab=8, min_period=4)
+    model = induction(d_vocab=8, n_ctx=12, seed=0)
+    with torch.no_grad():
+        model.unembed.W_U.mul_(factor)
+    kind = Tokens(made(task, model), n_prompts=N, progress=False)
+    found, words = kind.learned
+    assert found == headline
+    assert words.startswith(f"{headline}. Its cross entropy is " if headline else "It has learned the task: its cross ")
+    if factor == 0:
+        assert "is 100% of that of uniform guessing and 1" in words  # and more than of guessing among those read
 
 
 def patching_grid(result: Comparison) -> torch.Tensor:

@@ -37,6 +37,7 @@ from mechicl.reports.verdict import (
 from mechicl.statistics import Interval
 from mechicl.tasks import LinearRegression, MarkovChains, task_to_dict
 from tests.reports import made
+from tests.training.runs import READER, WORDS
 
 TASK = LinearRegression(x_dim=3, n_context=6)
 SIZES: Any = {"x_dim": 3, "n_context": 6}
@@ -112,6 +113,17 @@ def test_ties_are_reported():
     apart = ranked(newton, match("ridge", noise + 0.01))
     assert apart.rivals == []
     assert "The next algorithm, ridge regression, leaves " in apart.words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("in weights", "the exact in-weights classifier"), ("in context", "the exact in-context classifier"),
+     ("bayes", "the exact Bayes predictor"), ("my own rule", "my own rule")],
+)  # fmt: skip
+def test_reference_learners_have_names_that_sentences_can_use(name, words):
+    answer = ranked(match(name, torch.full((50,), 0.01).double()))
+    assert answer.headline == f"It behaves like {words}"
+    assert f"predictions, {words} leaves 1% of them unexplained" in answer.words
 
 
 def test_a_special_case_is_named_before_the_general_algorithm_and_families_for_scale_never():
@@ -334,6 +346,23 @@ def test_any_learner_on_any_task_has_a_report(tmp_path: Path):
     for words in ("Flipped has no field input_scale", "only predicts", "It behaves like one step of gradient descent"):
         assert words in page
     assert "published" not in data["verdict"]["sentences"]["Do weights, causal tests and papers agree?"]
+
+
+def test_a_section_that_is_not_requested_is_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    never = {"identify": "mechicl.reports.algorithm.identify", "score_heads": "mechicl.reports.tokens.score_heads"}
+    for name in never.values():
+        monkeypatch.setattr(name, lambda *args, **options: pytest.fail("measured"))
+    step = constructions.gradient_descent(x_dim=2, n_context=4, step_size=2.0)
+    mechicl.report(
+        made(STUDY_TASK, step), None, tmp_path / "one.html", sections=["loss"], n_prompts=256, progress=False
+    )
+    network = HookedTransformer(READER, seed=0).eval()
+    mechicl.report(network, WORDS, tmp_path / "tokens.html", sections=["learning"], n_prompts=8, progress=False)
+    verdict = read(tmp_path / "one.json")["verdict"]
+    assert verdict["headline"] == "It has learned the task"
+    assert list(verdict["sentences"]) == ["Has it learned the task?", "What was not tested?"]
+    assert "Sections that were not measured" in verdict["sentences"]["What was not tested?"]
+    assert "learned: " in read(tmp_path / "tokens.json")["verdict"]["headline"]
 
 
 def test_a_wrapped_module_is_opened_as_far_as_it_goes(tmp_path: Path):
