@@ -23,10 +23,16 @@ from mechicl.base.files import (
 )
 from mechicl.base.shipped import available, shipped_folder
 from mechicl.base.tensor_files import read_outline, read_tensors, tensor_bytes
-from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
+from mechicl.checkpoints.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Snapshots,
+    check_stack,
+    models_from_stack,
+    stack_models,
+)
 from mechicl.checkpoints.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.checkpoints.random_weights import replaced
-from mechicl.checkpoints.stacks import check_stack, models_from_stack, stack_models
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
 from mechicl.models.transformer.lens_config import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped

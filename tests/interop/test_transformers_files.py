@@ -255,6 +255,7 @@ HUGE: dict[str, tuple[str, dict[str, Any]]] = {
     ) for value in (10**9, 10**30)},
     "layers within the largest number": ("Llama", {"num_hidden_layers": 10_000}),
     "no heads": ("Llama", {"num_attention_heads": 0}), "a negative width": ("Llama", {"intermediate_size": -3}),
+    "fewer than no positions": ("Llama", {"max_position_embeddings": -1}),
     "layers as text": ("Llama", {"num_hidden_layers": "3"}), "half a layer": ("Llama", {"num_hidden_layers": 2.5}),
     "a nested config": ("Llama", {"text_config": {"num_hidden_layers": 10**9}}),
     "a nested list": ("GPT-Neo", {"attention_types": [[["global"], 10**9]]}),
@@ -389,14 +390,29 @@ def test_gguf_files_without_a_tensor(tmp_path, lost):
         load_language_model(tmp_path, gguf_file="a.gguf")
 
 
-def write_gguf(path: Path, lost: str) -> None:
+@pytest.mark.parametrize("field", ["block_count", "context_length", "embedding_length", "head_count"])
+def test_gguf_metadata_that_claim_more_than_the_file(tmp_path, field):
+    write_gguf(tmp_path / "a.gguf", **{field: 2**28})
+    with bounded(), pytest.raises(ValueError, match=r"a.gguf: no model can be made from this file"):
+        load_language_model(tmp_path, gguf_file="a.gguf")
+
+
+def test_gguf_metadata_that_are_longer_than_the_file(tmp_path):
+    path, name = tmp_path / "a.gguf", b"tokenizer.ggml.tokens"
+    write_gguf(path)
+    data = path.read_bytes()
+    start = data.index(name) + len(name) + 8  # after the types of the array and of its items
+    path.write_bytes(data[:start] + (10**18).to_bytes(8, "little") + data[start + 8 :])
+    with bounded(), pytest.raises(ValueError, match="its metadata are longer than the file"):
+        load_language_model(tmp_path, gguf_file="a.gguf")
+
+
+def write_gguf(path: Path, lost: str = "", **sizes: int) -> None:
     """A Llama of three layers as a GGUF file with float weights, without one of them."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(3)
-    writer.add_context_length(16)
-    writer.add_embedding_length(8)
+    for name, size in {"block_count": 3, "context_length": 16, "embedding_length": 8, "head_count": 2, **sizes}.items():
+        getattr(writer, f"add_{name}")(size)
     writer.add_feed_forward_length(12)
-    writer.add_head_count(2)
     writer.add_head_count_kv(2)
     writer.add_rope_dimension_count(4)
     writer.add_layer_norm_rms_eps(1e-5)
