@@ -183,9 +183,7 @@ def save(
 
 
 @checked
-def push(
-    checkpoint: str | Path, repository: str, *, private: bool = False, message: str = "Checkpoint of mechicl"
-) -> str:
+def push(checkpoint: str | Path, repository: str, *, private: bool = False) -> str:
     """Send a checkpoint to a repository of the Hugging Face hub, with a README made from its record.
 
     The checkpoint is loaded first, so that nothing damaged is sent. The repository is made if it does not exist; its
@@ -195,7 +193,6 @@ def push(
         checkpoint: path of a checkpoint folder (see `save`), or name of one that comes with the package.
         repository: "owner/name" of the repository.
         private: make the repository private, if it is new.
-        message: commit message.
 
     Returns:
         The name for `load`: "hf://owner/name@commit".
@@ -214,7 +211,7 @@ def push(
     with _hub_errors():
         repository = Reference.parse(repository).repository
         card = model_card(repository, record, loaded.models[0].cfg.to_dict(), len(loaded.models))
-        return upload(folder, repository, card, private=private, message=message)
+        return upload(folder, repository, card, private=private)
 
 
 def _is_on_hub(name: str | Path) -> bool:
