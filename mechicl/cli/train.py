@@ -97,7 +97,7 @@ def _number_after(words: Sequence[str], option: str) -> int | None:
 
 def _task(preset: TrainingConfig, kind: str | None) -> AnyTask:
     """The task of a kind that the command line starts from; whether it fits the model is checked later."""
-    task_type = next((each for each in KINDS if each.__name__ == kind), None)
+    task_type: Any = next((each for each in KINDS if each.__name__ == kind), None)
     if task_type is None:  # not given, or refused when parsed
         return preset.task
     if task_type is FixedTasks:  # these are prompts of points, not token sequences

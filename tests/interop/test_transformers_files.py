@@ -380,7 +380,7 @@ def test_analyses_say_how_a_model_of_transformers_is_opened(name):
 @pytest.mark.parametrize("lost", ["", "blk.1.ffn_down.weight", "blk.2.attn_norm.weight"])
 def test_gguf_files_without_a_tensor(tmp_path, lost):
     path = tmp_path / "a.gguf"
-    write_gguf(path, lost)
+    write_gguf(path, lost=lost)
     if not lost:
         assert load_language_model(tmp_path, gguf_file="a.gguf").model.cfg.n_layers == 3
         return
@@ -392,7 +392,7 @@ def test_gguf_files_without_a_tensor(tmp_path, lost):
 
 @pytest.mark.parametrize("field", ["block_count", "context_length", "embedding_length", "head_count"])
 def test_gguf_metadata_that_claim_more_than_the_file(tmp_path, field):
-    write_gguf(tmp_path / "a.gguf", **{field: 2**28})
+    write_gguf(tmp_path / "a.gguf", sizes={field: 2**28})
     with bounded(), pytest.raises(ValueError, match=r"a.gguf: no model can be made from this file"):
         load_language_model(tmp_path, gguf_file="a.gguf")
 
@@ -407,10 +407,12 @@ def test_gguf_metadata_that_are_longer_than_the_file(tmp_path):
         load_language_model(tmp_path, gguf_file="a.gguf")
 
 
-def write_gguf(path: Path, lost: str = "", **sizes: int) -> None:
+def write_gguf(path: Path, lost: str = "", sizes: dict[str, int] | None = None) -> None:
     """A Llama of three layers as a GGUF file with float weights, without one of them."""
     writer = gguf.GGUFWriter(path, "llama")
-    for name, size in {"block_count": 3, "context_length": 16, "embedding_length": 8, "head_count": 2, **sizes}.items():
+    for name, size in {"block_count": 3, "context_length": 16, "embedding_length": 8, "head_count": 2} | (
+        sizes or {}
+    ).items():
         getattr(writer, f"add_{name}")(size)
     writer.add_feed_forward_length(12)
     writer.add_head_count_kv(2)
