@@ -410,9 +410,8 @@ def test_gguf_metadata_that_are_longer_than_the_file(tmp_path):
 def write_gguf(path: Path, lost: str = "", sizes: dict[str, int] | None = None) -> None:
     """A Llama of three layers as a GGUF file with float weights, without one of them."""
     writer = gguf.GGUFWriter(path, "llama")
-    for name, size in {"block_count": 3, "context_length": 16, "embedding_length": 8, "head_count": 2} | (
-        sizes or {}
-    ).items():
+    usual = {"block_count": 3, "context_length": 16, "embedding_length": 8, "head_count": 2}
+    for name, size in {**usual, **(sizes or {})}.items():
         getattr(writer, f"add_{name}")(size)
     writer.add_feed_forward_length(12)
     writer.add_head_count_kv(2)
