@@ -27,8 +27,7 @@ from nbformat.v4 import new_code_cell
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from mechicl.viz.export import CSS_DPI, Paper, draw
-from mechicl.viz.html import Html
+from mechicl.viz.export import CSS_DPI, Html, Paper, draw
 
 HERE = Path(__file__).parent
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -45,7 +44,7 @@ SHADES = 256  # of a picture's palette; rare colours stay, which a colour bar is
 SETUP = f"""
 import json
 from mechicl.viz.explorer import PatchingExplorer
-from mechicl.viz.html import Html
+from mechicl.viz.export import Html
 
 def still(picture):
     return {{"body": picture.body}} if picture.still is None else {{"figure": json.loads(picture.still.to_json())}}

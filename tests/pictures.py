@@ -17,7 +17,7 @@ from playwright.sync_api import Page
 from plotly.colors import hex_to_rgb
 
 from mechicl.viz.elements import ALIASES
-from mechicl.viz.html import Html
+from mechicl.viz.export import Html
 from mechicl.viz.page import Section
 
 # ---- figures

@@ -16,7 +16,9 @@ import mechicl
 from mechicl import cli
 from mechicl.base import shipped
 from mechicl.checkpoints import available, load, load_checkpoint
-from mechicl.tasks import FixedTasks, LinearRegression, SineRegression
+from mechicl.cli.train import named_presets
+from mechicl.tasks import DecisionTrees, FixedTasks, LinearRegression, SineRegression
+from mechicl.tasks.registry import KINDS
 from mechicl.training import PRESETS, Curriculum, Ramp, TrainingConfig
 from mechicl.training.state import STATE_FILE
 
@@ -171,11 +173,22 @@ def test_every_kind_of_field_can_be_overridden(here):
             FixedTasks(LinearRegression(x_dim=10, n_context=4), 2048),
         ),
         (["--task", "LinearRegression", "--task.noise-std", "0.5"], LinearRegression(noise_std=0.5)),
+        (["--task", "DecisionTrees", "--d", "10", "--task.depth", "2"], DecisionTrees(x_dim=10, depth=2)),
     ],
 )
 def test_the_kind_of_task_can_be_changed(here, words, task):
     run("--seeds", "0", *words)
     assert trained_config(here / "runs" / "lsa-1l" / "checkpoint").task == task
+
+
+def test_every_kind_of_task_is_offered(capsys):
+    for kind in KINDS:
+        config = named_presets(["--task", kind.__name__], ["lsa-1l"])["lsa-1l"].config
+        assert type(config.task) is kind
+    with pytest.raises(SystemExit):
+        cli.main(["train", "lsa-1l", "--task", "Parity"])
+    refused = "".join(capsys.readouterr().err.replace("│", " ").split())
+    assert all(kind.__name__ in refused for kind in KINDS)
 
 
 def test_a_ramp_takes_two_to_four_words_or_none(here, capsys):

@@ -23,10 +23,16 @@ from mechicl.base.files import (
 )
 from mechicl.base.shipped import available, shipped_folder
 from mechicl.base.tensor_files import read_outline, read_tensors, tensor_bytes
-from mechicl.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshots
+from mechicl.checkpoints.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Snapshots,
+    check_stack,
+    models_from_stack,
+    stack_models,
+)
 from mechicl.checkpoints.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.checkpoints.random_weights import replaced
-from mechicl.checkpoints.stacks import check_stack, models_from_stack, stack_models
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
 from mechicl.models.transformer.lens_config import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped
@@ -177,9 +183,7 @@ def save(
 
 
 @checked
-def push(
-    checkpoint: str | Path, repository: str, *, private: bool = False, message: str = "Checkpoint of mechicl"
-) -> str:
+def push(checkpoint: str | Path, repository: str, *, private: bool = False) -> str:
     """Send a checkpoint to a repository of the Hugging Face hub, with a README made from its record.
 
     The checkpoint is loaded first, so that nothing damaged is sent. The repository is made if it does not exist; its
@@ -189,7 +193,6 @@ def push(
         checkpoint: path of a checkpoint folder (see `save`), or name of one that comes with the package.
         repository: "owner/name" of the repository.
         private: make the repository private, if it is new.
-        message: commit message.
 
     Returns:
         The name for `load`: "hf://owner/name@commit".
@@ -208,7 +211,7 @@ def push(
     with _hub_errors():
         repository = Reference.parse(repository).repository
         card = model_card(repository, record, loaded.models[0].cfg.to_dict(), len(loaded.models))
-        return upload(folder, repository, card, private=private, message=message)
+        return upload(folder, repository, card, private=private)
 
 
 def _is_on_hub(name: str | Path) -> bool:

@@ -80,7 +80,7 @@ def _check_sizes(repository: str, revision: str | None) -> None:
             raise HubError(f"{repository}: {name} has {sizes[name]:,} bytes, more than {most:,}{advice}")
 
 
-def upload(folder: Path, repository: str, card: str, *, private: bool, message: str) -> str:
+def upload(folder: Path, repository: str, card: str, *, private: bool) -> str:
     """Upload a checkpoint's files and its card in one commit, and return "hf://owner/name@commit"."""
     repository = Reference.parse(repository).repository
     files = [CommitOperationAdd(name, str(folder / name)) for name in FILES if (folder / name).is_file()]
@@ -88,7 +88,7 @@ def upload(folder: Path, repository: str, card: str, *, private: bool, message: 
         api = HfApi()
         api.create_repo(repository, private=private, exist_ok=True)
         operations = [*files, CommitOperationAdd("README.md", card.encode())]
-        commit = api.create_commit(repository, operations, commit_message=message)
+        commit = api.create_commit(repository, operations, commit_message="Checkpoint of mechicl")
     except (HTTPError, HFValidationError, OSError) as error:
         raise HubError(
             f"{repository} could not be written to: {error} (`hf auth login` with a write token?)"

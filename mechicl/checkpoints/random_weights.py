@@ -6,8 +6,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 
 from mechicl.base.arguments import checked
-from mechicl.checkpoints.checkpoint import Checkpoint, Snapshots
-from mechicl.checkpoints.stacks import stack_models
+from mechicl.checkpoints.checkpoint import Checkpoint, Snapshots, stack_models
 from mechicl.models import build
 
 FIRST = 1_000_003

@@ -71,7 +71,7 @@ class SweepCommand:
 
     def _run(self) -> None:
         from mechicl.sweeps import SWEEPS, Sweep  # here, so that help does not wait for torch
-        from mechicl.sweeps.axes import change, parse_axes
+        from mechicl.sweeps.grid import change, parse_axes
         from mechicl.sweeps.presets import SweepPreset
         from mechicl.training import PRESETS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from accelerate import PartialState
@@ -18,11 +18,15 @@ from mechicl.base.files import check_writable
 from mechicl.base.version import __version__
 from mechicl.checkpoints import Snapshots, save
 from mechicl.cli.checkpoints import held_out
-from mechicl.tasks import AnyTask, FixedTasks, LinearRegression, SineRegression
+from mechicl.tasks import AnyTask, FixedTasks, LinearRegression
+from mechicl.tasks.registry import KINDS
 from mechicl.training import PRESETS, Clamp, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.config import resize_task
 
-TaskKind = Literal["LinearRegression", "SineRegression", "FixedTasks"]
+if TYPE_CHECKING:
+    TaskKind = str
+else:  # the library's own kinds
+    TaskKind = Literal[tuple(kind.__name__ for kind in KINDS)]
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,12 @@ def _number_after(words: Sequence[str], option: str) -> int | None:
 
 def _task(preset: TrainingConfig, kind: str | None) -> AnyTask:
     """The task of a kind that the command line starts from; whether it fits the model is checked later."""
-    if kind not in get_args(TaskKind):
+    task_type: Any = next((each for each in KINDS if each.__name__ == kind), None)
+    if task_type is None:  # not given, or refused when parsed
         return preset.task
-    if kind == "FixedTasks":  # these are prompts of points, not token sequences
+    if task_type is FixedTasks:  # these are prompts of points, not token sequences
         return FixedTasks(LinearRegression() if preset.on_tokens else preset.eval_tasks[0], n_tasks=preset.batch_size)
-    return LinearRegression() if kind == "LinearRegression" else SineRegression()
+    return task_type()
 
 
 def _defaults(preset: TrainingConfig, words: Sequence[str]) -> TrainPreset:

@@ -7,13 +7,6 @@ from mechicl.interop.tracr import CompiledTransformer, from_tracr
 from mechicl.interop.transformer_lens import from_transformer_lens, to_transformer_lens
 
 __all__ = [
-    "CompiledTransformer",
-    "LanguageModel",
-    "from_garg",
-    "from_sklearn",
-    "from_tracr",
-    "from_transformer_lens",
-    "load_garg",
-    "load_language_model",
-    "to_transformer_lens",
-]
+    "CompiledTransformer", "LanguageModel", "from_garg", "from_sklearn", "from_tracr", "from_transformer_lens",
+    "load_garg", "load_language_model", "to_transformer_lens",
+]  # fmt: skip

@@ -1,15 +1,17 @@
-"""Models of the `in-context-learning` code of Garg et al. 2022, on which Fu et al. 2024 build."""
+"""Models of the `in-context-learning` code of Garg et al. 2022, on which Fu et al. 2024 build, and their tasks."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mechicl.base.arguments import ArgumentError, Count, checked, fits
-from mechicl.interop.garg_tasks import garg_task
+from mechicl.base.arguments import ArgumentError, Count, NonNegative, checked, fits
+from mechicl.base.warning import warn
 from mechicl.interop.outside_files import read_torch_file, read_yaml
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
 from mechicl.tasks.sampling import PromptDistribution
 
 SAME_IN_BLOCKS = {
@@ -152,3 +154,92 @@ def load_garg_state(path: Path) -> dict[str, Tensor]:
     if sum(weight.nbytes for weight in state.values() if isinstance(weight, Tensor)) > path.stat().st_size:
         raise ValueError(f"{path} is smaller than its weights: several names share one weight")
     return dict(state)
+
+
+# ---- the task in a run's config ----
+
+
+SCALE = {"scale": ("weight_scale", 1.0, NonNegative)}
+GAUSSIAN = partial(LinearRegression, inputs="gaussian")
+TASKS: dict[str, tuple[Any, dict[str, tuple[str, Any, Any]]]] = {
+    "linear_regression": (GAUSSIAN, SCALE),
+    "noisy_linear_regression": (GAUSSIAN, {**SCALE, "noise_std": ("noise_std", 0.0, NonNegative)}),
+    "sparse_linear_regression": (SparseLinearRegression, {"sparsity": ("sparsity", 3, Count)}),
+    "quadratic_regression": (QuadraticRegression, {}),
+    "relu_2nn_regression": (ReluNetworks, {"hidden_layer_size": ("n_hidden", 4, Count)}),
+    "decision_tree": (DecisionTrees, {"depth": ("depth", 4, Count)}),
+}
+"""Our task for each of theirs, and the fields for its `task_kwargs`, with their defaults and constraints."""
+
+
+class _NoTask(Exception):
+    """The library has no such task; the message is the reason."""
+
+
+def garg_task(config: Mapping[str, Any], *, step: int | None = None) -> PromptDistribution | None:
+    """Return the task in a run's config, with the numbers of points and of non-zero inputs that its curriculum reached.
+
+    Supported on Gaussian inputs, with their `task_kwargs`: "linear_regression", "noisy_linear_regression",
+    "sparse_linear_regression", "quadratic_regression", "relu_2nn_regression" and "decision_tree". `config` is the run's
+    `config.yaml` as a mapping, `step` a snapshot's (default: the end). None without a training section or, with a
+    warning, for another task, other inputs, or a pool of `num_tasks` tasks, which those runs do not save.
+    """
+    training, model = config.get("training"), config.get("model")
+    if not isinstance(training, Mapping) or not isinstance(model, Mapping) or "task" not in training:
+        return None
+    try:
+        return _task(training, model["n_dims"], step)
+    except _NoTask as reason:
+        warn(f"the task of the run is not supported: {reason}")
+        return None
+
+
+def _task(training: Mapping[str, Any], x_dim: int, step: int | None) -> PromptDistribution:
+    if training.get("data", "gaussian") != "gaussian":
+        raise _NoTask(f"its inputs are {training['data']!r}, not 'gaussian'")
+    if training.get("num_tasks") is not None:
+        raise _NoTask(f"it has a pool of num_tasks={training['num_tasks']} tasks, which runs do not save")
+    name, arguments = training["task"], training.get("task_kwargs") or {}
+    if not isinstance(arguments, Mapping):
+        raise _NoTask(f"task_kwargs={arguments!r}")
+    arguments = dict(arguments)
+    points, dims = (_last_value(training, kind, step) for kind in ("points", "dims"))
+    if points is None or points < 1:
+        raise _NoTask("training.curriculum.points has no 'end', a number of points")
+    active = None if dims is None or dims >= x_dim else dims
+    sizes: dict[str, Any] = {"x_dim": x_dim, "n_context": points - 1, "active_dims": active}
+    if name not in TASKS or (name == "decision_tree" and active):
+        raise _NoTask(f"task={name!r}" + (f" with {active} of {x_dim} inputs non-zero" if active else ""))
+    if name == "noisy_linear_regression" and arguments.pop("renormalize_ys", False):
+        raise _NoTask("renormalize_ys=True divides targets by their standard deviation over the batch")
+    if name == "sparse_linear_regression" and arguments.pop("valid_coords", None) not in (None, active or x_dim):
+        raise _NoTask("task_kwargs.valid_coords differs from the number of non-zero inputs")
+    kind, options = TASKS[name]
+    if "scale" not in options and (scale := float(_pop(arguments, "scale", 1.0, NonNegative))) != 1:
+        raise _NoTask(f"task_kwargs.scale={scale} of task={name!r}")
+    for theirs, (ours, default, allowed) in options.items():
+        sizes[ours] = type(default)(_pop(arguments, theirs, default, allowed))
+    if arguments:
+        raise _NoTask(f"task_kwargs={arguments}")
+    return kind(**sizes)
+
+
+def _pop(arguments: dict[str, Any], name: str, default: float, kind: Any) -> Any:
+    value = arguments.pop(name, default)
+    if not fits(value, kind):
+        raise _NoTask(f"task_kwargs.{name}={value!r}")
+    return value
+
+
+def _last_value(training: Mapping[str, Any], kind: str, step: int | None) -> int | None:
+    curriculum = training.get("curriculum")
+    schedule = curriculum.get(kind) if isinstance(curriculum, Mapping) else None
+    if not isinstance(schedule, Mapping) or not fits(schedule.get("end"), int):
+        return None
+    n_steps = training.get("train_steps")
+    if step is None and isinstance(n_steps, int) and n_steps > 0:
+        step = n_steps - 1  # steps are counted from 0
+    start, growth, interval = (schedule.get(name) for name in ("start", "inc", "interval"))
+    if step is None or not (fits(start, int) and fits(growth, int) and fits(interval, Count)):
+        return schedule["end"]
+    return min(schedule["end"], start + growth * (step // interval))  # type: ignore[operator]

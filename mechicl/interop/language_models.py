@@ -10,11 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mechicl.base.arguments import ArgumentError, check_fields, checked
 from mechicl.checkpoints import UnknownSeedError, are_weights_random, available, load_checkpoint
-from mechicl.interop.transformers_files import ModelFolder, download, refuse_differences
+from mechicl.interop.transformers_files import ModelFolder, check_gguf, download, refuse_differences
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
 UNTRAINED_SEED = 1_000_003
@@ -233,6 +234,9 @@ def load_gguf(
         raise FileNotFoundError(f"{name} has no file gguf_file={gguf_file!r}; its GGUF files are {files}")
     where = {"gguf_file": gguf_file, "trust_remote_code": False} | ({} if revision is None else {"revision": revision})
     with _named_errors(str(name)):
+        is_folder = Path(name).is_dir()
+        fetched = Path(name) / gguf_file if is_folder else hf_hub_download(str(name), gguf_file, revision=revision)
+        check_gguf(Path(fetched))
         tokenizer = AutoTokenizer.from_pretrained(str(name), **where)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(name), dtype=dtype, attn_implementation="eager", output_loading_info=True, **where

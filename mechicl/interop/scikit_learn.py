@@ -24,9 +24,7 @@ Answers = tuple[list[np.ndarray], list[tuple[type[Warning], str]]]
 
 
 @checked
-def from_sklearn(
-    estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bool = False, name: str | None = None
-) -> "SklearnLearner":
+def from_sklearn(estimator: Any, *, n_jobs: int = 1, seed: int = 0, progress: bool = False) -> "SklearnLearner":
     """Make a learner from a scikit-learn estimator, which is fitted to each prompt's context and predicts the query.
 
     If the context is too short for the estimator (found by trying on the first prompt), the learner predicts the mean
@@ -39,7 +37,6 @@ def from_sklearn(
         n_jobs: number of processes (joblib's); -1 for one per core.
         seed: value for every `random_state` that is None, so that predictions are reproducible.
         progress: show a progress bar over fits.
-        name: name in tables and figures; by default the estimator as text.
 
     Returns:
         A learner with `predict(prompts)` `[prompt y]` (the query) and `predict_prefixes(prompts)` `[prompt point y]`
@@ -60,7 +57,7 @@ def from_sklearn(
     if isinstance(estimator, type) or not all(hasattr(estimator, name) for name in ("fit", "predict", "get_params")):
         hint = f": give {estimator.__name__}(...), with its settings" if isinstance(estimator, type) else ""
         raise TypeError(f"from_sklearn() takes an estimator with fit and predict, got {estimator!r}{hint}")
-    return SklearnLearner(estimator, n_jobs, seed, progress, name or " ".join(str(estimator).split()))
+    return SklearnLearner(estimator, n_jobs, seed, progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +68,11 @@ class SklearnLearner:
     n_jobs: int
     seed: int
     progress: bool
-    name: str
+
+    @property
+    def name(self) -> str:
+        """The estimator as text, for tables and figures."""
+        return " ".join(str(self.estimator).split())
 
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Predict the query from a fit to the context."""

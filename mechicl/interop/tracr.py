@@ -84,14 +84,11 @@ class CompiledTransformer(HookedTransformer):
         return [[self.values[i] for i in row] for row in outputs[:, 1:].argmax(-1).tolist()]
 
     @checked
-    def sample_ids(self, n: Count, *, seed: int, length: Count | None = None) -> Int[Tensor, "prompt pos"]:
-        """Draw token ids of `n` inputs of `length` uniform words (by default `max_length`), after `beginning`."""
+    def sample_ids(self, n: Count, *, seed: int) -> Int[Tensor, "prompt pos"]:
+        """Draw token ids of `n` inputs of `max_length` uniform words, after `beginning`."""
         ids = self._ids()
-        length = self.max_length if length is None else length
-        if length > self.max_length:
-            raise ValueError(f"length must be at most {self.max_length}, got {length}")
         readable = torch.tensor([ids[word] for word in self.vocabulary])
-        drawn = torch.randint(len(readable), (n, length), generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randint(len(readable), (n, self.max_length), generator=torch.Generator().manual_seed(seed))
         return torch.cat([torch.full((n, 1), ids[self.beginning]), readable[drawn]], dim=1)
 
 

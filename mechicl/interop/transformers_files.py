@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from mechicl.base.files import check_file, read_json
 from mechicl.base.tensor_files import read_outline, read_tensors
@@ -18,6 +19,7 @@ MOST_CONFIG, MOST_BUFFERS = 2**18, 2**25
 MOST_NUMBER, MOST_POSITIONS = 2**14, 2**24
 """Largest number in a config whose weights have smaller dimensions; and of positions, which may have no weights."""
 POSITIONS = re.compile(r"position|window|length|seq|ctx|context|chunk|token_id|theta|base|freq")
+LENGTHS = re.compile(r"(n_positions|max_position_embeddings|n_ctx|max_seq(uence)?_len(gth)?)$")
 BUFFERS = re.compile(r"(attn|attention)\.(masked_)?bias$|\.inv_freq$|(^|\.)position_ids$")
 """Masks and tables of positions that older versions of transformers saved."""
 EXPERT = re.compile(r"(.*experts)\.(\d+)\.(.*)")
@@ -65,6 +67,8 @@ class ModelFolder:
         largest = max(len(self.weights), MOST_NUMBER, *(size for _, weight in outlines for size in weight.shape))
         for name, value in _numbers(config):
             most = max(largest, MOST_POSITIONS) if POSITIONS.search(name) else largest
+            if value < 0 and LENGTHS.search(name):
+                raise ValueError(f"{folder}: {name} in config.json must not be negative, got {value}")
             if abs(value) > most and not name.endswith(("theta", "base")):
                 raise ValueError(f"{folder}: {name}={value} in config.json exceeds the weights, which allow {most}")
         if needs_tokenizer and not any(path for pattern in TOKENIZERS for path in folder.glob(pattern)):
@@ -146,6 +150,32 @@ class _Bounded(TorchFunctionMode):
         if self.left < 0:
             raise ValueError("it has many more parts than the weights")
         return func(*args, **(kwargs or {}))
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse (ValueError) a GGUF file whose metadata are longer than the file, or claim more than its weights."""
+    from gguf import GGUFReader
+
+    class Bounded(GGUFReader):  # theirs continues behind the end of the file
+        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            part = super()._get(offset, dtype, count, override_order)
+            if len(part) < int(count):
+                raise ValueError("its metadata are longer than the file")
+            return part
+
+    try:
+        tensors = Bounded(path).tensors
+        with torch.device("meta"), _Bounded(1000 + 20 * len(tensors)):
+            config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+            if (n_ctx := getattr(config, "max_position_embeddings", 0)) > MOST_POSITIONS:
+                raise ValueError(f"its metadata have {n_ctx:,} positions; at most {MOST_POSITIONS:,} are allowed")
+            model = AutoModelForCausalLM.from_config(config)
+        needed = sum(parameter.numel() for parameter in model.parameters())
+        found = sum(int(tensor.n_elements) for tensor in tensors)
+        if needed > 2 * found:  # tied weights are in the file once
+            raise ValueError(f"its metadata require {needed:,} weights, and it has {found:,}")
+    except Exception as error:
+        raise ValueError(f"{path}: no model can be made from this file ({error!r})") from error
 
 
 def refuse_differences(name: str, report: Mapping[str, Any], unused: Set[str] = frozenset()) -> None:

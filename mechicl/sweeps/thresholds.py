@@ -7,9 +7,8 @@ import pandas as pd
 
 from mechicl.base.arguments import checked
 from mechicl.statistics import Interval
-from mechicl.statistics.grids import GridTable
+from mechicl.statistics.grids import SEED, GridTable
 from mechicl.statistics.intervals import student_t_quantile
-from mechicl.sweeps.axes import SEED
 
 
 @checked

@@ -20,7 +20,7 @@ from mechicl.base.files import is_running, machine_name, remove_leftovers, write
 from mechicl.base.locks import FolderInUseError, locked
 from mechicl.base.threads import using_threads
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, load_checkpoint, save
-from mechicl.sweeps.axes import SEED
+from mechicl.statistics.grids import SEED
 from mechicl.sweeps.folder import DIVERGED, ERROR, LOSS, ROWS, SweepFolder, device_kind, note_device
 from mechicl.sweeps.grid import SweepCell
 from mechicl.sweeps.measuring import Measure, measured_columns, seeded

@@ -11,9 +11,8 @@ from mechicl.viz.causes import causal_graph, counterfactual_scatter
 from mechicl.viz.circuits import circuit_graph
 from mechicl.viz.elements import interval_lines
 from mechicl.viz.explorer import PatchingExplorer
-from mechicl.viz.export import save
+from mechicl.viz.export import init_notebook, save
 from mechicl.viz.grids import lines, phase_diagram
-from mechicl.viz.html import init_notebook
 from mechicl.viz.interventions import composition_figure, head_table, patching_grid
 from mechicl.viz.results import plot
 from mechicl.viz.training import (
@@ -30,32 +29,10 @@ from mechicl.viz.training import (
 from mechicl.viz.weights import connectivity_paths, roll_outs, weight_products_figure
 
 __all__ = [
-    "PatchingExplorer",
-    "alignments_over_training",
-    "attention_figure",
-    "causal_graph",
-    "circuit_graph",
-    "composition_figure",
-    "connectivity_paths",
-    "counterfactual_scatter",
-    "head_similarity_figure",
-    "head_table",
-    "heads_during_training",
-    "init_notebook",
-    "interval_lines",
-    "learning_coefficients",
-    "lines",
-    "losses_over_training",
-    "map_similarity_figure",
-    "patching_grid",
-    "phase_diagram",
-    "plot",
-    "prompt_attention",
-    "roll_outs",
-    "save",
-    "settings_figure",
-    "shifted_losses",
-    "training_history",
-    "update_similarity_figure",
+    "PatchingExplorer", "alignments_over_training", "attention_figure", "causal_graph", "circuit_graph",
+    "composition_figure", "connectivity_paths", "counterfactual_scatter", "head_similarity_figure", "head_table",
+    "heads_during_training", "init_notebook", "interval_lines", "learning_coefficients", "lines",
+    "losses_over_training", "map_similarity_figure", "patching_grid", "phase_diagram", "plot", "prompt_attention",
+    "roll_outs", "save", "settings_figure", "shifted_losses", "training_history", "update_similarity_figure",
     "weight_products_figure",
-]
+]  # fmt: skip

@@ -13,7 +13,7 @@ from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import Site, check_hook, hook_names
 from mechicl.prompts import Prompts
 from mechicl.viz import elements as draw
-from mechicl.viz.html import Html, circuitsvis_source
+from mechicl.viz.export import Html, circuitsvis_source
 
 POSITIVE, NEGATIVE = "#1f6fb4", "#b0413e"
 PER_ROW = 4  # panels

@@ -18,8 +18,8 @@ from mechicl.base.arguments import checked
 from mechicl.viz import elements as draw
 
 
-def identified_filters(result: Identification, n_families: int = 4) -> go.Figure:
-    """Draw the residual along an eigendirection of S, `1 - λ f(λ)`, for the nearest families of `identify`.
+def identified_filters(result: Identification) -> go.Figure:
+    """Draw the residual along an eigendirection of S, `1 - λ f(λ)`, for the four nearest families of `identify`.
 
     Only families that are a function of each eigenvalue; the middle 98% of the eigenvalues are shaded.
     """
@@ -30,7 +30,7 @@ def identified_filters(result: Identification, n_families: int = 4) -> go.Figure
     fig = draw.figure(title, "eigenvalue λ of S", "1 − λ f(λ)", log_x=True)
     fig.add_vrect(x0=low, x1=high, fillcolor="#eef2f6", line_width=0, layer="below")
     spectral = [(m.name, m.learner) for m in result.matches if isinstance(m.learner, SpectralLearner)]
-    nearest = [(name, learner) for name, learner in spectral if learner.elementwise][:n_families]
+    nearest = [(name, learner) for name, learner in spectral if learner.elementwise][:4]
     others = itertools.cycle(reversed(draw.PALETTE))  # members of one family share its colour
     for (name, learner), dash in zip(nearest, itertools.cycle(draw.DASHES), strict=False):
         residual = (1 - eigenvalues * learner.filter(eigenvalues[:, None])[:, 0]).clamp(-1.5, 1.5)
@@ -39,10 +39,11 @@ def identified_filters(result: Identification, n_families: int = 4) -> go.Figure
     return draw.tick_log_axes(fig.add_hline(**draw.ZERO))
 
 
-def identified_families(result: Identification, title: str = "Which algorithm is it?") -> go.Figure:
+def identified_families(result: Identification) -> go.Figure:
     """Draw the distance of each family of `identify` from the model, with 95% intervals, the nearest at the top."""
     names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
-    return draw.interval_dots(title, "squared distance / squared predictions", names, distances, log_x=True)
+    x_title = "squared distance / squared predictions"
+    return draw.interval_dots("Which algorithm is it?", x_title, names, distances, log_x=True)
 
 
 @checked
@@ -74,33 +75,34 @@ def shifted_losses(by_shift: Mapping[str, ShiftedLosses]) -> go.Figure:
     return fig.update_layout(legend=draw.BELOW)
 
 
-def regret_curves(result: Regret, title: str | None = None) -> go.Figure:
+def regret_curves(result: Regret) -> go.Figure:
     """Draw each learner's `regret` by the number of points before, with 95% intervals; 0 is the reference."""
     names = [result.learner, *(name for name in result.losses if name not in (result.learner, result.reference))]
     fig = draw.interval_lines(
-        title or f"Regret against {result.reference}", "points before" if result.loss != "nats" else "tokens before",
+        f"Regret against {result.reference}", "points before" if result.loss != "nats" else "tokens before",
         f"{result.loss} above the reference", result.points, {name: result.curve(name) for name in names},
     )  # fmt: skip
     fig.update_traces(line={"color": draw.COLORS["trained"], "width": 3}, selector={"name": result.learner})
     return fig.add_hline(**draw.ZERO).update_layout(legend=draw.BELOW)
 
 
-def token_divergences(result: TokenIdentification, title: str = "Which learner is it?") -> go.Figure:
+def token_divergences(result: TokenIdentification) -> go.Figure:
     """Draw each learner's divergence (`identify_on_tokens`) by the number of tokens before, with 95% intervals."""
     curves = {name: result.curve(name) for name in result.divergences}
-    fig = draw.interval_lines(title, "tokens before", "KL(network ‖ learner), nats", result.points, curves)
+    y_title = "KL(network ‖ learner), nats"
+    fig = draw.interval_lines("Which learner is it?", "tokens before", y_title, result.points, curves)
     return fig.update_layout(legend=draw.BELOW)
 
 
 # ---- layers as steps of an algorithm ----
 
 
-def match_heatmap(match: Match, title: str | None = None) -> go.Figure:
+def match_heatmap(match: Match) -> go.Figure:
     """Draw the similarities of `match` for all pairs of steps, each row's best outlined (Fu et al. 2024, Fig. 2)."""
     x, y = [str(row) for row in match.rows], [str(column) for column in match.columns]
     compared = "errors" if match.similarity == "errors" else "induced weights"
     steps = match.column_name if match.column_name == "layer" else f"steps of {match.column_name}"
-    fig = draw.figure(title or f"Similarity of {compared}", match.row_name, steps)
+    fig = draw.figure(f"Similarity of {compared}", match.row_name, steps)
     hover = f"{match.row_name} %{{x}}<br>{match.column_name} %{{y}}<br>cosine %{{z:.3f}}"
     means = match.mean().cpu().T
     lowest = -1 if means.min() < 0 else 0  # one scale for all families of a page
@@ -113,16 +115,15 @@ def match_heatmap(match: Match, title: str | None = None) -> go.Figure:
     return draw.name_cells(fig).update_layout(height=max(380, 17 * len(y) + 130), showlegend=False)
 
 
-def match_curve(
-    matches: Mapping[str, Match], growths: Mapping[str, Growth] | None = None, title: str = "Best-matching steps"
-) -> go.Figure:
+def match_curve(matches: Mapping[str, Match], growths: Mapping[str, Growth] | None = None) -> go.Figure:
     """Draw the best-matching step of each layer with its interval, on a logarithmic axis, and curves fitted to it.
 
     Args:
         matches: results of `match`, at least one; the keys, names of algorithms, are the labels in the legend.
         growths: fits by the same keys; the better of the two curves (linear, exponential) is drawn.
     """
-    fig = draw.figure(title, next(iter(matches.values())).row_name, "best-matching steps", log_y=True)
+    row_name = next(iter(matches.values())).row_name
+    fig = draw.figure("Best-matching steps", row_name, "best-matching steps", log_y=True)
     shifts = [0.12 * (i - (len(matches) - 1) / 2) for i in range(len(matches))]  # equal steps are side by side
     for color, shift, (name, match) in zip(draw.colors_for(list(matches)), shifts, matches.items(), strict=True):
         best = [b for b in match.best() if b.column >= 1]
@@ -154,14 +155,14 @@ def match_curve(
     return draw.tick_log_axes(fig.update_xaxes(dtick=1))
 
 
-def probe_heatmap(result: ProbeResult, quantity: str | None = None, title: str | None = None) -> go.Figure:
+def probe_heatmap(result: ProbeResult, quantity: str | None = None) -> go.Figure:
     """Draw the selectivity (R² minus the control's) of the probes of `probe` for a quantity, by layer and position."""
     quantity = quantity or result.quantities[0]
     if quantity not in result.quantities:
         raise ValueError(f"quantity must be one of {list(result.quantities)}, got {quantity!r}")
     index = result.quantities.index(quantity)
     explained, control = result.explained()[index], result.control()[index]
-    fig = draw.figure(title or f"Probes for {quantity}", "token", "layer")
+    fig = draw.figure(f"Probes for {quantity}", "token", "layer")
     hover = "%{x}, layer %{y}<br>R² %{customdata[0]:.3f}<br>control %{customdata[1]:.3f}"
     draw.add_heatmap(
         fig, explained - control, result.positions, range(len(explained)), hover, zmin=0, zmax=1, colorscale="Viridis",

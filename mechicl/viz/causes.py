@@ -18,7 +18,7 @@ ARROWS = {
 """Interventions that cut an arrow, and the nodes that the arrow joins."""
 
 
-def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Figure:
+def interchange_heatmap(result: Interchange) -> go.Figure:
     """Draw the R² of each intervention of `interchange` (rows) at each layer (columns), in one colour below 0."""
     rows = list(dict.fromkeys(cell.intervention for cell in result.cells))
     layers = sorted({cell.layer for cell in result.cells})
@@ -26,7 +26,7 @@ def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Fig
     for cell, r2 in zip(result.cells, result.r2, strict=True):
         values[rows.index(cell.intervention)][layers.index(cell.layer)] = r2.mean
     text = [["" if math.isnan(v) else f"{v:.2f}" if v > -10 else "< -10" for v in row] for row in values]
-    fig = draw.figure(title or result.hypothesis, "layers before the intervention")
+    fig = draw.figure(result.hypothesis, "layers before the intervention")
     draw.add_heatmap(
         fig, values, [str(layer) for layer in layers], rows, "%{y}, %{x} layers: R² %{text}", zmin=0, zmax=1,
         colorscale="Viridis", colorbar=draw.color_bar("R²"), text=text, texttemplate="%{text}",
@@ -35,18 +35,16 @@ def interchange_heatmap(result: Interchange, title: str | None = None) -> go.Fig
     return fig.update_layout(height=150 + 30 * len(rows))
 
 
-def hypotheses_ranked(result: HypothesisTest, title: str = "Which algorithm does it run?") -> go.Figure:
+def hypotheses_ranked(result: HypothesisTest) -> go.Figure:
     """Draw the share of effects that each hypothesis explains (`test_hypotheses`), with 95% intervals, best first."""
     names, effects = [test.hypothesis for test in result.tests], [test.effects for test in result.tests]
     weakest = [f"weakest R² {test.score.mean:.3g}, {test.cells[test.weakest]}" for test in result.tests]
-    fig = draw.interval_dots(title, "effects explained", names, effects, notes=weakest)
+    fig = draw.interval_dots("Which algorithm does it run?", "effects explained", names, effects, notes=weakest)
     return fig.add_vline(x=1, line={"width": 1, "dash": "dot"})
 
 
 @checked
-def counterfactual_scatter(
-    result: Interchange, interventions: Sequence[str] = (), *, columns: Count = 3, title: str | None = None
-) -> go.Figure:
+def counterfactual_scatter(result: Interchange, interventions: Sequence[str] = (), *, columns: Count = 3) -> go.Figure:
     """Draw the model's prediction after an intervention (vertical) against the hypothesis's (horizontal).
 
     Each dot is a prompt at one layer, darker for later layers; on the dotted line model and hypothesis agree.
@@ -55,13 +53,12 @@ def counterfactual_scatter(
         result: interventions compared with a hypothesis, from `interchange` (or a test of `test_hypotheses`).
         interventions: names of the interventions to draw, one panel each, such as "query exchanged"; by default all.
         columns: number of panels in a row.
-        title: title of the figure; by default the hypothesis's name.
     """
     names = list(dict.fromkeys(cell.intervention for cell in result.cells))
     if unknown := sorted(set(interventions) - set(names)):
         raise ValueError(f"interventions must be among {names}, got {unknown}")
     names = [name for name in names if not interventions or name in interventions]
-    fig = draw.panels(title or result.hypothesis, names, columns=columns)
+    fig = draw.panels(result.hypothesis, names, columns=columns)
     # predictions that explode would hide everything else
     bound = 1.5 * float(max(result.base.abs().max(), result.sources.abs().max())) or 1.0
     last = max(cell.to_layer for cell in result.cells) or 1
@@ -86,7 +83,7 @@ def counterfactual_scatter(
 
 
 @checked
-def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
+def causal_graph(result: Interchange) -> go.Figure:
     """Draw an algorithm's causal graph with measured effects: states of the query and of the context, layer by layer.
 
     Numbers are squared changes of the prediction, as a share of the squared distance between the predictions on the
@@ -97,10 +94,9 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
 
     Args:
         result: interventions compared with a hypothesis, from `interchange` (or a test of `test_hypotheses`).
-        title: title of the figure; by default the hypothesis's name.
     """
     rows = {"context": 1.0, "query": 0.0}
-    fig = draw.figure(title or result.hypothesis, "layers")
+    fig = draw.figure(result.hypothesis, "layers")
     last = max(cell.to_layer for cell in result.cells)
     for cell, move, expected, score in zip(result.cells, result.moved, result.expected_moved, result.r2, strict=True):
         moved, r2 = move.mean, score.mean
@@ -132,14 +128,14 @@ def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
     return fig.update_layout(height=300)
 
 
-def subspace_curves(result: SubspaceSearch, title: str | None = None) -> go.Figure:
+def subspace_curves(result: SubspaceSearch) -> go.Figure:
     """Draw held-out R² of learned subspaces (solid) and of their complements (dotted) by dimension, a panel per layer.
 
     The result is that of `fit_subspace`. The model and the controls are drawn, with 95% intervals; values below -0.5
     are cut off.
     """
     names = [f"after {layer} layer{'' if layer == 1 else 's'}" for layer in result.layers]
-    title = title or f"{result.place}'s {', '.join(result.variables)}: {result.hypothesis}"
+    title = f"{result.place}'s {', '.join(result.variables)}: {result.hypothesis}"
     columns = min(3, len(names))
     fig = draw.panels(title, names, columns=columns)
     colors = [draw.COLORS["trained"], *draw.colors_for([*result.searches[1:]])]

@@ -41,7 +41,7 @@ Place = tuple[float, float]
 
 
 @checked
-def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *, most: int = MOST) -> go.Figure:
+def circuit_graph(circuit: Circuit | NodesAndEdges, *, most: int = MOST) -> go.Figure:
     """Draw a circuit from the embedding (bottom) to the output (top), a row for each layer that it uses.
 
     Lines are edges, coloured by what they enter (query, key, value, MLP or output); a line is wider the more the metric
@@ -51,7 +51,6 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
 
     Args:
         circuit: result of `find_circuit`, `measure_circuit` or `weights_circuit`.
-        title: title of the figure; by default the metric of the whole model, of the circuit, and with all edges cut.
         most: largest number of edges to draw; of a larger circuit, the strongest are drawn.
     """
     nodes, edges = set(circuit.nodes) - {EMBEDDING}, order_edges(circuit.edges)
@@ -65,7 +64,7 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
     order, tie = largest([_size(effects.get(edge)) for edge in edges], most)
     drawn = [edges[i] for i in order]
     fewer = f"<br>the {most} strongest of {len(edges)} edges{tie and f' ({tie})'}" if len(edges) > most else ""
-    fig = draw.figure(draw.Markup(f"{draw.literal(title or f'Circuit: {summary}')}{fewer}"))
+    fig = draw.figure(draw.Markup(f"{draw.literal(f'Circuit: {summary}')}{fewer}"))
     layout = lay_out_circuit(list(nodes), drawn)
     for by in [by for by in WAYS if any(edge.by == by for edge in drawn)]:
         _add_to_legend(fig, RECEIVERS[by], color=WAYS[by])
@@ -87,12 +86,12 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, title: str | None = None, *,
     return _frame(fig, layout, n_lines=1 + bool(fewer))
 
 
-def circuit_differences(comparison: CircuitComparison, title: str | None = None) -> go.Figure:
+def circuit_differences(comparison: CircuitComparison) -> go.Figure:
     """Draw the result of `compare_circuits`: shared (grey), missing (blue, dotted) and false (red) nodes and edges."""
     nodes = {node: kind for kind in KINDS for node in getattr(comparison, f"{kind}_nodes")}
     edges = {edge: kind for kind in KINDS for edge in getattr(comparison, f"{kind}_edges")}
     layout = lay_out_circuit(list(nodes), list(edges))
-    fig = draw.figure(title or draw.Markup("<br>".join(map(draw.literal, comparison.counts()))))
+    fig = draw.figure(draw.Markup("<br>".join(map(draw.literal, comparison.counts()))))
     looks = {kind: {"color": color, "dash": "dot" if kind == "missing" else "solid"} for kind, color in KINDS.items()}
     for kind, look in looks.items():
         n = list(edges.values()).count(kind)
@@ -106,7 +105,7 @@ def circuit_differences(comparison: CircuitComparison, title: str | None = None)
     return _frame(fig, layout, n_lines=2)
 
 
-def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Figure:
+def faithfulness_curves(curve: CircuitCurve) -> go.Figure:
     """Draw the faithfulness of a `circuit_curve` against the share of edges kept, with 95% bands over prompts.
 
     The legend has the areas: CPR below the curve, CMD between it and 1. Random scores are grey. The axis is logarithmic
@@ -115,7 +114,7 @@ def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Fig
     n_edges = round(curve.counts[-1] / curve.fractions[-1])
     summary = f"Faithfulness of the best of {n_edges:,} edges ({curve.metric}; {curve.method})"
     wide = curve.fractions[-1] > 50 * curve.fractions[0]  # too much for one scale
-    fig = draw.figure(title or summary, "share of the edges kept", "share of the metric kept", log_x=wide)
+    fig = draw.figure(summary, "share of the edges kept", "share of the metric kept", log_x=wide)
     draw.add_line(fig, curve.fractions, [1.0] * len(curve.fractions), "the whole model", "#999999", dash="dot", width=1)
     named = [name for name in curve.names if not name.startswith("random")]
     colors = dict(zip(named, draw.colors_for(named), strict=True))
@@ -126,7 +125,7 @@ def faithfulness_curves(curve: CircuitCurve, title: str | None = None) -> go.Fig
     return draw.tick_log_axes(fig.update_layout(legend={**draw.BELOW, "y": -0.22}, height=430))
 
 
-def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None, title: str | None = None) -> go.Figure:
+def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None) -> go.Figure:
     """Draw the absolute scores of all edges (`score_edges`), the largest first; edges of a `truth` have another colour.
 
     Scores of 0 are at the bottom. Hovering names the edge.
@@ -137,7 +136,7 @@ def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None, title: 
     summary = f"Scores of {len(order):,} edges ({scores.scoring}; {scores.metric}, {scores.method})"
     if truth is not None:
         summary += f": AUROC {scores.auroc(truth):.3f}"
-    fig = draw.figure(title or summary, "rank", "change without the edge", log_x=True, log_y=True)
+    fig = draw.figure(summary, "rank", "change without the edge", log_x=True, log_y=True)
     true = set(scores.edges if truth is None else truth.edges)
     groups = {"edges": True} if truth is None else {"other edges": False, "true edges": True}
     for color, (name, wanted) in zip(("#999999", "#1f6fb4")[-len(groups) :], groups.items(), strict=True):

@@ -14,7 +14,7 @@ from mechicl.analysis.interventions.session import PatchingSession, SessionResul
 from mechicl.base.arguments import checked
 from mechicl.models.opening.sites import BY_KEY, Site, axes_of
 from mechicl.statistics.ranking import largest
-from mechicl.viz.html import Html
+from mechicl.viz.export import Html
 
 HERE = Path(__file__).parent
 SCRIPT, STYLE = HERE / "explorer.js", HERE / "explorer.css"

@@ -167,9 +167,7 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
 
 
 @checked
-def composition_figure(
-    scores: Float[Tensor, "layer head layer head"], kind: Literal["Q", "K", "V"], title: str | None = None
-) -> go.Figure:
+def composition_figure(scores: Float[Tensor, "layer head layer head"], kind: Literal["Q", "K", "V"]) -> go.Figure:
     """Draw how strongly each head of a later layer reads each earlier head's output, by the weights.
 
     Rows are the heads that write and columns the heads that read, both as "layer.head". Composition scores are at most
@@ -179,7 +177,6 @@ def composition_figure(
         scores: result of `composition_scores`, or of `prefix_matching_scores` with kind "K": earlier layer, its head,
             later layer, its head.
         kind: the part of the later heads that `scores` is about: queries "Q", keys "K" or values "V".
-        title: title of the figure; by default it names the kind.
     """
     layers, heads = scores.shape[:2]
     if layers < 2:
@@ -195,7 +192,7 @@ def composition_figure(
     signed = min(shown) < -1e-6 * bound  # more than rounding
     numbered = len(later) <= NUMBERED_HEADS
     reads = READERS[kind]
-    fig = draw.figure(title or f"Composition with {reads} of later heads", "reads: layer.head", "writes: layer.head")
+    fig = draw.figure(f"Composition with {reads} of later heads", "reads: layer.head", "writes: layer.head")
     ticks = {"tickvals": draw.bar_ticks(bound, signed=signed)[:: 2 if signed else 1], "tickformat": ".2~g"}
     draw.add_heatmap(
         fig, z, later, earlier, f"head %{{y}} to {reads} of %{{x}}<br>%{{z:.4f}}", xgap=1, ygap=1, hoverongaps=False,

@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from mechicl.base.arguments import check_fields
-from mechicl.viz.export import NATURAL_HEIGHT, still_svgs
-from mechicl.viz.html import Html, libraries
+from mechicl.viz.export import NATURAL_HEIGHT, Html, libraries, still_svgs
 
 Content = go.Figure | Html | str
 

@@ -1,6 +1,6 @@
 """`plot`: the figure of any result, by its class."""
 
-from functools import singledispatch
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import plotly.graph_objects as go
@@ -34,8 +34,7 @@ HEIGHT = 330  # of a row of panels
 
 
 @checked
-@singledispatch
-def plot(result: Any, /, **options: Any) -> go.Figure:
+def plot(result: Any, /, *, title: str | None = None, **options: Any) -> go.Figure:
     """Draw the result of any analysis.
 
     Some kinds of results have a special figure, such as `patching_grid` for what `patch` returns. For others every
@@ -43,52 +42,26 @@ def plot(result: Any, /, **options: Any) -> go.Figure:
 
     Args:
         result: the object that an analysis returned.
+        title: title of the figure; by default it describes the result.
         options: options of the function that draws this kind of result: those of `patching_grid` for an
-            `InterventionSweep`, `title` for most kinds, `most` for a circuit, `truth` for scores of edges.
+            `InterventionSweep`, `most` for a circuit, `truth` for scores of edges.
 
     Example:
         >>> plot(align(model, AlgorithmLearner(algorithms.ols), prompts))
         >>> plot(score_heads(model, prompts=prompts), title="Heads of gpt2-8l")
     """
-    kinds = ", ".join(sorted(kind.__name__ for kind in plot.registry if kind not in (object, Result)))
-    raise TypeError(
-        f"plot() draws {kinds}, and every other Result of mechicl.analysis; got {type(result).__name__}: pass the "
-        f"object that an analysis returned"
-    )
+    draw_result = next((FIGURES[kind] for kind in type(result).__mro__ if kind in FIGURES), None)
+    if draw_result is None:
+        kinds = ", ".join(sorted(kind.__name__ for kind in FIGURES if kind is not Result))
+        raise TypeError(
+            f"plot() draws {kinds}, and every other Result of mechicl.analysis; got {type(result).__name__}: pass the "
+            f"object that an analysis returned"
+        )
+    fig = draw_result(result, **options)
+    return fig if title is None else fig.update_layout(title_text=draw.literal(title))
 
 
-# One line per kind of result. Functions of several results by name get this one.
-plot.register(Circuit, circuits.circuit_graph)
-plot.register(CircuitComparison, circuits.circuit_differences)
-plot.register(WeightsCircuit, circuits.circuit_graph)
-plot.register(CircuitCurve, circuits.faithfulness_curves)
-plot.register(EdgeScores, circuits.edge_ranking)
-plot.register(HeadScores, interventions.head_table)
-plot.register(InterventionSweep, interventions.patching_grid)
-plot.register(HypothesisTest, causes.hypotheses_ranked)
-plot.register(Interchange, causes.interchange_heatmap)
-plot.register(SubspaceSearch, causes.subspace_curves)
-plot.register(Identification, behaviour.identified_families)
-plot.register(Match, behaviour.match_heatmap)
-plot.register(ProbeResult, behaviour.probe_heatmap)
-plot.register(Regret, behaviour.regret_curves)
-plot.register(ShiftedLosses, lambda result: behaviour.shifted_losses({"": result}))
-plot.register(TokenIdentification, behaviour.token_divergences)
-plot.register(AlignmentOverTraining, lambda result: training.alignments_over_training({"": result}))
-plot.register(HeadsOverTraining, lambda r, curve=None, **more: training.heads_during_training(curve or {}, r, **more))
-plot.register(LearningCoefficient, training.learning_coefficients)
-plot.register(StrategyTracking, training.strategies_over_training)
-plot.register(FewShotScores, language.few_shot_curves)
-plot.register(FunctionVector, language.head_effects)
-plot.register(MatchedAblation, lambda result: language.ablation_bars({"": result}))
-plot.register(FineTuningComparison, lambda r, **more: training.update_similarity_figure({"change": r}, **more))
-plot.register(KernelView, lambda r, **more: weights.kernel_heatmaps({"kernel": r}, **more))
-plot.register(LossPath, lambda r, **more: weights.connectivity_paths({r.kind: r}, **more))
-plot.register(ModeConnectivity, lambda r, **more: weights.connectivity_paths(r.paths, **more))
-
-
-@plot.register
-def _quantities(result: Result, title: str | None = None) -> go.Figure:
+def _quantities(result: Result) -> go.Figure:
     """Draw every quantity with 95% intervals over its samples: the figure of results without a special one.
 
     No leading axis: a point; one (layers, ...): a line; more: a heatmap of the last two, averaged over the rest.
@@ -100,7 +73,7 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
     names = [*(["means with 95% intervals"] if points else []), *(name.replace("_", " ") for name in others)]
     columns = min(COLUMNS, len(names))
     rows, color = -(-len(names) // columns), draw.COLORS["trained"]
-    fig = draw.panels(title or type(result).__name__, names, columns=columns, vertical_spacing=0.3 / rows)
+    fig = draw.panels(type(result).__name__, names, columns=columns, vertical_spacing=0.3 / rows)
     bar = {"thickness": 14, "lenmode": "pixels", "len": HEIGHT - 80, "y": 1, "yanchor": "top"}
     fig.update_layout(height=HEIGHT * rows + 60, coloraxis={"colorscale": "Viridis", "colorbar": bar})
     if points:
@@ -127,3 +100,36 @@ def _quantities(result: Result, title: str | None = None) -> go.Figure:
 def _every_integer(ticks: Any) -> int | None:
     """Return the distance of an axis' ticks: 1 for few integers, None for plotly's choice."""
     return 1 if all(isinstance(tick, int) for tick in ticks) and len(ticks) <= draw.WHOLE else None
+
+
+FIGURES: Mapping[type, Callable[..., go.Figure]] = {
+    Result: _quantities,
+    Circuit: circuits.circuit_graph,
+    CircuitComparison: circuits.circuit_differences,
+    WeightsCircuit: circuits.circuit_graph,
+    CircuitCurve: circuits.faithfulness_curves,
+    EdgeScores: circuits.edge_ranking,
+    HeadScores: interventions.head_table,
+    InterventionSweep: interventions.patching_grid,
+    HypothesisTest: causes.hypotheses_ranked,
+    Interchange: causes.interchange_heatmap,
+    SubspaceSearch: causes.subspace_curves,
+    Identification: behaviour.identified_families,
+    Match: behaviour.match_heatmap,
+    ProbeResult: behaviour.probe_heatmap,
+    Regret: behaviour.regret_curves,
+    ShiftedLosses: lambda result: behaviour.shifted_losses({"": result}),
+    TokenIdentification: behaviour.token_divergences,
+    AlignmentOverTraining: lambda result: training.alignments_over_training({"": result}),
+    HeadsOverTraining: lambda result, curve=None: training.heads_during_training(curve or {}, result),
+    LearningCoefficient: training.learning_coefficients,
+    StrategyTracking: training.strategies_over_training,
+    FewShotScores: language.few_shot_curves,
+    FunctionVector: language.head_effects,
+    MatchedAblation: lambda result: language.ablation_bars({"": result}),
+    FineTuningComparison: lambda result: training.update_similarity_figure({"change": result}),
+    KernelView: lambda result, **options: weights.kernel_heatmaps({"kernel": result}, **options),
+    LossPath: lambda result: weights.connectivity_paths({result.kind: result}),
+    ModeConnectivity: lambda result: weights.connectivity_paths(result.paths),
+}
+"""The function that draws each kind of result; functions of several results by name get this one."""

@@ -27,7 +27,6 @@ def losses_over_training(
     *,
     references: Mapping[str, float] | None = None,
     transitions: Mapping[str, Transitions] | None = None,
-    title: str = "Loss during training",
     log_x: bool = False,
     log_y: bool = False,
 ) -> go.Figure:
@@ -42,7 +41,7 @@ def losses_over_training(
         log_x: logarithmic axis of steps.
         log_y: logarithmic axis of losses.
     """
-    fig = draw.figure(title, "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
+    fig = draw.figure("Loss during training", "optimisation step", "half mean squared error", log_x=log_x, log_y=log_y)
     shown = [i for i, step in enumerate(steps) if step > 0 or not log_x]
     for color, (kind, values) in zip(draw.colors_for(list(losses)), losses.items(), strict=True):
         if len(values) != len(steps):
@@ -131,12 +130,13 @@ def heads_during_training(
 
 
 @checked
-def learning_coefficients(result: LearningCoefficient, title: str = "Local learning coefficient") -> go.Figure:
+def learning_coefficients(result: LearningCoefficient) -> go.Figure:
     """Draw the chains at the last step (first part and seed), and the coefficient of each part over training steps.
 
     Takes the result of `learning_coefficient`; with a single step, its coefficients are dots.
     """
-    fig = draw.panels(title, [f"chains at step {result.steps[-1]}, {result.parts[0]}", "coefficient (95% interval)"])
+    names = [f"chains at step {result.steps[-1]}, {result.parts[0]}", "coefficient (95% interval)"]
+    fig = draw.panels("Local learning coefficient", names)
     left, right = draw.panel(0, 2), draw.panel(1, 2)
     for chain in result.traces[-1, 0, 0].tolist():
         ends = [(i + 1) * result.trace_every for i in range(len(chain))]
@@ -157,7 +157,7 @@ def learning_coefficients(result: LearningCoefficient, title: str = "Local learn
 
 
 @checked
-def strategies_over_training(tracking: StrategyTracking, title: str = "Strategies during training") -> go.Figure:
+def strategies_over_training(tracking: StrategyTracking) -> go.Figure:
     """Draw the result of `track_strategies`: weights over training, the residual, and the way through predictions.
 
     Bands are 95% intervals over seeds and prompts. In the second panel a dotted line marks the threshold above which no
@@ -166,7 +166,7 @@ def strategies_over_training(tracking: StrategyTracking, title: str = "Strategie
     """
     shares = ", ".join(f"{share:.0%}" for share in tracking.explained)
     names = ["weight in the nearest mixture", "residual", f"principal components ({shares})"]
-    fig, steps = draw.panels(title, names), draw.on_log_axis(tracking.steps)
+    fig, steps = draw.panels("Strategies during training", names), draw.on_log_axis(tracking.steps)
     left, middle, right = (draw.panel(i, 3) for i in range(3))
     for i, (name, color) in enumerate(zip(tracking.learners, draw.colors_for(tracking.learners), strict=True)):
         draw.add_intervals(fig, steps, tracking.curve(name), name, color, place=left, legendgroup=name)
@@ -192,7 +192,6 @@ def training_history(
     *,
     transitions: Transitions | None = None,
     loss: str = "squared error (MSE)",
-    title: str = "",
 ) -> go.Figure:
     """Draw the loss of a training and any quantities at its snapshots in panels with one common axis of steps.
 
@@ -204,10 +203,9 @@ def training_history(
             `score_heads_over_training`; the keys are the titles of their panels.
         transitions: result of `find_transitions`: a dotted line through all panels marks each seed's transition.
         loss: title of the loss' panel.
-        title: title of the figure.
     """
     names, steps = [loss, *traced], {name: list(getattr(result, "steps", ())) for name, result in traced.items()}
-    fig = draw.panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.25 / len(names))
+    fig = draw.panels("", names, columns=1, shared_xaxes=True, vertical_spacing=0.25 / len(names))
     every = sorted({*curve["eval_step"], *(step for each in steps.values() for step in each)})
     places = dict(zip(every, draw.on_log_axis(every), strict=True))
     for seed, losses in enumerate(zip(*curve["eval_loss"], strict=True)):
@@ -233,7 +231,6 @@ def training_history(
 @checked
 def settings_figure(
     scores: Mapping[str, Mapping[str, Interval]],
-    y_title: str = "accuracy",
     title: str = "With demonstrations, and tuned on them",
     *,
     chance: Sequence[float] | None = None,
@@ -243,12 +240,11 @@ def settings_figure(
     Args:
         scores: scores by setting (such as "zero-shot" and "fine-tuned"; the labels in the legend) and then by task (the
             labels along the axis), for example `FineTuningComparison.intervals()["zero_shot_score"]`.
-        y_title: title of the vertical axis, the kind of score.
         chance: score of guessing for each task, in their order, drawn as a dotted line across the task's bars.
     """
     if not scores:
         raise ValueError("scores must have at least one setting, got none")
-    fig = draw.figure(title, "", y_title)
+    fig = draw.figure(title, "", "accuracy")
     for color, (name, by_task) in zip(draw.colors_for(list(scores)), scores.items(), strict=True):
         means, halves = zip(*((i.mean, i.half_width if i.n > 1 else 0.0) for i in by_task.values()), strict=True)
         bar = {"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": "#333"}
@@ -262,9 +258,7 @@ def settings_figure(
 
 
 @checked
-def update_similarity_figure(
-    comparisons: Mapping[str, FineTuningComparison], title: str = "What demonstrations and fine-tuning change (SimAOU)"
-) -> go.Figure:
+def update_similarity_figure(comparisons: Mapping[str, FineTuningComparison]) -> go.Figure:
     """Draw how similarly demonstrations and fine-tuning change attention outputs, by layer (SimAOU).
 
     SimAOU (similarity of attention output updates) is the cosine between the changes that demonstrations and
@@ -274,13 +268,16 @@ def update_similarity_figure(
     Args:
         comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.
     """
-    return _by_layer(title, comparisons, "update_similarity", {"random change": "random_update_similarity"})
+    title, control = (
+        "What demonstrations and fine-tuning change (SimAOU)",
+        {"random change": "random_update_similarity"},
+    )
+    title = "What demonstrations and fine-tuning change (SimAOU)"
+    return _by_layer(title, comparisons, "update_similarity", control)
 
 
 @checked
-def map_similarity_figure(
-    comparisons: Mapping[str, FineTuningComparison], title: str = "Attention to the query's own tokens (SimAM)"
-) -> go.Figure:
+def map_similarity_figure(comparisons: Mapping[str, FineTuningComparison]) -> go.Figure:
     """Draw how similar attention is with demonstrations and without them, by layer (SimAM).
 
     SimAM (similarity of attention maps) is the cosine between two vectors of a head's scores (before the softmax) from
@@ -291,13 +288,12 @@ def map_similarity_figure(
     Args:
         comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.
     """
-    return _by_layer(title, comparisons, "map_similarity_after", {"before fine-tuning": "map_similarity_before"})
+    title, control = "Attention to the query's own tokens (SimAM)", {"before fine-tuning": "map_similarity_before"}
+    return _by_layer(title, comparisons, "map_similarity_after", control)
 
 
 @checked
-def head_similarity_figure(
-    comparison: FineTuningComparison, title: str = "What each head changes, in context and by fine-tuning"
-) -> go.Figure:
+def head_similarity_figure(comparison: FineTuningComparison) -> go.Figure:
     """Draw how similarly demonstrations and fine-tuning change each head's output, as a heatmap of layers and heads.
 
     A cell is the cosine (mean over queries) between two changes of the head's z at the last token: by demonstrations
@@ -308,7 +304,7 @@ def head_similarity_figure(
     """
     means = comparison.head_update_similarity.mean(-1)
     layers, heads = means.shape
-    fig = draw.figure(title, "head", "layer")
+    fig = draw.figure("What each head changes, in context and by fine-tuning", "head", "layer")
     draw.add_heatmap(
         fig, means, range(heads), range(layers), "layer %{y}, head %{x}<br>%{z:.4f}", **draw.signed_scale(1),
         texttemplate="%{z:.2f}" if heads <= 24 else None, xgap=1.5, ygap=1.5, colorbar=draw.color_bar("cosine"),

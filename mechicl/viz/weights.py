@@ -20,9 +20,7 @@ DIVERGED = 10  # times the first loss, beyond which a line is not drawn
 
 
 @checked
-def connectivity_paths(
-    paths: Mapping[str, LossPath | Sequence[LossPath]], title: str = "Loss along paths between two models"
-) -> go.Figure:
+def connectivity_paths(paths: Mapping[str, LossPath | Sequence[LossPath]]) -> go.Figure:
     """Draw the mean squared error of the models on paths between two models, on a logarithmic axis.
 
     A bump between the ends is a barrier; a flat line means that both models are in one low-loss region.
@@ -37,7 +35,8 @@ def connectivity_paths(
     alphas = [list(path.alphas) for seeds in by_name.values() for path in seeds]
     if not alphas or any(each != alphas[0] for each in alphas):
         raise ValueError(f"paths must have the same alphas, got {alphas}")
-    fig = draw.figure(title, "α (0: the first model, 1: the second)", "mean squared error", log_y=True)
+    title, x_title = "Loss along paths between two models", "α (0: the first model, 1: the second)"
+    fig = draw.figure(title, x_title, "mean squared error", log_y=True)
     parts = {name: name.rpartition(", ") for name in by_name}
     ends = list(dict.fromkeys(end or kind for end, _, kind in parts.values()))
     kinds = list(dict.fromkeys(kind if end else "" for end, _, kind in parts.values()))
@@ -123,10 +122,7 @@ def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]])
 
 
 def kernel_heatmaps(
-    views: Mapping[str, KernelView],
-    *,
-    part: Literal["kernel", "through_values"] = "kernel",
-    title: str = "Gain by a unit of y at a context point",
+    views: Mapping[str, KernelView], *, part: Literal["kernel", "through_values"] = "kernel"
 ) -> go.Figure:
     """Draw kernels of models side by side, in one scale, each with its symmetry error and effective rank.
 
@@ -142,6 +138,7 @@ def kernel_heatmaps(
         f"effective rank {view.effective_rank:.1f}</span>"
         for name, view in views.items()
     ]
+    title = "Gain by a unit of y at a context point"
     fig = draw.panels(title, [*map(draw.Markup, titles)], shared_yaxes=True, horizontal_spacing=0.03)
     kernels = [getattr(view, part) for view in views.values()]
     values, bound = grids[0][:, 0].tolist(), max(float(kernel.abs().max()) for kernel in kernels)

@@ -19,7 +19,7 @@ from mechicl.checkpoints import (
     save,
     untrained,
 )
-from mechicl.checkpoints.stacks import stack_models
+from mechicl.checkpoints.checkpoint import stack_models
 from mechicl.models import HookedTransformer, TransformerConfig, build
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig, train

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mechicl.checkpoints import CheckpointError, Snapshots, load, load_checkpoint, save
-from mechicl.checkpoints.stacks import check_stack, models_from_stack, stack_models
+from mechicl.checkpoints.checkpoint import check_stack, models_from_stack, stack_models
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.models.architectures import outline
 from tests.bounds import bounded, make_no_file

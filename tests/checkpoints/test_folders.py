@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from mechicl import constructions
 from mechicl.base.arguments import ArgumentError
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, available, load, load_checkpoint, save
-from mechicl.checkpoints.stacks import stack_models
+from mechicl.checkpoints.checkpoint import stack_models
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig, build
 from mechicl.tasks import FixedTasks, LinearRegression, task_to_dict
 from mechicl.training import TrainingConfig, train

@@ -56,7 +56,7 @@ def sent_to(hub: Hub) -> dict[str, bytes]:
 
 
 def test_a_checkpoint_goes_there_and_back(hub: Hub, folder: Path):
-    pinned = push(folder, "me/mine", private=True, message="first")
+    pinned = push(folder, "me/mine", private=True)
     assert pinned == f"hf://me/mine@{hub.repositories['me/mine']['branches']['main']}"
     assert hub.repositories["me/mine"]["private"]
     sent = sent_to(hub)

@@ -13,8 +13,7 @@ from transformers import GPT2Config, GPT2Model
 from mechicl.checkpoints import load, load_checkpoint
 from mechicl.cli import main
 from mechicl.interop import from_garg, load_garg
-from mechicl.interop.garg import load_garg_state
-from mechicl.interop.garg_tasks import garg_task
+from mechicl.interop.garg import garg_task, load_garg_state
 from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
 
 CONFIG = {"n_dims": 5, "n_positions": 11, "n_embd": 32, "n_layer": 3, "n_head": 4, "family": "gpt2"}

@@ -51,8 +51,7 @@ def test_streams_and_outputs_are_tracrs(compiled, model):
 def test_the_model_computes_the_program(compiled, model):
     program, _, _, causal = programs()[compiled[0]]
     for length in (1, 3, model.max_length):
-        ids = model.sample_ids(4, seed=length, length=length)
-        assert ids.shape == (4, length + 1)
+        ids = model.sample_ids(4, seed=length)[:, : length + 1]
         for row, values in zip(ids, model.decode_outputs(model(ids)), strict=True):
             words = [model.words[i] for i in row[1:].tolist()]
             expected = program(words)
@@ -109,8 +108,6 @@ def test_unknown_words_are_refused(histogram):
     ):
         with pytest.raises(ValueError, match=message):
             model.encode_words(words)
-    with pytest.raises(ValueError, match="length must be at most 5, got 6"):
-        model.sample_ids(2, seed=0, length=6)
     with pytest.raises(ValueError, match="n must be"):
         model.sample_ids(0, seed=0)
     with pytest.raises(ValueError, match=r"outputs must be \[prompt pos 6\]"):

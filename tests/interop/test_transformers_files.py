@@ -255,6 +255,7 @@ HUGE: dict[str, tuple[str, dict[str, Any]]] = {
     ) for value in (10**9, 10**30)},
     "layers within the largest number": ("Llama", {"num_hidden_layers": 10_000}),
     "no heads": ("Llama", {"num_attention_heads": 0}), "a negative width": ("Llama", {"intermediate_size": -3}),
+    "fewer than no positions": ("Llama", {"max_position_embeddings": -1}),
     "layers as text": ("Llama", {"num_hidden_layers": "3"}), "half a layer": ("Llama", {"num_hidden_layers": 2.5}),
     "a nested config": ("Llama", {"text_config": {"num_hidden_layers": 10**9}}),
     "a nested list": ("GPT-Neo", {"attention_types": [[["global"], 10**9]]}),
@@ -387,7 +388,7 @@ def test_analyses_say_how_a_model_of_transformers_is_opened(name):
 @pytest.mark.parametrize("lost", ["", "blk.1.ffn_down.weight", "blk.2.attn_norm.weight"])
 def test_gguf_files_without_a_tensor(tmp_path, lost):
     path = tmp_path / "a.gguf"
-    write_gguf(path, lost)
+    write_gguf(path, lost=lost)
     if not lost:
         assert load_language_model(tmp_path, gguf_file="a.gguf").model.cfg.n_layers == 3
         return
@@ -397,14 +398,30 @@ def test_gguf_files_without_a_tensor(tmp_path, lost):
         load_language_model(tmp_path, gguf_file="a.gguf")
 
 
-def write_gguf(path: Path, lost: str) -> None:
+@pytest.mark.parametrize("field", ["block_count", "context_length", "embedding_length", "head_count"])
+def test_gguf_metadata_that_claim_more_than_the_file(tmp_path, field):
+    write_gguf(tmp_path / "a.gguf", sizes={field: 2**28})
+    with bounded(), pytest.raises(ValueError, match=r"a.gguf: no model can be made from this file"):
+        load_language_model(tmp_path, gguf_file="a.gguf")
+
+
+def test_gguf_metadata_that_are_longer_than_the_file(tmp_path):
+    path, name = tmp_path / "a.gguf", b"tokenizer.ggml.tokens"
+    write_gguf(path)
+    data = path.read_bytes()
+    start = data.index(name) + len(name) + 8  # after the types of the array and of its items
+    path.write_bytes(data[:start] + (10**18).to_bytes(8, "little") + data[start + 8 :])
+    with bounded(), pytest.raises(ValueError, match="its metadata are longer than the file"):
+        load_language_model(tmp_path, gguf_file="a.gguf")
+
+
+def write_gguf(path: Path, lost: str = "", sizes: dict[str, int] | None = None) -> None:
     """A Llama of three layers as a GGUF file with float weights, without one of them."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(3)
-    writer.add_context_length(16)
-    writer.add_embedding_length(8)
+    usual = {"block_count": 3, "context_length": 16, "embedding_length": 8, "head_count": 2}
+    for name, size in {**usual, **(sizes or {})}.items():
+        getattr(writer, f"add_{name}")(size)
     writer.add_feed_forward_length(12)
-    writer.add_head_count(2)
     writer.add_head_count_kv(2)
     writer.add_rope_dimension_count(4)
     writer.add_layer_norm_rms_eps(1e-5)

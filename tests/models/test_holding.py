@@ -16,7 +16,7 @@ import mechicl
 from mechicl.analysis import corrupt, patch
 from mechicl.analysis.finetuning.forward_passes import weights_changed
 from mechicl.base.arguments import ArgumentError
-from mechicl.checkpoints.stacks import models_from_stack, stack_models
+from mechicl.checkpoints.checkpoint import models_from_stack, stack_models
 from mechicl.models import LayeredModel, holding
 from mechicl.models.holding import adding, holds_models, lock_of
 from tests.models.kinds import KINDS, PARTS, TASK

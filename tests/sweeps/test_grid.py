@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mechicl.models import TransformerConfig
 from mechicl.sweeps import SWEEPS, Sweep
-from mechicl.sweeps.axes import change, combinations, parse_axes, read_axes
+from mechicl.sweeps.grid import change, combinations, parse_axes, read_axes
 from mechicl.sweeps.measuring import read_measures
 from mechicl.sweeps.presets import SweepPreset, ready_table
 from mechicl.sweeps.thresholds import find_threshold, passed

@@ -226,8 +226,6 @@ def test_predictions_that_are_not_mixtures_are_recognised():
         fit = fit_mixture(0.5 * one, first, second)
         assert all(math.isnan(fit[name]) for name in ("position", "position_low", "position_high", "scale"))
         assert fit["residual"] == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="level must be a number strictly between 0 and 1"):
-        fit_mixture(noise, one, two, level=1)
 
 
 def test_intervals_of_positions_hold_their_level_where_the_learners_are_nearly_alike():

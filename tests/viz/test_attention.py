@@ -11,9 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
-from mechicl.viz import html, init_notebook, prompt_attention
+from mechicl.viz import export, init_notebook, prompt_attention
 from mechicl.viz.attention import attention_html
-from mechicl.viz.html import Html
+from mechicl.viz.export import Html
 
 LIBRARY = "var CircuitsVis="
 EXTREMES = """async (canvas) => {
@@ -98,8 +98,8 @@ def test_all_layers_are_drawn_or_the_chosen_ones_with_one_script():
 
 def test_a_notebook_gets_the_script_once(monkeypatch: pytest.MonkeyPatch):
     displayed: list = []
-    monkeypatch.setattr(html, "_shown", set())
-    monkeypatch.setattr(html, "display", displayed.append)
+    monkeypatch.setattr(export, "_shown", set())
+    monkeypatch.setattr(export, "display", displayed.append)
     picture = attention_html(torch.eye(2)[None], ["a", "b"])
     assert picture._repr_html_().count(LIBRARY) == 1
     init_notebook()

@@ -17,8 +17,7 @@ from pypdf import PdfReader
 from mechicl import viz
 from mechicl.viz.attention import attention_html
 from mechicl.viz.elements import Markup, add_line, figure, panels
-from mechicl.viz.export import Paper, laid_out, still_svgs
-from mechicl.viz.html import Html
+from mechicl.viz.export import Html, Paper, laid_out, still_svgs
 from mechicl.viz.page import Section, page, table, text
 from tests.conftest import BROWSER_ARGS, BROWSERS
 

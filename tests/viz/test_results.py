@@ -19,7 +19,8 @@ from mechicl.constructions import weights_circuit
 from mechicl.statistics import Result
 from mechicl.statistics.grids import GridTable
 from mechicl.tasks import LinearRegression, MarkovChains
-from mechicl.viz.html import Html
+from mechicl.viz.export import Html
+from mechicl.viz.results import FIGURES
 from mechicl.viz.weights import kernel_heatmaps
 from tests.analysis.circuits.test_curves import made as curve
 from tests.viz.test_attention import model_and_prompts
@@ -67,8 +68,7 @@ WITHOUT_SAMPLES = {"TaskTexts"}
 def kinds() -> list[str]:
     """Return the names of all kinds of results of the analyses, and of other classes with a special figure."""
     results = [kind for kind in Result.__subclasses__() if kind.__module__.startswith("mechicl.analysis.")]
-    drawable = [kind for kind in viz.plot.registry if kind not in (object, Result)]
-    return sorted({kind.__name__ for kind in [*results, *drawable]} - WITHOUT_SAMPLES)
+    return sorted({kind.__name__ for kind in [*results, *FIGURES] if kind is not Result} - WITHOUT_SAMPLES)
 
 
 def example(kind: Any) -> Any:
@@ -90,7 +90,7 @@ def example(kind: Any) -> Any:
 
 @pytest.mark.parametrize("name", kinds())
 def test_every_kind_of_result_is_drawn(name):
-    every = [*Result.__subclasses__(), *viz.plot.registry]
+    every = [*Result.__subclasses__(), *FIGURES]
     result = BY_HAND[name]() if name in BY_HAND else example(next(kind for kind in every if kind.__name__ == name))
     figure = viz.plot(result)
     assert figure.data
@@ -100,7 +100,7 @@ def test_every_kind_of_result_is_drawn(name):
 def test_quantities_are_points_lines_and_heatmaps():
     kind = next(kind for kind in Result.__subclasses__() if kind.__name__ == "FineTuningComparison")
     result = example(kind)
-    figure: Any = viz.plot.dispatch(Result)(result, title="Mine")
+    figure: Any = FIGURES[Result](result)
     points = dict(zip(figure.data[0].y, figure.data[0].x, strict=True))
     assert points["zero shot loss"] == pytest.approx(result.zero_shot_loss.mean().item())
     score = result.intervals()["zero_shot_score"]
@@ -108,7 +108,7 @@ def test_quantities_are_points_lines_and_heatmaps():
     ((x, y),) = lines(figure, "update_similarity")
     assert (x, y) == ([0, 1, 2], pytest.approx(result.update_similarity.mean(-1).tolist()))
     assert heatmaps(figure)[0].allclose(result.head_update_similarity.mean(-1).double())
-    assert figure.layout.title.text == "Mine"
+    assert viz.plot(result, title="Mine").layout.title.text == "Mine"
 
 
 # ---- faulty arguments of figures: the error names the argument ----

@@ -6,30 +6,19 @@ All use `n_prompts` held-out prompts of a fixed seed; another kind of task is a 
 from collections.abc import Callable, Mapping
 
 from mechicl.checkpoints import Checkpoint
-from mechicl.sweeps.measures.general import (
-    Measured,
-    alignment,
-    fitting,
-    identified,
-    loss,
-    markov_phases,
-    mean_regret,
-    transition,
-)
-from mechicl.sweeps.measures.pools import pool_distances
-from mechicl.sweeps.measures.regression import descent_limits, gap_to_descent, target_copying
+from mechicl.sweeps.measures import general, pools, regression
 
-MEASURES: Mapping[str, Callable[[Checkpoint], Measured]] = {
-    "loss": loss,
-    "regret": mean_regret,
-    "alignment": alignment,
-    "identify": identified,
-    "transition": transition,
-    "fitting": fitting,
-    "pool": pool_distances,
-    "depth": descent_limits,
-    "descent": gap_to_descent,
-    "markov": markov_phases,
-    "copying": target_copying,
+MEASURES: Mapping[str, Callable[[Checkpoint], general.Measured]] = {
+    "loss": general.loss,
+    "regret": general.mean_regret,
+    "alignment": general.alignment,
+    "identify": general.identified,
+    "transition": general.transition,
+    "fitting": general.fitting,
+    "pool": pools.pool_distances,
+    "depth": regression.descent_limits,
+    "descent": regression.gap_to_descent,
+    "markov": general.markov_phases,
+    "copying": regression.target_copying,
 }
 """Measures by name, for `mechicl sweep --measure`."""

@@ -2,14 +2,13 @@
 
 import math
 from functools import lru_cache
-from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms import references
-from mechicl.base.arguments import checked, strictly_between
+from mechicl.base.arguments import checked
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner
 from mechicl.prompts import Prompts
@@ -63,16 +62,13 @@ def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) 
 
 @checked
 def fit_mixture(
-    predictions: Float[Tensor, "prompt y"],
-    first: Float[Tensor, "prompt y"],
-    second: Float[Tensor, "prompt y"],
-    level: Annotated[float, strictly_between(0, 1)] = 0.95,
+    predictions: Float[Tensor, "prompt y"], first: Float[Tensor, "prompt y"], second: Float[Tensor, "prompt y"]
 ) -> Measured:
     """Fit predictions as a · first + b · second, by least squares without a constant.
 
     A position between two learners cannot distinguish a mixture of them from other predictions, such as 0, so it comes
     with the scale and the residual. Returns `position`, b / (a + b), NaN if one learner is a multiple of the other or
-    the predictions are 0; `position_low` and `position_high`, its interval over prompts at `level` (Fieller 1954, with
+    the predictions are 0; `position_low` and `position_high`, its 95% interval over prompts (Fieller 1954, with
     robust variances), infinite if a + b does not differ significantly from 0; `scale`, a + b, 1 for a mixture;
     `residual`, the unexplained share of the mean square; and `energy`, the mean square.
 
@@ -100,7 +96,7 @@ def fit_mixture(
     scores = (parts * left[..., None]).sum(1)  # one prompt's numbers are not independent
     covariance = inverse @ (scores.T @ scores) @ inverse
     scale, b = weights.tolist()
-    quantile = student_t_quantile(0.5 + level / 2, max(1, len(p) - 2))
+    quantile = student_t_quantile(0.975, max(1, len(p) - 2))
     low, high = _ratio_ends(b, scale, covariance.flip(0, 1), quantile)
     position = b / scale if scale else math.nan
     return dict(zip(names, (position, low, high, scale, _mean_square(left) / energy, energy), strict=True))

@@ -14,8 +14,7 @@ from mechicl import algorithms, viz
 from mechicl.analysis.dynamics import StrategyTracking, align_over_training, fit_strategy_odds, track_strategies
 from mechicl.analysis.dynamics.strategies import nearest_mixture
 from mechicl.checkpoints import Checkpoint
-from mechicl.checkpoints.checkpoint import Snapshots
-from mechicl.checkpoints.stacks import stack_models
+from mechicl.checkpoints.checkpoint import Snapshots, stack_models
 from mechicl.learners import AlgorithmLearner, TokenAlgorithmLearner, token_log_probabilities
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts, TokenSequences
