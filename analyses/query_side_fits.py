@@ -112,16 +112,16 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
     found: dict[str, dict[str, Any]] = {}
     fits: dict[str, AddressDescent] = {}
     for name, options in HYPOTHESES.items():
-        fit = fit_address_descent(
+        algorithm, unexplained = fit_address_descent(
             prompts, targets, scores=studied.scores, steps=steps, heads=heads, batch_size=128, seed=args.seed,
             iterations=args.iterations, held_out=args.n_prompts, learning_rate=0.03, causal=studied.causal,
             progress=False, **options,
         )  # fmt: skip
-        fits[name] = fit.algorithm
-        found[name] = {"unexplained": fit.unexplained}
+        fits[name] = algorithm
+        found[name] = {"unexplained": unexplained}
         if studied.scores is not None:
             true = _centred(studied.scores[:, :, -args.n_prompts :])
-            made = _centred(fit.algorithm.run_query(held_out)[1])
+            made = _centred(algorithm.run_query(held_out)[1])
             r2 = 1 - (made - true).square().mean((2, 3)) / true.square().mean((2, 3))
             found[name] |= {"score_r2": _rounded(r2), "weakest_score": r2.min().item()}
         print(studied.name, name, found[name], flush=True)

@@ -533,7 +533,7 @@ def call_names(call: Any) -> set[str]:
 # ---- functions that are not called, by reason ----
 REASONS = {
     "a value: settings, a table of names, a result that other calls return, an error": (
-        "Algorithm FitProblem FittedAlgorithm AddressFit AfterCopying Hypothesis Induction KernelReading "
+        "Algorithm FitProblem FittedAlgorithm AfterCopying Hypothesis Induction KernelReading "
         "FineTuning Site Edge GraphFile Node WeightProducts CausalModel EMBEDDING INTERVENTIONS METHODS "
         "METHOD_NAMES MEASURES SWEEPS PRESETS TEXT_TASKS WORD_TASKS Method Metric At Clamp Curriculum Ramp "
         "TrainingConfig TrainingResult Sweep LSTMConfig TransformerConfig HookedTransformerConfig Interleaved "

@@ -58,7 +58,7 @@ class Script:
         derived: rows for claims that follow from a comparison's data; `derive` sets it.
     """
 
-    def __init__(self, measure: Callable[[Any], Comparison], options: type[ScriptArgs]):
+    def __init__(self, measure: Callable[[Any], Comparison], options: type[Any]):
         self.measure, self.options = measure, options
         self.derived: Callable[[Comparison], list[Row]] = lambda comparison: []
 

@@ -170,6 +170,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.name} was saved without snapshots")
         return models_from_stack(self.models[0].cfg, {n: t[snapshot] for n, t in self.snapshots.weights.items()})
 
+    @checked
     def iterate_snapshots(self, dtype: torch.dtype | None = None) -> Iterator[list[Model]]:
         """Yield the models at each snapshot: the same objects each time, with other weights, which is quicker."""
         if self.snapshots is None:

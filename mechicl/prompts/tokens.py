@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mechicl.base.arguments import check_fields
+from mechicl.base.arguments import check_fields, checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,7 @@ class TokenSequences:
         return TokenSequences(self.ids[index], self.predictable[index])
 
     @classmethod
+    @checked
     def concatenate(cls, sequences: "Sequence[TokenSequences]") -> "TokenSequences":
         """Join several batches of sequences of one length."""
         lengths = {s.ids.shape[1] for s in sequences}

@@ -146,6 +146,7 @@ class RandomTensors:
         values = self.exponential(*shape)
         return torch.where(negative, -values, values)
 
+    @checked
     def inputs(self, distribution: InputDistribution, *shape: int) -> Tensor:
         """Draw inputs from a named distribution of `LinearRegression`; "uniform" is on (-1/2, 1/2)."""
         if distribution == "uniform":

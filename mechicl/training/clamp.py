@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.arguments import Natural, check_fields
+from mechicl.base.arguments import Natural, check_fields, checked
 from mechicl.models.opening.sites import AXES, hook_name
 
 Places = Natural | tuple[Natural, ...] | None
@@ -114,15 +114,18 @@ class Clamp:
         layer = self.layer if self.source_layer is None else self.source_layer
         return self.component if layer is None else hook_name(self.component, layer)
 
+    @checked
     def is_active(self, step: int) -> bool:
         """True if training step `step` (from 0) has the clamp."""
         return self.steps is None or self.steps[0] <= step < self.steps[1]
 
+    @checked
     def places(self, axis: str) -> tuple[int, ...] | None:
         """The chosen heads, positions, ... along an axis; None for all."""
         places = getattr(self, axis)
         return (places,) if isinstance(places, int) else places
 
+    @checked
     def mask(self, shape: Sequence[int], device: torch.device) -> Bool[Tensor, "..."]:
         """True where an activation `[prompt *shape]` is replaced; of size 1 along axes that are replaced as a whole."""
         mask = torch.ones([1] * len(shape), dtype=torch.bool, device=device)
@@ -133,6 +136,7 @@ class Clamp:
                 mask = mask & chosen.view(-1, *[1] * (len(shape) - dim - 1))
         return mask
 
+    @checked
     def hook(self, copied: Tensor | None) -> Callable[..., Tensor]:
         """A hook that replaces the chosen places of an activation, by `copied` where the method copies or freezes."""
         if copied is not None and self.source_head is not None:

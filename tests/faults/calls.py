@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 import mechicl
+from mechicl.algorithms.stepwise import StepwiseAlgorithm
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
@@ -175,6 +176,8 @@ def find_targets() -> list[Target]:
                 method = inspect.getattr_static(member, key)
                 plain = method.__func__ if isinstance(method, classmethod | staticmethod) else method
                 is_public = not key.startswith("_") and inspect.isfunction(plain)
+                if key == "step" and issubclass(member, StepwiseAlgorithm):
+                    continue  # the library calls it, as it calls a module's forward; users call `advance`
                 if is_public and plain.__module__.startswith("mechicl.") and not hasattr(plain, "__isabstractmethod__"):
                     name_of = f"{package}.{name}.{key}"
                     add(name_of, plain, member) if plain is method else add(name_of, getattr(member, key))

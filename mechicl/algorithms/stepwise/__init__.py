@@ -3,7 +3,7 @@
 `Runs` gives counterfactual predictions; `analysis.interchange` compares a model's with them.
 """
 
-from mechicl.algorithms.stepwise.addresses import AddressDescent, AddressFit, fit_address_descent
+from mechicl.algorithms.stepwise.addresses import AddressDescent, fit_address_descent
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, query_of
 from mechicl.algorithms.stepwise.copying import AfterCopying, Induction
 from mechicl.algorithms.stepwise.counterfactuals import Runs
@@ -14,7 +14,6 @@ from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
 
 __all__ = [
     "AddressDescent",
-    "AddressFit",
     "AfterCopying",
     "DiscountedDescent",
     "Hypothesis",

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -80,6 +79,7 @@ class AddressDescent(StepwiseAlgorithm):
             "transformed x": address - (address_rates * weights).sum(1) @ self._keys(context),
         }
 
+    @checked(undefined=True)
     def run_query(self, prompts: Prompts) -> tuple[Float[Tensor, "prompt y"], Float[Tensor, "step head prompt point"]]:
         """Return the query's prediction, and its scores in every step, in the prompts' dtype."""
         context, query = self._start(prompts)
@@ -89,6 +89,7 @@ class AddressDescent(StepwiseAlgorithm):
             query, context = self.step(k, query, context), self._next_context(k, context)
         return query["prediction"][:, 0], torch.stack(scores)
 
+    @checked(undefined=True)
     def exchange(
         self, prompts: Prompts, sources: Prompts, *, steps: Sequence[int], component: Literal["pattern", "q"]
     ) -> Float[Tensor, "prompt y"]:
@@ -117,12 +118,14 @@ class AddressDescent(StepwiseAlgorithm):
         n = context["x"].shape[1]
         return self.step(k, context, context, context["x"].new_ones(n, n).tril() if self.causal else None)
 
+    @checked(undefined=True)
     def scores(
         self, k: int, address: Float[Tensor, "prompt reader x"], keys: Float[Tensor, "prompt point x"]
     ) -> Float[Tensor, "prompt head reader point"]:
         """Return `x_iᵀ A_h z` of step k."""
         return (address[:, None] @ self.matrices[k].to(address).mT) @ keys[:, None].mT
 
+    @checked(undefined=True)
     def weights(self, scores: Tensor, sees: Tensor | None = None) -> Tensor:
         """Return the kernel of scores: readers that see no points read nothing."""
         if self.kernel == "linear":
@@ -131,20 +134,6 @@ class AddressDescent(StepwiseAlgorithm):
             return scores.softmax(-1)
         hidden = scores.masked_fill(sees == 0, -torch.inf).masked_fill((sees == 0).all(-1, keepdim=True), 0.0)
         return hidden.softmax(-1) * sees
-
-
-@dataclass(frozen=True, eq=False)
-class AddressFit:
-    """A fitted `AddressDescent`.
-
-    Attributes:
-        algorithm: the fitted algorithm, float64.
-        unexplained: mean squared distance of its predictions on held-out prompts, relative to the mean square of the
-            targets.
-    """
-
-    algorithm: AddressDescent
-    unexplained: float
 
 
 @checked
@@ -165,7 +154,7 @@ def fit_address_descent(
     held_out: Count = 1024,
     seed: Natural = 0,
     progress: bool = True,
-) -> AddressFit:
+) -> tuple[AddressDescent, float]:
     """Fit address descent to a model's predictions, and to its attention scores, by Adam.
 
     All its parameters are fitted: a matrix and two rates for each step and head. Predictions alone hardly determine
@@ -187,7 +176,8 @@ def fit_address_descent(
         seed: seed of initial values and batches.
 
     Returns:
-        `algorithm` and `unexplained`, the share of held-out predictions that it leaves unexplained.
+        The fitted algorithm, float64, and its mean squared distance from held-out predictions, relative to the mean
+        square of the targets.
     """
     if scores is not None and scores.shape[:2] != (steps, heads):
         raise ValueError(f"scores must be of {steps} steps and {heads} heads, got {tuple(scores.shape[:2])}")
@@ -224,7 +214,7 @@ def fit_address_descent(
         rates.step()
     algorithm = AddressDescent(*(value.detach().double() for value in values), **options)
     distance = (algorithm.predict(prompts[n_fitting:].to(dtype=torch.float64)) - targets[n_fitting:].double()).square()
-    return AddressFit(algorithm, distance.mean().item() / targets[n_fitting:].square().mean().item())
+    return algorithm, distance.mean().item() / targets[n_fitting:].square().mean().item()
 
 
 def _centred(scores: Tensor) -> Tensor:
