@@ -35,11 +35,11 @@ lm: $(READY)-gguf ## Fetch SmolLM2 (135 million parameters) and write report/smo
 # One thread per worker process, because the workers share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
-test: $(READY_TEST) browser ## Lint, check format and types, and run the default tests (8 minutes on two cores)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(PYTEST)
+test: $(READY_TEST) browser ## Lint, check format and types, and run the default tests (15 minutes on two cores; PKG=algorithms: one package)
+	$(BIN)/ruff check $(if $(PKG),mechicl/$(PKG) tests/$(PKG),.)
+	$(BIN)/ruff format --check $(if $(PKG),mechicl/$(PKG) tests/$(PKG),.)
+	$(BIN)/pyright $(if $(PKG),mechicl/$(PKG) tests/$(PKG))
+	$(PYTEST) $(if $(PKG),tests/$(PKG))
 
 # The second run uses no vector instructions, because no test may depend on the processor.
 test-all: $(READY_TEST) browser ## Run the slow tests: docs, notebooks, JupyterLab, packaging, kills, ... (20 minutes)
