@@ -107,7 +107,9 @@ def test_text_from_files_is_escaped_and_two_targets_and_one_seed_are_measured(tm
     fields = {"command": attack, "hardware": attack, "versions": {attack: attack}, "steps_done": attack}
     record = {"training": {"task": task_to_dict(task)}, "seeds": [0], **fields}
     folder = save(tmp_path / "a<b>&'\"", construction(best.step_size, y_dim=2, n_context=4), record)
-    html = report(folder, None, tmp_path / "out", n_prompts=1000, sections=["loss", "paths", "provenance"], progress=False)
+    html = report(
+        folder, None, tmp_path / "out", n_prompts=1000, sections=["loss", "paths", "provenance"], progress=False
+    )
     assert attack not in html.read_text()
     page = browser.new_page()
     page.goto(html.as_uri())
