@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import itertools
 import re
 from pathlib import Path
 
@@ -16,26 +17,20 @@ from mechicl.checkpoints import load
 from mechicl.prompts import TokenSequences
 
 ROOT = Path(mechicl.__file__).parent
-LEVELS = (
-    ("base",),
-    ("prompts", "statistics"),
-    ("learners", "models"),
-    ("tasks",),
-    ("algorithms", "text", "checkpoints"),
-    ("training", "constructions", "interop"),
-    ("analysis",),
-    ("viz", "sweeps"),
-    ("reports",),
-    ("cli",),
-)
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """The cells of the table of ARCHITECTURE.md whose first column has a heading."""
+    lines = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"| {heading} |")) + 2
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first:])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+LEVELS = [re.findall(r"`(\w+)/`", packages) for _, packages, _ in rows_of("level")]
 """A package imports from levels below its own, and on its own level from packages named before it."""
 BETWEEN_QUESTIONS = {
-    "behaviour": {"layers"},
-    "heads": {"layers"},
-    "dynamics": {"behaviour", "heads"},
-    "causes": {"behaviour"},
-    "circuits": {"interventions"},
-    "language": {"circuits", "interventions"},
+    name.strip("`"): set(re.findall(r"`(\w+)`", others)) for name, _, others in rows_of("package of `analysis/`")
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 
@@ -63,6 +58,7 @@ def module_of(path: Path) -> str:
 def test_every_package_has_a_level():
     packages = {package(module_of(path)) for path in MODULES} - {""}
     assert packages == {name for level in LEVELS for name in level}
+    assert {path.parent.name for path in (ROOT / "analysis").glob("*/__init__.py")} == set(BETWEEN_QUESTIONS)
 
 
 def test_packages_import_only_from_packages_before_them():
@@ -93,7 +89,7 @@ def test_questions_use_each_other_only_as_is_allowed():
     for path in (ROOT / "analysis").glob("*/*.py"):
         question = path.parent.name
         others = {name.split(".")[1] for name in imports(path) if name.startswith("analysis.")} - {question}
-        assert others <= BETWEEN_QUESTIONS.get(question, set()), path
+        assert others <= BETWEEN_QUESTIONS[question], path
         crossings += len(others)
     assert crossings <= 20
 
