@@ -97,7 +97,8 @@ class Claim:
         An entry that is true of untrained models is not evidence about training, so it does not count as agreeing. One
         that differs, or agrees in part, without an experiment on the cause does not count as differing.
         """
-        if self.cause.startswith("unresolved") and self.verdict in ("differs", "agrees in part"):
+        unknown = self.cause.startswith("unresolved") and self.verdict in ("differs", "agrees in part")
+        if unknown or (self.verdict == "differs" and not self.cause):
             return "unresolved"
         alike = self.trained and self.control_verdicts.get(UNTRAINED) == "agrees" == self.verdict
         return "no evidence" if alike else self.verdict

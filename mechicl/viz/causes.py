@@ -83,7 +83,7 @@ def counterfactual_scatter(result: Interchange, interventions: Sequence[str] = (
 
 
 @checked
-def causal_graph(result: Interchange) -> go.Figure:
+def causal_graph(result: Interchange, title: str | None = None) -> go.Figure:
     """Draw an algorithm's causal graph with measured effects: states of the query and of the context, layer by layer.
 
     Numbers are squared changes of the prediction, as a share of the squared distance between the predictions on the
@@ -94,9 +94,10 @@ def causal_graph(result: Interchange) -> go.Figure:
 
     Args:
         result: interventions compared with a hypothesis, from `interchange` (or a test of `test_hypotheses`).
+        title: title of the figure; by default the hypothesis's name.
     """
     rows = {"context": 1.0, "query": 0.0}
-    fig = draw.figure(result.hypothesis, "layers")
+    fig = draw.figure(title or result.hypothesis, "layers")
     last = max(cell.to_layer for cell in result.cells)
     for cell, move, expected, score in zip(result.cells, result.moved, result.expected_moved, result.r2, strict=True):
         moved, r2 = move.mean, score.mean
