@@ -8,6 +8,7 @@ and differ only in the filter `f`, a function of one number that is known in clo
 serves all steps, and the cost does not grow with their number.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,11 +159,8 @@ def iterates(step: Callable[[int, Any], Any], start: Any, numbers: Sequence[int]
 
     A state is a tensor, or a tuple of tensors of which the first is returned.
     """
-    state, reached, wanted = start, {}, set(numbers)
-    for k in range(max(numbers) + 1):
-        state = step(k - 1, state) if k else start
-        if k in wanted:
-            reached[k] = state[0] if isinstance(state, tuple) else state
+    states = itertools.accumulate(range(max(numbers)), lambda state, k: step(k, state), initial=start)
+    reached = {k: state[0] if isinstance(state, tuple) else state for k, state in enumerate(states) if k in numbers}
     return torch.stack([reached[k] for k in numbers])
 
 

@@ -19,14 +19,14 @@ from mechicl.base.version import __version__
 from mechicl.checkpoints import Snapshots, save
 from mechicl.cli.checkpoints import held_out
 from mechicl.tasks import AnyTask, FixedTasks, LinearRegression
-from mechicl.tasks.registry import KINDS
+from mechicl.tasks.registry import TASK_TYPES
 from mechicl.training import PRESETS, Clamp, Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.config import resize_task
 
 if TYPE_CHECKING:
     TaskKind = str
 else:  # the library's own kinds
-    TaskKind = Literal[tuple(kind.__name__ for kind in KINDS)]
+    TaskKind = Literal[tuple(TASK_TYPES)]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _number_after(words: Sequence[str], option: str) -> int | None:
 
 def _task(preset: TrainingConfig, kind: str | None) -> AnyTask:
     """The task of a kind that the command line starts from; whether it fits the model is checked later."""
-    task_type: Any = next((each for each in KINDS if each.__name__ == kind), None)
+    task_type: Any = TASK_TYPES.get(kind or "")
     if task_type is None:  # not given, or refused when parsed
         return preset.task
     if task_type is FixedTasks:  # these are prompts of points, not token sequences

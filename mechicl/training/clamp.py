@@ -125,8 +125,7 @@ class Clamp:
         places = getattr(self, axis)
         return (places,) if isinstance(places, int) else places
 
-    @checked
-    def mask(self, shape: Sequence[int], device: torch.device) -> Bool[Tensor, "..."]:
+    def _mask(self, shape: Sequence[int], device: torch.device) -> Bool[Tensor, "..."]:
         """True where an activation `[prompt *shape]` is replaced; of size 1 along axes that are replaced as a whole."""
         mask = torch.ones([1] * len(shape), dtype=torch.bool, device=device)
         for dim, axis in enumerate(self.axes):
@@ -136,14 +135,13 @@ class Clamp:
                 mask = mask & chosen.view(-1, *[1] * (len(shape) - dim - 1))
         return mask
 
-    @checked
     def hook(self, copied: Tensor | None) -> Callable[..., Tensor]:
         """A hook that replaces the chosen places of an activation, by `copied` where the method copies or freezes."""
         if copied is not None and self.source_head is not None:
             copied = copied.narrow(1 + self.axes.index("head"), self.source_head, 1)
 
         def replace(activation: Tensor, hook: HookPoint) -> Tensor:
-            mask, new = self.mask(activation.shape[1:], activation.device), activation.detach()
+            mask, new = self._mask(activation.shape[1:], activation.device), activation.detach()
             if self.method == "value":
                 return torch.where(mask, self.value, activation)
             if self.method == "mean":

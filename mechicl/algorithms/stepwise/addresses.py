@@ -64,7 +64,7 @@ class AddressDescent(StepwiseAlgorithm):
         keys = self._keys(context)
         if not keys.shape[1]:
             return dict(readers)
-        return self._read(k, readers, context, self.weights(self.scores(k, readers["transformed x"], keys), sees))
+        return self._read(k, readers, context, self._weights(self._scores(k, readers["transformed x"], keys), sees))
 
     def _keys(self, context: State) -> Tensor:
         return context["transformed x" if self.moving_keys else "x"]
@@ -85,7 +85,7 @@ class AddressDescent(StepwiseAlgorithm):
         context, query = self._start(prompts)
         scores = []
         for k in range(self.n_steps):
-            scores.append(self.scores(k, query["transformed x"], self._keys(context))[:, :, 0].transpose(0, 1))
+            scores.append(self._scores(k, query["transformed x"], self._keys(context))[:, :, 0].transpose(0, 1))
             query, context = self.step(k, query, context), self._next_context(k, context)
         return query["prediction"][:, 0], torch.stack(scores)
 
@@ -102,7 +102,7 @@ class AddressDescent(StepwiseAlgorithm):
         for k in range(self.n_steps):
             address = (other if k in steps else query)["transformed x"]
             keys = self._keys(other_context if k in steps and component == "pattern" else context)
-            read = self._read(k, query, context, self.weights(self.scores(k, address, keys), None))
+            read = self._read(k, query, context, self._weights(self._scores(k, address, keys), None))
             query, other = read, self.step(k, other, other_context)
             context, other_context = self._next_context(k, context), self._next_context(k, other_context)
         return query["prediction"][:, 0]
@@ -118,15 +118,13 @@ class AddressDescent(StepwiseAlgorithm):
         n = context["x"].shape[1]
         return self.step(k, context, context, context["x"].new_ones(n, n).tril() if self.causal else None)
 
-    @checked(undefined=True)
-    def scores(
+    def _scores(
         self, k: int, address: Float[Tensor, "prompt reader x"], keys: Float[Tensor, "prompt point x"]
     ) -> Float[Tensor, "prompt head reader point"]:
         """Return `x_iᵀ A_h z` of step k."""
         return (address[:, None] @ self.matrices[k].to(address).mT) @ keys[:, None].mT
 
-    @checked(undefined=True)
-    def weights(self, scores: Tensor, sees: Tensor | None = None) -> Tensor:
+    def _weights(self, scores: Tensor, sees: Tensor | None = None) -> Tensor:
         """Return the kernel of scores: readers that see no points read nothing."""
         if self.kernel == "linear":
             return scores if sees is None else scores * sees
