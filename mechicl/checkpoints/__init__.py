@@ -15,8 +15,9 @@ from mechicl.checkpoints.folders import load, load_checkpoint, push, save
 from mechicl.checkpoints.joining import join
 from mechicl.checkpoints.random_weights import are_weights_random as are_weights_random
 from mechicl.checkpoints.random_weights import random_weights, untrained
+from mechicl.checkpoints.study import Study
 
 __all__ = [
-    "Checkpoint", "CheckpointError", "Snapshots", "available", "join", "load", "load_checkpoint", "push",
+    "Checkpoint", "CheckpointError", "Snapshots", "Study", "available", "join", "load", "load_checkpoint", "push",
     "random_weights", "save", "untrained",
 ]  # fmt: skip

@@ -132,14 +132,15 @@ class Checkpoint:
         """
         if self._n_seeds != len(self.models):
             raise CheckpointError(f"{self.name} has several tasks with the same seeds: use the parts of by_task()")
-        return [self._seeds[i] for i in self.stuck]
+        return [self.seeds[i] for i in self.stuck]
 
     @property
     def _n_seeds(self) -> int:
         return len(self.models) // (1 + len(self.record.get("training", {}).get("more_tasks", ()))) or 1
 
     @property
-    def _seeds(self) -> list[int]:
+    def seeds(self) -> list[int]:
+        """The training seeds, of one task if there are several."""
         return list(self.record.get("seeds", range(len(self.models))))
 
     @checked
@@ -159,9 +160,9 @@ class Checkpoint:
         """Return the model of a training seed (of the first task, if there are several); by default that is `best`."""
         if seed is None:
             return self.best
-        if seed not in self._seeds:
-            raise UnknownSeedError(f"{self.name} has no seed {seed}; it has {self._seeds}")
-        return self.models[self._seeds.index(seed)]
+        if seed not in self.seeds:
+            raise UnknownSeedError(f"{self.name} has no seed {seed}; it has {self.seeds}")
+        return self.models[self.seeds.index(seed)]
 
     @checked
     def models_at(self, snapshot: int) -> list[Model]:

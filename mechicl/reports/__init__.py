@@ -6,7 +6,7 @@ from typing import Any
 
 from mechicl.base.annotations import described
 from mechicl.base.files import check_writable
-from mechicl.checkpoints import Checkpoint, load_checkpoint
+from mechicl.checkpoints import Checkpoint, Study, load_checkpoint
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.interop.language_models import is_language_model
 from mechicl.learners import Learners
@@ -21,7 +21,6 @@ from mechicl.reports.one_layer import OneLayer
 from mechicl.reports.own import Own
 from mechicl.reports.published import published
 from mechicl.reports.rows import Row
-from mechicl.reports.study import Study, study
 from mechicl.reports.texts import Texts
 from mechicl.reports.tokens import Tokens
 from mechicl.tasks import LinearRegression, MarkovChains, RepeatedTokens
@@ -55,9 +54,9 @@ def report(
     heads. Sections that are left out are listed at the end of the page with the reason.
 
     Args:
-        model: a learner (an object with `predict` and `predict_prefixes`), a list of them (seeds of one training), a
-            `Checkpoint`, or its name or path; or a language model: its name or folder, a `LanguageModel`, or a model of
-            token ids that has its `tokenizer` (a `TransformerBridge`).
+        model: a `Study`; a learner (an object with `predict` and `predict_prefixes`), a list of them (seeds of one
+            training), a `Checkpoint`, or its name or path; or a language model: its name or folder, a `LanguageModel`,
+            or a model of token ids that has its `tokenizer` (a `TransformerBridge`).
         task: the task that prompts are drawn from, an object of `mechicl.tasks` or with the same methods. By default
             the task that the checkpoint was trained on. For a language model, names of word tasks (default: all).
         path: a folder for report.html and report.json, or the path of an .html file next to which the .json is saved.
@@ -100,10 +99,16 @@ def report(
             raise ValueError(f"the report on a language model takes task, path and progress, got {', '.join(given)}")
         tasks = (task,) if isinstance(task, str) else task
         return report_language(model, folder, tasks=tasks, name=name, progress=progress)
-    if not isinstance(model, Checkpoint | Sequence) and not hasattr(model, "predict"):
-        raise TypeError(f"model must be a learner with predict(prompts), a list of them, a Checkpoint, a LanguageModel "
-                        f"(from load_language_model), or a name or path; got {described(model)}")  # fmt: skip
-    opened = study(model, task, compare=compare, seed=seed, task_index=task_index)
+    if not isinstance(model, Study | Checkpoint | Sequence) and not hasattr(model, "predict"):
+        raise TypeError(f"model must be a Study, a learner with predict(prompts), a list of them, a Checkpoint, a "
+                        f"LanguageModel (load_language_model), or a name or path; got {described(model)}")  # fmt: skip
+    options = {"task": task, "compare": compare or (), "seed": seed, "task_index": task_index}
+    if isinstance(model, Study):
+        if given := [name for name, value in options.items() if value not in (None, ())]:
+            raise ValueError(f"a Study has its own {', '.join(given)}: give them to Study(...)")
+        opened = model
+    else:
+        opened = Study(model, **options)
     return _kind(opened)(opened, n_prompts=n_prompts, progress=progress).write(folder, name, sections)
 
 

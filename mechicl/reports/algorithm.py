@@ -13,6 +13,7 @@ from mechicl import viz
 from mechicl.algorithms.card import FitProblem, cards
 from mechicl.algorithms.preconditioned import WITH_CONSTANT
 from mechicl.analysis import Identification, identify
+from mechicl.checkpoints import Study
 from mechicl.learners import Learner
 from mechicl.models import PromptedModel, build
 from mechicl.prompts import Prompts
@@ -20,7 +21,6 @@ from mechicl.reports.causes import interventions_as_text
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.heads import heads_as_text
 from mechicl.reports.rows import Row
-from mechicl.reports.study import Study
 from mechicl.reports.verdict import (
     NEAR,
     NOT_TESTED,
@@ -100,8 +100,8 @@ class AlgorithmQuestion:
     @cached_property
     def over_training(self) -> tuple[tuple[int, ...], Float[Tensor, "step seed"]] | None:
         """Steps of the snapshots, and the distance of every seed from the named algorithm there."""
-        snapshots = self.study.snapshots
-        if snapshots is None or self.study.is_own:
+        checkpoint, snapshots = self.study.checkpoint, self.study.snapshots
+        if checkpoint is None or snapshots is None or self.study.is_own:
             return None
         prompts = self.study.task.sample(N_SNAPSHOT, seed=self.seed + 3, dtype=torch.float64)
         learner = self.answer.match.learner
@@ -109,7 +109,7 @@ class AlgorithmQuestion:
         predicted = learner.predict(prompts)
         rows = [
             [_distance(predicted, _predictions(model, prompts)).mean for model in models]
-            for models in self.study.iterate_snapshots()
+            for models in checkpoint.iterate_snapshots()
         ]
         return snapshots.steps, torch.tensor(rows, dtype=torch.float64)
 

@@ -13,10 +13,10 @@ from mechicl.analysis import test_hypotheses
 from mechicl.analysis.causes import HypothesisTest, Interchange
 from mechicl.analysis.causes.interchange import Kind
 from mechicl.checkpoints import Checkpoint, untrained
+from mechicl.checkpoints.study import Models, Study
 from mechicl.models import Model
 from mechicl.reports.comparison import Measured
 from mechicl.reports.rows import Row, over_models
-from mechicl.reports.study import Study
 from mechicl.statistics import Interval
 from mechicl.tasks import Task
 from mechicl.viz.page import Section
@@ -39,7 +39,7 @@ TITLE = "Does it run the algorithm?"
 
 
 def causal_part(
-    checkpoint: Checkpoint, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool = True
+    checkpoint: Models, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool = True
 ) -> Measured:
     """Test hypotheses on each model by interventions: rows by family, pictures of the first model, numbers.
 
@@ -82,7 +82,7 @@ def causal_part(
 
 def causes(study: Study, *, progress: bool = True) -> Measured:
     """Test the opened model of a report, with controls."""
-    one = study.select([0])
+    one = study.opened()
     rows, sections, data = causal_part(one, study.task, n_prompts=N_REPORT, seed=PROMPT_SEED, progress=progress)
     return [row for row in rows if not row.quantity.startswith(MOVED)], sections, {"causes": data}
 
@@ -135,10 +135,11 @@ def _where(name: str, layer: int) -> str:
     return f"after {count(layer, 'layer')}" if "exchanged" in name else f"from {count(layer, 'layer')} on"
 
 
-def _controls(checkpoint: Checkpoint, task: Task, seed: int, progress: bool) -> tuple[list[Row], dict[str, Any]]:
+def _controls(checkpoint: Models, task: Task, seed: int, progress: bool) -> tuple[list[Row], dict[str, Any]]:
     """The most that any fitted hypothesis explains of models without an algorithm."""
-    one = checkpoint.select([0])
-    models = {"untrained": untrained(one).models[0], "weights shuffled": shuffled(one.models[0], seed)}
+    model = checkpoint.models[0]
+    control = untrained(Checkpoint("control", [model])).models[0]
+    models = {"untrained": control, "weights shuffled": shuffled(model, seed)}
     rows, data = [], {}
     for name, model in models.items():
         try:

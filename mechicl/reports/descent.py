@@ -17,7 +17,8 @@ from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS, Scaled
 from mechicl.analysis.behaviour.tuned_descent import ClippedDescent
 from mechicl.analysis.weights.construction_families import FamilyName, family_for
 from mechicl.analysis.weights.fits import ConstructionFit
-from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.checkpoints import CheckpointError
+from mechicl.checkpoints.study import Models
 from mechicl.learners import Learner, squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -159,7 +160,7 @@ class Descent(Kind):
     dtype = torch.float64
     heading = "Against gradient descent ({name})"
 
-    def __init__(self, checkpoint: Checkpoint, **options: Any):
+    def __init__(self, checkpoint: Models, **options: Any):
         super().__init__(checkpoint, **options)
         self.cfg, self.task = checkpoint.models[0].cfg, checkpoint.task
         if self.cfg.prompt_format != "paired" or not isinstance(self.task, LinearRegression):

@@ -11,7 +11,7 @@ from mechicl.analysis.finetuning import (
     compare_on_prompts,
     search_on_prompts,
 )
-from mechicl.checkpoints import Checkpoint
+from mechicl.checkpoints.study import Models
 from mechicl.models import HookedTransformer
 from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
@@ -32,7 +32,7 @@ MAPS = """Cosine of each layer's attention scores, before the softmax, between t
     used."""
 
 
-def no_finetuning(checkpoint: Checkpoint) -> str:
+def no_finetuning(checkpoint: Models) -> str:
     """Return the reason why a model cannot be fine-tuned on contexts; empty if it can."""
     model = checkpoint.models[0]
     if not isinstance(model, HookedTransformer) or not model.cfg.n_layers:
@@ -42,7 +42,7 @@ def no_finetuning(checkpoint: Checkpoint) -> str:
     return "" if checkpoint.task.n_context else "there is no context to fine-tune on"
 
 
-def slow_finetuning(checkpoint: Checkpoint) -> str:
+def slow_finetuning(checkpoint: Models) -> str:
     """Return the reason why fine-tuning is measured only on request; empty if it is quick."""
     steps = N_PROMPTS * max(EPOCHS) * checkpoint.task.n_context * checkpoint.models[0].cfg.n_layers
     if steps <= STEPS:
@@ -50,7 +50,7 @@ def slow_finetuning(checkpoint: Checkpoint) -> str:
     return f"{N_PROMPTS} fine-tuned copies of a model of this size take minutes: --sections fine-tuning measures them"
 
 
-def finetuning(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
+def finetuning(checkpoint: Models, *, progress: bool = True) -> Measured:
     """Compare fine-tuning on contexts with reading them, for a model with keys and values; see `no_finetuning`."""
     model, task = checkpoint.models[0], checkpoint.task
     assert isinstance(model, HookedTransformer)

@@ -4,7 +4,7 @@ from typing import Any
 
 from mechicl import viz
 from mechicl.analysis import InterventionSweep, ablate, corrupt, patch, score_heads
-from mechicl.checkpoints import Checkpoint
+from mechicl.checkpoints.study import Models
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports.comparison import Comparison, Measured, Section
@@ -32,7 +32,7 @@ HEADS = """The output of one head at one position is restored on these prompts. 
     others may recover nothing alone."""
 
 
-def model_parts(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
+def model_parts(checkpoint: Models, *, progress: bool = True) -> Measured:
     """Measure the components of a checkpoint's first model; see `no_model_parts`."""
     prompts = checkpoint.task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
     rows, sections, data = measure_model_parts(
@@ -41,7 +41,7 @@ def model_parts(checkpoint: Checkpoint, *, progress: bool = True) -> Measured:
     return rows, sections, {"model_parts": {**data, "seed": PROMPT_SEED}}
 
 
-def no_model_parts(checkpoint: Checkpoint) -> str:
+def no_model_parts(checkpoint: Models) -> str:
     """Return the reason why a model has no heads to ablate or patch; empty if it has."""
     model = checkpoint.models[0]
     if not isinstance(model, HookedTransformer):

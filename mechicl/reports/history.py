@@ -10,11 +10,10 @@ from mechicl import viz
 from mechicl.algorithms import references
 from mechicl.analysis import find_transitions
 from mechicl.analysis.dynamics import OverTraining, Transitions, track_strategies
-from mechicl.checkpoints import Checkpoint
+from mechicl.checkpoints.study import Models, Study
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
-from mechicl.reports.study import Study
 
 TITLE = "How it came about"
 WORDS = """The training on one axis of steps. Above: the loss of each seed on held-out prompts. Dotted lines mark the
@@ -25,7 +24,7 @@ WORDS = """The training on one axis of steps. Above: the loss of each seed on he
 COEFFICIENT = "local learning coefficient"
 
 
-def no_history(checkpoint: Checkpoint) -> str:
+def no_history(checkpoint: Models) -> str:
     """Return the reason why the training of a checkpoint cannot be shown; empty if it can."""
     if checkpoint.snapshots is None:
         return "no snapshots of the training were saved"
@@ -50,7 +49,7 @@ def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool) 
     return {"weight in the mixture of strategies": OverTraining(track.steps, weights | {"residual": track.residual})}
 
 
-def history(checkpoint: Checkpoint, traced: Mapping[str, Any], *, loss: str, plateau: float | None = None) -> Measured:
+def history(checkpoint: Models, traced: Mapping[str, Any], *, loss: str, plateau: float | None = None) -> Measured:
     """Draw the training of a checkpoint, and find the step of each change.
 
     `traced` has results over the snapshots by the title of their panel; `plateau` is the loss from which training falls

@@ -1,5 +1,6 @@
 """Kinds of reports: a table of parts that are measured, and a verdict made from them."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,8 @@ from mechicl.algorithms.card import count
 from mechicl.analysis import score_heads_over_training
 from mechicl.analysis.dynamics import OverTraining
 from mechicl.base.progress import progress_bar
-from mechicl.checkpoints import Checkpoint
+from mechicl.checkpoints import Study
+from mechicl.checkpoints.study import Models
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.models import HookedTransformer, PromptedModel
 from mechicl.prompts import Prompts
@@ -26,8 +28,8 @@ from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.finetuning import finetuning, no_finetuning, slow_finetuning
 from mechicl.reports.heads import model_parts, no_model_parts
 from mechicl.reports.history import history, no_history, strategies
-from mechicl.reports.study import as_study, task_as_text
 from mechicl.reports.verdict import NOT_TESTED, Verdict, explained_terms, has_learned, learner_phrase
+from mechicl.tasks import LinearRegression
 from mechicl.viz.page import table
 
 N_TRACED = 64  # prompts that heads are scored on at each snapshot
@@ -48,7 +50,7 @@ class Part:
 class Kind:
     """A report on one kind of model; subclasses list their parts.
 
-    `Study` checkpoints have the user's task and learners; `n_prompts` and `seed` (held out) are the kind's.
+    `study` may be a checkpoint, which is opened at its first seed; `n_prompts` and `seed` (held out) are the kind's.
     """
 
     parts: ClassVar[tuple[Part, ...]] = ()
@@ -66,10 +68,9 @@ class Kind:
     no_weights: ClassVar[str] = ""
     """The reason why the verdict has nothing on the weights, unless `weights_as_text` is overridden."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, *, n_prompts: int | None = None, seed: int | None = None, progress: bool = True
-    ):
-        self.study, self.progress = as_study(checkpoint), progress
+    def __init__(self, study: Models, *, n_prompts: int | None = None, seed: int | None = None, progress: bool = True):
+        self.study = study if isinstance(study, Study) else Study(study, seed=study.seeds[0])
+        self.progress = progress
         self.n_prompts = n_prompts or self.n_held_out
         self.sections: Sequence[str] | None = None  # those that were requested
         self.seed = self.prompt_seed if seed is None else seed
@@ -148,7 +149,7 @@ class Kind:
         if getattr(self.study.model.cfg, "prompt_format", "") == "interleaved":
             prompts = self.study.task.sample(N_TRACED, seed=self.seed)
             names = ("previous_token", "target_to_input")
-            opened = self.study.select([0])  # all seeds take as long as the rest of some reports
+            opened = self.study.opened()  # all seeds take as long as the rest of some reports
             found["highest score of a head, opened seed"] = score_heads_over_training(
                 opened, names, prompts=prompts, progress=self.progress
             )
@@ -263,3 +264,17 @@ HISTORY = Part("history", lambda kind: history(kind.study, kind.traced, loss=kin
                lambda kind: no_history(kind.study))  # fmt: skip
 FINETUNING = Part("fine-tuning", lambda kind: finetuning(kind.study, progress=kind.progress),
                   lambda kind: no_finetuning(kind.study), lambda kind: slow_finetuning(kind.study))  # fmt: skip
+
+
+def task_as_text(task: Any) -> str:
+    """Describe a task: its size, the distributions of inputs and weights, the noise, and all other settings."""
+    if not isinstance(task, LinearRegression):
+        return repr(task) if dataclasses.is_dataclass(task) else type(task).__name__
+    changed = {f.name: getattr(task, f.name) for f in dataclasses.fields(task) if getattr(task, f.name) != f.default}
+    inputs = {"uniform": "uniform on [-1/2, 1/2]", "gaussian": "standard normal"}.get(str(task.inputs), task.inputs)
+    described = [f"inputs {inputs}", "standard normal weights",
+                 f"noise of standard deviation {task.noise_std:g}" if task.noise_std else "no noise"]  # fmt: skip
+    known = ("x_dim", "n_context", "inputs", "noise_std")
+    described += [f"{name.replace('_', ' ')} {value}" for name, value in changed.items() if name not in known]
+    size = f"{task.n_context} context points, {task.x_dim} dimensions"
+    return f"linear regression ({size}; {', '.join(described)})"

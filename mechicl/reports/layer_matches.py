@@ -18,7 +18,7 @@ from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import FamilyRanking, Similarity
 from mechicl.analysis.layers import LayerErrors
 from mechicl.analysis.layers.layer_learners import LayerLearner, trajectories
-from mechicl.checkpoints import Checkpoint
+from mechicl.checkpoints.study import Models
 from mechicl.learners import IterativeLearner, Trajectory
 from mechicl.models import PromptedModel, build
 from mechicl.reports.published import published
@@ -196,7 +196,7 @@ def fit_growths(matches: Mapping[str, Match], resamples: int) -> dict[str, Growt
     return growths
 
 
-def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) -> list[Row]:
+def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) -> list[Row]:
     """Make all rows of one compared quantity: last layer, growth, differences from Newton, the nearest family."""
     own = label in ("errors", "normalised errors", "weights")
     rows = _last_layer(label, seeds, checkpoint) if own else []
@@ -223,7 +223,7 @@ def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) 
     return rows
 
 
-def _last_layer(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint) -> list[Row]:
+def _last_layer(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) -> list[Row]:
     printed = published("fu2024_similarity_of_errors")
     last = {
         "Newton": max(filter(None, printed["newton_layer12_by_iteration_1_to_23"])),
@@ -243,7 +243,7 @@ def _last_layer(label: str, seeds: Sequence[MatchedSeed], checkpoint: Checkpoint
 
 def growth_rows(
     label: str, growths: Sequence[Mapping[str, Growth]], families: Sequence[str],
-    checkpoint: Checkpoint | None = None, *, with_source: bool = True,
+    checkpoint: Models | None = None, *, with_source: bool = True,
 ) -> list[Row]:  # fmt: skip
     """Make rows of the growth of the best steps: its kind for each seed, and rates over seeds with enough layers."""
     rows = []

@@ -10,7 +10,8 @@ from mechicl.analysis import Match
 from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.matching import Similarity
 from mechicl.analysis.layers import LayerErrors
-from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.checkpoints import CheckpointError
+from mechicl.checkpoints.study import Models
 from mechicl.prompts import Prompts
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.kind import ALGORITHM, CAUSES, FINETUNING, HEADS, HISTORY, Kind, Part
@@ -25,7 +26,7 @@ LEFT_OUT = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Che
 
 
 def match_layers(
-    checkpoint: Checkpoint,
+    checkpoint: Models,
     *,
     similarities: Sequence[Similarity] = ("errors", "normalised errors"),
     n_prompts: int = N_HELD_OUT,

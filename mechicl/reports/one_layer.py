@@ -15,7 +15,8 @@ from mechicl.analysis.dynamics import AlignmentOverTraining, OverTraining
 from mechicl.analysis.weights import one_step_optimum
 from mechicl.analysis.weights.fits import ConstructionFit
 from mechicl.analysis.weights.products import read_weight_products, replace_products
-from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.checkpoints import CheckpointError
+from mechicl.checkpoints.study import Models
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer
 from mechicl.reports.comparison import Measured, Section
@@ -249,7 +250,7 @@ class OneLayer(Kind):
     heading = "One layer and one step of gradient descent ({name})"
     remark = "Figures of losses during training, on scaled inputs and after repeats show half-MSE, as the paper's do."
 
-    def __init__(self, checkpoint: Checkpoint, **options: Any):
+    def __init__(self, checkpoint: Models, **options: Any):
         super().__init__(checkpoint, **options)
         cfg, self.task = checkpoint.models[0].cfg, checkpoint.task
         one = (cfg.n_layers, cfg.n_heads, cfg.attention, cfg.prompt_format) == (1, 1, "linear", "paired")

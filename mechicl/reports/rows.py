@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import check_fields, checked
-from mechicl.checkpoints import Checkpoint
+from mechicl.checkpoints.study import Models
 from mechicl.statistics import Interval, crossed_interval, interval, mean_of_intervals, median_interval
 from mechicl.statistics.intervals import crossed_median_interval
 
@@ -149,7 +149,7 @@ def above(value: Value, other: Value) -> bool:
 
 
 def over_seeds(
-    values: Tensor | Sequence[float], checkpoint: Checkpoint, *, median: bool = False
+    values: Tensor | Sequence[float], checkpoint: Models, *, median: bool = False
 ) -> tuple[Interval, str, str]:
     """Return `measured`, `over` and `note` of a row: an interval over all seeds, and the same without stuck seeds.
 
@@ -163,7 +163,7 @@ def over_seeds(
     return statistic(sample), f"seed{'s' if len(sample) != 1 else ''}", note
 
 
-def _without_stuck(measured: Callable[[list[int]], Interval], checkpoint: Checkpoint) -> str:
+def _without_stuck(measured: Callable[[list[int]], Interval], checkpoint: Models) -> str:
     """Return a note with the interval that `measured` returns for the seeds that are not stuck; empty if none is."""
     stuck, n = checkpoint.stuck, len(checkpoint.models)
     if not stuck:
@@ -172,7 +172,7 @@ def _without_stuck(measured: Callable[[list[int]], Interval], checkpoint: Checkp
 
 
 def over_seeds_and_prompts(
-    values: Float[Tensor, "seed prompt"], checkpoint: Checkpoint, over: Tensor | None = None, *, trim: float = 0.0
+    values: Float[Tensor, "seed prompt"], checkpoint: Models, over: Tensor | None = None, *, trim: float = 0.0
 ) -> tuple[Interval, str, str]:
     """Return `measured`, `over` and `note` of a row: an interval over all seeds and shared prompts, likewise.
 
@@ -189,7 +189,7 @@ def over_seeds_and_prompts(
 
 
 def over_resamples(
-    values: Float[Tensor, "resample seed"], checkpoint: Checkpoint, n_prompts: int, note: str = ""
+    values: Float[Tensor, "resample seed"], checkpoint: Models, n_prompts: int, note: str = ""
 ) -> tuple[Interval, str, str]:
     """Return `measured`, `over` and `note` of a row: a median over seeds and shared prompts; the note has the mean.
 
@@ -207,7 +207,7 @@ def seeds_and_prompts(n_seeds: int, n_prompts: int) -> str:
 
 
 def over_models(
-    quantity: str, values: Sequence[Interval], checkpoint: Checkpoint | None = None,
+    quantity: str, values: Sequence[Interval], checkpoint: Models | None = None,
     printed: float | str | None = None, note: str = "", check: Callable[[Value], bool] | None = None, source: str = "",
 ) -> Row:  # fmt: skip
     """Make a row of a quantity over the models of a checkpoint and the prompts, or over prompts if there is one model.

@@ -17,7 +17,7 @@ from mechicl.analysis.finetuning import (
     study_task,
 )
 from mechicl.analysis.finetuning.text_tasks import TaskStudy
-from mechicl.checkpoints import Checkpoint
+from mechicl.checkpoints.study import Models, Study
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.kind import Kind, Part
 from mechicl.reports.rows import Row
@@ -84,7 +84,7 @@ def _demonstrations(kind: "Texts") -> Measured:
 
 
 def _rows(
-    checkpoint: Checkpoint, texts: dict[str, TaskTexts], together: dict[str, FineTuningComparison], tokenizer: Any
+    checkpoint: Study, texts: dict[str, TaskTexts], together: dict[str, FineTuningComparison], tokenizer: Any
 ) -> list[Row]:
     first = together["fine-tuned"]
     gain = first.in_context_score - first.zero_shot_score
@@ -122,7 +122,7 @@ def _gain(model: Any, tokenizer: Any, texts: dict[str, TaskTexts]) -> float:
 
 
 def _figures(
-    checkpoint: Checkpoint, studies: dict[str, TaskStudy], together: dict[str, FineTuningComparison],
+    checkpoint: Study, studies: dict[str, TaskStudy], together: dict[str, FineTuningComparison],
     by_shots: dict[str, list[Interval]], numbers: list[int],
 ) -> list[Section]:  # fmt: skip
     plain = {name: each.comparisons["plain"] for name, each in studies.items()}
@@ -162,7 +162,7 @@ class Texts(Kind):
     remark = "Intervals over queries are for one set of demonstrations per task."
     n_held_out, prompt_seed, opens = 60, SEED, "demonstrations"
 
-    def __init__(self, checkpoint: Checkpoint, **options: Any):
+    def __init__(self, checkpoint: Models, **options: Any):
         super().__init__(checkpoint, **options)
         self.n_prompts = max(2, min(self.n_prompts, 200))
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from mechicl.analysis.dynamics import OverTraining
-from mechicl.checkpoints import Snapshots, load_checkpoint, stack_models
+from mechicl.checkpoints import Checkpoint, Snapshots, Study, load_checkpoint, stack_models
 from mechicl.models import HookedTransformer
 from mechicl.reports.history import history, no_history, strategies
-from mechicl.reports.study import Study
 from mechicl.reports.tokens import Tokens
 from tests.reports import by_quantity, made
 from tests.training.runs import READER, WORDS
@@ -24,7 +23,7 @@ def trained(curve=CURVE, steps=(0, 20)) -> Study:
     models = [HookedTransformer(READER, seed=seed).eval() for seed in range(2)]
     stack = {name: torch.stack([tensor] * len(steps)) for name, tensor in stack_models(models).items()}
     checkpoint = made(WORDS, *models, seeds=[0, 1], **({} if curve is None else {"curve": curve}))
-    return Study(checkpoint.name, models, checkpoint.record, Snapshots(steps, stack))
+    return Study(Checkpoint(checkpoint.name, models, checkpoint.record, Snapshots(steps, stack)), seed=0)
 
 
 def half_way(steps, values):
@@ -60,15 +59,18 @@ def test_the_report_draws_the_scores_that_it_has_measured(tmp_path):
 
 def test_learning_coefficients_of_the_record_share_the_axis():
     study = trained()
+    assert study.checkpoint is not None
     saved = {"steps": [0, 10, 20], "coefficients": [[0.0, 1.0], [5.0, 6.0], [6.0, 7.0]]}
-    rows, _, data = history(replace(study, record={**study.record, "learning_coefficient": saved}), {}, loss="loss")
+    rows, _, data = history(
+        replace(study.checkpoint, record={**study.record, "learning_coefficient": saved}), {}, loss="loss"
+    )
     assert by_quantity(rows)["half of the change: coefficient"].ends[1] == pytest.approx(5)
     assert data["history"]["local learning coefficient"] == {"coefficient": saved["coefficients"]}
 
 
 def test_competing_strategies_are_traced():
     checkpoint = load_checkpoint("markov-2l")
-    study = Study(checkpoint.name, checkpoint.models, checkpoint.record, checkpoint.snapshots)
+    study = Study(checkpoint)
     (panel,) = strategies(study, study.task.sample(64, seed=0), progress=False).values()
     weights = panel.quantities
     assert list(weights) == ["bigram", "unigram", "uniform", "residual"]
@@ -76,7 +78,7 @@ def test_competing_strategies_are_traced():
     assert weights["bigram"][-1].item() > 0.9
     assert strategies(trained(), WORDS.sample(8, seed=0), progress=False) == {}
     linear = load_checkpoint("lsa-1l")
-    study = Study(linear.name, linear.models, linear.record, linear.snapshots)
+    study = Study(linear)
     assert strategies(study, linear.task.sample(8, seed=0), progress=False) == {}
 
 

@@ -16,7 +16,7 @@ from mechicl import algorithms, constructions
 from mechicl.algorithms.card import contains, phrase
 from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour.families import FamilyMatch
-from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, UnknownSeedError, save, stack_models
+from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, Study, UnknownSeedError, save, stack_models
 from mechicl.cli import main
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -24,8 +24,8 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion
 from mechicl.reports.heads import ABLATED, RESTORED, heads_as_text
+from mechicl.reports.kind import task_as_text
 from mechicl.reports.own import Own
-from mechicl.reports.study import study, task_as_text
 from mechicl.reports.verdict import (
     agreement_with_papers,
     explained_terms,
@@ -175,13 +175,13 @@ def test_a_model_that_becomes_gradient_descent_has_its_step():
     stacks = [stack_models([model]) for model in models]
     kept = Snapshots((0, 100, 200), {name: torch.stack([stack[name] for stack in stacks]) for name in stacks[0]})
     checkpoint = made(TASK, models[-1], seeds=[0])
-    question = AlgorithmQuestion(study(type(checkpoint)("made", checkpoint.models, checkpoint.record, kept)), False, N)
+    question = AlgorithmQuestion(Study(type(checkpoint)("made", checkpoint.models, checkpoint.record, kept)), False, N)
     verdict = question.verdict(Comparison("", "", []))
     assert verdict.numbers["since_step"] == 100
     _, distances = question.over_training or ((), torch.empty(0))
     expected = [((size - 0.8) / size) ** 2 for size in sizes]  # predictions are proportional to the step size
     assert distances[:, 0].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-9)
-    without = AlgorithmQuestion(study(models[-1], TASK), False, N).verdict(Comparison("", "", []))
+    without = AlgorithmQuestion(Study(models[-1], TASK), False, N).verdict(Comparison("", "", []))
     assert "Since when?" not in without.sentences
     assert "no snapshots were saved" in without.sentences["What was not tested?"]
 
@@ -244,7 +244,7 @@ def checkpoint(losses: Sequence[float | None], **training: Any) -> Checkpoint:
 )
 def test_the_seed_that_load_returns_is_opened(losses, opened):
     made = checkpoint(losses)
-    result = study(made)
+    result = Study(made)
     assert result.seeds[0] == opened
     assert result.model is made.models[opened - 10] is made.best
     assert sorted(result.seeds) == made.record["seeds"]
@@ -253,9 +253,9 @@ def test_the_seed_that_load_returns_is_opened(losses, opened):
 
 
 def test_a_seed_can_be_requested():
-    assert study(checkpoint([0.3, 9.0, 0.1]), seed=11).seeds == [11, 10, 12]
+    assert Study(checkpoint([0.3, 9.0, 0.1]), seed=11).seeds == [11, 10, 12]
     with pytest.raises(UnknownSeedError, match="has no seed 3; it has 10, 11, 12"):
-        study(checkpoint([0.3, 9.0, 0.1]), seed=3)
+        Study(checkpoint([0.3, 9.0, 0.1]), seed=3)
 
 
 def test_own_models_are_compared_on_prompts_if_there_is_no_curve():
@@ -263,7 +263,7 @@ def test_own_models_are_compared_on_prompts_if_there_is_no_curve():
     models = [AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": size}) for size in sizes]
     prompts = STUDY_TASK.sample(512, seed=4_000_003)
     errors = [(model.predict(prompts) - prompts.query.ys).square().mean().item() for model in models]
-    assert study(models, STUDY_TASK).model is models[min(range(3), key=errors.__getitem__)]
+    assert Study(models, STUDY_TASK).model is models[min(range(3), key=errors.__getitem__)]
 
 
 def test_of_several_tasks_the_first_is_opened_or_the_requested_one():
@@ -271,12 +271,12 @@ def test_of_several_tasks_the_first_is_opened_or_the_requested_one():
         [1.0, 2.0, 3.0, 4.0], more_tasks=[task_to_dict(STUDY_TASK.replace(weight_scale=3.0))], seeds=[0, 1]
     )
     made = Checkpoint(made.name, made.models, {**made.record, "seeds": [0, 1, 0, 1]})
-    assert study(made).task == STUDY_TASK
-    assert "Trained on 2 tasks" in study(made).chosen
-    second = study(made, task_index=1)
+    assert Study(made).task == STUDY_TASK
+    assert "Trained on 2 tasks" in Study(made).chosen
+    second = Study(made, task_index=1)
     assert (second.task.weight_scale, second.model) == (3.0, made.models[2])
     with pytest.raises(CheckpointError, match="task index is 0 to 1: got 2"):
-        study(made, task_index=2)
+        Study(made, task_index=2)
 
 
 def test_tasks_are_described_with_distributions_and_noise():
@@ -289,10 +289,10 @@ def test_tasks_are_described_with_distributions_and_noise():
 
 def test_objects_that_do_not_predict_and_models_without_a_task_are_refused():
     with pytest.raises(TypeError, match="predict"):
-        study(torch.nn.Linear(2, 1), STUDY_TASK)
+        Study(torch.nn.Linear(2, 1), STUDY_TASK)
     with pytest.raises(TypeError, match=r"predict\(prompts\), .*load_language_model.* got .*Linear"):
         mechicl.report(torch.nn.Linear(2, 1), STUDY_TASK, "never")
-    with pytest.raises(CheckpointError, match="no usable task"):
+    with pytest.raises(CheckpointError, match="give the task"):
         mechicl.report(AlgorithmLearner(algorithms.ols), None, "never")
 
 
@@ -439,7 +439,7 @@ class Scaled:
     ],
 )
 def test_the_loss_of_the_opened_model_is_compared_with_that_of_the_baselines(algorithm, factor, headline):
-    kind = Own(study(Scaled(algorithm, factor), TASK), n_prompts=512, progress=False)
+    kind = Own(Study(Scaled(algorithm, factor), TASK), n_prompts=512, progress=False)
     assert kind.learned[0] == headline
     predicted, ys = factor * algorithm(kind.held_out).query()[-1], kind.held_out.query.ys
     share = ((predicted - ys).square().mean() / ys.square().mean()).item()

@@ -23,6 +23,7 @@ from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
+from mechicl.checkpoints.study import takes_study
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Learners, prompt_batches
 from mechicl.learners.learners import named_learners, predictions_at
 from mechicl.prompts import Prompts
@@ -33,6 +34,7 @@ LIMIT_PROMPTS = 32_768  # prompts that the best learners on the task are tuned o
 LEAST_GAIN, FEW = 0.05, 16  # a model that gains less than this over predicting 0, on enough prompts, looks untrained
 
 
+@takes_study
 @checked
 def identify(
     model: Learner,

@@ -13,6 +13,7 @@ from mechicl.algorithms.references import references
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
+from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner, Learners, prompt_batches, squared_errors, token_losses
 from mechicl.learners.learners import bytes_per_prompt, named_learners, predictions_at
 from mechicl.learners.token_learners import named_token_learners, sequence_batches
@@ -91,6 +92,7 @@ class Regret(Result):
         return lines
 
 
+@takes_study
 @checked
 def regret(
     learner: Any,

@@ -11,6 +11,7 @@ from mechicl.analysis.behaviour.identification import references_of
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
+from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learners, token_log_probabilities
 from mechicl.learners.token_learners import as_token_learner, named_token_learners, sequence_batches
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval
@@ -64,6 +65,7 @@ class TokenIdentification(Result):
         return lines
 
 
+@takes_study
 @checked
 @torch.no_grad()
 def identify_on_tokens(

@@ -18,6 +18,7 @@ from mechicl.analysis.causes.interchange import Interchange, Kind, interchange_e
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
+from mechicl.checkpoints.study import takes_study
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, has_attention, record_streams, tokens_per_point
@@ -100,6 +101,7 @@ class HypothesisTest(Result):
         return lines + ([("nearest by predictions", self.likeness)] if self.likeness else [])
 
 
+@takes_study
 @checked
 @holds_models
 def test_hypotheses(
@@ -166,6 +168,7 @@ def test_hypotheses(
 test_hypotheses.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
+@takes_study
 @checked
 @holds_models
 def fit_hypotheses(

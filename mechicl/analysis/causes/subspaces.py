@@ -24,6 +24,7 @@ from mechicl.analysis.causes.subspace_search import (
 from mechicl.base.arguments import checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
+from mechicl.checkpoints.study import takes_study
 from mechicl.models import PromptedModel, build
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -148,6 +149,7 @@ class SubspaceSearch(Result):
         return s, index_of("layer", layer, self.layers), index_of("dim", dim, self.dims)
 
 
+@takes_study
 @checked
 @holds_models
 def fit_subspace(

@@ -14,6 +14,7 @@ from mechicl.analysis.behaviour.families import NONE
 from mechicl.analysis.dynamics.training import Training, measure_snapshots
 from mechicl.base.arguments import Positive, at_least, checked
 from mechicl.base.memory import MEMORY
+from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learners, token_log_probabilities
 from mechicl.learners.learners import named_learners, predictions_at, prompt_batches
 from mechicl.learners.token_learners import as_token_learner, named_token_learners, sequence_batches
@@ -107,6 +108,7 @@ class StrategyTracking(Result):
         return [("", first), *(("", row) for row in rows)]
 
 
+@takes_study
 @checked
 @torch.no_grad()
 def track_strategies(

@@ -19,6 +19,7 @@ from mechicl.base.arguments import Fraction, Positive, calling, checked
 from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints import Checkpoint, CheckpointError
+from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner, squared_errors
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval
@@ -50,6 +51,7 @@ loads it; or a list of models in the order of training, which count as steps 0, 
 one model for each seed."""
 
 
+@takes_study
 @checked
 def measure_over_training(
     checkpoint: Training, measure: Callable[[Any], Result | Mapping[str, Any]], *, progress: bool = True
@@ -96,6 +98,7 @@ def measure_over_training(
     return OverTraining(steps, {name: torch.stack([each[name] for each in snapshots]) for name in snapshots[0]})
 
 
+@takes_study
 @checked
 def align_over_training(
     checkpoint: Training, learner: Learner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True
@@ -139,6 +142,7 @@ class HeadsOverTraining(Result):
     scores: dict[str, Float[Tensor, "step seed"]]
 
 
+@takes_study
 @checked
 def score_heads_over_training(
     checkpoint: Training,

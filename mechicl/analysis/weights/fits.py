@@ -20,6 +20,7 @@ from mechicl.analysis.weights.construction_families import (
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.base.arguments import Count, checked
 from mechicl.base.optimizers import LBFGS
+from mechicl.checkpoints.study import takes_study
 from mechicl.learners import prompt_batches
 from mechicl.models import HookedTransformer
 from mechicl.models.wrapping.wrapped import refuse_wrapped
@@ -111,6 +112,7 @@ class ConstructionFit(Result):
         return pd.DataFrame(rows)
 
 
+@takes_study
 @checked
 def fit_construction(
     models: HookedTransformer | Sequence[HookedTransformer],
