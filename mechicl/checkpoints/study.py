@@ -25,7 +25,7 @@ class Study:
     """A model, or several seeds of one, with its task: analyses and reports take it in place of a model and a task.
 
     Of several seeds, one is opened: `model`, the first of `models`. By default it is the one with the least held-out
-    loss, and `chosen` says so.
+    loss; `chosen` has the rule.
 
     Attributes:
         name: the checkpoint's name, or the model's.
