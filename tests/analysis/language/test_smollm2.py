@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mechicl.base.settings import settings
 from mechicl.analysis import score_heads
 from mechicl.analysis.language import ablate_matched, function_vectors, icl_score
+from mechicl.base.settings import settings
 from mechicl.interop import load_language_model
 from mechicl.text import word_prompts
 
