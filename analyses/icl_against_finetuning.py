@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+import mechicl
 from mechicl import viz
 from mechicl.analysis import read_dual_form
 from mechicl.analysis.finetuning import (
@@ -28,7 +29,6 @@ from mechicl.analysis.finetuning import (
     study_task,
 )
 from mechicl.base.files import read_json, write_json
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.base.tensor_files import write_tensors
 from mechicl.checkpoints import UnknownSeedError, are_weights_random
@@ -108,7 +108,7 @@ Value = Callable[[dict[str, Any]], float]
         kind=Path | None,
     ),
     device=Option("cpu", "Where the model runs"),
-    memory=Option(MEMORY, "Bound in bytes on what a run takes: less for large models and long prompts"),
+    memory=Option(2**30, "Bound in bytes on what a run takes: less for large models and long prompts"),
     out=Option(
         Path("analyses/results"),
         "Folder for the results, and for icl_against_finetuning_MODEL/, what was measured for each task and seed",
@@ -176,11 +176,12 @@ def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str,
         if saved.get("settings") == settings:
             return saved
     start = time.process_time()
-    study = study_task(
-        language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
-        learning_rates=rates, epochs=epochs, choose_by=args.choose_by, widen=widen, seed=seed, memory=args.memory,
-        progress=not args.quiet,
-    )  # fmt: skip
+    with mechicl.settings(memory=args.memory):
+        study = study_task(
+            language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
+            learning_rates=rates, epochs=epochs, choose_by=args.choose_by, widen=widen, seed=seed,
+            progress=not args.quiet,
+        )  # fmt: skip
     kinds = {
         "comparisons": study.comparisons, "switched": study.with_other_labels,
         "crossed": study.tuned_on_other_labels,

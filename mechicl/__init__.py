@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mechicl.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from mechicl.base.settings import settings as settings
     from mechicl.checkpoints import Study as Study
     from mechicl.checkpoints import load as load
     from mechicl.interop import load_language_model as load_language_model
@@ -30,8 +31,7 @@ _SUBMODULES = (
 )  # fmt: skip
 _FUNCTIONS = {
     "Study": "mechicl.checkpoints", "load": "mechicl.checkpoints", "load_language_model": "mechicl.interop",
-    "report": "mechicl.reports",
-    "wrap": "mechicl.models",
+    "report": "mechicl.reports", "settings": "mechicl.base.settings", "wrap": "mechicl.models",
 }  # fmt: skip
 
 

@@ -213,7 +213,7 @@ def w() -> SimpleNamespace:
 
 @functools.cache
 def expected(name: str) -> tuple[Any, bool]:
-    """The result of a call, and whether it splits its work into batches by `memory=`."""
+    """The result of a call, and whether it splits its work into batches by `settings.memory`."""
     with pytest.MonkeyPatch.context() as patch:
         used, rows = [], Budget.rows
         patch.setattr(Budget, "rows", lambda *args, **options: used.append(1) or rows(*args, **options))

@@ -8,6 +8,7 @@ from rasp_library import Program, combine, fetch, indices, tokens
 from rasp_programs import NAMES, compile_by_tracr, compile_program
 from torch import Tensor
 
+import mechicl
 from benchmarks.interventions import bridge, peak_bytes
 from benchmarks.rows import Row, Settings, row
 from mechicl import constructions
@@ -159,7 +160,7 @@ def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
         started = time.perf_counter()
         circuit = find_circuit(model, ids, effects=False, progress=False)
         seconds.append(time.perf_counter() - started)
-        problem = make_problem(model, ids, None, method="zero", reference=None, at=None, seed=0, memory=2**30)
+        problem = make_problem(model, ids, None, method="zero", reference=None, at=None, seed=0)
         everything = torch.ones(len(problem.graph.edges), dtype=torch.bool)
         started = time.perf_counter()
         for number in range(0, len(everything), len(everything) // n_timed):
@@ -179,7 +180,7 @@ def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
 
 def bridge_rows() -> list[Row]:
     """All edges of a model of GPT-2's shape, with the memory that it takes."""
-    model, memory = bridge(), 2 * 2**30
+    model, memory = bridge(), 2**31
     generator = torch.Generator().manual_seed(0)
     clean, corrupted = torch.randint(50257, (2, 8, 16), generator=generator)
 
@@ -187,10 +188,11 @@ def bridge_rows() -> list[Row]:
         return logits[:, 11] - logits[:, 22]
 
     def score() -> Any:
-        return score_edges(
-            model, clean, difference, scoring="eap-ig", steps=1, method="resample", reference=corrupted, memory=memory,
-            progress=False,
-        )  # fmt: skip
+        with mechicl.settings(memory=memory):
+            return score_edges(
+                model, clean, difference, scoring="eap-ig", steps=1, method="resample", reference=corrupted,
+                progress=False,
+            )  # fmt: skip
 
     seconds = []
     for _ in range(2):

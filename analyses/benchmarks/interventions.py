@@ -15,6 +15,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.patching import generic_activation_patch, layer_pos_head_vector_patch_setter
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import mechicl
 from benchmarks.rows import Row, Settings, row
 from mechicl import constructions
 from mechicl.analysis import (
@@ -144,14 +145,16 @@ def memory_rows() -> list[Row]:
 
     rows = []
     for component, memory in itertools.product(("z", "v"), (3e7, 1e8, 4e8)):
-        options: dict[str, Any] = {"component": component, "axes": AXES, "memory": memory, "progress": False}
-        peak = peak_bytes(lambda options=options: patch(model, clean, corrupted, **options))
+        options: dict[str, Any] = {"component": component, "axes": AXES, "progress": False}
+        with mechicl.settings(memory=memory):
+            peak = peak_bytes(lambda options=options: patch(model, clean, corrupted, **options))
         rows.append(
             row(f"peak of a sweep of gpt2-8l, {component}, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
         )
     for memory in (2e7, 1e8):
-        options = {"axes": AXES, "metrics": difference, "memory": memory, "progress": False}
-        peak = peak_bytes(lambda options=options: patch(small, ids[0], ids[1], **options))
+        options = {"axes": AXES, "metrics": difference, "progress": False}
+        with mechicl.settings(memory=memory):
+            peak = peak_bytes(lambda options=options: patch(small, ids[0], ids[1], **options))
         rows.append(
             row(f"peak of a sweep of a small bridge, z, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
         )

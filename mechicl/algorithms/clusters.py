@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mechicl.algorithms.spectra import selected
 from mechicl.base.arguments import Count, Positive, checked
-from mechicl.base.memory import MEMORY
+from mechicl.base.settings import settings
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
@@ -87,7 +87,7 @@ def in_context_classifier(
     per_prompt = 8 * widest * (2 * prompts.x_dim + 12 + 2 * prompts.y_dim)
     parts = [
         _posterior_labels(part, levels, within_class_noise, burstiness)
-        for part in prompts.split(max(1, int(MEMORY / 4 / per_prompt)))
+        for part in prompts.split(max(1, int(settings.memory / 4 / per_prompt)))
     ]
     predictions = torch.cat(parts).to(prompts.dtype)
     return Trajectory((1,), selected(predictions, at)[None], "in-context Bayes")

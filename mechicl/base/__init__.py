@@ -1,1 +1,1 @@
-"""Plumbing that every other package uses: argument checks, files and locks, memory bounds, progress bars, threads."""
+"""Plumbing that every other package uses: settings, argument checks, files and locks, progress bars, threads."""

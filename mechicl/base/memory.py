@@ -1,16 +1,16 @@
-"""Bounds on memory: `memory=` in bytes limits what an analysis needs in addition to the model and its prompts.
+"""Bounds on memory: `settings.memory` limits the bytes that an analysis needs in addition to the model and its prompts.
 
 For bounds of at least 64 MiB this is resident memory, as the operating system measures it: `SET_ASIDE` bytes are
 reserved for code and workspaces that torch loads when first used. Smaller bounds apply to tensors alone.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-MEMORY = 2**30
-"""The default of every `memory=`: 1 GiB."""
+from mechicl.base.settings import settings
+
 SET_ASIDE = 2**25
 """Bytes of a large bound that are not spent on tensors: 32 MiB."""
 Kept = Tensor | Mapping[str, Tensor] | float
@@ -33,7 +33,7 @@ class TooLittleMemory(ValueError):
 class Budget:
     """A bound on memory, and how much of it is taken."""
 
-    memory: float = MEMORY  # the bound, in bytes
+    memory: float = field(default_factory=lambda: settings.memory)  # the bound, in bytes
     kept: float = 0.0  # bytes that are needed throughout: results, activations to patch in
 
     def holding(self, *kept: Kept) -> "Budget":
@@ -51,8 +51,8 @@ class Budget:
         if not needed <= self.for_tensors:
             needed += SET_ASIDE if needed > SET_ASIDE else 0
             raise TooLittleMemory(
-                f"memory={self.memory:.4g} bytes is too little: results take {self.kept:.4g}, and each prompt of a run "
-                f"{per_row:.4g}. Give at least {needed:.4g}, or fewer prompts or cells",
+                f"mechicl.settings(memory={self.memory:.4g}) is too little: results take {self.kept:.4g} bytes, and "
+                f"each prompt of a run {per_row:.4g}. Set at least {needed:.4g}, or give fewer prompts or cells",
                 needed,
             )
         return int(max(min((self.for_tensors - self.kept) / max(per_row, 1), at_most), 1))

@@ -84,13 +84,13 @@ class Report:
         print(f"{path} ({time.perf_counter() - started:.0f} s)")
 
     def _report_language(self) -> None:
+        from mechicl.base.settings import settings
         from mechicl.interop import load_language_model
         from mechicl.reports.language import report_language
 
         started = time.perf_counter()
         language = load_language_model(self.checkpoint, revision=self.revision, gguf_file=self.gguf_file)
         tasks = None if self.tasks is None else [name.strip() for name in self.tasks.split(",") if name.strip()]
-        path = report_language(
-            language, self.out, tasks=tasks, quick=self.quick, memory=self.memory, progress=not self.quiet
-        )
+        with settings(memory=self.memory):
+            path = report_language(language, self.out, tasks=tasks, quick=self.quick, progress=not self.quiet)
         print(f"{path} ({time.perf_counter() - started:.0f} s)")

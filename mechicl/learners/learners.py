@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import calling, check_fields, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
@@ -342,9 +342,9 @@ def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
 
 @checked
 def prompt_batches(
-    learner: Learner, prompts: Prompts, memory: float = MEMORY, *, copies: float = 1, reserved: float = 0.0
+    learner: Learner, prompts: Prompts, *, copies: float = 1, reserved: float = 0.0
 ) -> Iterator[Prompts]:
-    """Split prompts into batches on which a learner's predictions take at most `memory` bytes.
+    """Split prompts into batches on which a learner's predictions take at most `settings.memory` bytes.
 
     Args:
         learner: the learner; its method `bytes_per_prompt(prompts)`, if it has one, replaces a general estimate.
@@ -352,14 +352,12 @@ def prompt_batches(
         copies: factor on the memory of the predictions, for example for gradients.
         reserved: bytes that the caller uses meanwhile.
     """
-    yield from prompts.split(Budget(memory, reserved).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
+    yield from prompts.split(Budget(kept=reserved).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
 
 
 @checked
 @torch.no_grad()
-def squared_errors(
-    learner: Learner, prompts: Prompts, *, at: PointsAt = "query", memory: float = MEMORY
-) -> Float[Tensor, "prompt point"]:
+def squared_errors(learner: Learner, prompts: Prompts, *, at: PointsAt = "query") -> Float[Tensor, "prompt point"]:
     """Return the squared error of a learner's predictions, averaged over the target's dimensions, in float64.
 
     Args:
@@ -371,7 +369,7 @@ def squared_errors(
         Squared errors `[prompt point]`; with "points", point t is predicted from points 0..t-1.
     """
     parts = []
-    for part in prompt_batches(learner, prompts, memory):
+    for part in prompt_batches(learner, prompts):
         predicted = predictions_at(learner, part, at)
         targets = part.ys[:, -1:] if at == "query" else part.ys
         parts.append((predicted.to(targets.device).double() - targets.double()).square().mean(-1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, calling, check_fields, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.learners.learners import Learners, call_as_text, name_of, named
 from mechicl.prompts import TokenSequences
 
@@ -94,12 +94,10 @@ def named_token_learners(learners: Learners) -> dict[str, TokenLearner]:
 
 
 @checked
-def sequence_batches(
-    sequences: TokenSequences, d_vocab: int, memory: float = MEMORY, *, copies: float = 1
-) -> Iterator[TokenSequences]:
+def sequence_batches(sequences: TokenSequences, d_vocab: int, *, copies: float = 1) -> Iterator[TokenSequences]:
     """Yield sequences in parts for which `copies` tensors `[prompt read token]` and `[prompt read read]` fit."""
     n_read = sequences.ids.shape[1] - 1
-    size = Budget(memory).rows(8 * copies * n_read * (4 * d_vocab + 4 * n_read + 256), at_most=1024)
+    size = Budget().rows(8 * copies * n_read * (4 * d_vocab + 4 * n_read + 256), at_most=1024)
     for start in range(0, len(sequences), size):
         yield sequences[start : start + size]
 

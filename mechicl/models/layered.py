@@ -13,8 +13,8 @@ from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.arguments import checked, count_undefined
-from mechicl.base.memory import MEMORY
 from mechicl.base.precision import at_least_float32
+from mechicl.base.settings import settings
 from mechicl.base.warning import warn
 from mechicl.models.holding import holding, in_a_pass
 from mechicl.models.opening.sites import hook_names, nearest
@@ -70,14 +70,16 @@ class LayeredModel(HookedRootModule):
         return any(map(has_torch_hooks, self.modules()))
 
     def _in_parts(self, predict: Callable[[Prompts], Tensor], prompts: Prompts) -> Tensor:
-        """Predictions without a graph, in batches that take at most `memory.MEMORY` bytes, on a CPU fewer.
+        """Predictions without a graph, in batches that take at most `settings.memory` bytes, on a CPU fewer.
 
         If the prompts require gradients, the predictions carry them; attached hooks see all prompts in one run.
         """
         if prompts.xs.requires_grad or prompts.ys.requires_grad or self.has_hooks():
             return _checked(predict(prompts))
         each = max(self.bytes_per_prompt(prompts), 1)
-        bound = MEMORY if prompts.xs.device.type != "cpu" else min(MEMORY, max(FAST_BYTES, FEWEST * each))
+        bound = settings.memory
+        if prompts.xs.device.type == "cpu":
+            bound = min(bound, max(FAST_BYTES, FEWEST * each))
         at_a_time = max(1, int(bound / each))
         with torch.no_grad():
             if len(prompts) <= at_a_time:

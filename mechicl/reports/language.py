@@ -25,7 +25,6 @@ from mechicl.analysis.language import (
     stability,
 )
 from mechicl.analysis.language.vectors import strongest_heads
-from mechicl.base.memory import MEMORY
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
@@ -62,7 +61,6 @@ def report_language(
     tasks: Sequence[str] | None = None,
     name: str = "report",
     quick: bool = False,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> Path:
     """Study how a language model learns in context, write NAME.html and NAME.json, and return the page's path.
@@ -76,14 +74,14 @@ def report_language(
     chosen, most, left_out = _that_fit(language, chosen)
     shots = tuple(n for n in ((0, 2, 8, 16) if quick else (0, 2, 4, 8, 16)) if n <= most)
     sizes = Sizes(chosen, 16, 16, 6, shots) if quick else Sizes(chosen, 50, 32, 20, shots)
-    started, options = time.perf_counter(), {"memory": memory, "progress": progress}
+    started = time.perf_counter()
     n_heads = min(N_HEADS, max(1, language.model.cfg.n_layers * language.model.cfg.n_heads // 4))
     with progress_bar(total=4, unit="part", progress=progress, desc="report") as bar:
-        scores = icl_score(language, chosen, shots=sizes.shots, n_prompts=sizes.n_prompts, seed=SEED, **options)
+        scores = icl_score(language, chosen, shots=sizes.shots, n_prompts=sizes.n_prompts, seed=SEED, progress=progress)
         bar.update()
         task = _most_learned(scores)
         vector = function_vectors(language, task, n_heads=n_heads, n_prompts=sizes.n_effects,
-                                  n_clean=2 * sizes.n_effects, seed=SEED, **options)  # fmt: skip
+                                  n_clean=2 * sizes.n_effects, seed=SEED, progress=progress)  # fmt: skip
         resamples = [
             torch.randint(len(vector.shuffled), (len(vector.shuffled),), generator=torch.Generator().manual_seed(i))
             for i in range(10)
@@ -92,7 +90,7 @@ def report_language(
             lambda rows: vector.indirect_effects[..., rows].mean(-1), resamples, top=n_heads, progress=False
         )
         bar.update()
-        heads = score_heads(language.model, seed=SEED, **options)
+        heads = score_heads(language.model, seed=SEED, progress=progress)
         others = heads.mean("induction").clone()  # of the heads that are not in the vector
         others[tuple(torch.tensor(vector.heads).T)] = -1.0
         induction = strongest_heads(others, n_heads)
@@ -105,7 +103,7 @@ def report_language(
         ablations = {
             name: ablate_matched(
                 language.model, prompts, mine, reference=reference, exclude=rivals if enough else (),
-                n_random=sizes.n_resamples, seed=SEED, **options,
+                n_random=sizes.n_resamples, seed=SEED, progress=progress,
             )
             for name, (mine, rivals) in kinds.items()
         }  # fmt: skip

@@ -15,6 +15,7 @@ from mechicl.base.arguments import Count, NonNegative, checked
 from mechicl.base.files import remove_leftovers
 from mechicl.base.locks import locked
 from mechicl.base.progress import progress_bar
+from mechicl.base.settings import settings
 from mechicl.base.threads import n_cores
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.executors import RunCells, on_ray, on_this_machine
@@ -123,6 +124,7 @@ class Sweep(Grid):
             threads=self.threads,
             launch=tuple(launch),
             tasks=registered,
+            settings=settings.current,
         )
         on_gpu = not self.base.cpu and torch.accelerator.is_available()
         try:

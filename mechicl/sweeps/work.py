@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from accelerate.state import PartialState
 
 from mechicl.base.files import is_running, machine_name, remove_leftovers, write_json
 from mechicl.base.locks import FolderInUseError, locked
+from mechicl.base.settings import Settings, settings
 from mechicl.base.threads import using_threads
 from mechicl.checkpoints import Checkpoint, CheckpointError, Snapshots, load_checkpoint, save
 from mechicl.statistics.grids import SEED
@@ -46,6 +47,7 @@ class Orders:
     launch: tuple[str, ...] = ()  # command that starts a training of several processes; empty to train in this process
     # kinds of tasks that the user registered, by name, for other processes.
     tasks: Mapping[str, type] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def work(orders: Orders, cell: SweepCell) -> Outcome:
         register(kind, name=name)
     folder = SweepFolder(orders.folder).cell(cell.name)
     try:
-        with using_threads(orders.threads), locked(folder):
+        with using_threads(orders.threads), settings(**asdict(orders.settings)), locked(folder):
             return _work(orders, cell, folder)
     except FolderInUseError as error:
         return Outcome("busy", str(error))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -151,11 +152,11 @@ def batches(sample: Callable[[int], Data], first_step: int, steps: int) -> Gener
 def batches_ahead(sample: Callable[[int], Data], first_step: int, end: int) -> Generator[Data, None, None]:
     """The batches from `first_step` to `end`, each sampled on a thread while the one before is used."""
     with ThreadPoolExecutor(1, "mechicl-batches") as thread:
-        upcoming = thread.submit(sample, first_step)
+        upcoming = thread.submit(copy_context().run, sample, first_step)
         for step in range(first_step, end):
             batch = upcoming.result()
             if step + 1 < end:
-                upcoming = thread.submit(sample, step + 1)
+                upcoming = thread.submit(copy_context().run, sample, step + 1)
             yield batch
 
 

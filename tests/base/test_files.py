@@ -328,6 +328,7 @@ def test_what_is_said_to_be_enough_is_enough(per_row):
 
 MEASURE = """
 import gc, sys
+import mechicl
 from mechicl.analysis import corrupt, patch
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
@@ -344,7 +345,8 @@ for _ in range(3):  # the first time is cold
     gc.collect()
     open("/proc/self/clear_refs", "w").write("5")
     before = kilobytes("VmRSS:")
-    patch(model, prompts, corrupted, "z", ("layer", "head"), memory=bound, progress=False)
+    with mechicl.settings(memory=bound):
+        patch(model, prompts, corrupted, "z", ("layer", "head"), progress=False)
     print(1024 * (kilobytes("VmHWM:") - before) / bound)
 """
 

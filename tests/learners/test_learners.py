@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mechicl import algorithms, analysis
+from mechicl.base.settings import settings
 from mechicl.learners import (
     AlgorithmFamily,
     AlgorithmLearner,
@@ -208,8 +209,9 @@ def test_bad_distributions_are_refused():
 
 def test_batches_are_all_the_sequences_and_memory_bounds_them():
     seen = MarkovChains(d_vocab=3, n_ctx=9).sample(5, seed=0)
-    parts = list(sequence_batches(seen, 3, memory=50_000))
+    with settings(memory=50_000):
+        parts = list(sequence_batches(seen, 3))
     assert len(parts) > 1
     assert torch.equal(torch.cat([part.ids for part in parts]), seen.ids)
-    with pytest.raises(ValueError, match="too little"):
-        list(sequence_batches(seen, 3, memory=100))
+    with settings(memory=100), pytest.raises(ValueError, match="too little"):
+        list(sequence_batches(seen, 3))

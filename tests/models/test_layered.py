@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mechicl import wrap
+from mechicl.base.settings import settings
 from mechicl.models import (
     HookedLSTM,
     LayeredModel,
@@ -67,13 +68,13 @@ def test_predictions_come_in_parts_of_bounded_memory(model, monkeypatch):
     model.predict(prompts)
     assert at_once == [50]
     at_once.clear()
-    monkeypatch.setattr("mechicl.models.layered.MEMORY", 16.5 * model.bytes_per_prompt(prompts))
-    close(model.predict(prompts), expected)
-    assert at_once == [16, 16, 16, 2]
-    close(model.predict_prefixes(prompts), expected_prefixes)
-    assert model.predict(prompts_of(0)).shape == (0, 1)
-    monkeypatch.setattr("mechicl.models.layered.MEMORY", 1.0)  # too little for one: one at a time
-    close(model.predict(prompts[:3]), expected[:3])
+    with settings(memory=16.5 * model.bytes_per_prompt(prompts)):
+        close(model.predict(prompts), expected)
+        assert at_once == [16, 16, 16, 2]
+        close(model.predict_prefixes(prompts), expected_prefixes)
+        assert model.predict(prompts_of(0)).shape == (0, 1)
+    with settings(memory=1.0):  # too little for one: one at a time
+        close(model.predict(prompts[:3]), expected[:3])
 
 
 def test_batches_on_a_cpu_stay_small_but_not_tiny(model, monkeypatch):
@@ -106,16 +107,15 @@ def test_a_graph_leads_to_prompts_that_require_gradients_and_to_nothing_else(mod
 
 
 @pytest.mark.parametrize("name", ["transformer", "lstm"])
-def test_hooks_see_all_prompts_at_once_and_may_require_gradients(name, monkeypatch):
+def test_hooks_see_all_prompts_at_once_and_may_require_gradients(name):
     model, prompts = KINDS[name]().double(), prompts_of(20)
-    monkeypatch.setattr("mechicl.models.layered.MEMORY", 1.0)
     seen, probe = [], torch.zeros((), dtype=torch.float64, requires_grad=True)
 
     def look(activation, hook):
         seen.append(len(activation))
         return activation + probe * torch.arange(activation.shape[-1])  # LN removes a shift of the whole stream
 
-    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", look)]):
+    with settings(memory=1.0), model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", look)]):
         predictions = model.predict(prompts)
     assert seen == [20]
     assert torch.autograd.grad(predictions.sum(), probe)[0].abs() > 1e-6

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner
 from mechicl.base.arguments import ArgumentError, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory
 from mechicl.learners.learners import bytes_per_prompt, predictions_at, trajectory_of
@@ -31,7 +31,7 @@ class Alignment(Result):
 
 
 @checked
-def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True) -> Alignment:
+def align(a: Learner, b: Learner, prompts: Prompts, *, progress: bool = True) -> Alignment:
     """Measure how alike two learners are, by their predictions of each prompt's query and their derivatives.
 
     Args:
@@ -55,7 +55,7 @@ def align(a: Learner, b: Learner, prompts: Prompts, *, memory: float = MEMORY, p
     if len(prompts) == 0:
         raise ValueError("align() needs at least one prompt")
     per_prompt = GRAPH_COPIES * max(bytes_per_prompt(learner, prompts) for learner in (a, b))
-    batches, parts = list(prompts.split(Budget(memory).rows(per_prompt, at_most=4096))), []
+    batches, parts = list(prompts.split(Budget().rows(per_prompt, at_most=4096))), []
     for part in progress_bar(batches, unit="batch", progress=progress, desc="align"):
         # learners may be on other devices than the prompts
         (y_a, s_a), (y_b, s_b) = (
@@ -228,7 +228,7 @@ def induced_weights(learner: Learner, prompts: Prompts) -> Float[Tensor, "step p
 @checked
 @torch.no_grad()
 def regressed_weights(
-    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"], *, memory: float = MEMORY
+    learner: Learner, prompts: Prompts, queries: Float[Tensor, "query x"]
 ) -> Float[Tensor, "step prompt point x y"]:
     """Fit linear weights by least squares to a learner's predictions on sampled queries, for every prefix.
 
@@ -256,7 +256,7 @@ def regressed_weights(
     per_prompt = (1 + len(queries)) * bytes_per_prompt(learner, prompts)
     cached = max(1, CACHED_ROWS // (len(queries) * (prompts.n_context + 1)))
     parts = []
-    for part in prompts.split(Budget(memory).rows(per_prompt, at_most=cached)):
+    for part in prompts.split(Budget().rows(per_prompt, at_most=cached)):
         if isinstance(learner, LayerLearner):
             n_points = part.n_context + 1 if learner.gives_all_points else 1
             parts.append(learner.predict_queries(part, queries.expand(len(part), n_points, *queries.shape)))

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
 from mechicl.base.arguments import at_least, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, prompt_batches
 from mechicl.learners.learners import predictions_at, trajectory_of
@@ -33,9 +32,7 @@ class Forgetting(Result):
 
 @checked
 @torch.no_grad()
-def measure_forgetting(
-    learner: Learner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True
-) -> Forgetting:
+def measure_forgetting(learner: Learner, prompts: Prompts, *, progress: bool = True) -> Forgetting:
     """Measure how well a learner remembers its context: predict each context point again after the whole context.
 
     Args:
@@ -57,7 +54,7 @@ def measure_forgetting(
         raise ValueError(f"measure_forgetting() needs prompts with context points to forget, got {prompts}")
     if isinstance(learner, PromptedModel):
         learner = Lens(learner)
-    batches, parts = list(prompt_batches(learner, prompts, memory, copies=2)), []  # the same number of queries again
+    batches, parts = list(prompt_batches(learner, prompts, copies=2)), []  # the same number of queries again
     for part in progress_bar(batches, unit="batch", progress=progress, desc="forgetting"):
         xs, targets = part.context.xs, part.context.ys
         if isinstance(learner, LayerLearner):
@@ -84,7 +81,7 @@ class OrderSensitivity(Result):
 @torch.no_grad()
 def measure_order_sensitivity(
     learner: Learner, prompts: Prompts, *, n_orders: Annotated[int, at_least(2)] = 16, seed: int = 0,
-    memory: float = MEMORY, progress: bool = True,
+    progress: bool = True,
 ) -> OrderSensitivity:  # fmt: skip
     """Measure how much the prediction of each query changes with the order of its context.
 
@@ -109,7 +106,7 @@ def measure_order_sensitivity(
         raise ValueError("measure_order_sensitivity() needs at least one prompt")
     predictions = []
     for i in progress_bar(range(n_orders), unit="order", progress=progress, desc="order"):
-        parts = prompt_batches(learner, prompts.permuted(seed=seed + i), memory)
+        parts = prompt_batches(learner, prompts.permuted(seed=seed + i))
         predictions.append(torch.cat([predictions_at(learner, part)[:, 0].double().cpu() for part in parts]))
     stacked = torch.stack(predictions)
     return OrderSensitivity(stacked.var(0).mean(-1), stacked.square().mean(0).mean(-1))
@@ -129,9 +126,7 @@ class OutsideSpan(Result):
 
 
 @checked
-def measure_outside_span(
-    learner: IterativeLearner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True
-) -> OutsideSpan:
+def measure_outside_span(learner: IterativeLearner, prompts: Prompts, *, progress: bool = True) -> OutsideSpan:
     """Measure how much of a learner's induced weights lies outside the span of the inputs seen so far.
 
     Induced weights are the derivatives of a prediction with respect to the query's input (`induced_weights`). With X
@@ -151,7 +146,7 @@ def measure_outside_span(
         >>> print(measure_outside_span(Lens(model), prompts).by_point()[3])
     """
     steps, parts = (), []
-    batches = list(prompt_batches(learner, prompts, memory, copies=4))  # weights of all steps
+    batches = list(prompt_batches(learner, prompts, copies=4))  # weights of all steps
     for part in progress_bar(batches, unit="batch", progress=progress, desc="span"):
         trajectory = trajectory_of(learner, part, with_weights=True)
         weights = trajectory.weights

@@ -20,7 +20,6 @@ from mechicl.analysis.behaviour.alignment import GRAPH_COPIES, cosine_of_sensiti
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
 from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.base.arguments import Count, at_least, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
 from mechicl.checkpoints.study import takes_study
@@ -46,7 +45,6 @@ def identify(
     steps: Count | None = None,
     n_prompts: Annotated[int, at_least(2)] = 4096,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> Identification:
     """Rank algorithm families by how well they predict the model's outputs.
@@ -108,15 +106,15 @@ def identify(
     learners = {**known, **named_learners(also)}
     steps = steps or int(getattr(getattr(model, "cfg", None), "n_layers", 0) or 8)
     fitting, held_out = (task.sample(n_prompts, seed=seed + i, dtype=torch.float64) for i in range(2))
-    targets = _predict(model, fitting, memory)
+    targets = _predict(model, fitting)
     if not targets.isfinite().all():
         raise ValueError(f"{type(model).__name__} does not predict finite numbers on this task")
-    predictions, slopes = _predictions_and_slopes(model, held_out, memory)
+    predictions, slopes = _predictions_and_slopes(model, held_out)
     ys = held_out.query.ys
     squared_errors, zero_errors = (predictions - ys).square().mean(-1), ys.square().mean(-1)
 
     def compare(fit: FittedAlgorithm) -> FamilyMatch:
-        predicted, its_slopes = _predictions_and_slopes(fit.learner, held_out, memory)
+        predicted, its_slopes = _predictions_and_slopes(fit.learner, held_out)
         distances, errors = ((predicted - values).square().mean(-1) for values in (predictions, ys))
         cosine = cosine_of_sensitivities(its_slopes, slopes)
         settings = fit.hyperparameters
@@ -124,7 +122,7 @@ def identify(
 
     problem = FitProblem(fitting, targets[None], steps)
     fits = [card.members for card in cards()]
-    fits += [partial(_fit_given, name, learner, memory=memory) for name, learner in learners.items()]
+    fits += [partial(_fit_given, name, learner) for name, learner in learners.items()]
     bar = progress_bar(fits, unit="family", progress=progress, desc="identify")
     matches = [compare(member) for fit in bar for member in fit(problem)]
     limit_matches = []
@@ -188,27 +186,27 @@ def limits(problem: FitProblem) -> list[FittedAlgorithm]:
     return [first, dataclasses.replace(newton, name=f"second order: {newton.name}"), fit_ridge(problem)]
 
 
-def _fit_given(name: str, learner: Learner, problem: FitProblem, *, memory: float) -> list[FittedAlgorithm]:
+def _fit_given(name: str, learner: Learner, problem: FitProblem) -> list[FittedAlgorithm]:
     fit = FittedAlgorithm(name, learner)
     if isinstance(learner, AlgorithmFamily):
         best = nearest_learner(name, learner.members(), problem)
         settings = {learner.hyperparameter: float(learner.values[best])}
         fit = FittedAlgorithm(name, learner.members()[best], settings, 1)
-    predicted = _predict(fit.learner, problem.prompts, memory, name)
+    predicted = _predict(fit.learner, problem.prompts, name)
     if not predicted.isfinite().all():
         raise ValueError(f"{name!r} predicts numbers that are not finite")
     return [fit]
 
 
 @torch.no_grad()
-def _predict(learner: Learner, prompts: Prompts, memory: float, name: str = "") -> Tensor:
-    parts = prompt_batches(learner, prompts, memory)
+def _predict(learner: Learner, prompts: Prompts, name: str = "") -> Tensor:
+    parts = prompt_batches(learner, prompts)
     return torch.cat([predictions_at(learner, part, name=name)[:, 0].cpu().double() for part in parts])
 
 
-def _predictions_and_slopes(learner: Learner, prompts: Prompts, memory: float) -> tuple[Tensor, Tensor]:
+def _predictions_and_slopes(learner: Learner, prompts: Prompts) -> tuple[Tensor, Tensor]:
     """Predictions of the query and their derivatives, float64 on the CPU; derivatives are NaN if there are none."""
-    batches = prompt_batches(learner, prompts, memory, copies=GRAPH_COPIES)
+    batches = prompt_batches(learner, prompts, copies=GRAPH_COPIES)
     parts = [predictions_and_sensitivities(learner, part, required=False) for part in batches]
     predictions, slopes = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
     return predictions, slopes

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mechicl.algorithms.references import references
 from mechicl.base.arguments import at_least, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner, Learners, prompt_batches, squared_errors, token_losses
@@ -106,7 +105,6 @@ def regret(
     at: PointsAt = "points",
     n_prompts: Annotated[int, at_least(2)] = 2000,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> Regret:
     """Measure a learner's excess loss over the best known learner of a task, on the same prompts, by number of points.
@@ -154,7 +152,7 @@ def regret(
             raise ValueError(f"two learners are called {twice[0]!r}: give yours another name in also=")
         learners |= more
     measured, points, batches, measure = (_on_tokens if on_tokens else _on_points)(
-        learners, task, loss, at, n_prompts, seed, memory
+        learners, task, loss, at, n_prompts, seed
     )
     parts: dict[str, list[Tensor]] = {name: [] for name in learners}
     with progress_bar(total=len(batches) * len(learners), unit="run", progress=progress, desc="regret") as bar:
@@ -170,7 +168,7 @@ Measured = tuple[str, tuple[int, ...], list[Any], Callable[[Any, str], Float[Ten
 
 
 def _on_tokens(
-    learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int, memory: float
+    learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int
 ) -> Measured:
     """Loss, points, batches, and the function that measures a learner on a batch."""
     if loss not in (None, "nats"):
@@ -180,7 +178,7 @@ def _on_tokens(
     if not scored.any():
         raise ValueError(f"sequences of {task} have no position in common that is predicted: there is no curve")
     places = scored.nonzero().flatten()[-1 if at == "query" else 0 :]
-    batches = list(sequence_batches(sequences, getattr(task, "d_vocab", 2), memory))
+    batches = list(sequence_batches(sequences, getattr(task, "d_vocab", 2)))
     return (
         "nats",
         tuple((places + 1).tolist()),
@@ -190,7 +188,7 @@ def _on_tokens(
 
 
 def _on_points(
-    learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int, memory: float
+    learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int
 ) -> Measured:
     """Loss, points, batches, and the function that measures a learner on a batch."""
     measures = {"squared error": lambda a, b: (a - b).square().mean(-1), "log loss": _log_losses, "errors": _wrong}
@@ -209,7 +207,7 @@ def _on_points(
     # a reference without its own estimate is small next to a model
     largest = max(learners.values(), key=lambda one: hasattr(one, "bytes_per_prompt") * bytes_per_prompt(one, prompts))
     points = tuple(range(prompts.n_context + 1))[-1 if at == "query" else 0 :]
-    return loss, points, list(prompt_batches(largest, prompts, memory)), measure
+    return loss, points, list(prompt_batches(largest, prompts)), measure
 
 
 def are_classes(ys: Float[Tensor, "*any y"]) -> bool:
@@ -269,7 +267,6 @@ def measure_shifted_losses(
     scaled: Scaled = "input_scale",
     n_prompts: int = 10_000,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> ShiftedLosses:
     """Measure how learners' losses change when the task's inputs or weights are larger or smaller than in training.
@@ -300,5 +297,5 @@ def measure_shifted_losses(
     errors = []
     for scale in progress_bar(scales, unit="scale", progress=progress, desc="shifts"):
         prompts = task.replace(**{scaled: getattr(task, scaled) * scale}).sample(n_prompts, seed=seed)
-        errors.append(torch.stack([squared_errors(each, prompts, memory=memory)[:, 0] for each in learners.values()]))
+        errors.append(torch.stack([squared_errors(each, prompts)[:, 0] for each in learners.values()]))
     return ShiftedLosses(tuple(learners), scaled, tuple(map(float, scales)), torch.stack(errors, dim=1))

@@ -21,7 +21,7 @@ from mechicl.analysis.behaviour.alignment import (
 )
 from mechicl.analysis.behaviour.growth import Growth, fit_growth
 from mechicl.base.arguments import Count, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, Trajectory
 from mechicl.learners.learners import bytes_per_prompt, predictions_at, trajectory_of
@@ -194,7 +194,6 @@ def match(
     *,
     similarity: Similarity = "errors",
     freedom: Freedom | None = None,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> Match:
     """Compare every step of one learner with every step of another, e.g. a model's layers with Newton's iterations.
@@ -233,7 +232,7 @@ def match(
             raise ValueError(f"the trajectory of {each.name or 'a learner'} is not of {prompts}")
     # both learners' trajectories at once, each of several steps
     per_prompt = STEP_COPIES * sum(bytes_per_prompt(each, prompts) for each in (a, b))
-    size = Budget(memory).rows(per_prompt, at_most=256)
+    size = Budget().rows(per_prompt, at_most=256)
     parts, by_point, counts, batches = [], [], [], []
     for start in progress_bar(range(0, len(prompts), size), unit="batch", progress=progress, desc="match"):
         place = slice(start, start + size)

@@ -9,7 +9,6 @@ from jaxtyping import Float
 
 from mechicl.analysis.behaviour.identification import references_of
 from mechicl.base.arguments import at_least, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learners, token_log_probabilities
@@ -75,7 +74,6 @@ def identify_on_tokens(
     also: Learners = (),
     n_prompts: Annotated[int, at_least(2)] = 1000,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> TokenIdentification:
     """Rank token predictors by how near their predictions are to a network's: `identify` for tasks of tokens.
@@ -110,7 +108,7 @@ def identify_on_tokens(
     if not len(scored):
         raise ValueError(f"sequences of {task} have no position in common that is predicted")
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in learners}
-    batches = list(sequence_batches(sequences, getattr(task, "d_vocab", 2), memory, copies=2))
+    batches = list(sequence_batches(sequences, getattr(task, "d_vocab", 2), copies=2))
     for part in progress_bar(batches, unit="batch", progress=progress, desc="identify"):
         logs = token_log_probabilities(network, part)[:, scored]
         for name, learner in learners.items():

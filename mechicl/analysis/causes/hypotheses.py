@@ -16,7 +16,6 @@ from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, ResidualDescen
 from mechicl.analysis.behaviour import identify
 from mechicl.analysis.causes.interchange import Interchange, Kind, interchange_each, rows_at_once, sample_sources
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.models.holding import holds_models
@@ -112,7 +111,6 @@ def test_hypotheses(
     n_prompts: int = 1024,
     seed: int = 0,
     with_likeness: bool = True,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> HypothesisTest:
     """Test which algorithm a model runs: rank hypotheses by the counterfactuals that they predict.
@@ -146,21 +144,21 @@ def test_hypotheses(
         raise ValueError("without a context there is nothing to learn from: n_context must be at least 1")
     seeds = _seeds(seed)
     if not isinstance(hypotheses, Sequence):
-        hypotheses = fit_hypotheses(model, task, hypotheses, seed=seed, memory=memory, progress=progress)
+        hypotheses = fit_hypotheses(model, task, hypotheses, seed=seed, progress=progress)
     names = [hypothesis.name for hypothesis in hypotheses]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two hypotheses are called {twice!r}: give each its own Hypothesis(name=...)")
     prompts = task.sample(n_prompts, seed=seeds[0], dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=seeds[1])
-    tests = interchange_each(model, hypotheses, prompts, sources, memory=memory, progress=progress)
+    tests = interchange_each(model, hypotheses, prompts, sources, progress=progress)
     ranked = sorted(
         zip(tests, hypotheses, strict=True), key=lambda pair: -pair[0].effects.mean * _layers_covered(pair[1].schedule)
     )
     likeness = ""
     if with_likeness:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # controls are untrained on purpose
-            nearest = identify(model, task, n_prompts=max(512, n_prompts), seed=seed, memory=memory, progress=progress)
+            nearest = identify(model, task, n_prompts=max(512, n_prompts), seed=seed, progress=progress)
         likeness = f"{nearest.best.name} (distance {nearest.distance(nearest.best)})"
     return HypothesisTest([test for test, _ in ranked], [tuple(h.schedule) for _, h in ranked], likeness)
 
@@ -177,7 +175,6 @@ def fit_hypotheses(
     algorithms: Mapping[str, StepwiseAlgorithm] | None = None,
     *,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> list[Hypothesis]:
     """Fit the hypotheses that `test_hypotheses` ranks: algorithms with schedules.
@@ -200,7 +197,7 @@ def fit_hypotheses(
     adapter, per_point = ModelAdapter(model), tokens_per_point(model)
     if algorithms is None:
         fitting = task.sample(2048, seed=seeds[2], dtype=torch.float64)
-        after_layers = _predictions_after_layers(adapter, fitting, memory)
+        after_layers = _predictions_after_layers(adapter, fitting)
         causal = not reads_ahead(adapter, fitting[:8], per_point)
         clip = getattr(adapter.model.cfg, "token_clip", None)
         algorithms = candidate_algorithms(fitting, after_layers, tokens_per_point=per_point, causal=causal, clip=clip)
@@ -210,7 +207,7 @@ def fit_hypotheses(
     names += ["query stops reading"] if has_attention(model) else []
     layers = range(1, adapter.n_layers)
     parts = []
-    for base_part, source_part in _split(adapter, (prompts, sources), memory):
+    for base_part, source_part in _split(adapter, (prompts, sources)):
         tokens = [adapter.encode(each) for each in (base_part, source_part)]
         runs = StreamRuns(adapter, tokens[0], *(record_streams(adapter, each) for each in tokens))
         parts.append(_intervene(runs, names, layers, adapter.n_layers))
@@ -255,11 +252,11 @@ def _seeds(seed: int) -> list[int]:
     return np.random.SeedSequence(seed).generate_state(5).tolist()
 
 
-def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts, memory: float) -> Tensor:
+def _predictions_after_layers(adapter: ModelAdapter, prompts: Prompts) -> Tensor:
     """Predictions where the query stops reading, or without hooks for that stays unchanged, after 1, 2, ... layers."""
     name = "query stops reading" if has_attention(adapter.model) else "query frozen"
     n_layers, parts = adapter.n_layers, []
-    for (part,) in _split(adapter, (prompts,), memory):
+    for (part,) in _split(adapter, (prompts,)):
         tokens = adapter.encode(part)
         streams = record_streams(adapter, tokens)
         runs = StreamRuns(adapter, tokens, streams, streams)
@@ -277,8 +274,8 @@ def reads_ahead(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> bool
     return prompts.n_context > 1 and not before.equal(after)
 
 
-def _split(adapter: ModelAdapter, several: Sequence[Prompts], memory: float) -> Iterator[tuple[Prompts, ...]]:
-    rows = rows_at_once(adapter, adapter.encode(several[0][:1]), memory, (), several[0])
+def _split(adapter: ModelAdapter, several: Sequence[Prompts]) -> Iterator[tuple[Prompts, ...]]:
+    rows = rows_at_once(adapter, adapter.encode(several[0][:1]), (), several[0])
     return zip(*(each.split(min(rows, N_FITTING)) for each in several), strict=True)
 
 

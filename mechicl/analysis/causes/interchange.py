@@ -14,7 +14,7 @@ from torch import Tensor
 from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm, query_of
 from mechicl.algorithms.stepwise.hypothesis import Cell, Key, Kind, plan_interventions, select_interventions
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -200,7 +200,6 @@ def interchange(
     *,
     interventions: Sequence[str] | None = None,
     point: int | None = None,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> Interchange:
     """Test whether a model's states act like an algorithm's: intervene on both, and compare the predictions.
@@ -243,7 +242,6 @@ def interchange(
         sources,
         interventions=interventions,
         point=point,
-        memory=memory,
         progress=progress,
     )[0]
 
@@ -258,7 +256,6 @@ def interchange_each(
     *,
     interventions: Sequence[str] | None = None,
     point: int | None = None,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> list[Interchange]:
     """Run `interchange` for several hypotheses, which share the model's runs."""
@@ -279,7 +276,7 @@ def interchange_each(
     untried = () if reads or interventions else ("query does not read", "query stops reading")
     untried += () if isolates or interventions else ("context isolated",)
     trial = adapter.encode(prompts[:1])
-    rows = rows_at_once(adapter, trial, memory, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
+    rows = rows_at_once(adapter, trial, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
     n_batches = -(-len(prompts) // rows)
     parts: list[list[list[Tensor]]] = []
     with progress_bar(total=n_batches * len(wanted), progress=progress, unit="run", desc="interchange") as bar:
@@ -316,14 +313,14 @@ def interchange_each(
 
 
 def rows_at_once(
-    adapter: ModelAdapter, tokens: Tensor, memory: float, algorithms: Sequence[StepwiseAlgorithm], prompts: Prompts
+    adapter: ModelAdapter, tokens: Tensor, algorithms: Sequence[StepwiseAlgorithm], prompts: Prompts
 ) -> int:
     """Number of prompts whose streams, those of two sources, a run and the largest algorithm's states fit in memory."""
     states = [algorithm.states(prompts[:1]) for algorithm in algorithms]
     largest = max((sum(value.nbytes for state in each for value in state.values()) for each in states), default=0)
     streams = (adapter.n_layers + 2) * tokens.shape[1] * adapter.model.cfg.d_model * 8
     per_row = adapter.bytes_per_row(tokens) + 3 * (streams + largest)
-    return Budget(memory).holding(adapter.bytes_of_products).rows(per_row, at_most=512)
+    return Budget().holding(adapter.bytes_of_products).rows(per_row, at_most=512)
 
 
 def _with_point(values: Tensor, others: Tensor, point: int) -> Tensor:

@@ -12,7 +12,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import Natural, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
@@ -74,7 +74,6 @@ def exchange_patterns(
     layers: Sequence[Natural] | None = None,
     heads: Sequence[Natural] | None = None,
     component: Literal["pattern", "q"] = "pattern",
-    memory: float = MEMORY,
 ) -> PatternExchange:
     """Exchange where the last point (the query) attends, to see through what its input and the context act.
 
@@ -121,7 +120,7 @@ def exchange_patterns(
     trial = adapter.encode(prompts[:1])
     check_edits(adapter, trial, names)
     recorded = sum(value.nbytes for value in adapter.record(trial, names, 1).values())
-    rows = Budget(memory).holding(adapter.bytes_of_products).rows(adapter.bytes_per_row(trial) + recorded, at_most=512)
+    rows = Budget().holding(adapter.bytes_of_products).rows(adapter.bytes_per_row(trial) + recorded, at_most=512)
     parts = []
     for start in range(0, len(prompts), rows):
         tokens, others = (adapter.encode(each[start : start + rows]) for each in (prompts, sources))

@@ -68,11 +68,11 @@ class VariableExchange:
             )
         return changed, by_others
 
-    def run(self, adapter: ModelAdapter, memory: float, *, shuffled: bool) -> Callable[[int, int], list[Part]]:
+    def run(self, adapter: ModelAdapter, *, shuffled: bool) -> Callable[[int, int], list[Part]]:
         """Return a function that gives a run's parts after a layer and step; `shuffled` permutes the targets."""
         tokens = [adapter.encode(each) for each in (self.prompts, self.sources)]
         streams = 2 * sum(stream.nbytes for stream in record_streams(adapter, tokens[0][:1])) * len(self.prompts)
-        budget = Budget(memory).holding(adapter.bytes_of_products, streams)
+        budget = Budget().holding(adapter.bytes_of_products, streams)
         # a layer's activations stay for the derivatives
         rows = budget.rows(adapter.n_layers * adapter.bytes_per_row(tokens[0][:1]), at_most=BATCH)
         batches = []

@@ -22,7 +22,6 @@ from mechicl.analysis.causes.subspace_search import (
     squared_distances,
 )
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.models import PromptedModel, build
@@ -167,7 +166,6 @@ def fit_subspace(
     iterations: int = 100,
     restarts: int = 1,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> SubspaceSearch:
     """Learn which subspace of a model's residual stream carries a variable of an algorithm.
@@ -245,7 +243,7 @@ def fit_subspace(
     columns = torch.zeros(len(layers), d_model, sum(dims), dtype=torch.float64)
     with progress_bar(total=len(searched) * len(layers) * len(dims), progress=progress, unit="search") as bar:
         for s, (search, opened) in enumerate(searched.items()):
-            fitting, held_out = (each.run(opened, memory, shuffled=search == RANDOM) for each in exchanges)
+            fitting, held_out = (each.run(opened, shuffled=search == RANDOM) for each in exchanges)
             for i, layer in enumerate(layers):
                 parts, others = fitting(layer, schedule[layer]), held_out(layer, schedule[layer])
                 changes[s, i] = torch.cat([part.targets[0] for part in others]).square().mean(1)

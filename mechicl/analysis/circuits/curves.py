@@ -15,7 +15,6 @@ from mechicl.analysis.circuits.problem import Method, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Fraction, Natural, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -148,7 +147,6 @@ def circuit_curve(
     reference: Inputs | None = None,
     at: At | None = None,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> CircuitCurve:
     """Measure the faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score.
@@ -202,7 +200,7 @@ def circuit_curve(
     with progress_bar(unit="run", desc="curve", progress=progress) as bar:
         problem = make_problem(
             model, prompts, metrics, method="zero" if method in (None, "any") else method, reference=reference, at=at,
-            seed=seed, memory=memory, advance=bar.update,
+            seed=seed, advance=bar.update,
         )  # fmt: skip
         edges, full, ablated = problem.graph.edges, problem.objective.full, problem.objective.ablated
         worth = {name: read_scores(each, edges, f"the scores {name!r}") for name, each in by_name.items()}

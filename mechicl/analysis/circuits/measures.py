@@ -12,7 +12,6 @@ from mechicl.analysis.circuits.circuit import Circuit
 from mechicl.analysis.circuits.problem import OneMetric, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Natural, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import EMBEDDING, Node
@@ -34,7 +33,6 @@ def measure_circuit(
     effects: bool = True,
     n_subsets: Natural = 0,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> Circuit:
     """Measure a circuit on other prompts than those it was found on, to see whether it generalizes.
@@ -67,7 +65,7 @@ def measure_circuit(
     method = {"any": "zero", "counterfactual": "resample"}.get(circuit.method, circuit.method)
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
         problem = make_problem(
-            model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory,
+            model, prompts, metrics, method=method, reference=reference, at=at, seed=seed,
             advance=bar.update,
         )  # fmt: skip
         graph = problem.graph

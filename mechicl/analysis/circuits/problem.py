@@ -134,7 +134,6 @@ def make_problem(
     reference: Inputs | None,
     at: At | None,
     seed: int,
-    memory: float,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Problem:
     """Take a model apart on some prompts; errors are those of `find_circuit`."""
@@ -160,7 +159,7 @@ def make_problem(
     graphs: list[EdgeGraph] = []
     for writes, start in references:
         edges = graphs[0].edges if graphs else None
-        graphs.append(EdgeGraph(adapter, tokens, writes, embedded=start, edges=edges, memory=memory))
+        graphs.append(EdgeGraph(adapter, tokens, writes, embedded=start, edges=edges))
     nothing = torch.zeros(1, len(graphs[0].edges), dtype=torch.bool, device=tokens.device)
     objectives = []
     for graph in graphs:

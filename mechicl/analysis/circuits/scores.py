@@ -14,7 +14,6 @@ from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges
 from mechicl.analysis.circuits.problem import Method, Objective, OneMetric, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.edge_graph import EdgeGraph
@@ -115,7 +114,6 @@ def score_edges(
     reference: Inputs | None = None,
     at: At | None = None,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> EdgeScores:
     """Estimate, to first order, the change of a metric when each edge is cut, for all edges at once.
@@ -153,7 +151,7 @@ def score_edges(
         >>> sorted(map(str, score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(2)))
         ['embedding → head 1.0 (v)', 'head 1.0 → output']
     """
-    problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory)
+    problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=seed)
     scores = estimate_effects(problem, scoring, steps, seed, progress=progress)
     return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, problem.method)
 

@@ -11,7 +11,6 @@ from mechicl.analysis.circuits.problem import Method, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import estimate_effects
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, Positive, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.edge_graph import NoGradient
@@ -35,7 +34,6 @@ def find_circuit(
     steps: Count | None = None,
     at: At | None = None,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> Circuit:
     """Find a few heads, MLPs and edges that suffice to keep a metric while all other edges are cut.
@@ -89,7 +87,7 @@ def find_circuit(
     """
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
         problem = make_problem(
-            model, prompts, metrics, method=method, reference=reference, at=at, seed=seed, memory=memory,
+            model, prompts, metrics, method=method, reference=reference, at=at, seed=seed,
             advance=bar.update,
         )  # fmt: skip
         if search == "acdc":

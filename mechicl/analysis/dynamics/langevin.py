@@ -27,7 +27,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from mechicl.analysis.dynamics.training import Training, measure_snapshots
 from mechicl.base.annotations import described
 from mechicl.base.arguments import Count, Natural, NonNegative, Positive, at_least, between, calling, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.precision import at_least_float32
 from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
@@ -153,7 +153,6 @@ def learning_coefficient(
     localization: NonNegative = 1.0,
     step_size: Positive | None = None,
     seed: Annotated[int, between(0, 2**40 - 1)] = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> LearningCoefficient:
     """Estimate the local learning coefficient of models, from chains of Langevin dynamics around their weights.
@@ -183,7 +182,6 @@ def learning_coefficient(
         localization: γ. Directions along which nβ L curves less than γ do not count; a smaller γ needs longer chains.
         step_size: ε of the sampler, by default searched for each model and part (90% of steps are accepted).
         seed: seed of the chains, and of prompts sampled from a task; below 2^40.
-        memory: bound on memory in bytes; it limits how many models run at a time.
 
     Returns:
         A `LearningCoefficient`: `coefficients` λ `[step part seed chain]`; `estimate(step, part)` is their mean with
@@ -227,7 +225,7 @@ def learning_coefficient(
                              f"batch_size={batch_size} examples (3 without n_beta), got {[n, *others]}")  # fmt: skip
         modules = [_WithLoss(model, its_loss, tensors) for model in alike]
         used = max(_check_loss(module, batch_size or n) for module in modules) * len(parts) * n_chains
-        at_once = Budget(memory).rows(used, at_most=len(modules))
+        at_once = Budget().rows(used, at_most=len(modules))
         masks = torch.stack([_mask(alike[0], part) for part in parts])
         batches += [(modules[i : i + at_once], masks) for i in range(0, len(modules), at_once)]
     n_beta, n_steps = n / math.log(n) if n_beta is None else n_beta, burn_in + n_draws

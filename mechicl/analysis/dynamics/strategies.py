@@ -13,7 +13,6 @@ from torch import Tensor
 from mechicl.analysis.behaviour.families import NONE
 from mechicl.analysis.dynamics.training import Training, measure_snapshots
 from mechicl.base.arguments import Positive, at_least, checked
-from mechicl.base.memory import MEMORY
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learners, token_log_probabilities
 from mechicl.learners.learners import named_learners, predictions_at, prompt_batches
@@ -120,7 +119,6 @@ def track_strategies(
     threshold: Positive = 0.2,
     n_resamples: Annotated[int, at_least(2)] = 200,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> StrategyTracking:
     """Find the convex mixture of strategies that predicts most like the model at each snapshot of a training.
@@ -141,7 +139,6 @@ def track_strategies(
         threshold: residual above which the verdict is "none of these". A strategy with less in `left_out` would not be
             missed if it were left out.
         n_resamples: number of resamples of the prompts, for intervals.
-        memory: bound on memory in bytes; the predictions of all snapshots are kept in addition.
 
     Returns:
         A `StrategyTracking` with `weights` `[learner step seed]`, `residual` `[step seed]`, `distances`, and
@@ -166,11 +163,11 @@ def track_strategies(
         raise ValueError(f"strategies must be 1 to {MOST_STRATEGIES} learners, got {len(named)}")
     if len(prompts) < 2:
         raise ValueError(f"prompts must be two or more, got {len(prompts)}")
-    references = torch.stack([_predicted(each, prompts, at, memory) for each in named.values()])
+    references = torch.stack([_predicted(each, prompts, at) for each in named.values()])
     n = len(named)
 
     def predict(model: Any) -> Float[Tensor, "prompt output"]:
-        found = _predicted(as_token_learner(model) if on_tokens else model, prompts, at, memory)
+        found = _predicted(as_token_learner(model) if on_tokens else model, prompts, at)
         if found.shape != references.shape[1:]:
             sizes = f"{found.shape[1]} and {references.shape[2]}"
             raise ValueError(f"the model and the strategies must have as many outputs for each prompt, got {sizes}")
@@ -243,14 +240,14 @@ def _check_independent(gram: Float[Tensor, "k k"], names: list[str]) -> None:
         )
 
 
-def _predicted(learner: Any, prompts: Any, at: PointsAt, memory: float) -> Float[Tensor, "prompt output"]:
+def _predicted(learner: Any, prompts: Any, at: PointsAt) -> Float[Tensor, "prompt output"]:
     """Return all predictions of each prompt as one row, float64: values, or probabilities where a token is scored."""
     if isinstance(prompts, TokenSequences):
-        parts = sequence_batches(prompts, 1 + int(prompts.ids.max()), memory)
+        parts = sequence_batches(prompts, 1 + int(prompts.ids.max()))
         logs = [(token_log_probabilities(learner, part), part.predictable[:, 1:, None].cpu()) for part in parts]
         found = [each.exp() * scored for each, scored in logs]
     else:
-        found = [predictions_at(learner, part, at).cpu().double() for part in prompt_batches(learner, prompts, memory)]
+        found = [predictions_at(learner, part, at).cpu().double() for part in prompt_batches(learner, prompts)]
     predictions = torch.cat([part.flatten(1) for part in found])
     if not predictions.isfinite().all():
         name = getattr(learner, "name", type(learner).__name__)

@@ -16,7 +16,6 @@ from torch import Tensor
 from mechicl.analysis.behaviour.alignment import align
 from mechicl.analysis.heads.scores import score_heads
 from mechicl.base.arguments import Fraction, Positive, calling, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints import Checkpoint, CheckpointError
 from mechicl.checkpoints.study import takes_study
@@ -101,7 +100,7 @@ def measure_over_training(
 @takes_study
 @checked
 def align_over_training(
-    checkpoint: Training, learner: Learner, prompts: Prompts, *, memory: float = MEMORY, progress: bool = True
+    checkpoint: Training, learner: Learner, prompts: Prompts, *, progress: bool = True
 ) -> AlignmentOverTraining:
     """Compare the models of a training with a learner at each snapshot (`align`), in float64.
 
@@ -126,9 +125,9 @@ def align_over_training(
     """
 
     def measure(model: Any) -> list[Tensor]:
-        alignment = align(model, learner, prompts, memory=memory, progress=False)
+        alignment = align(model, learner, prompts, progress=False)
         means = [value.nanmean() for value in alignment.samples().values()]
-        return [*means, squared_errors(model, prompts, memory=memory).mean()]
+        return [*means, squared_errors(model, prompts).mean()]
 
     steps, rows = measure_snapshots(checkpoint, measure, progress, dtype=torch.float64)
     return AlignmentOverTraining(steps, *torch.tensor(rows).unbind(-1))
@@ -151,7 +150,6 @@ def score_heads_over_training(
     prompts: Prompts | None = None,
     n_prompts: int = 64,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> HeadsOverTraining:
     """Measure when heads of some kinds form: their highest scores at each snapshot (Olsson et al. 2022, argument 1).
@@ -171,7 +169,7 @@ def score_heads_over_training(
         torch.Size([6, 3])
     """
 
-    options: dict[str, Any] = {"n_prompts": n_prompts, "seed": seed, "memory": memory, "progress": False}
+    options: dict[str, Any] = {"n_prompts": n_prompts, "seed": seed, "progress": False}
 
     def measure(model: Any) -> list[float]:
         scores = score_heads(model, prompts=prompts, **options)

@@ -22,7 +22,6 @@ from mechicl.analysis.finetuning.similarity_measures import (
     update_similarity,
 )
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
@@ -111,7 +110,6 @@ def compare_with_finetuning(
     tuning: FineTuning | FineTuned,
     *,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> FineTuningComparison:
     """Fine-tune a model on demonstrations and compare it with the same model reading them in context.
@@ -136,7 +134,7 @@ def compare_with_finetuning(
         >>> shots = prompt_shots(model, prompts[:1])
         >>> compare_with_finetuning(model, shots, FineTuning(learning_rate=0.01)).intervals()["update_similarity"]
     """
-    before = BeforeFineTuning(model, shots, seed=seed, memory=memory, progress=progress)
+    before = BeforeFineTuning(model, shots, seed=seed, progress=progress)
     tuned = tuning if isinstance(tuning, FineTuned) else fine_tune(model, shots, tuning, progress=progress)
     return before.compare_with(tuned)
 
@@ -145,9 +143,9 @@ class BeforeFineTuning:
     """A model before fine-tuning, with and without demonstrations, read once for comparisons with several tunings."""
 
     @torch.no_grad()
-    def __init__(self, model: Any, shots: Shots, *, seed: int = 0, memory: float = MEMORY, progress: bool = True):
+    def __init__(self, model: Any, shots: Shots, *, seed: int = 0, progress: bool = True):
         self.shots, self.seed = shots, seed
-        self.reader = LastTokenReader(ModelAdapter(model), shots, memory=memory, progress=progress)
+        self.reader = LastTokenReader(ModelAdapter(model), shots, progress=progress)
         self.alone = self.reader.read(shots.zero_shot)
         self.in_context = self.reader.read(shots.in_context, pattern=True)
         assert self.in_context.pattern is not None

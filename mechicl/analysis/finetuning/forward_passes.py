@@ -13,7 +13,7 @@ from torch.func import functional_call, jvp
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.models.holding import holding, holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
@@ -210,19 +210,16 @@ def predict_sequences(
     changes: Weights | None = None,
     *,
     linearized: bool = False,
-    memory: float = MEMORY,
 ) -> Float[Tensor, "query d_out"]:
     """Predict the end of each of several sequences of unequal lengths; changes as for `run_with_changes`."""
     outputs: dict[int, Tensor] = {}
-    for index, tokens in equal_length_batches(adapter.model, sequences, memory):
+    for index, tokens in equal_length_batches(adapter.model, sequences):
         batch, _ = run_with_changes(adapter, adapter.encode(tokens), {}, changes, linearized=linearized)
         outputs |= dict(zip(index, batch, strict=True))
     return torch.stack([outputs[i] for i in range(len(sequences))])
 
 
-def equal_length_batches(
-    model: Any, sequences: Sequence[Tensor], memory: float = MEMORY
-) -> Iterator[tuple[list[int], Tensor]]:
+def equal_length_batches(model: Any, sequences: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
     """Yield batches that fit into memory, of equal length (no padding): indices and tokens `[prompt pos ...]`."""
     by_length: dict[int, list[int]] = {}
     for i, sequence in enumerate(sequences):
@@ -233,7 +230,7 @@ def equal_length_batches(
     for length, index in by_length.items():
         # about two layers' activations and a layer's scores, each with its derivative
         n_numbers = 2 * length * (2 * widths + 4 * heads * length)
-        n = Budget(memory).rows(n_numbers * next(model.parameters()).element_size(), at_most=LARGEST_BATCH)
+        n = Budget().rows(n_numbers * next(model.parameters()).element_size(), at_most=LARGEST_BATCH)
         for first in range(0, len(index), n):
             batch = index[first : first + n]
             yield batch, torch.stack([sequences[i] for i in batch])

@@ -13,7 +13,6 @@ from mechicl.analysis.finetuning.forward_passes import predict_sequences
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
 from mechicl.analysis.finetuning.similarity_measures import Scored, scores_and_losses
 from mechicl.base.arguments import Count, Natural, Positive, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -80,7 +79,6 @@ def search_tuning(
     epochs: Sequence[Count] = EPOCHS,
     choose_by: Literal["score", "loss"] = "score",
     widen: Natural = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> TuningSearch:
     """Search for the learning rate and number of epochs of fine-tuning that are best on held-out queries.
@@ -112,7 +110,7 @@ def search_tuning(
         raise ValueError(f"learning_rates and epochs must not be empty, got {rates} and {numbers}")
     settings = tuning or FineTuning()
     while True:
-        score, loss = _measure_grid(model, held_out, settings, rates, numbers, memory, progress)
+        score, loss = _measure_grid(model, held_out, settings, rates, numbers, progress)
         search = TuningSearch(rates, numbers, score, loss, settings, choose_by)
         if not widen or not search.at_edge:
             return search
@@ -121,7 +119,7 @@ def search_tuning(
 
 def _measure_grid(
     model: Any, held_out: Shots, settings: FineTuning, rates: tuple[float, ...], numbers: tuple[int, ...],
-    memory: float, progress: bool,
+    progress: bool,
 ) -> Float[Tensor, "measure learning_rate epoch query"]:  # fmt: skip
     adapter, linearized = ModelAdapter(model), settings.method == "linearized"
     measures = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)
@@ -131,9 +129,7 @@ def _measure_grid(
     for epoch, losses in enumerate(bar, 1):
         finite &= losses.isfinite().all(1).cpu()
         for i in finite.nonzero()[:, 0].tolist() if epoch in numbers else ():
-            outputs = predict_sequences(
-                adapter, held_out.zero_shot, sgd.changes_of(i), linearized=linearized, memory=memory
-            )
+            outputs = predict_sequences(adapter, held_out.zero_shot, sgd.changes_of(i), linearized=linearized)
             finite[i] = bool(outputs.isfinite().all())  # the last step may have been the one too many
             if finite[i]:
                 measures[:, i, numbers.index(epoch)] = torch.stack(scores_and_losses(outputs, held_out))

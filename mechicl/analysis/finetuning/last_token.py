@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mechicl.analysis.finetuning.forward_passes import Weights, check_lengths, equal_length_batches, run_with_changes
 from mechicl.analysis.finetuning.sgd import FineTuned
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import check_hook
@@ -38,8 +37,8 @@ class LastToken:
 class LastTokenReader:
     """Reads the activations of a model, before or after fine-tuning, at the last tokens of prompts."""
 
-    def __init__(self, adapter: ModelAdapter, shots: Shots, *, memory: float = MEMORY, progress: bool = True):
-        self.adapter, self.shots, self.memory, self.progress = adapter, shots, memory, progress
+    def __init__(self, adapter: ModelAdapter, shots: Shots, *, progress: bool = True):
+        self.adapter, self.shots, self.progress = adapter, shots, progress
         self.layers = range(adapter.n_layers)
         for layer in self.layers:
             for hook in (OUTPUT, MOVED, SCORES, PATTERN, QUERY):
@@ -111,7 +110,7 @@ class LastTokenReader:
 
     def _batches(self, prompts: Sequence[Tensor]) -> Any:
         with progress_bar(total=len(prompts), unit="prompt", progress=self.progress) as bar:
-            for index, tokens in equal_length_batches(self.adapter.model, prompts, self.memory):
+            for index, tokens in equal_length_batches(self.adapter.model, prompts):
                 yield index, tokens
                 bar.update(len(index))
 

@@ -19,7 +19,6 @@ from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_R
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
 from mechicl.analysis.finetuning.similarity_measures import Scored, scores_and_losses
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
@@ -151,7 +150,6 @@ def study_task(
     choose_by: Literal["score", "loss"] = "score",
     widen: int = 0,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> TaskStudy:
     """Search for the best fine-tuning on held-out queries, then compare it with reading the same demonstrations.
@@ -190,12 +188,11 @@ def study_task(
     held_out = text_shots(tokenizer, texts.demonstrations, texts.held_out)
     check_lengths(model, (*shots.in_context, *held_out.zero_shot))  # before anything that takes long
     settings, searches, comparisons = tuning or FineTuning(), {}, {}
-    options: dict[str, Any] = {"memory": memory, "progress": progress}
-    before = BeforeFineTuning(model, shots, seed=seed, **options)
+    before = BeforeFineTuning(model, shots, seed=seed, progress=progress)
     for method in methods:
         searches[method] = search_tuning(
             model, held_out, replace(settings, method=method), learning_rates=learning_rates, epochs=epochs,
-            choose_by=choose_by, widen=widen, **options,
+            choose_by=choose_by, widen=widen, progress=progress,
         )  # fmt: skip
         comparisons[method] = before.compare_with(fine_tune(model, shots, searches[method].best, progress=progress))
     with_other_labels, tuned_on_other_labels = {}, {}
@@ -203,7 +200,7 @@ def study_task(
     for labels in other_labels:
         relabelled = text_shots(tokenizer, texts.demonstrations.relabelled(labels, seed=seed), texts.queries)
         tuned = fine_tune(model, relabelled, best, progress=progress)
-        with_other_labels[labels] = compare_with_finetuning(model, relabelled, tuned, seed=seed, **options)
+        with_other_labels[labels] = compare_with_finetuning(model, relabelled, tuned, seed=seed, progress=progress)
         tuned_on_other_labels[labels] = before.compare_with(tuned)
     return TaskStudy(
         texts.queries.task.name, seed, len(texts.demonstrations), searches, comparisons, with_other_labels,
@@ -214,7 +211,7 @@ def study_task(
 @checked
 @holds_models
 def measure_accuracy(
-    model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int], *, memory: float = MEMORY
+    model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int]
 ) -> AccuracyByDemonstrations:
     """Measure a language model's few-shot accuracy on a text task, by number of demonstrations.
 
@@ -239,5 +236,5 @@ def measure_accuracy(
         shots = text_shots(tokenizer, texts.demonstrations.take(range(max(number, 1))), texts.queries)
         prompts = shots.in_context if number else shots.zero_shot
         check_lengths(model, prompts)
-        accuracies.append(scores_and_losses(predict_sequences(adapter, prompts, memory=memory), shots)[0])
+        accuracies.append(scores_and_losses(predict_sequences(adapter, prompts), shots)[0])
     return AccuracyByDemonstrations(numbers, torch.stack(accuracies))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.layers.layer_learners import check_layer
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter, same_up_to_rounding
@@ -52,7 +52,6 @@ def read_dual_form(
     layer: int = 0,
     n_demonstration_tokens: int | None = None,
     *,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> DualForm:
     """Decompose a layer's attention output at the query into a zero-shot part and an update by the demonstrations.
@@ -71,7 +70,6 @@ def read_dual_form(
         layer: number of the layer.
         n_demonstration_tokens: number of positions of the demonstrations, from the first one on; the remaining
             positions form the query, which may have several tokens. By default all but the last one.
-        memory: bound in bytes on a run; the recorded layer and the result are additional.
 
     Returns:
         `zero_shot` and `update`, `[d_head d_model head prompt]`, and `relative_error` `[head prompt]`: the distance
@@ -88,7 +86,7 @@ def read_dual_form(
     if getattr(cfg, "momentum", 0):
         raise ValueError(f"the dual form needs attention without momentum, and this model has momentum={cfg.momentum}")
     tokens, names = _encode(adapter, prompts), _hooks(model, layer)
-    batches = tokens.split(Budget(memory).rows(adapter.bytes_per_row(tokens)))
+    batches = tokens.split(Budget().rows(adapter.bytes_per_row(tokens)))
     bar = progress_bar(batches, unit="batch", progress=progress, desc="dual form")
     caches = [adapter.record(part, names.values(), len(part)) for part in bar]
     q, k, v, z = (torch.cat([cache[names[part]] for cache in caches]).double() for part in ("q", "k", "v", "z"))

@@ -14,7 +14,7 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.heads.composition import circuit_scores
 from mechicl.base.arguments import Count, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -116,7 +116,6 @@ def score_heads(
     n_prompts: Count = 64,
     seed: int = 0,
     prepend: int | None = None,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
@@ -195,7 +194,7 @@ def score_heads(
     parts: dict[str, list[Tensor]] = {}
     summed: dict[str, Tensor] = {}
     shares_of_prompt = 3 * torch.float64.itemsize * len(names) * cfg.n_heads * tokens.shape[1] ** 2
-    batches = tokens.split(Budget(memory).rows(adapter.bytes_per_row(tokens) + shares_of_prompt))
+    batches = tokens.split(Budget().rows(adapter.bytes_per_row(tokens) + shares_of_prompt))
     for part in progress_bar(batches, unit="batch", progress=progress, desc="heads"):
         places = _token_places(part.cpu()) if prompts is None else _point_places(part.shape[1], visible[0])
         cache = adapter.record(part, names, len(part))

@@ -11,7 +11,7 @@ from torch.func import jacfwd, vmap
 
 from mechicl.analysis.layers.layer_learners import check_layer
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.constructions import copy_targets
 from mechicl.learners import prompt_batches
@@ -37,7 +37,7 @@ class TokenSensitivity(Result):
 @checked
 @holds_models
 def measure_token_sensitivity(
-    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, memory: float = MEMORY, progress: bool = True
+    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, progress: bool = True
 ) -> TokenSensitivity:
     """Measure on which tokens the stream at each position of interleaved prompts depends, by exact derivatives.
 
@@ -68,7 +68,7 @@ def measure_token_sensitivity(
     with torch.no_grad(), warnings.catch_warnings():
         # torch's own forward mode still compiles its decompositions that way, at its first use
         warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
-        batches = list(prompt_batches(model, prompts, memory, copies=n_entries))
+        batches = list(prompt_batches(model, prompts, copies=n_entries))
         parts = [
             jacobians(model.encode(part)).square().sum((2, 4)).sqrt()
             for part in progress_bar(batches, unit="batch", progress=progress, desc="derivatives")
@@ -117,7 +117,7 @@ class TargetCopying(Result):
 @holds_models
 @torch.no_grad()
 def measure_target_copying(
-    model: HookedTransformer, prompts: Prompts, layer: int = 0, *, memory: float = MEMORY, progress: bool = True
+    model: HookedTransformer, prompts: Prompts, layer: int = 0, *, progress: bool = True
 ) -> TargetCopying:
     """Measure how far a layer copies each target y_i onto the token of its input x_i, and whether the model needs it.
 
@@ -125,7 +125,6 @@ def measure_target_copying(
         model: a `HookedTransformer` on interleaved prompts (tokens x_1, y_1, x_2, ..., query).
         prompts: two or more; the readouts are fitted on one half and evaluated on the other, and vice versa.
         layer: number of the layer.
-        memory: bound in bytes on a run; the layer's recorded activations are not counted.
 
     Returns:
         A `TargetCopying`: `attention` of x tokens on their targets' tokens (share from 0 to 1) and `pattern_cosine`
@@ -147,7 +146,7 @@ def measure_target_copying(
     names["after"] = f"blocks.{layer}.hook_resid_post"
     adapter = ModelAdapter(model)
     tokens = adapter.encode(prompts)
-    n_at_a_time = Budget(memory).rows(adapter.bytes_per_row(tokens))
+    n_at_a_time = Budget().rows(adapter.bytes_per_row(tokens))
     cache = adapter.record(tokens, names.values(), n_at_a_time)
     inputs = torch.arange(0, 2 * prompts.n_context, 2)
     elsewhere = torch.cat([inputs + 1, torch.tensor([2 * prompts.n_context])])

@@ -15,7 +15,7 @@ from mechicl.analysis.interventions.patching import make_experiment, make_sweep,
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, count_bytes
+from mechicl.base.memory import count_bytes
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -41,7 +41,6 @@ def ablate(
     at: At = "query",
     keep_predictions: bool | None = None,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
     """Ablate each cell of a grid (for example each head) on its own, or all pairs of cells.
@@ -89,7 +88,7 @@ def ablate(
     if not len(tokens):
         raise ValueError("there are no prompts to ablate on")
     grid = make_grid(adapter, tokens, component, axes, only)
-    experiment = make_experiment(adapter, tokens, prompts, metrics, keep_predictions, memory)
+    experiment = make_experiment(adapter, tokens, prompts, metrics, keep_predictions)
     values = _record_replacements(experiment, grid.hook_names, method, reference, seed)
     what = f"{method} ablation of {component}"
     if directions is not None:

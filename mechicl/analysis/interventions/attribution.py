@@ -19,7 +19,7 @@ from mechicl.analysis.interventions.metrics import (
 from mechicl.analysis.interventions.patching import Direction, encode_pair
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -41,7 +41,6 @@ def attribute(
     metrics: Metrics = None,
     only: Only | None = None,
     at: At = "query",
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
     """Estimate `patch` to first order: the metric's gradient times the change of the activation.
@@ -82,7 +81,7 @@ def attribute(
     grid = make_grid(adapter, into, component, axes, only)
     # a pass with gradients keeps the activations of all layers, and those at the hooks in three versions
     at_hooks = sum(activation.nbytes for activation in adapter.record(into[:1], grid.hook_names, 1).values())
-    batch_size = Budget(memory).rows((adapter.n_layers + 1) * adapter.bytes_per_row(into) + 3 * at_hooks)
+    batch_size = Budget().rows((adapter.n_layers + 1) * adapter.bytes_per_row(into) + 3 * at_hooks)
     unpatched, from_source = (adapter.predict(tokens, batch_size) for tokens in (into, source))
     estimates: dict[str, list[Tensor]] = {name: [] for name in named}
     batches = [slice(start, start + batch_size) for start in range(0, len(into), batch_size)]

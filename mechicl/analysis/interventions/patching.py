@@ -10,7 +10,7 @@ from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_met
 from mechicl.analysis.interventions.runs import Baseline, CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -33,7 +33,6 @@ def patch(
     only: Only | None = None,
     at: At = "query",
     keep_predictions: bool | None = None,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
     """Patch activations of one run into another, one cell of a sweep at a time, and measure the predictions.
@@ -81,7 +80,7 @@ def patch(
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     grid = make_grid(adapter, into, component, axes, only)
-    experiment = make_experiment(adapter, into, clean, metrics, keep_predictions, memory)
+    experiment = make_experiment(adapter, into, clean, metrics, keep_predictions)
     values = record_within(adapter, source, grid.hook_names, experiment.budget)
     return sweep_grid(experiment, grid, values, f"{direction} {component}", source=source, progress=progress)
 
@@ -92,12 +91,11 @@ def make_experiment(
     prompts: Inputs,
     metrics: Metrics,
     keep_predictions: bool | None,
-    memory: float,
 ) -> Experiment:
     """Make the experiment of arguments of `patch`; by default the loss is against the targets of `prompts`."""
     named = name_metrics(metrics, prompts, adapter.at)
     keep = isinstance(prompts, Prompts) or not named if keep_predictions is None else keep_predictions
-    return Experiment(adapter, tokens, named, keep, Budget(memory))
+    return Experiment(adapter, tokens, named, keep, Budget())
 
 
 def sweep_grid(

@@ -14,7 +14,7 @@ from mechicl.analysis.interventions.patching import Direction, encode_pair, make
 from mechicl.analysis.interventions.runs import CellResults, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY, count_bytes
+from mechicl.base.memory import count_bytes
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models, without_user_hooks
 from mechicl.models.opening.adapter import ModelAdapter
@@ -37,7 +37,6 @@ def patch_paths(
     metrics: Metrics = None,
     at: At = "query",
     keep_predictions: bool | None = None,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> InterventionSweep:
     """Patch one head's output, as it reaches another head's query, key or value straight through the residual stream.
@@ -74,7 +73,7 @@ def patch_paths(
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     _check_additive(adapter, receiver, into[:1])
-    experiment = make_experiment(adapter, into, clean, metrics, keep_predictions, memory)
+    experiment = make_experiment(adapter, into, clean, metrics, keep_predictions)
     n_layers, n_heads = adapter.n_layers, adapter.model.cfg.n_heads
     shape = (n_layers, n_heads, n_layers, n_heads)
     z_names, names = ([get_act_name(part, layer) for layer in range(n_layers)] for part in ("z", receiver))

@@ -12,7 +12,6 @@ from mechicl.analysis.interventions.metrics import target_probability
 from mechicl.analysis.interventions.patching import make_experiment
 from mechicl.analysis.interventions.runs import record_within
 from mechicl.base.arguments import Count, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -52,7 +51,6 @@ def ablate_matched(
     exclude: Heads = (),
     n_random: Count = 20,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> MatchedAblation:
     """Ablate some heads together, and compare with the same number of random heads in the same layers.
@@ -96,7 +94,7 @@ def ablate_matched(
     generator = torch.Generator().manual_seed(seed)
     sets = [kept] + [_random_set(kept, {*kept, *exclude}, n_layers, n_heads, generator) for _ in range(n_random)]
     tokens = adapter.encode(prompts.ids)
-    experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets), False, memory)
+    experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets), False)
     cells = [tuple(Site("z", layer, head=head) for layer, head in each) for each in sets]
     names = sorted({site.hook_name for cell in cells for site in cell})
     outputs = record_within(adapter, adapter.encode(reference.ids), names, experiment.budget)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mechicl.analysis.interventions.runs import rows_at_once
 from mechicl.base.arguments import Positive, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
@@ -49,9 +49,8 @@ class TextLearner:
         x_bound: Positive = 3.0,
         y_bound: Positive = 3.0,
         classes: Mapping[str, float] | None = None,
-        memory: float = MEMORY,
     ):
-        self.language, self.x_bound, self.y_bound, self.memory = language, x_bound, y_bound, memory
+        self.language, self.x_bound, self.y_bound = language, x_bound, y_bound
         self.classes = classes
         numbers = {f"{i:02d}": y_bound * (i / 49.5 - 1) for i in range(100)}
         self.outputs = numbers if classes is None else dict(classes)
@@ -110,7 +109,7 @@ class TextLearner:
         adapter = ModelAdapter(self.language.model, "query")
         ids = adapter.encode(ids)
         parts = []
-        for part in ids.split(rows_at_once(adapter, ids, Budget(self.memory))):
+        for part in ids.split(rows_at_once(adapter, ids, Budget())):
             shares = torch.zeros(len(part), len(self.outputs), dtype=torch.float64)
             self._follow(_Continued(adapter, part), endings, torch.ones(len(part), dtype=torch.float64), shares)
             parts.append(shares)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.analysis.interventions.runs import rows_at_once
 from mechicl.base.annotations import described
 from mechicl.base.arguments import Count, Natural, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
@@ -73,7 +73,6 @@ def icl_score(
     labels: Sequence[WordLabels] = ("true", "shuffled", "random"),
     n_prompts: Count = 50,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> FewShotScores:
     """Measure few-shot accuracy by number of demonstrations, with controls for the labels.
@@ -117,7 +116,7 @@ def icl_score(
         prompts = word_prompts(
             language.tokenizer, tasks[t], n_prompts=n_prompts, n_shots=shots[s], labels=labels[k], seed=seed
         )
-        logits = predict_last(adapter, prompts.ids, memory)
+        logits = predict_last(adapter, prompts.ids)
         targets = prompts.targets.to(logits.device)
         accuracy[t, k, s] = (logits.argmax(-1) == targets).float()
         log_probability[t, k, s] = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
@@ -127,7 +126,7 @@ def icl_score(
 @checked
 @holds_models
 def loss_by_position(
-    language: LanguageModel, ids: Int[Tensor, "text pos"], *, memory: float = MEMORY, progress: bool = True
+    language: LanguageModel, ids: Int[Tensor, "text pos"], *, progress: bool = True
 ) -> Float[Tensor, "pos text"]:
     """Return the next-token loss of texts at every position but the last, in nats.
 
@@ -152,7 +151,7 @@ def loss_by_position(
         raise ValueError(f"ids must be one or more texts of two or more tokens, each from 0 to {vocabulary - 1}, got "
                          f"{described(ids)}{limits}")  # fmt: skip
     ids = adapter.encode(ids.long())
-    rows = rows_at_once(adapter, ids, Budget(memory).holding(8 * ids.numel()))
+    rows = rows_at_once(adapter, ids, Budget().holding(8 * ids.numel()))
     losses = []
     for part in progress_bar(ids.split(rows), unit="batch", progress=progress, desc="loss by position"):
         with torch.no_grad():
@@ -177,8 +176,8 @@ def late_minus_early(losses: Float[Tensor, "pos text"], early: int = 50, late: i
     return interval(losses[late] - losses[early], within=UNBOUNDED)
 
 
-def predict_last(adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], memory: float) -> Float[Tensor, "prompt vocab"]:
+def predict_last(adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt vocab"]:
     """Return the logits at the last position, in batches that fit into memory."""
     ids = adapter.encode(ids)
     one = adapter.run(ids[:1]).nbytes
-    return adapter.predict(ids, rows_at_once(adapter, ids, Budget(memory).holding(len(ids) * one)))
+    return adapter.predict(ids, rows_at_once(adapter, ids, Budget().holding(len(ids) * one)))

@@ -16,7 +16,7 @@ from mechicl.analysis.interventions.patching import make_experiment, sweep_grid
 from mechicl.analysis.interventions.runs import record_within
 from mechicl.analysis.language.shots import predict_last
 from mechicl.base.arguments import Count, checked
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holding, holds_models, in_this_thread
 from mechicl.models.opening.adapter import ModelAdapter
@@ -74,7 +74,6 @@ def function_vectors(
     n_prompts: Count = 32,
     n_clean: Count = 100,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> FunctionVector:
     """Find the heads that carry a task from demonstrations to the answer, and add up their mean outputs.
@@ -121,17 +120,16 @@ def function_vectors(
         reference=clean.ids,
         metrics=target_probability(shuffled.targets),
         keep_predictions=False,
-        memory=memory,
         progress=progress,
     )
     effects = shuffled.by_query(swept.effect()[:, 0].cpu())
     heads = strongest_heads(effects.mean(-1), n_heads)
-    vector = sum_of_outputs(adapter, clean.ids, heads, memory)
+    vector = sum_of_outputs(adapter, clean.ids, heads)
     direction = torch.randn(vector.shape, generator=torch.Generator().manual_seed(seed))
     random = vector.norm() * (direction / direction.norm()).to(vector)
-    by_layer = [_added(adapter, zero, each, memory, progress) for each in (vector, random)]
+    by_layer = [_added(adapter, zero, each, progress) for each in (vector, random)]
     probability = {
-        name: prompts.by_query(target_probability(prompts.targets)(predict_last(adapter, prompts.ids, memory)).cpu())
+        name: prompts.by_query(target_probability(prompts.targets)(predict_last(adapter, prompts.ids)).cpu())
         for name, prompts in (("few_shot", clean), ("zero_shot", zero))
     }
     return FunctionVector(
@@ -167,7 +165,6 @@ def task_vectors(
     n_shots: Count = 10,
     n_prompts: Count = 32,
     seed: int = 0,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> TaskVectors:
     """Measure how much of a task one layer's stream carries, by patching it into zero-shot prompts.
@@ -194,12 +191,12 @@ def task_vectors(
     results = []
     for labels in ("true", "shuffled"):
         shown = word_prompts(**draw, n_shots=n_shots, labels=labels, seed=seed + 1)  # other queries
-        streams = _streams_at_end(adapter, shown.ids, memory)
-        results.append(_replace_at_end(adapter, zero, streams, memory, progress))
+        streams = _streams_at_end(adapter, shown.ids)
+        results.append(_replace_at_end(adapter, zero, streams, progress))
     patched, control = (zero.by_query(swept.values["metric"][:, 0].cpu()) for swept in results)
     zero_shot = zero.by_query(results[0].unpatched_values["metric"].cpu())
     few = word_prompts(**draw, n_shots=n_shots, seed=seed)
-    few_shot = few.by_query(target_probability(few.targets)(predict_last(adapter, few.ids, memory)).cpu())
+    few_shot = few.by_query(target_probability(few.targets)(predict_last(adapter, few.ids)).cpu())
     return TaskVectors(zero.task, patched, control, zero_shot, few_shot)
 
 
@@ -263,25 +260,25 @@ def strongest_heads(effects: Float[Tensor, "layer head"], n: int) -> tuple[Head,
 
 
 def sum_of_outputs(
-    adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], heads: Sequence[Head], memory: float
+    adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], heads: Sequence[Head]
 ) -> Float[Tensor, "d_model"]:
     """Return the sum of what some heads add to the residual stream at the last position, each a mean over prompts."""
     parts, ids = take_apart(adapter), adapter.encode(ids)
     names = {layer: get_act_name("z", layer) for layer, _ in heads}
-    recorded = record_within(adapter, ids, list(names.values()), Budget(memory))
+    recorded = record_within(adapter, ids, list(names.values()), Budget())
     means = {layer: parts.write(layer, recorded[name][:, -1:])[:, :, 0].mean(1) for layer, name in names.items()}
     return torch.stack([means[layer][head] for layer, head in heads]).sum(0).detach()
 
 
-def _streams_at_end(adapter: ModelAdapter, ids: Tensor, memory: float) -> dict[str, Tensor]:
+def _streams_at_end(adapter: ModelAdapter, ids: Tensor) -> dict[str, Tensor]:
     ids = adapter.encode(ids)
     names = [get_act_name("resid_post", layer) for layer in range(adapter.n_layers)]
-    recorded = record_within(adapter, ids, names, Budget(memory))
+    recorded = record_within(adapter, ids, names, Budget())
     return {name: stream[:, -1].clone() for name, stream in recorded.items()}
 
 
 def _replace_at_end(
-    adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], memory: float, progress: bool
+    adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], progress: bool
 ) -> InterventionSweep:
     ids = adapter.encode(prompts.ids)
     last = ids.shape[1] - 1
@@ -290,12 +287,12 @@ def _replace_at_end(
     for name, stream in streams.items():
         values[name][:, last] = stream
     metric: Metric = target_probability(prompts.targets)
-    experiment = make_experiment(adapter, ids, prompts.ids, metric, False, memory)
+    experiment = make_experiment(adapter, ids, prompts.ids, metric, False)
     return sweep_grid(experiment, grid, values, "stream at the last position", progress=progress)
 
 
 def _added(
-    adapter: ModelAdapter, prompts: WordPrompts, vector: Tensor, memory: float, progress: bool
+    adapter: ModelAdapter, prompts: WordPrompts, vector: Tensor, progress: bool
 ) -> Float[Tensor, "layer prompt"]:
-    streams = {name: stream + vector for name, stream in _streams_at_end(adapter, prompts.ids, memory).items()}
-    return prompts.by_query(_replace_at_end(adapter, prompts, streams, memory, progress).values["metric"][:, 0].cpu())
+    streams = {name: stream + vector for name, stream in _streams_at_end(adapter, prompts.ids).items()}
+    return prompts.by_query(_replace_at_end(adapter, prompts, streams, progress).values["metric"][:, 0].cpu())

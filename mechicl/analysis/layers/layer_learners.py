@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import check_fields, checked
-from mechicl.base.memory import MEMORY
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
 from mechicl.prompts import Prompts
@@ -57,7 +56,6 @@ class LayerLearner(ABC):
 
     model: LayeredModel
     name: str = "layer"
-    memory: float = MEMORY
 
     @abstractmethod
     def read(
@@ -77,7 +75,7 @@ class LayerLearner(ABC):
         # with gradients every layer's activations are kept, where `bytes_per_prompt` counts two layers'
         copies = self.model.cfg.n_layers + 1 if with_weights else 1
         parts, weight_parts = [], []
-        for part in prompt_batches(self, prompts, self.memory, copies=copies):
+        for part in prompt_batches(self, prompts, copies=copies):
             parts.append(_predict([self], part)[0])
             if with_weights:
                 weight_parts.append(self._weights(part, parts[-1].shape[2]))
@@ -167,7 +165,7 @@ class LayerLearner(ABC):
 def trajectories(learners: Sequence[LayerLearner], prompts: Prompts) -> list[Trajectory]:
     """Return the trajectories of several readings of one model, which runs once for all of them."""
     first = learners[0]
-    parts = [_predict(learners, part) for part in prompt_batches(first, prompts, first.memory)]
+    parts = [_predict(learners, part) for part in prompt_batches(first, prompts)]
     steps = tuple(range(first.model.cfg.n_layers + 1))
     predicted = zip(learners, torch.cat(parts, dim=2), strict=True)
     return [Trajectory(steps, predictions, learner.name) for learner, predictions in predicted]
@@ -223,7 +221,6 @@ class Lens(LayerLearner):
 
     model: LayeredModel
     name: str = "layer (lens)"
-    memory: float = MEMORY
 
     def __post_init__(self) -> None:
         check_fields(self)

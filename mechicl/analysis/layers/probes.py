@@ -17,7 +17,6 @@ from mechicl.algorithms.spectra import sums_before
 from mechicl.analysis.layers.layer_learners import Lens
 from mechicl.analysis.layers.linear_maps import PENALTIES, Folds, RidgeSums, count_sums
 from mechicl.base.arguments import NonNegative, calling, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import Trajectory, prompt_batches
 from mechicl.models import LayeredModel
@@ -180,7 +179,6 @@ def probe(
     *,
     penalties: Sequence[NonNegative] = PENALTIES,
     folds: Folds = 4,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> ProbeResult:
     """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
@@ -219,11 +217,11 @@ def probe(
         raise ValueError(f"fitting and held_out need the same number of points, got {fitting} and {held_out}")
     names, n_points = tuple(quantities), model.count_points(fitting)
     sums = RidgeSums(folds)
-    for streams, targets, _ in _batches(model, quantities, n_points, fitting, memory, progress, folds):
+    for streams, targets, _ in _batches(model, quantities, n_points, fitting, progress, folds):
         sums.add(streams.transpose(1, 2)[..., None, :], targets.transpose(0, 1)[None, :, :, None])
     maps = sums.solve(penalties)
     parts, values = [], []
-    for streams, targets, sizes in _batches(model, quantities, n_points, held_out, memory, progress):
+    for streams, targets, sizes in _batches(model, quantities, n_points, held_out, progress):
         predicted = streams.double().transpose(1, 2) @ maps.weights + maps.bias[:, :, None]
         squared = (predicted - targets.transpose(0, 1)).square().split(sizes, dim=-1)
         parts.append(torch.stack([group.sum(-1) for group in squared]))
@@ -252,7 +250,6 @@ def _batches(
     quantities: dict[str, Quantity],
     n_points: Int[Tensor, "pos"],
     prompts: Prompts,
-    memory: float,
     progress: bool,
     folds: int | None = None,
 ) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
@@ -272,7 +269,7 @@ def _batches(
                 shapes = [stream.shape for stream in model.layer_streams(group[:1], "positions")]
             sums = count_sums((len(shapes), shapes[0][-2]), shapes[0][-1], targets.shape[-1], folds)
         # all positions, twice as many as points, and again in float64 for the sums
-        for part in prompt_batches(Lens(model), group, memory, copies=8, reserved=sums):
+        for part in prompt_batches(Lens(model), group, copies=8, reserved=sums):
             with torch.no_grad():
                 streams = torch.stack(list(model.layer_streams(part, "positions"))).cpu()
             yield streams, targets[: len(part)], sizes

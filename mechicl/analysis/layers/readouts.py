@@ -11,7 +11,6 @@ from torch import Tensor
 from mechicl.analysis.layers.layer_learners import LayerLearner, Lens, check_layer, prediction_rows
 from mechicl.analysis.layers.linear_maps import PENALTIES, Folds, RidgeSums, count_sums
 from mechicl.base.arguments import NonNegative, check_fields, checked
-from mechicl.base.memory import MEMORY
 from mechicl.base.progress import progress_bar
 from mechicl.learners import prompt_batches
 from mechicl.models import LayeredModel
@@ -41,7 +40,6 @@ class Readouts(LayerLearner):
     normalized: tuple[bool, ...]
     shared: bool
     name: str = "layer"
-    memory: float = MEMORY
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -74,7 +72,6 @@ def fit_readouts(
     normalize: bool | None = None,
     penalties: Sequence[NonNegative] = PENALTIES,
     folds: Folds = 4,
-    memory: float = MEMORY,
     progress: bool = True,
 ) -> Readouts:
     """Fit a linear readout after each layer in closed form, to see what the model could predict from there.
@@ -107,7 +104,7 @@ def fit_readouts(
     sums = RidgeSums(folds)
     n_layers, _, n_points, width = _read_streams(model, prompts[:1], normalized)[0].shape
     held = count_sums((n_layers,) if shared else (n_layers, n_points), width, prompts.y_dim, folds)
-    batches = list(prompt_batches(Lens(model), prompts, memory, copies=STREAM_COPIES, reserved=held))
+    batches = list(prompt_batches(Lens(model), prompts, copies=STREAM_COPIES, reserved=held))
     for part in progress_bar(batches, unit="batch", progress=progress, desc="readouts"):
         streams, targets = _read_streams(model, part, normalized)
         if shared:

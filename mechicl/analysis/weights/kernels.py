@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.autograd.functional import jvp
 
 from mechicl.base.arguments import checked
-from mechicl.base.memory import MEMORY
 from mechicl.learners import Learner, prompt_batches
 from mechicl.learners.learners import predictions_at
 from mechicl.models import HookedTransformer, PromptedModel
@@ -105,7 +104,7 @@ class KernelView(Result):
 @checked
 @torch.no_grad()
 def adapted_functions(
-    learner: Learner, prompts: Prompts, grid: Float[Tensor, "query x"], *, memory: float = MEMORY
+    learner: Learner, prompts: Prompts, grid: Float[Tensor, "query x"]
 ) -> Float[Tensor, "prompt query y"]:
     """Predict a grid of queries from each prompt's context: the function that the learner has inferred from it.
 
@@ -126,7 +125,7 @@ def adapted_functions(
         raise ValueError(f"grid must be [query x] with x_dim={prompts.x_dim}, got {tuple(grid.shape)}")
     grid = grid.to(prompts.device, prompts.dtype)
     parts = []
-    for part in prompt_batches(learner, prompts, memory, copies=max(len(grid), 1)):
+    for part in prompt_batches(learner, prompts, copies=max(len(grid), 1)):
         if isinstance(learner, PromptedModel):
             queries = grid.expand(len(part), 1, *grid.shape)
             *_, stream = learner.query_streams(part, queries, at="query")
@@ -167,11 +166,11 @@ def contributions(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "
 
 
 @torch.no_grad()
-def decompose(model: HookedTransformer, prompts: Prompts, *, memory: float = MEMORY) -> PredictionParts:
+def decompose(model: HookedTransformer, prompts: Prompts) -> PredictionParts:
     """Split each query's prediction into its terms (see `PredictionParts`), float64 on the CPU."""
     _check_model(model, one_target=True)
     parts = []
-    for part in prompt_batches(model, prompts, memory, copies=4):  # with derivatives
+    for part in prompt_batches(model, prompts, copies=4):  # with derivatives
         part = part.to(model.cfg.device, model.cfg.torch_dtype)
 
         def total_at(ys: Float[Tensor, "prompt point y"], part: Prompts = part) -> Float[Tensor, "prompt"]:

@@ -10,7 +10,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mechicl.base.memory import MEMORY, Budget
+from mechicl.base.memory import Budget
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
 from mechicl.models.opening.parts import TransformerParts, take_apart
@@ -68,8 +68,8 @@ class EdgeGraph:
 
     With no edge cut the runs are the model's; with all cut each node reads the reference's stream. `references` are the
     nodes' outputs over cut edges, `[node prompt pos d_model]` (`record_writes`); `embedded` is the first stream
-    (default: the embedded tokens); `edges` are the model's, if they are known; `memory` bounds runs, beyond the
-    model, its tokens, references and nodes' outputs.
+    (default: the embedded tokens); `edges` are the model's, if they are known. `settings.memory` bounds runs, beyond
+    the model, its tokens, references and nodes' outputs.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class EdgeGraph:
         *,
         embedded: Float[Tensor, "prompt pos d_model"] | None = None,
         edges: list[Edge] | None = None,
-        memory: float = MEMORY,
     ):
         self.parts = take_apart(adapter)
         if embedded is not None:  # only the number of tokens matters
@@ -88,7 +87,7 @@ class EdgeGraph:
         with torch.no_grad():
             stream = self.parts.embed(tokens)  # also records how a bridge calls its parts
         self.embedded = stream if embedded is None else embedded
-        self.tokens, self.references, self.budget = tokens, references, Budget(memory)
+        self.tokens, self.references, self.budget = tokens, references, Budget()
         self.nodes = list_nodes(adapter.model)
         self.edges = list_edges(adapter.model) if edges is None else edges
         self.stages = list_stages(self.nodes, self.edges)

@@ -16,6 +16,7 @@ from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis import Identification, identify, identify_on_tokens
 from mechicl.analysis.behaviour import SpectralLearner
 from mechicl.analysis.behaviour.families import FamilyMatch, family_weights
+from mechicl.base.settings import settings
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -376,7 +377,8 @@ def test_divergences_by_a_plain_loop():
 
 @pytest.mark.parametrize("name", ["bigram", "unigram", "uniform"])
 def test_each_reference_is_recognised(name):
-    result = identify_on_tokens(algorithms.references(CHAINS)[name], CHAINS, n_prompts=50, memory=1e5, progress=False)
+    with settings(memory=1e5):
+        result = identify_on_tokens(algorithms.references(CHAINS)[name], CHAINS, n_prompts=50, progress=False)
     assert result.best == name
     assert result.divergence(name).mean < 1e-12
     assert result.gap(list(result.divergences)[1]).low > 0

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mechicl
 from mechicl import algorithms, constructions
 from mechicl.analysis import Lens, align, measure_forgetting, measure_order_sensitivity, measure_shifted_losses, regret
 from mechicl.analysis.behaviour import measure_outside_span, tuned_clipped_descent, tuned_descent
@@ -75,12 +76,14 @@ def test_models_with_an_untrained_control():
     cfg = TransformerConfig(prompt_format="token_ids", d_vocab=3, n_ctx=9, n_layers=1, n_heads=1, d_model=8, d_head=4,
                             attention="softmax")  # fmt: skip
     model = HookedTransformer(cfg)
-    result = regret(model, MarkovChains(3, 9), untrained=HookedTransformer(cfg, seed=1), n_prompts=64, memory=2e6)
+    with mechicl.settings(memory=2e6):
+        result = regret(model, MarkovChains(3, 9), untrained=HookedTransformer(cfg, seed=1), n_prompts=64)
     whole = regret(model, MarkovChains(3, 9), n_prompts=64)
     assert list(result.losses) == ["model", "bigram", "unigram", "uniform", "untrained"]
     assert torch.allclose(result.regret(), whole.regret(), atol=1e-6)
     points = HookedTransformer(TransformerConfig(x_dim=2, n_context=5, prompt_format="interleaved", d_model=8))
-    assert regret(points, NOISY, n_prompts=20, memory=1e5).regret().shape == (6, 20)
+    with mechicl.settings(memory=1e5):
+        assert regret(points, NOISY, n_prompts=20).regret().shape == (6, 20)
 
 
 def test_losses_of_classes():
@@ -156,7 +159,8 @@ def test_online_gradient_descent_forgets_all_but_the_last_point():
 def test_forgetting_of_a_model_is_that_of_separate_prompts():
     expected = measure_forgetting(Bare(MODEL), PROMPTS).squared_errors
     for learner in (Lens(MODEL), MODEL):
-        torch.testing.assert_close(measure_forgetting(learner, PROMPTS, memory=7 * 2e5).squared_errors, expected)
+        with mechicl.settings(memory=7 * 2e5):
+            torch.testing.assert_close(measure_forgetting(learner, PROMPTS).squared_errors, expected)
 
 
 def test_order_does_not_matter_to_batch_learners_and_does_to_online_ones():

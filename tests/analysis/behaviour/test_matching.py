@@ -21,6 +21,7 @@ from mechicl.analysis.behaviour.alignment import (
 )
 from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.behaviour.matching import STEP_COPIES
+from mechicl.base.settings import settings
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Trajectory
 from mechicl.learners.learners import bytes_per_prompt
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -69,7 +70,8 @@ def test_opposite_learners_have_cosine_minus_one_and_their_distances():
     p = prompts()
     plus = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": 0.2})
     minus = AlgorithmLearner(algorithms.gradient_descent, {"steps": 1, "step_size": -0.2})
-    result = align(plus, minus, p, memory=1e5)
+    with settings(memory=1e5):
+        result = align(plus, minus, p)
     weights = torch.stack([gd_weights(x, y, 1, 0.2)[:, 0] for x, y in zip(*p.context, strict=True)])
     torch.testing.assert_close(result.sensitivity_cosine, -torch.ones(5, dtype=torch.float64))
     torch.testing.assert_close(result.sensitivity_distance, 2 * weights.norm(dim=1))
@@ -89,7 +91,8 @@ def test_alignment_does_not_change_a_model_and_splits_prompts_to_fit_memory():
     sizes = []
     model.blocks[0].register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     p = prompts().to(torch.float32)
-    result = align(model, model, p, memory=2.5 * 8 * model.bytes_per_prompt(p))
+    with settings(memory=2.5 * 8 * model.bytes_per_prompt(p)):
+        result = align(model, model, p)
     assert sizes == [2, 2, 2, 2, 1, 1]
     assert not any(values.requires_grad for values in result.samples().values())  # no batch's graph is kept
     assert result.prediction_distance.max() == 0
@@ -167,7 +170,8 @@ def test_induced_weights_of_a_model_are_those_of_its_last_layer():
 
 def test_sharing_the_context_gives_the_same_as_separate_passes():
     lens = Lens(HookedTransformer(CFG, seed=2).eval())
-    shared = regressed_weights(lens, FOUR_PROMPTS, QUERIES, memory=3 * 13 * lens.bytes_per_prompt(FOUR_PROMPTS))
+    with settings(memory=3 * 13 * lens.bytes_per_prompt(FOUR_PROMPTS)):
+        shared = regressed_weights(lens, FOUR_PROMPTS, QUERIES)
     with torch.no_grad():
         predictions = predict_queries_one_by_one(lens, FOUR_PROMPTS, QUERIES)
     expected = torch.linalg.lstsq(QUERIES.expand(*predictions.shape[:3], 12, 3), predictions).solution
@@ -187,8 +191,8 @@ def _as_layers(steps: list[int]) -> Trajectory:
 
 @pytest.mark.parametrize("similarity", ["errors", "weights"])
 def test_layers_that_run_newton_match_their_own_iterations(similarity):
-    memory = STEP_COPIES * 2 * bytes_per_prompt(NEWTON, PROMPTS) * 17
-    result = match(_as_layers([2, 4, 6, 8, 10]), NEWTON, PROMPTS, similarity=similarity, memory=memory)
+    with settings(memory=STEP_COPIES * 2 * bytes_per_prompt(NEWTON, PROMPTS) * 17):
+        result = match(_as_layers([2, 4, 6, 8, 10]), NEWTON, PROMPTS, similarity=similarity)
     best = result.best()
     assert [b.column for b in best] == [2, 4, 6, 8, 10]
     assert [(b.low, b.high) for b in best] == [(2, 2), (4, 4), (6, 6), (8, 8), (10, 10)]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mechicl import analysis
 from mechicl.analysis.causes import exchange_patterns, sample_sources
+from mechicl.base.settings import settings
 from mechicl.constructions import gradient_descent, known_models
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -54,7 +55,8 @@ def test_equals_plain_torch_hooks(layers, heads):
     expected = model(model.encode(prompts))[:, -1]
     for handle in handles:
         handle.remove()
-    result = exchange_patterns(model, prompts, others, layers=layers, heads=heads, memory=2**22)
+    with settings(memory=2**22):
+        result = exchange_patterns(model, prompts, others, layers=layers, heads=heads)
     torch.testing.assert_close(result.predictions.T, expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(result.others.T, expected_others, rtol=0, atol=1e-9)
     torch.testing.assert_close(result.own.T, model.predict(prompts), rtol=0, atol=1e-9)
@@ -87,7 +89,8 @@ def test_addresses_equal_a_run_with_hand_written_queries():
         expected = model(model.encode(prompts))[:, -1]
         for handle in handles:
             handle.remove()
-        result = exchange_patterns(model, prompts, others, layers=layers, heads=heads, component="q", memory=2**22)
+        with settings(memory=2**22):
+            result = exchange_patterns(model, prompts, others, layers=layers, heads=heads, component="q")
         torch.testing.assert_close(result.predictions.T, expected, rtol=0, atol=1e-9)
 
 

@@ -21,6 +21,7 @@ from mechicl.analysis.circuits import (
     score_edges,
 )  # fmt: skip
 from mechicl.analysis.circuits.scores import read_scores
+from mechicl.base.settings import settings
 from mechicl.models.opening.edges import list_edges, list_nodes
 from mechicl.prompts import TokenSequences
 from tests.analysis.interventions.oracles import inputs, model_of, no_hook_left
@@ -89,7 +90,6 @@ EVERYWHERE: list[tuple[Any, str]] = [  # errors of all four functions
     (lambda: {"method": "resample", "reference": PROMPTS}, "reference is equal"),
     (lambda: {"method": "resample", "reference": OTHERS[:2]}, "method='resample' needs a reference for each of 4"),
     (lambda: {"reference": OTHERS}, "method='zero' takes no reference"),
-    (lambda: {"memory": 10}, "memory="),
 ]
 
 
@@ -99,6 +99,12 @@ def test_errors_of_all_functions_name_the_argument(function, options, named):
     with pytest.raises(ValueError, match=named):
         function(**options())
     assert no_hook_left(MODEL)
+
+
+@pytest.mark.parametrize("function", [find, score, measure, curve])
+def test_too_little_memory_is_refused(function):
+    with settings(memory=10), pytest.raises(ValueError, match="memory="):
+        function()
 
 
 CASES: list[tuple[Any, str]] = [

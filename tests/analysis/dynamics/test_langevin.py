@@ -14,6 +14,7 @@ from torch.distributions import Normal
 from mechicl import viz
 from mechicl.analysis.dynamics import LearningCoefficient, SamplingWarning, learning_coefficient
 from mechicl.analysis.dynamics.langevin import _mask
+from mechicl.base.settings import settings
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, stack_models
 from mechicl.learners import squared_errors
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
@@ -181,7 +182,8 @@ def test_all_snapshots_and_seeds_are_measured_together_or_in_parts():
     assert result.coefficients.shape == (2, 2, 2, 2)
     expected = [[squared_errors(model, prompts).mean() for model in made.models_at(i)] for i in range(2)]
     torch.testing.assert_close(result.losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=0)
-    apart = learning_coefficient(made, prompts, parts=["all", "layer 1"], memory=2e5, **SHORT)
+    with settings(memory=2e5):
+        apart = learning_coefficient(made, prompts, parts=["all", "layer 1"], **SHORT)
     torch.testing.assert_close(apart.coefficients, result.coefficients, rtol=1e-3, atol=1e-4)
     late = learning_coefficient(made, prompts, steps=[4], **SHORT)
     assert late.steps == (4,)

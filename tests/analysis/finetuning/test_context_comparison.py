@@ -25,6 +25,7 @@ from mechicl.analysis.finetuning.similarity_measures import (
     recall_if_independent,
     recall_of_gains,
 )
+from mechicl.base.settings import settings
 from tests.analysis.finetuning.oracles import (
     KINDS,
     Snapshot,
@@ -36,7 +37,7 @@ from tests.analysis.finetuning.oracles import (
     model_on_tokens,
     token_shots,
 )
-from tests.analysis.interventions.oracles import model_of
+from tests.analysis.interventions.oracles import bounded, model_of
 from tests.strategies import random_prompts
 
 TUNINGS = {
@@ -76,7 +77,8 @@ def test_memory_makes_no_difference(kind):
     tuned = fine_tune(model, shots, TUNINGS["plain"])
     expected = numbers(compare_with_finetuning(model, shots, tuned))
     for memory in (1.3e5, 3e5):  # one query, or a few, at a time
-        assert_fields(compare_with_finetuning(model, shots, tuned, memory=memory), expected)
+        with settings(memory=memory):
+            assert_fields(compare_with_finetuning(model, shots, tuned), expected)
 
 
 def test_tokens_that_examples_share_tie_whatever_the_batches():
@@ -84,7 +86,7 @@ def test_tokens_that_examples_share_tie_whatever_the_batches():
     model = model_on_tokens("softmax", n_ctx=80)
     shots = token_shots((6, 8, 7, 9, 6, 8), (2, 3), prefix=4)
     tuned = fine_tune(model, shots, TUNINGS["plain"])
-    one, several = (compare_with_finetuning(model, shots, tuned, memory=memory) for memory in (1e6, 2**30))
+    one, several = (bounded(memory, lambda: compare_with_finetuning(model, shots, tuned)) for memory in (1e6, 2**30))
     expected = compared(2, shots, cached(model), cached(added(model, tuned.changes)), seed=0)
     for name in ("rank_correlation", "head_rank_correlation"):
         for comparison in (one, several):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+import mechicl
 from mechicl.analysis.finetuning import (
     METHODS,
     FineTuning,
@@ -302,7 +303,8 @@ def test_a_search_is_fine_tuning_at_each_setting(kind, method):
     model, shots = model_on_tokens(kind), token_shots(queries=(2, 1, 2))
     rates, epochs = (0.01, 0.1), (2, 1)
     settings = FineTuning(method=method, examples_per_step=2)
-    search = search_tuning(model, shots, settings, learning_rates=rates, epochs=epochs, memory=1.3e5)
+    with mechicl.settings(memory=1.3e5):
+        search = search_tuning(model, shots, settings, learning_rates=rates, epochs=epochs)
     assert (search.learning_rates, search.epochs, search.tuning) == (rates, (1, 2), settings)
     assert search.score.shape == search.loss.shape == (2, 2, 3)
     for i, rate in enumerate(rates):

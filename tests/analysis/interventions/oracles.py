@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from mechicl.analysis.interventions import InterventionSweep
 from mechicl.base.memory import TooLittleMemory
+from mechicl.base.settings import settings
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from tests.strategies import random_model, random_prompts
@@ -101,12 +102,17 @@ def flat(sweep: InterventionSweep) -> Tensor:
     return sweep.predictions.flatten(0, len(sweep.axes) - 1)
 
 
-def least_memory(sweep: Callable[[float], Any]) -> float:
+def bounded(memory: float, sweep: Callable[[], Any]) -> Any:
+    with settings(memory=memory):
+        return sweep()
+
+
+def least_memory(sweep: Callable[[], Any]) -> float:
     """The smallest bound that a sweep does not refuse."""
     memory = 1.0
     while True:
         try:
-            sweep(memory)
+            bounded(memory, sweep)
         except TooLittleMemory as error:
             memory = error.needed
         else:

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from transformer_lens.tools.analysis import attribution_patch
 
 from mechicl.analysis.interventions import InterventionSweep, attribute, correlate_effects, patch, squared_error
+from mechicl.base.settings import settings
 from tests.analysis.interventions import oracles
 from tests.analysis.interventions.agreement import COMPONENTS, TOLERANCE, agreement_of
 from tests.analysis.interventions.oracles import hook_name, model_of, pair, recorded, run
@@ -134,9 +135,10 @@ def test_no_grad_memory_and_progress_change_nothing():
     expected = attribute(model, clean, corrupted, metrics=metrics)
     with torch.no_grad():
         assert_close(attribute(model, clean, corrupted, metrics=metrics).values, expected.values)
-    tight = oracles.least_memory(lambda memory: attribute(model, clean, corrupted, metrics=metrics, memory=memory))
+    tight = oracles.least_memory(lambda: attribute(model, clean, corrupted, metrics=metrics))
     for memory in (tight, 2.2 * tight):  # one prompt at a time, and two
-        swept = attribute(model, clean, corrupted, metrics=metrics, memory=memory, progress=False)
+        with settings(memory=memory):
+            swept = attribute(model, clean, corrupted, metrics=metrics, progress=False)
         assert_close(swept.values, expected.values, **EXACT)
         assert_close(swept.unpatched, expected.unpatched, **EXACT)
     assert not model.has_hooks()

@@ -62,7 +62,7 @@ CASES: list[tuple[Any, str]] = [
     (lambda: sweep(only={"layer": [2]}), r"layer must be 0 to 1, got \[2\]"),
     (lambda: sweep(only={"head": [0, -1]}), r"head must be 0 to 1, got \[-1\]"),
     (lambda: sweep(only={"pos": [0]}), "only='pos'"),
-    (lambda: sweep(memory=100), "memory="),
+    (lambda: oracles.bounded(100, sweep), "memory="),
     (lambda: patch(IDS, LAST_HIDDEN, SEQUENCES), "at='positions'"),
     (lambda: attribute(MODEL, MODEL.encode(A), MODEL.encode(B)), "metrics="),
     (lambda: attribute(MODEL, A, B, metrics=lambda p: (p[:, 0] > 0).double()), "'metric' has no gradient"),

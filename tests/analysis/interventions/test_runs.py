@@ -56,13 +56,13 @@ def linear() -> Any:
     )  # fmt: skip
 
 
-def of_bridge(*args: Any, n_pos: int = 8, d_vocab: int = 200, **options: Any) -> Callable[[float], Any]:
+def of_bridge(*args: Any, n_pos: int = 8, d_vocab: int = 200, **options: Any) -> Callable[[], Any]:
     model, tokens = (
         oracles.shared_bridge(n_layer=2, n_head=4, n_embd=32, vocab_size=d_vocab, n_positions=n_pos),
         (oracles.ids(0, 3, n_pos, d_vocab), oracles.ids(1, 3, n_pos, d_vocab)),
     )
     metric = next_token_loss(tokens[0]) if "at" in options else logit_difference(tokens[0][:, 0], tokens[0][:, 1])
-    return lambda memory: patch(model, *tokens, *args, metrics=metric, memory=memory, **options)
+    return lambda: patch(model, *tokens, *args, metrics=metric, **options)
 
 
 @cache
@@ -70,12 +70,12 @@ def recurrent() -> Any:
     return HookedLSTM(LSTMConfig(x_dim=2, n_context=4, n_layers=2, d_model=16, dtype="float64")).eval()
 
 
-def of_ours(sweep: Any, model: Any, *args: Any, **options: Any) -> Callable[[float], Any]:
+def of_ours(sweep: Any, model: Any, *args: Any, **options: Any) -> Callable[[], Any]:
     prompts = pair(model)[: 1 if sweep is ablate else 2]
-    return lambda memory: sweep(model, *prompts, *args, memory=memory, **options)
+    return lambda: sweep(model, *prompts, *args, **options)
 
 
-SWEEPS: dict[str, Callable[[], Callable[[float], InterventionSweep]]] = {
+SWEEPS: dict[str, Callable[[], Callable[[], InterventionSweep]]] = {
     "heads": lambda: of_ours(patch, wide(), "z"),
     "local": lambda: of_ours(patch, wide(), "z", ("layer", "pos", "head"), only={"pos": [0, 3]}),
     "streams": lambda: of_ours(patch, wide(), "resid_pre", only={"pos": [1, 6]}, direction="noising"),
@@ -103,7 +103,9 @@ SWEEPS: dict[str, Callable[[], Callable[[float], InterventionSweep]]] = {
 def test_memory_is_bounded_and_changes_no_result(name):
     sweep = SWEEPS[name]()
     tight = oracles.least_memory(sweep)
-    (least, small), (most, large) = (peak(lambda memory=memory: sweep(memory)) for memory in (1.1 * tight, 6 * tight))
+    (least, small), (most, large) = (
+        peak(lambda memory=memory: oracles.bounded(memory, sweep)) for memory in (1.1 * tight, 6 * tight)
+    )
     assert least <= 1.1 * tight + 4096  # scalars and indices
     assert most <= 6 * tight + 4096
     assert least < most

@@ -32,6 +32,7 @@ from mechicl.analysis.language import (
 )
 from mechicl.analysis.language.numbers import _Continued
 from mechicl.analysis.language.vectors import strongest_heads, sum_of_outputs
+from mechicl.base.settings import settings
 from mechicl.interop import LanguageModel
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
@@ -183,7 +184,7 @@ def test_outputs_of_heads_are_what_they_add_to_the_stream(name):
         return (seen["after"] - seen["before"])[:, -1]
 
     whole, z = added(None), seen["z"]
-    vectors = [sum_of_outputs(adapter, ids, [(layer, head)], 1e9) for head in range(n_heads)]
+    vectors = [sum_of_outputs(adapter, ids, [(layer, head)]) for head in range(n_heads)]
     project = plain.get_submodule(projection)
     bias = project.bias if name == "GPT-2" else 0.0
     torch.testing.assert_close(torch.stack(vectors).sum(0) + bias, whole.mean(0), rtol=1e-5, atol=1e-6)
@@ -287,13 +288,15 @@ def test_a_prompt_is_scored_as_it_is_alone(kind):
     alone = torch.stack([logits_of(model, row[None])[0].log_softmax(-1)[target] for row, target in rows])
     options: dict[str, Any] = {"shots": (3,), "labels": ("true",), "progress": False}
     for memory in (2**28, 4e6):
-        scores = icl_score(language, "antonyms", **options, **draw, memory=memory)
+        with settings(memory=memory):
+            scores = icl_score(language, "antonyms", **options, **draw)
         torch.testing.assert_close(scores.log_probability[0, 0, 0], alone, atol=1e-5, rtol=0)
     more = icl_score(language, "antonyms", **options, n_prompts=40, seed=1)
     torch.testing.assert_close(more.log_probability[0, 0, 0, :6], alone, atol=1e-5, rtol=0)
     losses = loss_by_position(language, prompts.ids)
     for order in (torch.arange(6), torch.tensor([3, 5])):
-        torch.testing.assert_close(loss_by_position(language, prompts.ids[order], memory=4e6), losses[:, order])
+        with settings(memory=4e6):
+            torch.testing.assert_close(loss_by_position(language, prompts.ids[order]), losses[:, order])
 
 
 def test_the_interval_of_stability_is_a_jackknife_over_draws():

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from mechicl.analysis import score_heads
 from mechicl.analysis.language import ablate_matched, function_vectors, icl_score
+from mechicl.base.settings import settings
 from mechicl.interop import load_language_model
 from mechicl.text import word_prompts
 
@@ -38,7 +39,8 @@ def test_logits(pair):
 def test_effects_of_heads(pair):
     language, plain = pair
     draw = {"n_shots": 4, "seed": 1}
-    found = function_vectors(language, "antonyms", n_prompts=4, n_clean=6, progress=False, memory=2**31, **draw)
+    with settings(memory=2**31):
+        found = function_vectors(language, "antonyms", n_prompts=4, n_clean=6, progress=False, **draw)
     clean = word_prompts(language.tokenizer, "antonyms", n_prompts=6, n_shots=4, seed=1)
     shuffled = word_prompts(language.tokenizer, "antonyms", n_prompts=4, n_shots=4, labels="shuffled", seed=2)
     projections = [layer.self_attn.o_proj for layer in plain.model.layers]
@@ -108,5 +110,6 @@ def test_ablation_of_heads(pair):
 
 
 def test_antonyms_are_learned_in_context(pair):
-    scores = icl_score(pair[0], "antonyms", shots=(0, 8), n_prompts=16, progress=False, memory=2**31)
+    with settings(memory=2**31):
+        scores = icl_score(pair[0], "antonyms", shots=(0, 8), n_prompts=16, progress=False)
     assert scores.gain("antonyms").low > 0

@@ -13,6 +13,7 @@ from mechicl.analysis import Lens, Readouts, fit_readouts, probe
 from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weights, second_moments
 from mechicl.analysis.layers.layer_learners import trajectories
 from mechicl.analysis.layers.linear_maps import RidgeSums
+from mechicl.base.settings import settings
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
@@ -107,7 +108,8 @@ def cached(model: HookedTransformer, prompts: Prompts) -> list[np.ndarray]:
 
 def test_without_penalty_a_readout_is_least_squares_on_the_stream(model, prompts):
     held = TASK.sample(20, seed=1, dtype=torch.float64)
-    fitted = fit_readouts(model, prompts, penalties=[0.0], memory=2e6, normalize=False)
+    with settings(memory=2e6):
+        fitted = fit_readouts(model, prompts, penalties=[0.0], normalize=False)
     predictions = fitted.trajectory(held).predictions
     for layer, (x, x_held) in enumerate(zip(cached(model, prompts), cached(model, held), strict=True)):
         for t in range(6):
@@ -277,7 +279,8 @@ def test_r_squared_is_that_of_numpys_regression_on_the_cached_stream():
     interval = result.interval("cross", 1, position)
     assert interval.mean == pytest.approx(expected, abs=1e-8)
     assert interval.low < interval.mean < interval.high
-    bounded = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT, penalties=[0.0], memory=3e6)
+    with settings(memory=3e6):
+        bounded = probe(model, {"cross": cross_moments}, FITTING, HELD_OUT, penalties=[0.0])
     torch.testing.assert_close(bounded.control_squared_errors, result.control_squared_errors)
 
 

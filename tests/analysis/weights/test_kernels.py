@@ -18,6 +18,7 @@ from mechicl.analysis.weights.kernels import (
     point_streams,
     view_kernel,
 )
+from mechicl.base.settings import settings
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
@@ -147,7 +148,8 @@ def test_the_kernel_of_the_construction_is_the_step_size_times_inner_products(ac
 def test_the_parts_of_a_prediction(name):
     model = make(name)
     prompts = random_prompts(model.cfg, batch=7)
-    parts = decompose(model, prompts, memory=3 * 4 * model.bytes_per_prompt(prompts))
+    with settings(memory=3 * 4 * model.bytes_per_prompt(prompts)):
+        parts = decompose(model, prompts)
     assert parts.error.abs().max() < 1e-12
     torch.testing.assert_close(parts.prediction, model.predict(prompts)[:, 0].detach())
     without = contributions(model, Prompts(prompts.xs, torch.zeros_like(prompts.ys)))
@@ -196,7 +198,8 @@ def test_adapted_functions_are_predictions_one_by_one(name):
     learner = learner_of(name)
     prompts = SineRegression(n_context=6).sample(4, seed=0, dtype=torch.float64)
     per_prompt = learner.bytes_per_prompt(prompts) if hasattr(learner, "bytes_per_prompt") else 64 * 7 * 4
-    got = adapted_functions(learner, prompts, GRID, memory=3 * len(GRID) * per_prompt)
+    with settings(memory=3 * len(GRID) * per_prompt):
+        got = adapted_functions(learner, prompts, GRID)
     assert got.shape == (4, 5, 1)
     assert not got.requires_grad
     for j, x in enumerate(GRID):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mechicl.analysis.circuits.cuts import on_paths
+from mechicl.base.settings import settings
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.bridge_parts import BridgeParts
 from mechicl.models.opening.edge_graph import EdgeGraph
@@ -282,7 +283,8 @@ def test_cut_edges_are_walked_edge_by_edge(name):
     tokens, others = token_ids(0, 3), token_ids(1, 3)
     adapter = ModelAdapter(bridge, "positions")
     references = record_writes(adapter, others)
-    graph = EdgeGraph(adapter, tokens, references, memory=2**18)
+    with settings(memory=2**18):
+        graph = EdgeGraph(adapter, tokens, references)
     kept = torch.rand(4, len(graph.edges), generator=torch.Generator().manual_seed(0)) < 0.6
     by_node = dict(zip(graph.nodes, references, strict=True))
     with torch.no_grad():
