@@ -138,7 +138,8 @@ def _accuracies(args: Any, twins: Mapping[str, Checkpoint]) -> dict[int, dict[st
     for name, twin in twins.items():
         by_seed = torch.stack([
             torch.stack([
-                measure_accuracy(model, tokenizer, texts, args.n_demonstrations).accuracy.mean(1) for texts in of_seed
+                measure_accuracy(model, tokenizer, texts, args.n_demonstrations).accuracy[0, 0].mean(1)
+                for texts in of_seed
             ]).mean(0)
             for model, of_seed in zip(twin.models, draws, strict=True)
         ], dim=1)  # fmt: skip

@@ -434,9 +434,6 @@ CALLS: dict[str, Call] = {
         w.language, "antonyms", n_shots=2, n_prompts=3, **QUIET
     ),
     "analysis.language.loss_by_position": lambda w: language.loss_by_position(w.language, w.words.ids),
-    "analysis.language.late_minus_early": lambda w: language.late_minus_early(
-        torch.arange(48.0, device="cpu", dtype=torch.float32).reshape(12, 4) ** 0.5, 2, 9
-    ),
     "analysis.language.ablate_matched": lambda w: language.ablate_matched(
         w.language.model, w.words, [(0, 1)], reference=w.shuffled_words, n_random=2, **QUIET
     ),

@@ -236,10 +236,10 @@ def load_gguf(
     with _named_errors(str(name)):
         is_folder = Path(name).is_dir()
         fetched = Path(name) / gguf_file if is_folder else hf_hub_download(str(name), gguf_file, revision=revision)
-        check_gguf(Path(fetched))
+        config = check_gguf(Path(fetched))
         tokenizer = AutoTokenizer.from_pretrained(str(name), **where)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(name), dtype=dtype, attn_implementation="eager", output_loading_info=True, **where
+            str(name), config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, **where
         )
         model, report = loaded
         refuse_differences(f"{name}/{gguf_file}", report)

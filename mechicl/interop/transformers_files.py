@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,8 @@ class ModelFolder:
 
         size = sum(weight.nbytes for weight in self.weights.values())
         auto_class = get_hf_model_class_for_architecture(determine_architecture_from_hf_config(config))
-        try:
-            with torch.device("meta"), _Bounded(1000 + 20 * len(self.weights)):
-                model = auto_class.from_config(config)
-        except Exception as error:
-            raise ValueError(f"{self.folder}: no model can be made from config.json ({error!r})") from error
+        with _model_without_weights(f"{self.folder}: no model can be made from config.json", len(self.weights)):
+            model = auto_class.from_config(config)
         if (n_bytes := sum(buffer.nbytes for buffer in model.buffers())) > max(size, MOST_BUFFERS):
             raise ValueError(
                 f"{self.folder}: config.json requires {n_bytes:,} bytes of buffers, for {size:,} of weights"
@@ -152,8 +150,18 @@ class _Bounded(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_gguf(path: Path) -> None:
-    """Refuse (ValueError) a GGUF file whose metadata are longer than the file, or claim more than its weights."""
+@contextmanager
+def _model_without_weights(refused: str, n_weights: int) -> Iterator[None]:
+    """Make models on torch's device "meta", with few operations for each weight; any error is a ValueError."""
+    try:
+        with torch.device("meta"), _Bounded(1000 + 20 * n_weights):
+            yield
+    except Exception as error:
+        raise ValueError(f"{refused} ({error!r})") from error
+
+
+def check_gguf(path: Path) -> Any:
+    """Return the config in a GGUF file; ValueError if its metadata are longer than the file, or exceed its weights."""
     from gguf import GGUFReader
 
     class Bounded(GGUFReader):  # theirs continues behind the end of the file
@@ -163,19 +171,18 @@ def check_gguf(path: Path) -> None:
                 raise ValueError("its metadata are longer than the file")
             return part
 
-    try:
+    refused = f"{path}: no model can be made from this file"
+    with _model_without_weights(refused, 0):
         tensors = Bounded(path).tensors
-        with torch.device("meta"), _Bounded(1000 + 20 * len(tensors)):
-            config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-            if (n_ctx := getattr(config, "max_position_embeddings", 0)) > MOST_POSITIONS:
-                raise ValueError(f"its metadata have {n_ctx:,} positions; at most {MOST_POSITIONS:,} are allowed")
-            model = AutoModelForCausalLM.from_config(config)
-        needed = sum(parameter.numel() for parameter in model.parameters())
+    with _model_without_weights(refused, len(tensors)):
+        config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+        if (n_ctx := getattr(config, "max_position_embeddings", 0)) > MOST_POSITIONS:
+            raise ValueError(f"its metadata have {n_ctx:,} positions; at most {MOST_POSITIONS:,} are allowed")
+        needed = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
         found = sum(int(tensor.n_elements) for tensor in tensors)
         if needed > 2 * found:  # tied weights are in the file once
             raise ValueError(f"its metadata require {needed:,} weights, and it has {found:,}")
-    except Exception as error:
-        raise ValueError(f"{path}: no model can be made from this file ({error!r})") from error
+    return config
 
 
 def refuse_differences(name: str, report: Mapping[str, Any], unused: Set[str] = frozenset()) -> None:

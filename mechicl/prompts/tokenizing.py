@@ -25,3 +25,8 @@ def start_ids(tokenizer: Any) -> list[int]:
         "tokenizer must add its special tokens before and after a text's own tokens, which must be the same with and "
         f"without add_special_tokens, got {whole} for {text!r} and {own} without"
     )
+
+
+def ids_after(start: list[int], whole: list[int]) -> list[int]:
+    """Return what a text's ids add to those of its beginning; none if a token contains parts of both."""
+    return whole[len(start) :] if whole[: len(start)] == start else []

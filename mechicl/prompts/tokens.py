@@ -114,6 +114,16 @@ class Shots:
     def __len__(self) -> int:
         return len(self.zero_shot)
 
+    def after(self, n_demonstrations: int) -> tuple[Tensor, ...]:
+        """Return each query after the first few demonstrations."""
+        if not 0 <= n_demonstrations <= len(self.examples):
+            raise ValueError(f"n_demonstrations must be 0 to {len(self.examples)}, got {n_demonstrations}")
+        if n_demonstrations in (0, len(self.examples)):
+            return self.in_context if n_demonstrations else self.zero_shot
+        end, _ = self.example_spans[n_demonstrations]
+        queries = zip(self.in_context, self.query_lengths, strict=True)
+        return tuple(torch.cat([tokens[:end], tokens[-length:]]) for tokens, length in queries)
+
     def demonstration_positions(self) -> Int[Tensor, "token"]:
         """Return the positions in context of the demonstrations' own tokens, one example after the other."""
         return torch.cat([torch.arange(first, first + number) for first, number in self.example_spans])

@@ -80,7 +80,7 @@ def finetuning_sections(comparisons: Mapping[str, FineTuningComparison], tunings
                 "prompts", note),
             Row(f"share of prompts improved by fine-tuning that reading improves (Rec2FTP), {name}", None,
                 comparison.recall(), "prompts"),
-            *_metric_rows(comparison, name),
+            *metric_rows(comparison, name, "prompts"),
         ]  # fmt: skip
     updates = viz.update_similarity_figure(comparisons)
     sections = [Section("Does fine-tuning change what reading changes?", UPDATES, updates)]
@@ -94,8 +94,8 @@ def finetuning_sections(comparisons: Mapping[str, FineTuningComparison], tunings
     return rows, sections, data
 
 
-def _metric_rows(comparison: FineTuningComparison, name: str) -> list[Row]:
-    """Means over layers and heads; metrics that are not defined for all prompts are reported as such."""
+def metric_rows(comparison: FineTuningComparison, name: str, over: str) -> list[Row]:
+    """Return means over layers and heads; metrics that are not defined for all prompts are reported as such."""
     means = comparison.intervals()
     rows = []
     for field, words in (
@@ -108,5 +108,5 @@ def _metric_rows(comparison: FineTuningComparison, name: str) -> list[Row]:
     ):
         defined = means[field].mean == means[field].mean
         note = ONE_TOKEN if not defined and field.startswith("map_similarity") else ""
-        rows.append(Row(f"{words}, {name}", None, means[field] if defined else "not defined", "prompts", note))
+        rows.append(Row(f"{words}, {name}", None, means[field] if defined else "not defined", over, note))
     return rows

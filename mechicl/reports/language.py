@@ -4,7 +4,6 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +42,6 @@ OTHERS = ", chosen on other prompts"
 SEED = 1_000_003
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured."""
-
-    tasks: tuple[str, ...]
-    n_prompts: int
-    n_effects: int
-    n_resamples: int
-    shots: tuple[int, ...]
-
-
 def report_language(
     language: LanguageModel,
     folder: str | Path = "report",
@@ -73,15 +61,16 @@ def report_language(
         raise ValueError(f"tasks must be some of {list(WORD_TASKS)}, got {unknown}")
     chosen, most, left_out = _that_fit(language, chosen)
     shots = tuple(n for n in ((0, 2, 8, 16) if quick else (0, 2, 4, 8, 16)) if n <= most)
-    sizes = Sizes(chosen, 16, 16, 6, shots) if quick else Sizes(chosen, 50, 32, 20, shots)
+    n_prompts, n_effects, n_random = (16, 16, 6) if quick else (50, 32, 20)
     started = time.perf_counter()
     n_heads = min(N_HEADS, max(1, language.model.cfg.n_layers * language.model.cfg.n_heads // 4))
     with progress_bar(total=4, unit="part", progress=progress, desc="report") as bar:
-        scores = icl_score(language, chosen, shots=sizes.shots, n_prompts=sizes.n_prompts, seed=SEED, progress=progress)
+        scores = icl_score(language, chosen, shots=shots, n_prompts=n_prompts, seed=SEED, progress=progress)
         bar.update()
         task = _most_learned(scores)
-        vector = function_vectors(language, task, n_heads=n_heads, n_prompts=sizes.n_effects,
-                                  n_clean=2 * sizes.n_effects, seed=SEED, progress=progress)  # fmt: skip
+        vector = function_vectors(
+            language, task, n_heads=n_heads, n_prompts=n_effects, n_clean=2 * n_effects, seed=SEED, progress=progress
+        )
         resamples = [
             torch.randint(len(vector.shuffled), (len(vector.shuffled),), generator=torch.Generator().manual_seed(i))
             for i in range(10)
@@ -96,14 +85,14 @@ def report_language(
         induction = strongest_heads(others, n_heads)
         bar.update()
         draw = {"tokenizer": language.tokenizer, "task": task, "n_shots": 8}
-        prompts = word_prompts(**draw, n_prompts=sizes.n_effects, seed=SEED + 5)
-        reference = word_prompts(**draw, n_prompts=2 * sizes.n_effects, labels="shuffled", seed=SEED + 6)
+        prompts = word_prompts(**draw, n_prompts=n_effects, seed=SEED + 5)
+        reference = word_prompts(**draw, n_prompts=2 * n_effects, labels="shuffled", seed=SEED + 6)
         kinds = {FUNCTION: (vector.heads, induction), INDUCTION: (induction, vector.heads)}
         enough = 3 * n_heads <= language.model.cfg.n_layers * language.model.cfg.n_heads
         ablations = {
             name: ablate_matched(
                 language.model, prompts, mine, reference=reference, exclude=rivals if enough else (),
-                n_random=sizes.n_resamples, seed=SEED, progress=progress,
+                n_random=n_random, seed=SEED, progress=progress,
             )
             for name, (mine, rivals) in kinds.items()
         }  # fmt: skip

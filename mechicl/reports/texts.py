@@ -1,5 +1,6 @@
 """The report on models of texts: demonstrations read in context against fine-tuning on them."""
 
+from functools import cached_property, partial
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,11 +18,12 @@ from mechicl.analysis.finetuning import (
     study_task,
 )
 from mechicl.analysis.finetuning.text_tasks import TaskStudy
-from mechicl.checkpoints.study import Models, Study
+from mechicl.checkpoints.study import Models
 from mechicl.reports.comparison import Comparison, Measured, Section
+from mechicl.reports.finetuning import metric_rows
 from mechicl.reports.kind import Kind, Part
 from mechicl.reports.rows import Row
-from mechicl.reports.verdict import NOT_TESTED, Verdict, percent
+from mechicl.reports.verdict import NOT_TESTED, Verdict, has_learned, percent
 from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
@@ -49,82 +51,64 @@ WORDS = {
 
 
 def _demonstrations(kind: "Texts") -> Measured:
-    checkpoint, tokenizer, n = kind.study, topic_tokenizer(), kind.n_prompts
-    model, tasks = checkpoint.model, [task for task in TEXT_TASKS.values() if task.topics]
-    texts = {task.name: draw_texts(task, n_queries=n, n_held_out=N_HELD_OUT, seed=SEED) for task in tasks}
-    options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS, "progress": kind.progress}
-    studies = {name: study_task(model, tokenizer, part, seed=SEED, **options) for name, part in texts.items()}
-    numbers = list(range(max(len(part.demonstrations) for part in texts.values()) + 1))
+    model, first = kind.study.model, next(iter(kind.texts.values()))
+    numbers = list(range(max(len(part.demonstrations) for part in kind.texts.values()) + 1))
     by_shots = {
-        name: [interval(right) for right in measure_accuracy(model, tokenizer, part, numbers).accuracy]
-        for name, part in texts.items()
+        name: [interval(right) for right in measure_accuracy(model, topic_tokenizer(), part, numbers).accuracy[0, 0]]
+        for name, part in kind.texts.items()
     }
-    together = {
-        METHOD_NAMES[method]: FineTuningComparison.concatenate([each.comparisons[method] for each in studies.values()])
-        for method in METHODS
-    }
-    first = texts[tasks[0].name]
-    shots = text_shots(tokenizer, first.demonstrations, first.queries)
+    shots = text_shots(topic_tokenizer(), first.demonstrations, first.queries)
     n_demonstrations = len(shots.in_context[0]) - shots.query_lengths[0]
     form = [
         read_dual_form(model, shots.in_context[0][None], layer, n_demonstration_tokens=n_demonstrations)
         for layer in range(model.cfg.n_layers)
     ]
     errors = ", ".join(f"{layer.relative_error.median():.3g}" for layer in form)
-    rows = _rows(checkpoint, texts, together, tokenizer)
+    rows = _rows(kind)
     rows.append(Row("error of reading softmax attention as a weight update, by layer", None, errors, "",
                     "relative to what heads write, median over heads, one prompt; 0 for linear attention"))  # fmt: skip
     tunings = {
         name: {m: {"learning_rate": t.learning_rate, "epochs": t.epochs} for m, t in each.tunings.items()}
-        for name, each in studies.items()
+        for name, each in kind.studies.items()
     }
     accuracy = {name: [each.mean for each in line] for name, line in by_shots.items()}
-    data = {"tunings": tunings, "accuracy_by_demonstrations": accuracy, "seed": SEED, "n_prompts": n}
-    return rows, _figures(checkpoint, studies, together, by_shots, numbers), data
+    data = {"tunings": tunings, "accuracy_by_demonstrations": accuracy, "seed": SEED, "n_prompts": kind.n_prompts}
+    return rows, _figures(kind, by_shots, numbers), data
 
 
-def _rows(
-    checkpoint: Study, texts: dict[str, TaskTexts], together: dict[str, FineTuningComparison], tokenizer: Any
-) -> list[Row]:
-    first = together["fine-tuned"]
+def _rows(kind: "Texts") -> list[Row]:
+    first, models = kind.together["fine-tuned"], kind.study.models
     gain = first.in_context_score - first.zero_shot_score
     rows = [
         Row("accuracy without demonstrations", None, interval(first.zero_shot_score), "queries", "all tasks"),
         Row("accuracy after demonstrations", None, interval(first.in_context_score), "queries"),
         Row("accuracy gained by demonstrations", None, interval(gain), "queries"),
     ]
-    if len(checkpoint.models) > 1:
-        gains = torch.tensor([_gain(model, tokenizer, texts) for model in checkpoint.models])
+    if len(models) > 1:
+        gains = torch.tensor([_gain(model, kind.texts) for model in models])
         rows.append(Row("accuracy gained by demonstrations, all seeds", None, interval(gains), "seeds"))
-    for name, comparison in together.items():
-        means = comparison.intervals()
+    for name, comparison in kind.together.items():
+        words = "of the queries that fine-tuning gets right"
         rows += [
             Row(f"accuracy, {name}", None, interval(comparison.finetuned_score), "queries"),
-            Row(f"Rec2FTP, {name}", None, comparison.recall(), "queries", "of the queries that fine-tuning gets right"),
-            Row(f"SimAOU, {name}", None, means["update_similarity"], "queries",
-                "cosine of the changes that both make to attention outputs"),
-            Row(f"SimAOU of a random change, {name}", None, means["random_update_similarity"], "queries"),
-            Row(f"SimAM after, {name}", None, means["map_similarity_after"], "queries",
-                f"before: {means['map_similarity_before']}"),
-        ]  # fmt: skip
-    ranks = first.intervals()["rank_correlation"]
-    note = f"random weights: {first.intervals()['random_rank_correlation']}"
-    rows.append(Row("rank correlation of attention to demonstrations, fine-tuned", None, ranks, "queries", note))
+            Row(f"Rec2FTP, {name}", None, comparison.recall(), "queries", words),
+            *metric_rows(comparison, name, "queries"),
+        ]
+    ranks = first.intervals()["random_rank_correlation"]
+    rows.append(Row("rank correlation of attention to the context, random weights", None, ranks, "queries"))
     return rows
 
 
-def _gain(model: Any, tokenizer: Any, texts: dict[str, TaskTexts]) -> float:
+def _gain(model: Any, texts: dict[str, TaskTexts]) -> float:
     gains = []
     for part in texts.values():
-        alone, after = measure_accuracy(model, tokenizer, part, (0, len(part.demonstrations))).accuracy
+        alone, after = measure_accuracy(model, topic_tokenizer(), part, (0, len(part.demonstrations))).accuracy[0, 0]
         gains.append((after - alone).mean())
     return torch.stack(gains).mean().item()
 
 
-def _figures(
-    checkpoint: Study, studies: dict[str, TaskStudy], together: dict[str, FineTuningComparison],
-    by_shots: dict[str, list[Interval]], numbers: list[int],
-) -> list[Section]:  # fmt: skip
+def _figures(kind: "Texts", by_shots: dict[str, list[Interval]], numbers: list[int]) -> list[Section]:
+    checkpoint, studies, together = kind.study, kind.studies, kind.together
     plain = {name: each.comparisons["plain"] for name, each in studies.items()}
     scores = {
         "zero-shot": {name: interval(each.zero_shot_score) for name, each in plain.items()},
@@ -166,19 +150,47 @@ class Texts(Kind):
         super().__init__(checkpoint, **options)
         self.n_prompts = max(2, min(self.n_prompts, 200))
 
+    @cached_property
+    def texts(self) -> dict[str, TaskTexts]:
+        """The texts of each task."""
+        tasks = [task for task in TEXT_TASKS.values() if task.topics]
+        draw = partial(draw_texts, n_queries=self.n_prompts, n_held_out=N_HELD_OUT, seed=SEED)
+        return {task.name: draw(task) for task in tasks}
+
+    @cached_property
+    def studies(self) -> dict[str, TaskStudy]:
+        """Reading compared with fine-tuning, by task."""
+        options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS, "progress": self.progress}
+        opened = self.study.model, topic_tokenizer()
+        return {name: study_task(*opened, texts, seed=SEED, **options) for name, texts in self.texts.items()}
+
+    @cached_property
+    def together(self) -> dict[str, FineTuningComparison]:
+        """The comparisons of all tasks, by the name of the kind of fine-tuning."""
+        studies = self.studies.values()
+        return {
+            METHOD_NAMES[method]: FineTuningComparison.concatenate([each.comparisons[method] for each in studies])
+            for method in METHODS
+        }
+
+    @property
+    def learned(self) -> tuple[str, str]:
+        """The share of wrong answers after demonstrations compared with that of guessing."""
+        if not self.chosen(self.sections):
+            return "", ""
+        queries = [texts.queries for texts in self.texts.values()]
+        n_classes = torch.tensor([part.task.n_classes for part in queries for _ in part.labels]).double()
+        wrong = 1 - self.together["fine-tuned"].in_context_score
+        return has_learned(wrong, {"guessing": 1 - 1 / n_classes}, "share of wrong answers after demonstrations")
+
     def verdict(self, comparison: Comparison) -> Verdict:
         """Compare reading with fine-tuning by the changes that both make and the queries that both get right."""
         rows, study = {row.quantity: row for row in comparison.rows}, self.study
-        alike, random = rows["SimAOU, fine-tuned"], rows["SimAOU of a random change, fine-tuned"]
+        alike, random = rows["SimAOU, fine-tuned"], rows["SimAOU, random change, fine-tuned"]
         learns, above = rows["accuracy gained by demonstrations"].ends[0] > 0, alike.ends[0] > random.ends[2]
         kind = "hardly alike" if alike.ends[1] < 0.3 else "alike in part" if alike.ends[1] < 0.7 else "very similar"
         first = f"It {'learns' if learns else 'does not learn'} from demonstrations"
-        after, tasks = rows["accuracy after demonstrations"], comparison.data["accuracy_by_demonstrations"]
-        chance = sum(1 / TEXT_TASKS[name].n_classes for name in tasks) / len(tasks)
-        barely = "" if after.ends[0] > chance else "Barely learned: no better than guessing"
         sentences = {
-            "Has it learned the task?": f"{barely or 'It has learned the task'}: after demonstrations its accuracy is "
-            f"{after}, and that of guessing is {chance:.2g}.",
             "Does it learn from demonstrations?": f"{first}: they change its accuracy from "
             f"{rows['accuracy without demonstrations']} to {rows['accuracy after demonstrations']}. Fine-tuned on them "
             f"instead, without reading them, it reaches {rows['accuracy, fine-tuned']}.",
@@ -192,6 +204,5 @@ class Texts(Kind):
         picture = next(part for section in comparison.sections if section.title == PICTURE for part in section.parts)
         numbers = {"learns": learns, "likeness": [*alike.ends], "random": [*random.ends], "seed": study.seeds[0],
                    "chosen": study.chosen}  # fmt: skip
-        inside = f"{first}; inside, that and fine-tuning are {kind if above else 'not alike'}"
-        headline = ". ".join(filter(None, (barely, inside)))
+        headline = f"{first}; inside, that and fine-tuning are {kind if above else 'not alike'}"
         return Verdict(headline, sentences, picture if isinstance(picture, go.Figure) else None, numbers)

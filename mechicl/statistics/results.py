@@ -21,6 +21,8 @@ from mechicl.statistics.storage import decode, encode, storable
 
 R = TypeVar("R")  # a kind of result: checks at run time find no bound that is written before its class
 LINES = 12  # largest number of entries that are printed one by one
+NOT_SAMPLES = {"samples": False}
+"""Metadata of fields with tensors that are not samples, such as a vector."""
 COSINE, SHARE = {"range": (-1.0, 1.0)}, {"range": (0.0, 1.0)}
 """Metadata of fields whose values lie in a range; intervals of their means are cut to it, and binomial for 0 or 1."""
 
@@ -51,7 +53,7 @@ class Result:
         """Return the tensors with samples (prompts or seeds) on their last axis, by name."""
         out: dict[str, Tensor] = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
+            value = getattr(self, field.name) if field.metadata.get("samples", True) else None
             for name, tensor in value.items() if isinstance(value, dict) else ((field.name, value),):
                 if isinstance(tensor, Tensor) and not tensor.is_complex():
                     out[str(name)] = tensor if tensor.ndim else tensor[None]  # a single number is one sample

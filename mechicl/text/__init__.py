@@ -3,20 +3,11 @@
 from mechicl.tasks.topics import topic_tokenizer
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask
 from mechicl.text.classification import Labels as Labels
-from mechicl.text.demonstrations import text_shots
+from mechicl.text.few_shot import WordPrompts, text_shots, word_prompts
 from mechicl.text.loading import load_texts
-from mechicl.text.words import WORD_TASKS, WordPrompts, WordTask, read_word_task, word_prompts
+from mechicl.text.words import WORD_TASKS, WordTask, read_word_task
 
 __all__ = [
-    "TEXT_TASKS",
-    "WORD_TASKS",
-    "LabelledTexts",
-    "TextTask",
-    "WordPrompts",
-    "WordTask",
-    "load_texts",
-    "read_word_task",
-    "text_shots",
-    "topic_tokenizer",
-    "word_prompts",
-]
+    "TEXT_TASKS", "WORD_TASKS", "LabelledTexts", "TextTask", "WordPrompts", "WordTask", "load_texts", "read_word_task",
+    "text_shots", "topic_tokenizer", "word_prompts",
+]  # fmt: skip

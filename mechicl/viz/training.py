@@ -268,12 +268,8 @@ def update_similarity_figure(comparisons: Mapping[str, FineTuningComparison]) ->
     Args:
         comparisons: results of `compare_with_finetuning`, a line each; the keys are the labels in the legend.
     """
-    title, control = (
-        "What demonstrations and fine-tuning change (SimAOU)",
-        {"random change": "random_update_similarity"},
-    )
     title = "What demonstrations and fine-tuning change (SimAOU)"
-    return _by_layer(title, comparisons, "update_similarity", control)
+    return _by_layer(title, comparisons, "update_similarity", {"random change": "random_update_similarity"})
 
 
 @checked

@@ -1,7 +1,6 @@
 """Language models with their tokenizers: ours, folders of transformers, names, revisions and GGUF files."""
 
 import importlib.util
-import json
 
 import pytest
 import torch
@@ -20,6 +19,8 @@ from mechicl.tasks.topics import WORDS
 from mechicl.text import TEXT_TASKS, text_shots
 from tests.bounds import bounded, make_no_file
 from tests.text.models import reader, saved
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
 def test_a_checkpoint_of_ours_by_folder_and_seed(tmp_path):
@@ -57,7 +58,6 @@ def gpt2(tmp_path):
     return tmp_path / "gpt2", model
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_a_folder_of_transformers_is_opened_and_compared(gpt2):
     folder, wrapped = gpt2
     language = load_language_model(folder)
@@ -72,7 +72,6 @@ def test_a_folder_of_transformers_is_opened_and_compared(gpt2):
     assert comparison.update_similarity.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_a_folder_of_transformers_that_was_never_trained(gpt2):
     folder, wrapped = gpt2
     state = torch.get_rng_state()
@@ -89,26 +88,6 @@ def test_a_folder_of_transformers_that_was_never_trained(gpt2):
     assert cache["blocks.0.attn.hook_pattern"].sum(-1).allclose(torch.ones(()))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"n_layer": 10**6}, "n_layer=1000000 in config.json exceeds"),
-        ({"n_embd": 20_000}, "n_embd=20000 in config.json exceeds"),
-        ({"vocab_size": 10**9}, "vocab_size=1000000000 in config.json"),
-    ],
-)
-def test_a_folder_that_claims_more_than_its_weights_is_refused(gpt2, change, message):
-    folder, _ = gpt2
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | change))
-    with bounded(), pytest.raises(ValueError, match=message):
-        load_language_model(folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").rename(folder / "model.bin")
-    with pytest.raises(ValueError, match="has no safetensors"):
-        load_language_model(folder)
-
-
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_folder_with_a_pipe_is_refused(gpt2, name):
     folder, _ = gpt2
@@ -117,7 +96,6 @@ def test_a_folder_with_a_pipe_is_refused(gpt2, name):
         load_language_model(folder)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_more_rotary_positions_than_weights_are_allowed(tmp_path, gpt2):
     folder, _ = gpt2
     config = GPTJConfig(n_layer=1, n_head=2, n_embd=8, n_positions=2048, rotary_dim=2, vocab_size=len(WORDS))
@@ -127,20 +105,14 @@ def test_more_rotary_positions_than_weights_are_allowed(tmp_path, gpt2):
     assert load_language_model(tmp_path / "gptj").model.cfg.n_layers == 1
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_folders_without_the_revision_or_a_tokenizer(gpt2):
+def test_folders_have_no_revisions(gpt2):
     folder, _ = gpt2
     with pytest.raises(ValueError, match="revision is for models on the hub"):
         load_language_model(folder, revision="step1000")
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises((ValueError, OSError), match="tokenizer"):
-        load_language_model(folder)
     with pytest.raises(FileNotFoundError, match="neither a folder nor a name on the hub"):
         load_language_model(folder / "nothing")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_prompts_longer_than_the_context(gpt2):
     language = load_language_model(gpt2[0])
     with pytest.raises(ValueError, match="65 tokens, and the model reads at most 64"):

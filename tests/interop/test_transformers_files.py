@@ -84,6 +84,11 @@ def shard(folder: Path, repeated: str = "") -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
+@torch.no_grad()
+def assert_same_logits(folder: Path, model: Any) -> None:
+    torch.testing.assert_close(load_language_model(folder).model(token_ids(0)), model(token_ids(0)).logits)
+
+
 # ---- sound folders ----
 QUICK = ("GPT-2", "Llama", "Mixtral")
 
@@ -110,8 +115,7 @@ def test_folders_of_every_family_load(sound, family):
 def test_files_of_other_float_types(spoilt, sound, dtype):
     folder = spoilt("Llama", lambda weights: {name: weight.to(dtype) for name, weight in weights.items()})
     plain = copy.deepcopy(sound("Llama")[1]).to(dtype).float()
-    with torch.no_grad():
-        torch.testing.assert_close(load_language_model(folder).model(token_ids(0)), plain(token_ids(0)).logits)
+    assert_same_logits(folder, plain)
     assert {each.dtype for each in load_language_model(folder, dtype=dtype).model.parameters()} == {dtype}
 
 
@@ -121,10 +125,7 @@ def test_tied_heads_shards_and_old_buffers(spoilt, sound):
         "model.layers.1.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool),
     })  # fmt: skip
     shard(folder)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            load_language_model(folder).model(token_ids(0)), sound("Gemma")[1](token_ids(0)).logits
-        )
+    assert_same_logits(folder, sound("Gemma")[1])
 
 
 # ---- weights that do not fit ----
@@ -135,59 +136,32 @@ def renamed(old: str, new: str) -> Callable[[Weights], Weights]:
     return lambda weights: {new if name == old else name: weight for name, weight in weights.items()}
 
 
+def lost(name: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {each: weight for each, weight in weights.items() if each != name}
+
+
+def prefixed(prefix: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {f"{prefix}.{name}": weight for name, weight in weights.items()}
+
+
 SPOILT: dict[str, tuple[str, Callable[[Weights], Weights], dict[str, Any], str]] = {
-    "a missing tensor": (
-        "Llama",
-        lambda w: {name: each for name, each in w.items() if name != NORM},
-        {},
-        f"missing: {NORM}",
-    ),
-    "compiled": (
-        "Llama",
-        lambda w: {f"_orig_mod.{name}": each for name, each in w.items()},
-        {},
-        "not used: _orig_mod.lm_",
-    ),
-    "parallel": (
-        "GPT-2",
-        lambda w: {f"module.{name}": each for name, each in w.items()},
-        {},
-        "not used: module.transf",
-    ),
+    "a missing tensor": ("Llama", lost(NORM), {}, f"missing: {NORM}"),
+    "compiled": ("Llama", prefixed("_orig_mod"), {}, "not used: _orig_mod.lm_"),
+    "parallel": ("GPT-2", prefixed("module"), {}, "not used: module.transf"),
     "one renamed": ("Llama", renamed(NORM, "norm1"), {}, f"missing: {NORM}; not used: norm1"),
     "a layer too many": ("Llama", dict, {"num_hidden_layers": 4}, "missing: model.layers.3"),
     "a layer too few": ("Llama", dict, {"num_hidden_layers": 2}, "not used: model.layers.2"),
     "int8": ("Llama", lambda w: w | {NORM: w[NORM].to(torch.int8)}, {}, rf"not used: {NORM} \(torch.int8\)"),
     "bool": ("GPT-2", lambda w: {name: each > 0 for name, each in w.items()}, {}, r"torch.bool\)"),
-    "another shape": (
-        "Llama",
-        lambda w: w | {NORM: w[NORM][1:]},
-        {},
-        rf"of another shape: {NORM} \[7\] instead of \[8\]",
-    ),
+    "another shape": ("Llama", lambda w: w | {NORM: w[NORM][1:]}, {}, rf"another shape: {NORM} \[7\] instead of \[8\]"),
     "an extra tensor": ("Llama", lambda w: w | {"extra": torch.ones(1)}, {}, "not used: extra"),
-    "a bias without its place": (
-        "Llama",
-        lambda w: w | {NORM.replace("weight", "bias"): torch.ones(8)},
-        {},
-        "not used",
-    ),
+    "an extra bias": ("Llama", lambda w: w | {NORM.replace("weight", "bias"): torch.ones(8)}, {}, "not used"),
     "nothing": ("Llama", lambda w: {}, {}, "and 24 more"),
-    "an expert's tensor": ("Mixtral", lambda w: {name: each for name, each in w.items() if name != EXPERT}, {}, EXPERT),
-    "an expert of another number": (
-        "Mixtral",
-        renamed(EXPERT, EXPERT.replace("1.w1", "7.w1")),
-        {},
-        f"missing: .*{EXPERT}",
-    ),
-    "an expert with a prefix too many": ("Mixtral", renamed(EXPERT, f"model.{EXPERT}"), {}, "not used: .*model.model."),
-    "an expert with a prefix too few": ("Mixtral", renamed(EXPERT, EXPERT[6:]), {}, "not used: layers.1"),
-    "quantized": (
-        "Llama",
-        dict,
-        {"quantization_config": {"quant_method": "fp8"}},
-        r"quantized weights, .*model.dequantize",
-    ),
+    "an expert's tensor": ("Mixtral", lost(EXPERT), {}, EXPERT),
+    "another number": ("Mixtral", renamed(EXPERT, EXPERT.replace("1.w1", "7.w1")), {}, f"missing: .*{EXPERT}"),
+    "a prefix too many": ("Mixtral", renamed(EXPERT, f"model.{EXPERT}"), {}, "not used: .*model.model."),
+    "a prefix too few": ("Mixtral", renamed(EXPERT, EXPERT[6:]), {}, "not used: layers.1"),
+    "quantized": ("Llama", dict, {"quantization_config": {"quant_method": "fp8"}}, "quantized weights, .*dequantize"),
 }
 
 
@@ -221,10 +195,7 @@ def test_only_the_files_that_were_checked_are_read(spoilt, sound):
     folder = spoilt("Llama", transformers_weights="adapter_model.bin")
     for name in ("adapter_model.bin", "pytorch_model.bin", "shard-00001-model-00001-of-00001.safetensors"):
         (folder / name).write_bytes(b"not weights")
-    with torch.no_grad():
-        torch.testing.assert_close(
-            load_language_model(folder).model(token_ids(0)), sound("Llama")[1](token_ids(0)).logits
-        )
+    assert_same_logits(folder, sound("Llama")[1])
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="has no safetensors"):
         load_language_model(folder)

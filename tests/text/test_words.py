@@ -228,15 +228,6 @@ class _Characters:
         self.input_ids = [ord(letter) for letter in text]
 
 
-def test_files(tmp_path):
-    path = tmp_path / "mine.csv"
-    path.write_text("input,output,note\nup,down,x\nhot, cold ,y\n", encoding="utf-8")
-    assert read_word_task(path).pairs == (("up", "down"), ("hot", "cold"))
-    path.write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="columns input and output"):
-        read_word_task(path)
-
-
 @pytest.mark.parametrize(
     ("call", "named"),
     [
@@ -256,19 +247,19 @@ def test_errors(call, named):
         call()
 
 
-def test_files_of_spreadsheets(tmp_path):
+@pytest.mark.parametrize(("contents", "encoding"), [
+    ("input,output\nup,down\nhot,cold\n", "utf-8-sig"), ("input,output,note\nup,down,x\nhot, cold ,y\n", "utf-8"),
+])  # fmt: skip
+def test_files(contents, encoding, tmp_path):
     path = tmp_path / "mine.csv"
-    path.write_text("input,output\nup,down\nhot,cold\n", encoding="utf-8-sig")
+    path.write_text(contents, encoding=encoding)
     assert read_word_task(path).pairs == (("up", "down"), ("hot", "cold"))
-    path.write_text("input,output\nFrance,Paris, a city\nItaly,Rome\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="line 2, has more cells"):
-        read_word_task(path)
-    path.write_text("output,input\nParis,France\nRome\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="blank word"):
-        read_word_task(path)
 
 
 @pytest.mark.parametrize(("contents", "message"), [
+    (b"a,b\n1,2\n", "columns input and output"),
+    (b"input,output\nFrance,Paris, a city\nItaly,Rome\n", "line 2, has more cells"),
+    (b"output,input\nParis,France\nRome\n", "blank word"),
     ("input,output\ncafé,thé\nup,down\n".encode("cp1252"), r"mine.csv is not UTF-8 \(byte 0xe9 in line 2\): save it"),
     ("input,output\nup,down\n".encode("utf-16"), r"mine.csv is not UTF-8 \(byte 0xff in line 1\)"),
     ("input,output\nup,down\n".encode("utf-16-le"), r"mine.csv is not UTF-8 \(byte 0x00 in line 1\)"),
@@ -276,7 +267,7 @@ def test_files_of_spreadsheets(tmp_path):
     (b"input,output\nup,down\n\n" + b"a" * 200_000 + b",b\n", "mine.csv, line 4, cannot be read: field larger than"),
     (b'input,output\nup,down\n"a,b\nc,d\n', "mine.csv, line 3, cannot be read: unexpected end"),
 ])  # fmt: skip
-def test_files_in_other_encodings_or_with_huge_fields_are_named(contents, message, tmp_path):
+def test_files_that_cannot_be_read_are_named(contents, message, tmp_path):
     path = tmp_path / "mine.csv"
     path.write_bytes(contents)
     with pytest.raises(ValueError, match=message):
@@ -308,7 +299,7 @@ def test_pairs_that_the_tokenizer_cannot_write():
     with pytest.raises(ValueError, match="cannot write task"):
         word_prompts(_CHARACTERS, WordTask("t", pairs[:6], "{input}:{output}"), n_shots=1)
     long = WordTask("t", tuple((f"{i}", f"{i}" * 80) for i in range(10)), "{input}:{output}")
-    with pytest.raises(ValueError, match="other tasks have 0 outputs"):
+    with pytest.raises(ValueError, match=r"n_shots=2 need 2 outputs of other tasks .*, got 0"):
         word_prompts(_CHARACTERS, long, n_shots=2, labels="random")
 
 

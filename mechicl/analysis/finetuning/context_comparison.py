@@ -2,33 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.last_token import LastTokenReader
 from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, fine_tune
-from mechicl.analysis.finetuning.similarity_measures import (
-    Scored,
-    attention_rank_correlation,
-    cosine,
-    random_update_similarity,
-    recall_if_independent,
-    recall_of_gains,
-    scores_and_losses,
-    update_similarity,
-)
 from mechicl.base.arguments import checked
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
-from mechicl.statistics import Interval, Result
+from mechicl.statistics import Interval, Result, interval
 from mechicl.statistics.results import COSINE
+from mechicl.text.scores import Scored, scores_and_losses
 
 HIDDEN = -1e30  # below every score of a visible token
+PAIRS = 2**21  # pairs of tokens that are compared at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +79,19 @@ class FineTuningComparison(Scored, Result):
     def recall(self) -> Interval:
         """Measure Rec2FTP: of the queries that fine-tuning improves, the share that demonstrations improve too.
 
-        From 0 to 1, with a binomial 95% interval; NaN if fine-tuning improves no query.
+        From 0 to 1, with a binomial 95% interval; NaN if fine-tuning improves no query (Dai et al. 2023, section 4.3).
         """
-        return recall_of_gains(self.zero_shot_score, self.in_context_score, self.finetuned_score)
+        before, after = self.zero_shot_score, self.finetuned_score
+        return interval((self.in_context_score > before)[after > before])
 
     def recall_if_independent(self) -> Interval:
-        """Measure the baseline of `recall`: its value if the two improved queries independently of each other."""
-        return recall_if_independent(self.zero_shot_score, self.in_context_score)
+        """Measure the baseline of `recall`: its value if the two improved queries independently of each other.
+
+        This is the share of all queries that can improve (wrong ones, or all of a regression) which demonstrations
+        improve. Near 1, `recall` is too, whatever fine-tuning does.
+        """
+        before = self.zero_shot_score
+        return replace(self, finetuned_score=torch.where(before < 1, math.inf, before)).recall()
 
     @classmethod
     @checked
@@ -178,6 +178,60 @@ class BeforeFineTuning:
             random_rank_correlation=attention_rank_correlation(attended, random),
             head_rank_correlation=attention_rank_correlation(self.attended, _to_five_digits(implied)),
         )
+
+
+# ---- measures ----
+
+
+def update_similarity(
+    zero_shot: Float[Tensor, "*batch d"], in_context: Float[Tensor, "*batch d"], finetuned: Float[Tensor, "*batch d"]
+) -> Float[Tensor, "*batch"]:
+    """Measure SimAOU, the cosine between the changes that demonstrations and fine-tuning make to attention outputs.
+
+    Each output is divided by its length first. NaN where either changes nothing. Source: Dai et al. 2023, section 4.4;
+    Bar Natan, Deutch & Magar, section 3.3.
+    """
+    before = _directions(zero_shot)
+    return cosine(_directions(in_context) - before, _directions(finetuned) - before)
+
+
+def random_update_similarity(
+    zero_shot: Float[Tensor, "*batch d"], in_context: Float[Tensor, "*batch d"], *, seed: int
+) -> Float[Tensor, "*batch"]:
+    """Measure the baseline of `update_similarity`: the demonstrations' change and a normal random vector."""
+    change = _directions(in_context) - _directions(zero_shot)
+    generator = torch.Generator().manual_seed(seed)
+    return cosine(change, torch.randn(change.shape, generator=generator, dtype=change.dtype).to(change.device))
+
+
+def attention_rank_correlation(
+    attended: Float[Tensor, "... token"], implied: Float[Tensor, "... token"]
+) -> Float[Tensor, "..."]:
+    """Compute Kendall's tau-b of two attentions to the same tokens; NaN if one is flat (Dai et al. 2023, 4.6)."""
+    if attended.shape != implied.shape:
+        raise ValueError(f"attended and implied must have one shape, got {attended.shape} and {implied.shape}")
+    n_tokens = attended.shape[-1]
+    if n_tokens < 2:
+        return torch.full(attended.shape[:-1], math.nan, dtype=torch.float64)
+    # scipy's kendalltau takes one row at a time, and a model has thousands: here all pairs are compared at once
+    first, second = torch.triu_indices(n_tokens, n_tokens, offset=1)
+    rows = (weights.detach().cpu().double().reshape(-1, n_tokens) for weights in (attended, implied))
+    batches = zip(*(each.split(max(1, PAIRS // len(first))) for each in rows), strict=True)
+    correlations = []
+    for batch in batches:
+        a, b = ((each[:, first] - each[:, second]).sign() for each in batch)
+        correlations.append(cosine(a, b))  # over the root of the numbers of pairs that do not tie in each
+    return torch.cat(correlations).view(attended.shape[:-1])
+
+
+def cosine(a: Float[Tensor, "... d"], b: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
+    """Compute the cosine along the last axis, float64; NaN where a vector is 0."""
+    a, b = a.double(), b.double()
+    return einsum(a, b, "... d, ... d -> ...") / (a.norm(dim=-1) * b.norm(dim=-1))
+
+
+def _directions(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+    return F.normalize(vectors.double(), dim=-1)
 
 
 def _map_similarity(in_context: Sequence[Tensor], alone: Sequence[Tensor]) -> Float[Tensor, "layer head query"]:

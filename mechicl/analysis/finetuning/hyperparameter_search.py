@@ -11,13 +11,13 @@ from torch import Tensor
 
 from mechicl.analysis.finetuning.forward_passes import predict_sequences
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
-from mechicl.analysis.finetuning.similarity_measures import Scored, scores_and_losses
 from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from mechicl.statistics import Result
+from mechicl.text.scores import Scored, scores_and_losses
 
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 EPOCHS = (1, 4, 16)

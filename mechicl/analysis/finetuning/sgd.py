@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from mechicl.statistics import Result, storable
+from mechicl.statistics.results import NOT_SAMPLES
 
 Method = Literal["plain", "linearized", "per_layer"]
 """The loss that moves the weights: of the model, of the model linearised in them, or of each layer separately."""
@@ -75,13 +76,9 @@ class FineTuning:
 class FineTuned(Result):
     """The changes that fine-tuning makes to a model; the model itself stays unchanged. See `fine_tune`."""
 
-    changes: dict[str, Tensor]
+    changes: dict[str, Tensor] = field(metadata=NOT_SAMPLES)
     tuning: FineTuning
     losses: Float[Tensor, "epoch example"]
-
-    def samples(self) -> dict[str, Tensor]:
-        """Return the losses alone: changes of weights are not samples."""
-        return {"losses": self.losses}
 
     @property
     def linearized(self) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning.context_comparison import (
@@ -17,13 +16,12 @@ from mechicl.analysis.finetuning.context_comparison import (
 from mechicl.analysis.finetuning.forward_passes import check_lengths, predict_sequences
 from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
-from mechicl.analysis.finetuning.similarity_measures import Scored, scores_and_losses
 from mechicl.base.arguments import checked
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
-from mechicl.statistics.results import SHARE
 from mechicl.text import LabelledTexts, Labels, TextTask, load_texts, text_shots
+from mechicl.text.scores import FewShotScores, Scored, scores_and_losses
 
 Columns = tuple[tuple[str, str], ...]  # a text by its columns, hashable
 
@@ -67,14 +65,6 @@ class TaskStudy(Scored, Result):
         first = next(iter(self.comparisons.values()))
         scores = {"zero_shot_score": first.zero_shot_score, "in_context_score": first.in_context_score}
         return scores | {f"{method}_score": part.finetuned_score for method, part in self.comparisons.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class AccuracyByDemonstrations(Result):
-    """Right (1) or wrong (0) answers of each query after the first few demonstrations."""
-
-    n_demonstrations: tuple[int, ...]
-    accuracy: Float[Tensor, "n_demonstration query"] = field(metadata=SHARE)
 
 
 @checked
@@ -210,9 +200,7 @@ def study_task(
 
 @checked
 @holds_models
-def measure_accuracy(
-    model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int]
-) -> AccuracyByDemonstrations:
+def measure_accuracy(model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int]) -> FewShotScores:
     """Measure a language model's few-shot accuracy on a text task, by number of demonstrations.
 
     Args:
@@ -222,19 +210,18 @@ def measure_accuracy(
         n_demonstrations: the numbers of demonstrations to show; 0 for none.
 
     Returns:
-        An `AccuracyByDemonstrations`: `accuracy` `[n_demonstration query]` is 1 where the right label has the highest
-        logit among the task's labels, else 0. `to_dataframe()` has the means with 95% intervals over queries.
+        A `FewShotScores` of one task and its true labels: `accuracy` `[task label shot prompt]` is 1 where the right
+        label has the highest logit among the task's labels, else 0; `log_probability` is that of the right label among
+        them, in nats. `to_dataframe()` has the means with 95% intervals over queries.
 
     Example:
         >>> from mechicl.text import TEXT_TASKS, topic_tokenizer
         >>> print(measure_accuracy(load("topics-3l"), topic_tokenizer(), draw_texts(TEXT_TASKS["farm"]), (0, 2, 8)))
     """
-    adapter, numbers, accuracies = ModelAdapter(model), tuple(n_demonstrations), []
-    for number in numbers:
-        if not 0 <= number <= len(texts.demonstrations):
-            raise ValueError(f"n_demonstrations must be 0 to {len(texts.demonstrations)}, got {number}")
-        shots = text_shots(tokenizer, texts.demonstrations.take(range(max(number, 1))), texts.queries)
-        prompts = shots.in_context if number else shots.zero_shot
+    adapter, numbers = ModelAdapter(model), tuple(n_demonstrations)
+    shots, scores = text_shots(tokenizer, texts.demonstrations, texts.queries), []
+    for prompts in map(shots.after, numbers):
         check_lengths(model, prompts)
-        accuracies.append(scores_and_losses(predict_sequences(adapter, prompts), shots)[0])
-    return AccuracyByDemonstrations(numbers, torch.stack(accuracies))
+        scores.append(torch.stack(scores_and_losses(predict_sequences(adapter, prompts), shots)))
+    accuracy, losses = torch.stack(scores, 1)[:, None, None]
+    return FewShotScores((texts.queries.task.name,), ("true",), numbers, accuracy, -losses)

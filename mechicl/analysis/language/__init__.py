@@ -7,27 +7,14 @@
 
 from mechicl.analysis.language.matched import MatchedAblation, ablate_matched
 from mechicl.analysis.language.numbers import TextLearner
-from mechicl.analysis.language.shots import FewShotScores, icl_score, late_minus_early, loss_by_position
+from mechicl.analysis.language.shots import icl_score, loss_by_position
 from mechicl.analysis.language.stability import Stability, stability
 from mechicl.analysis.language.variables import CausalModel, VariableAlignment, align_variables
 from mechicl.analysis.language.vectors import FunctionVector, TaskVectors, function_vectors, steering, task_vectors
+from mechicl.text.scores import FewShotScores
 
 __all__ = [
-    "CausalModel",
-    "FewShotScores",
-    "FunctionVector",
-    "MatchedAblation",
-    "Stability",
-    "TaskVectors",
-    "TextLearner",
-    "VariableAlignment",
-    "ablate_matched",
-    "align_variables",
-    "function_vectors",
-    "icl_score",
-    "late_minus_early",
-    "loss_by_position",
-    "stability",
-    "steering",
-    "task_vectors",
-]
+    "CausalModel", "FewShotScores", "FunctionVector", "MatchedAblation", "Stability", "TaskVectors", "TextLearner",
+    "VariableAlignment", "ablate_matched", "align_variables", "function_vectors", "icl_score", "loss_by_position",
+    "stability", "steering", "task_vectors",
+]  # fmt: skip

@@ -17,7 +17,7 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.suffix_runs import fork_cache
 from mechicl.prompts import Prompts
-from mechicl.prompts.tokenizing import own_ids, start_ids
+from mechicl.prompts.tokenizing import ids_after, own_ids, start_ids
 
 
 class TextLearner:
@@ -97,9 +97,9 @@ class TextLearner:
         name, endings = self.language.name, []
         continued = [f"{text} {output}" for output in self.outputs]
         for output, whole in zip(self.outputs, own_ids(self.language.tokenizer, continued), strict=True):
-            if whole[: len(ids)] != ids or len(whole) == len(ids):
+            if not (ending := tuple(ids_after(ids, whole))):
                 raise ValueError(f"the tokenizer of {name} merges {output!r} with the text before it")
-            endings.append(tuple(whole[len(ids) :]))
+            endings.append(ending)
         beginnings = {ending[:n] for ending in endings for n in range(1, len(ending))}
         if len(set(endings)) < len(endings) or beginnings & set(endings):
             raise ValueError(f"with the tokenizer of {name}, one output is the beginning of another")

@@ -1,8 +1,6 @@
 """In-context learning of language models: accuracy by number of demonstrations, and loss by position."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,51 +14,9 @@ from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.statistics import UNBOUNDED, Interval, Result, interval
-from mechicl.statistics.results import SHARE
 from mechicl.text import WORD_TASKS, WordTask, word_prompts
-from mechicl.text.words import WordLabels
-
-
-@dataclass(frozen=True, eq=False)
-class FewShotScores(Result):
-    """Accuracy and log-probability of the right answer, by task, labels and demonstrations; see `icl_score`.
-
-    Attributes:
-        tasks: names of the tasks.
-        labels: kinds of labels in the demonstrations.
-        shots: numbers of demonstrations.
-        accuracy: 1 where the most probable of all next tokens is the target, the answer's first token that differs
-            between answers, else 0.
-        log_probability: log-probability of that token, in nats.
-    """
-
-    tasks: tuple[str, ...]
-    labels: tuple[str, ...]
-    shots: tuple[int, ...]
-    accuracy: Float[Tensor, "task label shot prompt"] = field(metadata=SHARE)
-    log_probability: Float[Tensor, "task label shot prompt"]
-
-    @checked
-    def axis_values(self, axis: str, size: int) -> list[Any]:
-        """Return the tasks, labels or numbers of demonstrations."""
-        return list({"task": self.tasks, "label": self.labels, "shot": self.shots}[axis])
-
-    @checked
-    def gain(self, task: str, label: str = "shuffled", shots: int | None = None, level: float = 0.95) -> Interval:
-        """Return the accuracy with true labels minus that with other labels, paired by query, with its interval.
-
-        Args:
-            task: name of the task.
-            label: kind of the other labels.
-            shots: number of demonstrations; by default the last of those measured.
-        """
-        shots = self.shots[-1] if shots is None else shots
-        for value, known in ((task, self.tasks), (label, self.labels), ("true", self.labels), (shots, self.shots)):
-            if value not in known:
-                raise ValueError(f"{value!r} was not measured, only {list(known)}")
-        cell = self.accuracy[self.tasks.index(task), :, self.shots.index(shots)]
-        return interval(cell[self.labels.index("true")] - cell[self.labels.index(label)], level, within=(-1, 1))
+from mechicl.text.few_shot import WordLabels
+from mechicl.text.scores import FewShotScores, score_answers
 
 
 @checked
@@ -117,9 +73,7 @@ def icl_score(
             language.tokenizer, tasks[t], n_prompts=n_prompts, n_shots=shots[s], labels=labels[k], seed=seed
         )
         logits = predict_last(adapter, prompts.ids)
-        targets = prompts.targets.to(logits.device)
-        accuracy[t, k, s] = (logits.argmax(-1) == targets).float()
-        log_probability[t, k, s] = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        accuracy[t, k, s], log_probability[t, k, s] = score_answers(logits, prompts.targets)
     return FewShotScores(names, tuple(labels), tuple(shots), accuracy, log_probability)
 
 
@@ -142,7 +96,7 @@ def loss_by_position(
 
     Example:
         >>> losses = loss_by_position(language, ids)
-        >>> print(interval(losses[500] - losses[50]))    # negative if the model uses its context
+        >>> print(interval(losses[500] - losses[50]))    # below 0 if it uses its context (Olsson et al. 2022)
     """
     adapter = ModelAdapter(language.model, "positions")
     vocabulary = language.model.cfg.d_vocab
@@ -158,22 +112,6 @@ def loss_by_position(
             log_probabilities = adapter.run(part)[:, :-1].log_softmax(-1)
         losses.append(-log_probabilities.gather(-1, part[:, 1:, None])[..., 0])
     return torch.cat(losses).T.cpu()
-
-
-@checked
-def late_minus_early(losses: Float[Tensor, "pos text"], early: int = 50, late: int = 500) -> Interval:
-    """Return the mean loss at a late position minus that at an early one, with its 95% interval over texts.
-
-    Negative if the model uses its context: the in-context learning score of Olsson et al. 2022.
-
-    Args:
-        losses: losses from `loss_by_position`.
-        early: the early position, from 0.
-        late: the late position.
-    """
-    if not 0 <= early < late < len(losses):
-        raise ValueError(f"positions must be 0 <= early < late < {len(losses)}, got early={early} and late={late}")
-    return interval(losses[late] - losses[early], within=UNBOUNDED)
 
 
 def predict_last(adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"]) -> Float[Tensor, "prompt vocab"]:

@@ -17,7 +17,7 @@ from mechicl.models import HookedTransformer
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import check_eval_mode, refuse_padding
 from mechicl.statistics import Result
-from mechicl.statistics.results import SHARE
+from mechicl.statistics.results import NOT_SAMPLES, SHARE
 
 BATCH_SIZE = 32
 """Pairs per step of the fit."""
@@ -94,12 +94,8 @@ class VariableAlignment(Result):
     rank: int
     accuracy: Float[Tensor, "layer pair"] = field(metadata=SHARE)
     controls: dict[str, Float[Tensor, "layer pair"]] = field(metadata=SHARE)
-    bases: Float[Tensor, "layer d_model rank"]
+    bases: Float[Tensor, "layer d_model rank"] = field(metadata=NOT_SAMPLES)
     n_outputs: int = 0
-
-    def samples(self) -> dict[str, Tensor]:
-        """Return the accuracies, of the subspaces and of the controls."""
-        return {name: value for name, value in super().samples().items() if name != "bases"}
 
 
 @checked
@@ -189,23 +185,22 @@ def align_variables(
     layers = tuple(range(model.cfg.n_layers)) if layers is None else tuple(layers)
     from transformer_lens.tools.analysis.interchange import arbitrary_targets  # takes seconds
 
-    random = [arbitrary_targets(pairs.keys(), len(classes), seed) for pairs in (fitting, held_out)]
+    search = _Search(classes, place, read, rank, epochs, learning_rate, seed)
+    right, random = ([get(pairs) for pairs in (fitting, held_out)] for get in (
+        lambda pairs: pairs.targets(classes), lambda pairs: arbitrary_targets(pairs.keys(), len(classes), seed)
+    ))  # fmt: skip
     found: dict[str, list[Tensor]] = {"accuracy": [], "random targets": [], "untrained": [], "whole stream": []}
     bases = []
     for layer in progress_bar(layers, unit="layer", progress=progress):
         hook = get_act_name(component, layer)
-        fit = {"rank": rank, "epochs": epochs, "lr": learning_rate, "seed": seed, "place": place, "read": read}
-        basis = _fit(model, hook, fitting, fitting.targets(classes), classes, **fit)
-        bases.append(basis)
-        judge = {"classes": classes, "place": place, "read": read}
-        found["accuracy"].append(_accuracy(model, hook, basis, held_out, held_out.targets(classes), **judge))
-        whole = torch.eye(len(basis), dtype=basis.dtype)
-        found["whole stream"].append(_accuracy(model, hook, whole, held_out, held_out.targets(classes), **judge))
-        other = _fit(model, hook, fitting, random[0], classes, **fit)
-        found["random targets"].append(_accuracy(model, hook, other, held_out, random[1], **judge))
+        bases.append(search.fit(model, hook, fitting, right[0]))
+        judged = {"accuracy": (model, bases[-1], right[1])}
+        judged["whole stream"] = (model, torch.eye(len(bases[-1]), dtype=bases[-1].dtype), right[1])
+        judged["random targets"] = (model, search.fit(model, hook, fitting, random[0]), random[1])
         if untrained is not None:
-            basis = _fit(untrained, hook, fitting, fitting.targets(classes), classes, **fit)
-            found["untrained"].append(_accuracy(untrained, hook, basis, held_out, held_out.targets(classes), **judge))
+            judged["untrained"] = (untrained, search.fit(untrained, hook, fitting, right[0]), right[1])
+        for name, (network, basis, targets) in judged.items():
+            found[name].append(search.accuracy(network, hook, basis, held_out, targets))
     stacked = {name: torch.stack(values) for name, values in found.items() if values}
     return VariableAlignment(
         variable, layers, place, rank, stacked.pop("accuracy"), stacked, torch.stack(bases), n_outputs=len(classes)
@@ -241,42 +236,42 @@ def _pairs(causal: CausalModel, variable: str, ids: Int[Tensor, "prompt pos"], n
     return _Pairs(ids[base[rows]], ids[source[rows]], tuple(outputs))
 
 
-def _places(n: int, place: int) -> Int[Tensor, " pair"]:
-    return torch.full((n,), place)
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Settings of a search for subspaces at one position, by the logits of the outputs at another one."""
 
+    classes: Int[Tensor, " class"]
+    place: int
+    read: int
+    rank: int
+    epochs: int
+    learning_rate: float
+    seed: int
 
-def _task_logits(model: Any, classes: Tensor, read: int, scale: float = 1.0) -> Callable[[Tensor], Tensor]:
-    return lambda tokens: scale * at_least_float32(model(tokens)[:, read, classes])
+    def logits(self, model: Any, scale: float = 1.0) -> Callable[[Tensor], Tensor]:
+        return lambda tokens: scale * at_least_float32(model(tokens)[:, self.read, self.classes])
 
+    @torch.enable_grad()
+    def fit(self, model: Any, hook: str, pairs: _Pairs, targets: Tensor) -> Float[Tensor, "d_model rank"]:
+        from transformer_lens.tools.analysis.interchange import fit_das  # takes seconds
 
-@torch.enable_grad()
-def _fit(
-    model: Any, hook: str, pairs: _Pairs, targets: Tensor, classes: Tensor, *, rank: int, epochs: int, lr: float,
-    seed: int, place: int, read: int,
-) -> Float[Tensor, "d_model rank"]:  # fmt: skip
-    from transformer_lens.tools.analysis.interchange import fit_das  # takes seconds
+        positions = torch.full((len(targets),), self.place)
+        with torch.no_grad():
+            best = self.logits(model)(pairs.base[:BATCH_SIZE]).topk(2).values
+        scale = max(1.0, MARGIN / max(float((best[:, 0] - best[:, 1]).mean()), 1e-6))
+        result = fit_das(
+            model, hook, pairs.base, pairs.source, targets, self.logits(model, scale), rank=self.rank,
+            epochs=self.epochs, lr=self.learning_rate, seed=self.seed, base_positions=positions,
+            source_positions=positions, batch_size=BATCH_SIZE,
+        )  # fmt: skip
+        return result.basis.detach().cpu()
 
-    positions = _places(len(targets), place)
-    with torch.no_grad():
-        best = _task_logits(model, classes, read)(pairs.base[:BATCH_SIZE]).topk(2).values
-    scale = max(1.0, MARGIN / max(float((best[:, 0] - best[:, 1]).mean()), 1e-6))
-    logits = _task_logits(model, classes, read, scale)
-    result = fit_das(
-        model, hook, pairs.base, pairs.source, targets, logits, rank=rank, epochs=epochs,
-        lr=lr, seed=seed, base_positions=positions, source_positions=positions, batch_size=BATCH_SIZE,
-    )  # fmt: skip
-    return result.basis.detach().cpu()
+    @torch.no_grad()
+    def accuracy(self, model: Any, hook: str, basis: Tensor, pairs: _Pairs, targets: Tensor) -> Float[Tensor, " pair"]:
+        from transformer_lens.tools.analysis import interchange
 
-
-@torch.no_grad()
-def _accuracy(
-    model: Any, hook: str, basis: Tensor, pairs: _Pairs, targets: Tensor, *, classes: Tensor, place: int, read: int
-) -> Float[Tensor, " pair"]:
-    from transformer_lens.tools.analysis.interchange import SubspaceInterchange, collect_activations, intervened_logits
-
-    positions = _places(len(targets), place)
-    task_logits = _task_logits(model, classes, read)
-    sources = collect_activations(model, hook, pairs.source, task_logits, positions=positions)
-    exchange = SubspaceInterchange(basis)
-    logits = intervened_logits(model, hook, exchange, pairs.base, sources, task_logits, positions=positions)
-    return (logits.argmax(-1).cpu() == targets).float()
+        positions, logits = torch.full((len(targets),), self.place), self.logits(model)
+        sources = interchange.collect_activations(model, hook, pairs.source, logits, positions=positions)
+        exchange = interchange.SubspaceInterchange(basis)
+        found = interchange.intervened_logits(model, hook, exchange, pairs.base, sources, logits, positions=positions)
+        return (found.argmax(-1).cpu() == targets).float()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions import InterventionSweep, Metric, ablate, target_probability
+from mechicl.analysis.interventions import ablate, target_probability
 from mechicl.analysis.interventions.grids import make_grid
 from mechicl.analysis.interventions.patching import make_experiment, sweep_grid
 from mechicl.analysis.interventions.runs import record_within
@@ -23,7 +23,9 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.parts import take_apart
 from mechicl.statistics import Result
 from mechicl.statistics.ranking import largest
+from mechicl.statistics.results import NOT_SAMPLES
 from mechicl.text import WordPrompts, WordTask, word_prompts
+from mechicl.text.scores import score_answers
 
 Head = tuple[int, int]
 
@@ -50,17 +52,13 @@ class FunctionVector(Result):
 
     task: str
     heads: tuple[Head, ...]
-    vector: Tensor
+    vector: Tensor = field(metadata=NOT_SAMPLES)
     indirect_effects: Float[Tensor, "layer head prompt"]
     few_shot: Float[Tensor, " prompt"]
     shuffled: Float[Tensor, " prompt"]
     zero_shot: Float[Tensor, " prompt"]
     added: Float[Tensor, "layer prompt"]
     random_added: Float[Tensor, "layer prompt"]
-
-    def samples(self) -> dict[str, Tensor]:
-        """Return all quantities that are measured on prompts, by name."""
-        return {name: value for name, value in super().samples().items() if name != "vector"}
 
 
 @checked
@@ -112,36 +110,29 @@ def function_vectors(
     take_apart(adapter).embed(adapter.encode(clean.ids[:1]))  # refuses models whose heads do not add to the stream
     last = shuffled.ids.shape[1] - 1
     swept = ablate(
-        language.model,
-        shuffled.ids,
-        "z",
-        ("layer", "pos", "head"),
-        only={"pos": [last]},
-        reference=clean.ids,
-        metrics=target_probability(shuffled.targets),
-        keep_predictions=False,
-        progress=progress,
-    )
+        language.model, shuffled.ids, "z", ("layer", "pos", "head"), only={"pos": [last]}, reference=clean.ids,
+        metrics=target_probability(shuffled.targets), keep_predictions=False, progress=progress,
+    )  # fmt: skip
     effects = shuffled.by_query(swept.effect()[:, 0].cpu())
     heads = strongest_heads(effects.mean(-1), n_heads)
     vector = sum_of_outputs(adapter, clean.ids, heads)
     direction = torch.randn(vector.shape, generator=torch.Generator().manual_seed(seed))
     random = vector.norm() * (direction / direction.norm()).to(vector)
-    by_layer = [_added(adapter, zero, each, progress) for each in (vector, random)]
-    probability = {
-        name: prompts.by_query(target_probability(prompts.targets)(predict_last(adapter, prompts.ids)).cpu())
-        for name, prompts in (("few_shot", clean), ("zero_shot", zero))
-    }
+    streams = _streams_at_end(adapter, zero.ids)
+    added, random_added = (
+        _with_streams(adapter, zero, {name: stream + each for name, stream in streams.items()}, progress)
+        for each in (vector, random)
+    )
     return FunctionVector(
         task=clean.task,
         heads=heads,
         vector=vector.cpu(),
         indirect_effects=effects,
-        few_shot=probability["few_shot"],
+        few_shot=_probability(adapter, clean),
         shuffled=shuffled.by_query(swept.unpatched_values["metric"].cpu()),
-        zero_shot=probability["zero_shot"],
-        added=by_layer[0],
-        random_added=by_layer[1],
+        zero_shot=_probability(adapter, zero),
+        added=added,
+        random_added=random_added,
     )
 
 
@@ -192,12 +183,9 @@ def task_vectors(
     for labels in ("true", "shuffled"):
         shown = word_prompts(**draw, n_shots=n_shots, labels=labels, seed=seed + 1)  # other queries
         streams = _streams_at_end(adapter, shown.ids)
-        results.append(_replace_at_end(adapter, zero, streams, progress))
-    patched, control = (zero.by_query(swept.values["metric"][:, 0].cpu()) for swept in results)
-    zero_shot = zero.by_query(results[0].unpatched_values["metric"].cpu())
+        results.append(_with_streams(adapter, zero, streams, progress))
     few = word_prompts(**draw, n_shots=n_shots, seed=seed)
-    few_shot = few.by_query(target_probability(few.targets)(predict_last(adapter, few.ids)).cpu())
-    return TaskVectors(zero.task, patched, control, zero_shot, few_shot)
+    return TaskVectors(zero.task, *results, *(_probability(adapter, prompts) for prompts in (zero, few)))
 
 
 @checked
@@ -277,22 +265,20 @@ def _streams_at_end(adapter: ModelAdapter, ids: Tensor) -> dict[str, Tensor]:
     return {name: stream[:, -1].clone() for name, stream in recorded.items()}
 
 
-def _replace_at_end(
+def _with_streams(
     adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], progress: bool
-) -> InterventionSweep:
+) -> Float[Tensor, "layer query"]:
+    """Return the probability of the right answer with the stream after each layer replaced at the last position."""
     ids = adapter.encode(prompts.ids)
-    last = ids.shape[1] - 1
-    grid = make_grid(adapter, ids, "resid_post", ("layer", "pos"), {"pos": [last]})
-    values = {name: torch.zeros(len(ids), last + 1, stream.shape[-1]).to(stream) for name, stream in streams.items()}
-    for name, stream in streams.items():
-        values[name][:, last] = stream
-    metric: Metric = target_probability(prompts.targets)
-    experiment = make_experiment(adapter, ids, prompts.ids, metric, False)
-    return sweep_grid(experiment, grid, values, "stream at the last position", progress=progress)
+    n_pos = ids.shape[1]
+    grid = make_grid(adapter, ids, "resid_post", ("layer", "pos"), {"pos": [n_pos - 1]})
+    values = {name: stream[:, None].expand(-1, n_pos, -1) for name, stream in streams.items()}  # only the last is used
+    experiment = make_experiment(adapter, ids, prompts.ids, target_probability(prompts.targets), False)
+    swept = sweep_grid(experiment, grid, values, "stream at the last position", progress=progress)
+    return prompts.by_query(swept.values["metric"][:, 0].cpu())
 
 
-def _added(
-    adapter: ModelAdapter, prompts: WordPrompts, vector: Tensor, progress: bool
-) -> Float[Tensor, "layer prompt"]:
-    streams = {name: stream + vector for name, stream in _streams_at_end(adapter, prompts.ids).items()}
-    return prompts.by_query(_replace_at_end(adapter, prompts, streams, progress).values["metric"][:, 0].cpu())
+def _probability(adapter: ModelAdapter, prompts: WordPrompts) -> Float[Tensor, " query"]:
+    """Return the probability of each query's right answer."""
+    _, log_probability = score_answers(predict_last(adapter, prompts.ids), prompts.targets)
+    return prompts.by_query(log_probability.exp().cpu())

@@ -19,12 +19,8 @@ from mechicl.analysis.finetuning import (
     search_on_prompts,
     search_tuning,
 )
+from mechicl.analysis.finetuning.context_comparison import attention_rank_correlation
 from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
-from mechicl.analysis.finetuning.similarity_measures import (
-    attention_rank_correlation,
-    recall_if_independent,
-    recall_of_gains,
-)
 from mechicl.base.settings import settings
 from tests.analysis.finetuning.oracles import (
     KINDS,
@@ -154,19 +150,27 @@ def test_rank_correlation(n, dtype):
     close(attention_rank_correlation(torch.stack([rising, flat]), -torch.stack([rising, rising])), [-1.0, math.nan])
 
 
+def scored(*scores):
+    """A comparison with these scores: without demonstrations, after them, and after fine-tuning."""
+    per_query = [torch.zeros_like(scores[0])] * 4
+    per_layer = {each.name: torch.zeros(1, len(scores[0])) for each in dataclasses.fields(FineTuningComparison)[7:]}
+    per_head = {name: value[None] for name, value in per_layer.items() if name.startswith(("head", "map"))}
+    return FineTuningComparison(*scores, *per_query, **(per_layer | per_head))
+
+
 def test_recall_by_counting_and_the_coverage_of_its_interval():
     every = list(itertools.product([0.0, 1.0, -2.5], repeat=3))
-    recall = recall_of_gains(*(torch.tensor(column) for column in zip(*every, strict=True)))
+    recall = scored(*(torch.tensor(column) for column in zip(*every, strict=True))).recall()
     gained = [row for row in every if row[2] > row[0]]
     assert recall.mean == pytest.approx(sum(row[1] > row[0] for row in gained) / len(gained))
     assert recall.n == len(gained)
-    none = recall_of_gains(torch.ones(3), torch.ones(3), torch.ones(3))
+    none = scored(*torch.ones(3, 3)).recall()
     assert (math.isnan(none.mean), math.isnan(none.low), math.isnan(none.high), none.n) == (True, True, True, 0)
     generator, inside = torch.Generator().manual_seed(0), 0
     for _ in range(300):
         gained = torch.rand(80, generator=generator) < 0.5
         both = gained & (torch.rand(80, generator=generator) < 0.7)
-        inside += 0.7 in recall_of_gains(torch.zeros(80), both.float(), gained.float())
+        inside += 0.7 in scored(torch.zeros(80), both.float(), gained.float()).recall()
     assert 0.9 < inside / 300 <= 0.99
 
 
@@ -175,11 +179,13 @@ def test_recall_where_gains_are_independent():
     generator = torch.Generator().manual_seed(0)
     wrong, reads, tuned = (torch.rand(200_000, generator=generator) < share for share in (0.6, 0.7, 0.4))
     zero_shot, in_context, finetuned = (~wrong).double(), reads.double(), tuned.double()
-    baseline = recall_if_independent(zero_shot, in_context)
+    comparison = scored(zero_shot, in_context, finetuned)
+    baseline = comparison.recall_if_independent()
     assert (baseline.n, baseline.mean) == (int(wrong.sum()), pytest.approx(reads[wrong].double().mean().item()))
-    assert recall_of_gains(zero_shot, in_context, finetuned).mean == pytest.approx(baseline.mean, abs=0.01)
-    losses = -torch.rand(2, 50, generator=generator, dtype=torch.float64)  # of a regression every query can improve
-    assert recall_if_independent(*losses).mean == pytest.approx((losses[1] > losses[0]).double().mean().item())
+    assert comparison.recall().mean == pytest.approx(baseline.mean, abs=0.01)
+    losses = -torch.rand(3, 50, generator=generator, dtype=torch.float64)  # of a regression every query can improve
+    better = (losses[1] > losses[0]).double().mean().item()
+    assert scored(*losses).recall_if_independent().mean == pytest.approx(better)
 
 
 # ---- prompts of points ----

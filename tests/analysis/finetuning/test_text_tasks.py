@@ -112,13 +112,15 @@ def test_accuracy_by_demonstrations_is_that_of_prompts_written_by_hand():
     texts = draw_texts(FARM, n_demonstrations=6, n_held_out=2, n_queries=12, seed=1)
     measured = measure_accuracy(model, tokenizer, texts, (0, 1, 6))
     choices = [tokenizer(word, add_special_tokens=False).input_ids[0] for word in FARM.labels]
-    assert measured.n_demonstrations == (0, 1, 6)
-    for number, accuracy in zip((0, 1, 6), measured.accuracy, strict=True):
+    assert (measured.tasks, measured.labels, measured.shots) == (("farm",), ("true",), (0, 1, 6))
+    for n, number in enumerate((0, 1, 6)):
         for i, (text, label) in enumerate(zip(texts.queries.texts, texts.queries.labels, strict=True)):
             pairs = zip(texts.demonstrations.texts[:number], texts.demonstrations.labels[:number], strict=True)
             prompt = "".join(FARM.demonstration(*pair) for pair in pairs) + FARM.write(text)
             logits = model(torch.tensor([tokenizer(prompt).input_ids]))[0, -1, choices]
-            assert accuracy[i] == (logits.argmax() == label)
+            assert measured.accuracy[0, 0, n, i] == (logits.argmax() == label)
+            log_probability = logits.double().log_softmax(-1)[label]
+            assert measured.log_probability[0, 0, n, i] == pytest.approx(log_probability.item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["texts", "study", "search", "tuned", "accuracy"])

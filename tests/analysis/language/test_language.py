@@ -24,7 +24,6 @@ from mechicl.analysis.language import (
     align_variables,
     function_vectors,
     icl_score,
-    late_minus_early,
     loss_by_position,
     stability,
     steering,
@@ -41,7 +40,7 @@ from mechicl.text import WORD_TASKS, word_prompts
 from tests.analysis.language.conftest import make_tokenizer
 from tests.families import open_family, place_of, putting, token_ids
 
-D_HEAD, N_HEADS = 8, 4
+N_HEADS = 4
 DRAW: dict[str, Any] = {"n_shots": 4, "n_prompts": 6}
 
 
@@ -76,6 +75,18 @@ def heads_outputs(hf_model, ids):
     return torch.stack(kept)
 
 
+def replacing(hf_model, heads, outputs, pos: Any = slice(None)):
+    """Hooks that replace the outputs of heads at positions by others, `[layer ... head * d_head]`."""
+    width = hf_model.config.hidden_size // hf_model.config.num_attention_heads
+
+    def put(z, layer):
+        for part in (slice(head * width, (head + 1) * width) for at, head in heads if at == layer):
+            z[:, pos, part] = outputs[layer][..., part]
+        return z
+
+    return [(hf_model.model.layers[layer].self_attn.o_proj, partial(put, layer=layer)) for layer, _ in heads]
+
+
 def test_few_shot_scores(language, hf_model):
     scores = icl_score(language, ["antonyms", WORD_TASKS["plural"]], shots=(0, 3), n_prompts=5, seed=3, progress=False)
     assert scores.accuracy.shape == (2, 3, 2, 5)
@@ -104,9 +115,6 @@ def test_loss_by_position(language, hf_model):
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     losses = loss_by_position(language, ids)
     torch.testing.assert_close(losses.T.flatten(), expected, atol=1e-4, rtol=0)
-    assert late_minus_early(losses, 1, 9).mean == pytest.approx((losses[9] - losses[1]).mean().item())
-    with pytest.raises(ValueError, match="late"):
-        late_minus_early(losses, 1, 500)
 
 
 def test_function_vectors(language, hf_model):
@@ -120,13 +128,7 @@ def test_function_vectors(language, hf_model):
     effects = torch.empty(3, N_HEADS, 6)
     for layer in range(3):
         for head in range(N_HEADS):
-            part = slice(head * D_HEAD, (head + 1) * D_HEAD)
-
-            def put(z, part=part, layer=layer):
-                z[:, -1, part] = means[layer, part]
-                return z
-
-            logits = logits_of(hf_model, shuffled.ids, [(hf_model.model.layers[layer].self_attn.o_proj, put)])
+            logits = logits_of(hf_model, shuffled.ids, replacing(hf_model, [(layer, head)], means, -1))
             effects[layer, head] = probability(logits, shuffled.targets) - plain
     torch.testing.assert_close(found.indirect_effects, effects, atol=1e-5, rtol=0)
 
@@ -134,7 +136,7 @@ def test_function_vectors(language, hf_model):
     assert found.heads == tuple(divmod(index, N_HEADS) for index in best)
     vector = torch.zeros(32)
     for layer, head in found.heads:
-        part = slice(head * D_HEAD, (head + 1) * D_HEAD)
+        part = slice(head * 8, (head + 1) * 8)
         vector += hf_model.model.layers[layer].self_attn.o_proj.weight[:, part] @ means[layer, part]
     torch.testing.assert_close(found.vector, vector.detach(), atol=1e-5, rtol=0)
 
@@ -219,18 +221,9 @@ def test_matched_ablation(language, hf_model):
     options = {"reference": reference, "progress": False}
     found = ablate_matched(language.model, prompts, [(0, 1), (2, 3), (2, 0)], exclude=[(2, 0)], n_random=4, **options)
     assert found.heads == ((0, 1), (2, 3))
-    outputs = heads_outputs(hf_model, reference.ids).mean(1, keepdim=True)
-
-    def put(layer, head):
-        part = slice(head * D_HEAD, (head + 1) * D_HEAD)
-
-        def replace(z):
-            z[..., part] = outputs[layer, :, :, part].expand_as(z[..., part])  # means of intact runs
-            return z
-
-        return hf_model.model.layers[layer].self_attn.o_proj, replace
-
-    expected = probability(logits_of(hf_model, prompts.ids, [put(0, 1), put(2, 3)]), prompts.targets)
+    outputs = heads_outputs(hf_model, reference.ids).mean(1)  # of intact runs
+    without = logits_of(hf_model, prompts.ids, replacing(hf_model, found.heads, outputs))
+    expected = probability(without, prompts.targets)
     torch.testing.assert_close(found.ablated, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(found.intact, probability(logits_of(hf_model, prompts.ids), prompts.targets))
     assert found.matched.shape == (4, 6)

@@ -12,6 +12,7 @@ from mechicl.analysis.language import ablate_matched, function_vectors, icl_scor
 from mechicl.base.settings import settings
 from mechicl.interop import load_language_model
 from mechicl.text import word_prompts
+from tests.analysis.language.test_language import heads_outputs, logits_of, probability, replacing
 
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mechicl" / "smollm2"
 pytestmark = [
@@ -43,27 +44,11 @@ def test_effects_of_heads(pair):
         found = function_vectors(language, "antonyms", n_prompts=4, n_clean=6, progress=False, **draw)
     clean = word_prompts(language.tokenizer, "antonyms", n_prompts=6, n_shots=4, seed=1)
     shuffled = word_prompts(language.tokenizer, "antonyms", n_prompts=4, n_shots=4, labels="shuffled", seed=2)
-    projections = [layer.self_attn.o_proj for layer in plain.model.layers]
-    kept = {}
-    handles = [
-        part.register_forward_pre_hook(lambda _, args, at=at: kept.update({at: args[0][:, -1].mean(0)}))
-        for at, part in enumerate(projections)
-    ]
-    plain(clean.ids)
-    [handle.remove() for handle in handles]
+    means = heads_outputs(plain, clean.ids)[:, :, -1].mean(1)
     for layer, head in found.heads[:3]:
-        part = slice(64 * head, 64 * head + 64)
-
-        def put(_, args, layer=layer, part=part):
-            z = args[0].clone()
-            z[:, -1, part] = kept[layer][part]
-            return (z,)
-
-        handle = projections[layer].register_forward_pre_hook(put)
-        logits = plain(shuffled.ids).logits[:, -1]
-        handle.remove()
-        probability = logits.softmax(-1).gather(1, shuffled.targets[:, None])[:, 0]
-        torch.testing.assert_close(found.indirect_effects[layer, head], probability - found.shuffled, atol=1e-4, rtol=0)
+        logits = logits_of(plain, shuffled.ids, replacing(plain, [(layer, head)], means, -1))
+        expected = probability(logits, shuffled.targets) - found.shuffled
+        torch.testing.assert_close(found.indirect_effects[layer, head], expected, atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
@@ -86,27 +71,8 @@ def test_ablation_of_heads(pair):
     reference = word_prompts(**draw, n_prompts=6, labels="shuffled", seed=2)
     heads = [(14, 1), (20, 5), (20, 0)]
     found = ablate_matched(language.model, prompts, heads, reference=reference, n_random=1, progress=False)
-    projections, means = [layer.self_attn.o_proj for layer in plain.model.layers], {}
-
-    def keep(layer):
-        return lambda _, args: means.update({layer: args[0].mean(0)})
-
-    def replace(layer):
-        def put(_, args):
-            z = args[0].clone()
-            for head in (head for at, head in heads if at == layer):
-                part = slice(64 * head, 64 * head + 64)
-                z[..., part] = means[layer][:, part]
-            return (z,)
-
-        return put
-
-    for make, ids in ((keep, reference.ids), (replace, prompts.ids)):
-        handles = [projections[layer].register_forward_pre_hook(make(layer)) for layer in {at for at, _ in heads}]
-        logits = plain(ids).logits[:, -1]
-        [handle.remove() for handle in handles]
-    probability = logits.softmax(-1).gather(1, prompts.targets[:, None])[:, 0]
-    torch.testing.assert_close(found.ablated, probability, atol=1e-4, rtol=0)
+    without = logits_of(plain, prompts.ids, replacing(plain, heads, heads_outputs(plain, reference.ids).mean(1)))
+    torch.testing.assert_close(found.ablated, probability(without, prompts.targets), atol=1e-4, rtol=0)
 
 
 def test_antonyms_are_learned_in_context(pair):
