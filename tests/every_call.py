@@ -455,6 +455,7 @@ CALLS: dict[str, Call] = {
     "checkpoints.load": lambda w: checkpoints.load("lsa-1l"),
     "checkpoints.load_checkpoint": lambda w: checkpoints.load_checkpoint("lsa-1l").models,
     "checkpoints.save": lambda w: checkpoints.load_checkpoint(checkpoints.save(w.folder / "saved", w.model)).models,
+    "checkpoints.Study": lambda w: checkpoints.Study.load("lsa-1l").prompts.xs,
     "checkpoints.untrained": lambda w: checkpoints.untrained(w.checkpoint).models,
     "models.build": lambda w: build(w.model.cfg, seed=3),
     "models.HookedTransformer": lambda w: mechicl_models.HookedTransformer(w.model.cfg, seed=3),
