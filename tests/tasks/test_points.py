@@ -33,27 +33,6 @@ def test_inputs_are_standard_normal_and_the_inactive_ones_are_zero(kind):
     assert task.sample(0, seed=0).ys.shape == (0, 6, 1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "variance"),
-    [
-        (tasks.SparseLinearRegression, {"sparsity": 2}, 2.0),  # as many weights of variance 1 as are kept
-        (tasks.QuadraticRegression, {}, 5.0),
-        (tasks.ReluNetworks, {"n_hidden": 10}, 5.0),  # 2/r times r times half of |x|²
-        (tasks.DecisionTrees, {"depth": 3}, 1.0),
-        (tasks.LogisticRegression, {}, 1.0),
-        (tasks.MixedRegression, {"noise_stds": (0.1, 2.0)}, 1.0 + (0.01 + 4.0) / 2),
-        (tasks.DriftingRegression, {"renewed": 0.3}, 5.0),
-        (tasks.AssociativeRecall, {"n_keys": 2}, 1.0),
-    ],
-)
-def test_targets_have_the_mean_and_the_variance_of_their_task(kind, fields, variance):
-    task = kind(x_dim=5, n_context=3, **fields)
-    ys = task.sample(40_000, seed=1, dtype=torch.float64).ys[:, -1, 0].numpy()
-    assert abs(z_score(ys, 0.0)) < MOST_Z
-    assert (ys**2).std() < 1e-12 or abs(z_score(ys**2, variance)) < MOST_Z  # labels have the square 1
-    assert abs((ys**2).mean() / variance - 1) < 0.1
-
-
 @pytest.mark.parametrize("kind", NOISY)
 def test_noise_is_added_to_the_same_function(kind):
     task = kind(x_dim=3, n_context=4)
