@@ -157,7 +157,7 @@ def test_cards_recover_parameters_from_predictions(family):
 
 def test_identify_tells_forgetting_from_ridge():
     forgetting = AlgorithmLearner(*FORGETTING["recursive least squares"])
-    options = {"n_prompts": 256, "with_limits": False, "progress": False}
+    options = {"steps": 1, "n_prompts": 128, "with_limits": False, "progress": False}
     assert identify(forgetting, TASK, **options).answer.family == "recursive least squares"
     assert identify(AlgorithmLearner(algorithms.ridge, {"penalty": 0.4}), TASK, **options).answer.family == "ridge"
 

@@ -159,6 +159,7 @@ def test_missing_and_unwritable_repositories(hub: Hub, folder: Path, monkeypatch
 def test_without_a_connection_the_cache_serves(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch):
     push(folder, "me/mine")
     load("hf://me/mine")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between attempts
     for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
         monkeypatch.setattr(constants, name, getattr(constants, name).replace(hub.url, "http://127.0.0.1:9"))
     assert_same(load("hf://me/mine"), load(folder))

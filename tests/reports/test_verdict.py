@@ -41,11 +41,11 @@ from tests.training.runs import READER, WORDS
 
 TASK = LinearRegression(x_dim=3, n_context=6)
 SIZES: Any = {"x_dim": 3, "n_context": 6}
-N = 256
+N = 128
 
 
-def answered(model: Any) -> Any:
-    return which_algorithm(identify(model, TASK, n_prompts=N, progress=False))
+def answered(model: Any, steps: int | None = None) -> Any:
+    return which_algorithm(identify(model, TASK, steps=steps, n_prompts=N, with_limits=False, progress=False))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_mixture_of_algorithms_is_like_none_of_them():
         def predict_prefixes(self, prompts):
             return step.predict_prefixes(prompts) + 0.7 * near.predict_prefixes(prompts)
 
-    answer = answered(Mixed())
+    answer = answered(Mixed(), steps=2)
     assert answer.nearness == "nearest"
     assert answer.headline.startswith("It behaves like no algorithm that was tried; the nearest is ")
 

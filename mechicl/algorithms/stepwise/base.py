@@ -81,16 +81,18 @@ class StepwiseAlgorithm(ABC):
         """Run the algorithm: return `n_steps + 1` states, the one before the first step and those after each."""
         states = [self.start(prompts)]
         for k in range(self.n_steps):
-            states.append(self.advance(k, states[-1]))
+            states.append(self._advance(k, states[-1]))
         return states
 
     @checked(undefined=True)
     def advance(self, k: int, state: State) -> State:
         """Return the whole state after step `k`, counted from 0, given the state before it."""
-        return self.step(k, state, context_of(state), self.sight(state))
+        return self._advance(k, state)
 
-    @checked(undefined=True)
-    def sight(self, state: State) -> Tensor | None:
+    def _advance(self, k: int, state: State) -> State:
+        return self.step(k, state, context_of(state), self._sight(state))
+
+    def _sight(self, state: State) -> Tensor | None:
         """Return which points see which, `[reader point]` with the query's row last; None if all see all."""
         if not self.causal:
             return None

@@ -115,7 +115,7 @@ class Runs:
 
     def _advance(self, state: State, steps: range) -> State:
         for k in steps:
-            state = self.algorithm.advance(k, state)
+            state = self.algorithm._advance(k, state)
         return state
 
     def _finish(self, state: State, after: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities, TaskPool
 
 TASK, DOUBLE = LinearRegression(x_dim=3, n_context=5), LinearRegression(x_dim=3, n_context=8, y_dim=2)
-N = 120
+N = 100
+QUICK: dict[str, Any] = {"n_prompts": N, "with_limits": False, "progress": False}
 MATRIX = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 0.5], [0.1, 0.0, 1.0]], dtype=torch.float64)
 AFFINE = torch.tensor([[0.5, 0.2, 0.0, 0.1], [0.2, 1.0, 0.0, 0.0], [0, 0, 0.7, 0], [0, 0.3, 0, 0.4]]).double()
 SINGULAR_VALUES = np.linalg.svd(MATRIX.numpy(), compute_uv=False)
@@ -54,7 +56,7 @@ LEARNERS = {
 @cache
 def identified(name: str) -> Identification:
     deep = name.startswith("GD++")  # for the others the families with parameters in each step are left out
-    return identify(LEARNERS[name], TASK, steps=3 if deep else 1, n_prompts=N, progress=False)
+    return identify(LEARNERS[name], TASK, steps=3 if deep else 1, **QUICK)
 
 
 def named(result: Identification, name: str) -> FamilyMatch:
@@ -122,7 +124,7 @@ def test_neighbours_are_recognised_by_their_predictions():
             nearest = distances.argsort(dim=1)[:, :2, None]
             return prompts.ys.take_along_dim(nearest, dim=1).mean(1) + 1e-9 * prompts.query.xs.sum(1, keepdim=True)
 
-    result = identify(Neighbours(), TASK, steps=1, n_prompts=100, seed=3, progress=False)
+    result = identify(Neighbours(), TASK, steps=1, seed=3, **QUICK)
     assert (result.best.name, result.best.hyperparameters) == ("nearest neighbours", {"n_neighbours": 2})
     assert result.distance(result.best).mean < 1e-12
     assert result.best.sensitivity_cosine.isnan().all()
@@ -138,7 +140,7 @@ def test_neighbours_are_recognised_by_their_predictions():
 )
 def test_a_construction_is_recognised_with_one_step_per_layer(make, settings, steps, name, hyperparameters):
     model = getattr(constructions, make)(x_dim=3, n_context=5, steps=steps, **settings)
-    result = identify(model, TASK, steps=1 if make == "newton" else None, n_prompts=N, progress=False)
+    result = identify(model, TASK, steps=1 if make == "newton" else None, **QUICK)
     assert result.best.name == name
     assert result.best.hyperparameters == pytest.approx(hyperparameters, rel=1e-6)
     assert steps > 1 or not [match for match in result.matches if "GD++" in match.name or "first-order" in match.name]
@@ -232,7 +234,7 @@ def test_the_table_ranks_every_family_and_its_sensitivity():
 def test_small_and_degenerate_tasks(x_dim, n_context, fields):
     task = LinearRegression(x_dim=x_dim, n_context=n_context, **fields)
     learner = run(algorithms.gradient_descent, steps=2, step_size=0.07)
-    result = identify(learner, task, steps=2, n_prompts=40, progress=False)
+    result = identify(learner, task, steps=2, n_prompts=40, with_limits=False, progress=False)
     assert result.distance(result.best).mean < 1e-10
     assert result.tied(named(result, "gradient descent, 2 steps")) or task.x_dim == 1
     assert all(math.isfinite(result.distance(match).mean) for match in result.matches)
@@ -242,7 +244,7 @@ def test_deep_gd_plus_plus_is_found_where_each_step_has_larger_parameters():
     """Parameters like a trained model's: each layer shrinks the inputs, and the next compensates for it."""
     a, gamma = torch.tensor([0.5, 0.9, 3.0, 8.0, 20.0]).double(), torch.tensor([0.15, 0.25, 0.8, 2.0, 0.0]).double()
     deep = SpectralLearner(lambda eigenvalues: gd_plus_plus_filters(eigenvalues, a, gamma)[-1], "deep")
-    result = identify(deep, LinearRegression(), steps=5, n_prompts=400, progress=False)
+    result = identify(deep, LinearRegression(), steps=5, n_prompts=200, with_limits=False, progress=False)
     assert result.best.name == "GD++, 5 steps, parameters for each step"
     assert result.best.n_fitted == 9  # the last γ has no effect
     assert result.distance(result.best).mean < 1e-4
@@ -255,7 +257,7 @@ def test_given_learners_are_ranked_among_the_families():
         return scale * prompts.query.xs.sum(1, keepdim=True)
 
     model, same, near = (run(scaled, scale=scale) for scale in (0.3, 0.3, 0.31))
-    result = identify(model, TASK, also={"the same": same, "near": near}, steps=1, n_prompts=N, progress=False)
+    result = identify(model, TASK, also={"the same": same, "near": near}, steps=1, **QUICK)
     assert [match.name for match in result.matches[:2]] == ["the same", "near"]
     assert result.best.n_fitted == 0
     assert result.best.squared_distances.max() < 1e-24
@@ -277,7 +279,7 @@ def test_a_given_family_is_fitted():
         return (prompts.query.xs[:, None] @ (moments.sign() * (moments.abs() - 0.05).clamp(min=0)))[:, 0]
 
     family = AlgorithmFamily(soft_threshold, "penalty", (0.01, 0.02, 0.05, 0.3))
-    result = identify(run(model), TASK, also=[family], steps=1, n_prompts=N, progress=False)
+    result = identify(run(model), TASK, also=[family], steps=1, **QUICK)
     assert (result.best.name, result.best.hyperparameters) == ("soft_threshold (penalty)", {"penalty": 0.05})
     assert result.best.n_fitted == 1
     assert result.best.squared_distances.max() < 1e-24
@@ -287,13 +289,13 @@ def test_a_given_family_is_fitted():
 def test_references_of_the_task_are_ranked_once():
     pool = TaskPool(x_dim=3, n_context=5, n_tasks=4, noise_std=0.5)
     learners = algorithms.references(pool)
-    result = identify(learners["dmmse"], pool, steps=1, n_prompts=N, progress=False)
+    result = identify(learners["dmmse"], pool, steps=1, **QUICK)
     names = [match.name for match in result.matches]
     assert result.best.name == "dmmse"
     assert result.distance(result.best).mean < 1e-20
     assert not result.tied(result.matches[1])
     assert len(set(names)) == len(names) == 1 + len(identified("ridge").matches)  # ridge and OLS are families already
-    ridge = identify(learners["ridge"], pool, steps=1, n_prompts=N, progress=False)
+    ridge = identify(learners["ridge"], pool, steps=1, **QUICK)
     assert ridge.best.name == "ridge"
     assert ridge.distance(named(ridge, "dmmse")).low > 0.01
 
@@ -303,7 +305,7 @@ def test_a_note_tells_where_the_families_do_not_apply():
     pool = TaskPool(x_dim=3, n_context=5, n_tasks=2, noise_std=0.1)
     noted = {}
     for task, name in ((parities, "bayes"), (clusters, "in context"), (pool, "dmmse")):
-        noted[name] = identify(algorithms.references(task)[name], task, steps=1, n_prompts=N, progress=False)
+        noted[name] = identify(algorithms.references(task)[name], task, steps=1, **QUICK)
     assert noted["bayes"].best.name == "bayes"
     assert "targets of Parities are classes" in noted["bayes"].note
     assert noted["bayes"].note in str(noted["bayes"])
@@ -312,7 +314,7 @@ def test_a_note_tells_where_the_families_do_not_apply():
     assert "dmmse 0.0" in noted["dmmse"].note
     assert identified("ridge").note == ""
     assert "note" not in str(identified("ridge"))
-    alone = identify(LEARNERS["ridge"], pool, with_references=False, steps=1, n_prompts=N, progress=False)
+    alone = identify(LEARNERS["ridge"], pool, with_references=False, steps=1, **QUICK)
     assert "dmmse" not in [match.name for match in alone.matches]
     assert alone.note == ""
 
@@ -349,7 +351,7 @@ def test_a_model_that_runs_its_algorithm_inexactly_is_named_after_it():
     model = constructions.gradient_descent(x_dim=3, n_context=8, step_size=0.4, steps=3)
     noisy = constructions.hide(model, seed=2, noise=1e-3).model
     task = LinearRegression(x_dim=3, n_context=8)
-    result = identify(noisy, task, n_prompts=200, with_limits=False, progress=False)
+    result = identify(noisy, task, n_prompts=100, with_limits=False, progress=False)
     assert result.limits == []
     assert result.distance(result.best).mean > 1e-8
     assert (result.answer.name, result.answer.family) == ("gradient descent, 3 steps", "gradient descent")

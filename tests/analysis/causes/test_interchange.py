@@ -209,6 +209,7 @@ def test_the_algorithm_of_a_hidden_model_comes_first(ranked):
     assert others["effects"].max() < ranked.best.effects.low
 
 
+@pytest.mark.slow
 def test_newtons_method_comes_first_in_its_own_model():
     known = next(known for known in known_models() if known.name == "Newton, 3 iterations")
     result = rank_hypotheses(known.model, known.task, n_prompts=24, with_likeness=False, progress=False)

@@ -36,7 +36,7 @@ class Weights(nn.Module):
 
 def estimate(loss: Callable[[Weights], Tensor], model: nn.Module | None = None, **options) -> LearningCoefficient:
     """The coefficient of a function of the weights, which needs no data."""
-    options = {"n_beta": 1e4, "n_chains": 32, "n_draws": 2000, "burn_in": 500, "localization": 0.01} | options
+    options = {"n_beta": 1e4, "n_chains": 32, "n_draws": 1000, "burn_in": 500, "localization": 0.01} | options
     return learning_coefficient(
         model or Weights(), torch.zeros(1), loss=lambda model, _: loss(model), progress=False, **options
     )
@@ -64,7 +64,7 @@ def half_mse(model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
 def test_regular_regression_has_half_its_number_of_parameters_less_what_the_localization_holds(localization):
     model, (xs, ys) = regression()
     result = learning_coefficient(
-        model, (xs, ys), loss=half_mse, n_chains=16, n_draws=1500, localization=localization, progress=False
+        model, (xs, ys), loss=half_mse, n_chains=32, n_draws=750, localization=localization, progress=False
     )
     assert result.n_beta == pytest.approx(300 / math.log(300))
     curvatures = torch.linalg.eigvalsh(xs.T @ xs / 300) * result.n_beta
@@ -79,7 +79,7 @@ def test_regular_regression_has_half_its_number_of_parameters_less_what_the_loca
 def test_minibatches_give_the_same_up_to_the_error_of_the_step_size():
     model, data = regression()
     result = learning_coefficient(
-        model, data, loss=half_mse, batch_size=100, n_chains=32, n_draws=1500, localization=0.01, progress=False
+        model, data, loss=half_mse, batch_size=100, n_chains=64, n_draws=750, localization=0.01, progress=False
     )
     assert result.estimate().mean == pytest.approx(2, rel=0.1)
     assert result.failures == ()
@@ -88,8 +88,8 @@ def test_minibatches_give_the_same_up_to_the_error_of_the_step_size():
 
 @pytest.mark.parametrize(("power", "known"), [(1, 1 / 2), (2, 1 / 4)])
 def test_a_power_of_one_weight_has_one_over_that_power(power, known):
-    result = estimate(lambda model: model.first[0] ** (2 * power), parts=["first"], n_chains=128, n_draws=2000,
-                      burn_in=1000)  # fmt: skip
+    result = estimate(lambda model: model.first[0] ** (2 * power), parts=["first"], n_chains=256, n_draws=1000,
+                      burn_in=500)  # fmt: skip
     assert known in result.estimate(level=0.99)
     assert result.estimate().half_width < 0.1 * known
 
@@ -101,7 +101,7 @@ def test_a_product_of_two_weights_is_as_quadrature_gives_it():
     weight = np.exp(-density - (grid[:, None] ** 2 + grid[None] ** 2) / 2)
     exact = (density * weight).sum() / weight.sum()
     result = estimate(lambda model: (model.first * model.second)[0] ** 2, n_beta=300.0, localization=1.0,
-                      n_chains=128, n_draws=3000, burn_in=1000)  # fmt: skip
+                      n_chains=256, n_draws=1500, burn_in=500)  # fmt: skip
     assert exact == pytest.approx(0.374, abs=0.001)
     assert exact in result.estimate(level=0.99)
     assert result.estimate().half_width < 0.1 * exact
@@ -110,7 +110,7 @@ def test_a_product_of_two_weights_is_as_quadrature_gives_it():
 def test_each_part_has_its_own_coefficient():
     result = estimate(
         lambda model: model.first.square().sum() + (model.second**4).sum(), Weights(3, 1),
-        parts=["all", "first", "second"], n_draws=3000,
+        parts=["all", "first", "second"], n_chains=96, n_draws=1000,
     )  # fmt: skip
     for part, known in (("all", 1.75), ("first", 1.5), ("second", 0.25)):
         assert result.estimate(part=part).mean == pytest.approx(known, rel=0.06)
@@ -379,7 +379,9 @@ def test_frozen_weights_stay_and_do_not_count(n_frozen):
     # the loss is quadratic in every weight: half the number of those that move
     model = Weights(4 - n_frozen, n_frozen)
     model.second.requires_grad_(False).fill_(0.3)
-    result = estimate(lambda m: m.first.square().sum() + (m.second - 0.1).square().sum(), model, n_draws=3000)
+    result = estimate(
+        lambda m: m.first.square().sum() + (m.second - 0.1).square().sum(), model, n_chains=96, n_draws=1000
+    )
     assert result.estimate().mean == pytest.approx((4 - n_frozen) / 2, rel=0.06)
     assert result.losses.item() == pytest.approx(0.04 * n_frozen)
     assert (model.second == 0.3).all()

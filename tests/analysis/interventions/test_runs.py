@@ -87,12 +87,12 @@ SWEEPS: dict[str, Callable[[], Callable[[], InterventionSweep]]] = {
     "bridge": lambda: of_bridge("z", only={"layer": [0], "head": [0, 3]}),
     "bridge, all positions": lambda: of_bridge("z", at="positions", only={"layer": [1], "head": [0, 3]}),
     **{
-        f"bridge, {component} by position": lambda component=component: of_bridge(component, n_pos=32, d_vocab=4000)
-        for component in ("mlp_out", "attn_out", "resid_pre", "resid_post")
+        f"bridge, {component} by position": lambda component=component: of_bridge(component, n_pos=16, d_vocab=1000)
+        for component in ("mlp_out", "resid_pre")
     },
     **{
         f"{component} of all positions": lambda component=component: of_ours(patch, wide(), component)
-        for component in ("resid_mid", "mlp_out", "q", "v", "attn_scores")
+        for component in ("mlp_out", "q", "attn_scores")
     },
     "neurons": lambda: of_ours(patch, wide(), "post", ("layer", "pos")),
     "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", only={"pos": [2, 3]}),
