@@ -1,0 +1,56 @@
+"""Every exported function refuses an argument that does not fit its annotation, by name and before it does anything."""
+
+import importlib
+import inspect
+import math
+import pkgutil
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any, get_type_hints
+
+import pytest
+
+import mechicl
+from mechicl.base.arguments import ArgumentError, fits
+
+BAD = (object(), "no such choice", math.nan, -1, 1.5, [object()], {0: object()})
+
+
+def exported() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Yield the functions of all packages' `__all__` and the public methods of their classes, each with a `self`."""
+    for package in pkgutil.walk_packages(mechicl.__path__, "mechicl."):
+        module = importlib.import_module(package.name) if package.ispkg and ".cli" not in package.name else None
+        for name in getattr(module, "__all__", ()):
+            member = getattr(module, name)
+            if inspect.isfunction(member):
+                yield member, ()
+            if inspect.isclass(member) and member.__module__.startswith("mechicl.") and not issubclass(member, Enum):
+                methods = {} if getattr(member, "_is_protocol", False) else vars(member)
+                yield from (
+                    (each, (None,)) for key, each in methods.items() if key[0] != "_" and inspect.isfunction(each)
+                )
+
+
+UNCHECKED = {
+    "runs in the loops of trainings or of forward passes, and has its own errors": (
+        "Clamp.hook HookedLSTM.embed_tokens HookedLSTM.read_out HookedTransformer.embed_tokens "
+        "HookedTransformer.load_state_dict HookedTransformer.read_out PromptedModel.forward PromptedModel.loss_fn "
+        "PromptedModel.query_streams WrappedModel.forward"
+    ),
+    "is called by the library": "Algorithm.fitted AfterCopying.read CausalModel.answer TextLearner.predict",
+    "has its own errors": "report Circuit.to_networkx StrategyTracking.to_dataframe",
+}
+EXPORTED = {function.__qualname__: (function, owner) for function, owner in exported()}
+CHECKED = [name for name in EXPORTED if not name.endswith(".step") and name not in " ".join(UNCHECKED.values()).split()]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("name", CHECKED)
+def test_an_argument_that_does_not_fit_is_named(name: str):
+    function, owner = EXPORTED[name]
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        bad = [each for each in BAD if not fits(each, hints.get(parameter.name, Any))]
+        if bad and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            with pytest.raises(ArgumentError, match=rf"\(\): {parameter.name}"):
+                function(*owner, **{parameter.name: bad[0]})
