@@ -139,7 +139,12 @@ def names() -> dict:
     return names
 
 
-@pytest.mark.parametrize("name", examples())
+SLOW = ("test_hypotheses", "fit_subspace")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in examples()]
+)
 def test_examples_run(name: str, names: dict):
     text = inspect.getdoc(getattr(mechicl.analysis, name)) or ""
     lines = re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)$", text.partition("Example:")[2], flags=re.MULTILINE)

@@ -1,5 +1,6 @@
 """Every exported function refuses an argument that does not fit its annotation, by name and before it does anything."""
 
+import dataclasses
 import importlib
 import inspect
 import math
@@ -12,6 +13,9 @@ import pytest
 
 import mechicl
 from mechicl.base.arguments import ArgumentError, fits
+from mechicl.tasks import FixedTasks
+from mechicl.tasks.registry import KINDS
+from mechicl.training import TrainingConfig
 
 BAD = (object(), "no such choice", math.nan, -1, 1.5, [object()], {0: object()})
 
@@ -50,7 +54,20 @@ def test_an_argument_that_does_not_fit_is_named(name: str):
     function, owner = EXPORTED[name]
     hints = get_type_hints(function, include_extras=True)
     for parameter in inspect.signature(function).parameters.values():
-        bad = [each for each in BAD if not fits(each, hints.get(parameter.name, Any))]
-        if bad and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            with pytest.raises(ArgumentError, match=rf"\(\): {parameter.name}"):
-                function(*owner, **{parameter.name: bad[0]})
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            for bad in (each for each in BAD if not fits(each, hints.get(parameter.name, Any))):
+                with pytest.raises(ArgumentError, match=rf"\(\): .*\b{parameter.name}\b"):
+                    function(*owner, **{parameter.name: bad})
+
+
+SETTINGS = [*(kind for kind in KINDS if kind is not FixedTasks), TrainingConfig]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
+def test_a_field_that_does_not_fit_is_named(kind: Any):
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        for bad in (each for each in BAD if field.init and not fits(each, hints[field.name])):
+            with pytest.raises(ValueError, match=rf"\b{field.name}\b"):
+                kind(**{field.name: bad})

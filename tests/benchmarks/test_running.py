@@ -1,7 +1,6 @@
 """Running the benchmark: processes of peers, the load by other processes, rows, and the page of results."""
 
 import json
-import os
 import types
 
 import pytest
@@ -15,24 +14,8 @@ apart, load, rows, suite = (import_script(f"benchmarks.{name}") for name in ("ap
 
 
 # ---- peers in separate processes ----
-class Probe:
-    """Reports the environment of its process."""
-
-    def __init__(self, number: int):
-        self.number = number
-
-    def sees(self, more: int) -> dict:
-        print("this is not an answer")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "XLA_FLAGS")
-        return {"sum": self.number + more, "cores": cores, **{name: os.environ.get(name) for name in names}}
-
-    def fail(self) -> None:
-        raise ArithmeticError("too large")
-
-
 def probe(**options):
-    return apart.Apart("tests.benchmarks.test_running:Probe", number=3, **options)
+    return apart.Apart("tests.benchmarks.probe:Probe", number=3, **options)
 
 
 def test_peers_have_their_own_variables_of_threads(monkeypatch):

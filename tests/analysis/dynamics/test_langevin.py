@@ -64,7 +64,7 @@ def half_mse(model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
 def test_regular_regression_has_half_its_number_of_parameters_less_what_the_localization_holds(localization):
     model, (xs, ys) = regression()
     result = learning_coefficient(
-        model, (xs, ys), loss=half_mse, n_chains=32, n_draws=750, localization=localization, progress=False
+        model, (xs, ys), loss=half_mse, n_chains=16, n_draws=1500, localization=localization, progress=False
     )
     assert result.n_beta == pytest.approx(300 / math.log(300))
     curvatures = torch.linalg.eigvalsh(xs.T @ xs / 300) * result.n_beta
