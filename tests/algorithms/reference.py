@@ -31,17 +31,65 @@ def assert_same(ours: Tensor, expected: np.ndarray | list[np.ndarray], tolerance
     np.testing.assert_allclose(ours.detach().numpy(), expected, rtol=0, atol=tolerance * scale)
 
 
-def descend(steps: int, step_size: float, start: np.ndarray | None = None) -> Predict:
+def descend(steps: int, step_size: float, start: np.ndarray | None = None, momentum: float = 0.0) -> Predict:
     """Gradient descent on the weights, one residual after the other."""
 
     def predict(xs, ys, query):
         weights = np.zeros((query.size, ys.shape[1])) if start is None else start.copy()
+        velocity = np.zeros_like(weights)
         for _ in range(steps):
             gradient = np.zeros_like(weights)
             for x, y in zip(xs, ys, strict=True):
                 gradient += np.outer(x, x @ weights - y)
-            weights = weights - step_size * gradient
+            velocity = momentum * velocity - step_size * gradient
+            weights = weights + velocity
         return query @ weights
+
+    return predict
+
+
+def pass_over(
+    step_size: float | None = None, *, offset: float | None = None, discount: float = 1.0, epochs: int = 1
+) -> Predict:
+    """Online gradient descent, point by point; normalised by |x|² plus an offset if that or no step size is given."""
+
+    def predict(xs, ys, query):
+        weights = np.zeros((query.size, ys.shape[1]))
+        for x, y in zip(np.tile(xs, (epochs, 1)), np.tile(ys, (epochs, 1)), strict=True):
+            rate = 1.0 if step_size is None else step_size
+            if step_size is None or offset is not None:
+                rate = rate / ((offset or 0.0) + x @ x) if x @ x > 0 else 0.0
+            weights = discount * weights
+            weights = weights - rate * np.outer(x, x @ weights - y)
+        return query @ weights
+
+    return predict
+
+
+def recursion(penalty: float, discount: float) -> Predict:
+    """The textbook recursion of recursive least squares: weights and an inverse, point by point."""
+
+    def predict(xs, ys, query):
+        weights, inverse = np.zeros((query.size, ys.shape[1])), np.eye(query.size) / penalty
+        for x, y in zip(xs, ys, strict=True):
+            gain = inverse @ x / (discount + x @ inverse @ x)
+            weights = weights + np.outer(gain, y - x @ weights)
+            inverse = (inverse - np.outer(gain, x @ inverse)) / discount
+        return query @ weights
+
+    return predict
+
+
+def discounted(discount: float, *, penalty: float | None = None, scale: float = 1.0, mean: bool = False) -> Predict:
+    """Discounted moments, one added to the other point by point; with a penalty, solved for the weights."""
+
+    def predict(xs, ys, query):
+        second, cross, total = np.zeros((query.size,) * 2), np.zeros((query.size, ys.shape[1])), 0.0
+        for x, y in zip(xs, ys, strict=True):
+            second, cross = discount * second + np.outer(x, x), discount * cross + np.outer(x, y)
+            total = discount * total + 1
+        weights = cross if penalty is None else np.linalg.solve(second + penalty * np.eye(query.size), cross)
+        return scale * query @ weights / (total if mean and total else 1.0)
 
     return predict
 

@@ -8,25 +8,23 @@ import torch
 
 from mechicl.algorithms.card import Algorithm, FitProblem
 from mechicl.tasks import LinearRegression
-from tests.algorithms.reference import Predict, descend, iterate, precondition, transform
+from tests.algorithms.reference import (
+    Predict,
+    descend,
+    discounted,
+    iterate,
+    pass_over,
+    precondition,
+    recursion,
+    transform,
+)
 from tests.algorithms.test_baselines import average, nearest, smoother
-from tests.algorithms.test_descent import chebyshev_residual, descend_online, search_lines
+from tests.algorithms.test_descent import chebyshev_residual, search_lines
+from tests.algorithms.test_every_algorithm import on_the_path
 from tests.algorithms.test_least_squares import lstsq, solve
-from tests.algorithms.test_recursive import moments, normalised, recursion
 
 PROMPTS = LinearRegression(x_dim=3, n_context=8).sample(60, seed=0, dtype=torch.float64)
 MATRIX = np.array([[0.5, 0.1, 0.0], [0.2, 0.4, 0.1], [0.0, 0.1, 0.6]])
-
-
-def with_momentum(steps: int, step_size: float, momentum: float) -> Predict:
-    def predict(xs, ys, query):
-        weights = velocity = np.zeros((query.size, ys.shape[1]))
-        for _ in range(steps):
-            velocity = momentum * velocity - step_size * xs.T @ (xs @ weights - ys)
-            weights = weights + velocity
-        return query @ weights
-
-    return predict
 
 
 def chebyshev(steps: int) -> Predict:
@@ -46,14 +44,10 @@ def on_one_and_x(matrix: np.ndarray) -> Predict:
     return predict
 
 
-def first_of_a_path(xs: np.ndarray, ys: np.ndarray, query: np.ndarray) -> np.ndarray:
-    return solve(np.linalg.norm(xs.T @ xs @ xs.T @ xs) ** 0.5 / 2)(xs, ys, query)
-
-
 INDEPENDENT: dict[str, Predict] = {
     "gradient descent": descend(3, 0.3),
     "GD++": transform([0.3] * 3, [0.05] * 3),
-    "gradient descent with momentum": with_momentum(3, 0.2, 0.4),
+    "gradient descent with momentum": descend(3, 0.2, momentum=0.4),
     "Newton": iterate(3),
     "preconditioned gradient descent": precondition([MATRIX]),
     "kernel gradient descent on 1 and x": on_one_and_x(np.pad(MATRIX, (1, 0), constant_values=0.2)),
@@ -64,15 +58,15 @@ INDEPENDENT: dict[str, Predict] = {
     "conjugate gradients": search_lines(1, conjugate=True),
     "least squares": lstsq,
     "ridge": solve(0.5),
-    "ridge path": first_of_a_path,
+    "ridge path": on_the_path(1),
     "averaging": average,
     "nearest neighbours": nearest(3),
     "softmax smoothing": smoother("exponential", 0.1),
-    "online gradient descent": descend_online(0.4),
-    "normalised LMS": normalised(0.4, 0.1),
+    "online gradient descent": pass_over(0.4),
+    "normalised LMS": pass_over(0.4, offset=0.1),
     "recursive least squares": recursion(0.3, 0.9),
-    "discounted gradient descent": moments(0.3, 0.8),
-    "discounted averaging": moments(1.0, 0.8, normalize=True),
+    "discounted gradient descent": discounted(0.8, scale=0.3),
+    "discounted averaging": discounted(0.8, mean=True),
 }
 OF_BANDWIDTHS = ("softmax smoothing",)  # the step form takes the best of 16
 

@@ -24,7 +24,6 @@ from tests.algorithms.reference import (
     iterate,
     make_prompts,
     over_prefixes,
-    precondition,
     prompts_of_any_size,
     transform,
 )
@@ -107,17 +106,6 @@ def test_many_steps_count_towards_the_size_of_a_chunk(monkeypatch):
 
 
 # ---- first order ----
-@pytest.mark.filterwarnings("ignore::mechicl.algorithms.DivergenceWarning")
-@pytest.mark.parametrize("y_dim", [1, 2])
-def test_preconditioned_steps_are_the_plain_loop(y_dim):
-    prompts = make_prompts(y_dim=y_dim)
-    matrices = list(0.3 * torch.randn(3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
-    trajectory = algorithms.preconditioned_gd(prompts, [0, 1, 3], preconditioner=matrices)
-    for k, predictions in zip((0, 1, 3), trajectory.predictions, strict=True):
-        expected = over_prefixes(prompts, precondition([m.numpy() for m in matrices[:k]]))
-        np.testing.assert_allclose(predictions, expected, rtol=1e-10, atol=1e-12)
-
-
 def chebyshev_residual(eigenvalues: np.ndarray, steps: int) -> np.ndarray:
     """T_k(z(λ)) / T_k(z(0)) by numpy's Chebyshev series."""
     low, high = eigenvalues.min(), eigenvalues.max()
@@ -135,25 +123,6 @@ def test_chebyshev_is_the_polynomial_of_the_full_context(steps):
         progress = (1 - chebyshev_residual(values, steps)) / values
         expected = prompts.query.xs[i].numpy() @ vectors @ np.diag(progress) @ vectors.T @ xs.T @ ys
         np.testing.assert_allclose(got[i], expected, rtol=1e-8, atol=1e-10)
-
-
-def descend_online(step_size):
-    def predict(xs, ys, query):
-        weights = np.zeros((query.size, ys.shape[1]))
-        for x, y in zip(xs, ys, strict=True):
-            rate = step_size if step_size is not None else (1 / (x @ x) if x @ x > 0 else 0.0)
-            weights = weights - rate * np.outer(x, x @ weights - y)
-        return query @ weights
-
-    return predict
-
-
-@pytest.mark.parametrize("step_size", [None, 0.3])
-def test_online_descent_passes_the_points_in_order(step_size):
-    prompts = make_prompts(y_dim=2)
-    prompts.xs[0, 2] = 0
-    predictions = algorithms.online_gradient_descent(prompts, step_size=step_size).predictions[0]
-    np.testing.assert_allclose(predictions, over_prefixes(prompts, descend_online(step_size)), rtol=1e-10, atol=1e-12)
 
 
 # ---- algorithms.newton ----
@@ -202,16 +171,6 @@ def search_lines(steps, *, conjugate):
         return np.array(predicted)
 
     return predict
-
-
-@both
-@pytest.mark.parametrize("y_dim", [1, 2])
-def test_every_prefix_is_the_plain_loop(algorithm, y_dim):
-    prompts = make_prompts(y_dim=y_dim)
-    numbers = [0, 1, 2, 4, 9]
-    for k, predictions in zip(numbers, algorithm(prompts, numbers).predictions, strict=True):
-        expected = over_prefixes(prompts, search_lines(k, conjugate=algorithm is algorithms.conjugate_gradient))
-        np.testing.assert_allclose(predictions, expected, rtol=1e-8, atol=1e-9)
 
 
 @given(prompts=prompts_of_any_size())

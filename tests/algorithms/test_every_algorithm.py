@@ -2,9 +2,11 @@
 
 import math
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +30,17 @@ from mechicl.algorithms.stepwise.hypothesis import select_interventions
 from mechicl.algorithms.stepwise.inverses import MomentsThenRidge, RidgeByDirections
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.tasks import GaussianClusters, Parities, RepeatedTokens
-from tests.algorithms.reference import make_prompts
+from tests.algorithms.reference import (
+    Predict,
+    discounted,
+    make_prompts,
+    over_prefixes,
+    pass_over,
+    precondition,
+    recursion,
+)
+from tests.algorithms.test_descent import search_lines
+from tests.algorithms.test_least_squares import solve
 
 # ---- every algorithm ----
 POOL = torch.linspace(-1, 1, 24).reshape(3, 4, 2)
@@ -141,6 +153,43 @@ def test_weights_are_the_predictions_of_unit_queries_and_the_gradient_of_the_que
             last = run(name, prefix.with_query(query), at=at).query()[-1]
             (gradient,) = torch.autograd.grad(last.sum(), query)
             torch.testing.assert_close(gradient, weights[-1, :, t].sum(-1), atol=1e-9, rtol=1e-9)
+
+
+# ---- plain loops ----
+def on_the_path(step: int) -> Predict:
+    """Ridge with a penalty that starts at the size of the prefix's moments and is halved at every step."""
+    return lambda xs, ys, query: solve(np.linalg.norm(xs.T @ xs @ xs.T @ xs) ** 0.5 / 2**step)(xs, ys, query)
+
+
+MATRICES = [0.3 * torch.eye(4).double() + 0.1 * torch.ones(4, 4).double().triu(k) for k in (1, 2, 3)]
+LOOPS: list[tuple[str, dict[str, Any], Callable[[int], Predict]]] = [  # algorithm, options, and its loop of some steps
+    ("preconditioned_gd", {"steps": [0, 1, 3], "preconditioner": MATRICES},
+     lambda k: precondition([matrix.numpy() for matrix in MATRICES[:k]])),
+    ("steepest_descent", {"steps": [0, 1, 2, 4, 9]}, lambda k: search_lines(k, conjugate=False)),
+    ("conjugate_gradient", {"steps": [0, 1, 2, 4, 9]}, lambda k: search_lines(k, conjugate=True)),
+    ("ridge_path", {"steps": [4, 0, 1]}, on_the_path),
+    ("online_gradient_descent", {}, lambda k: pass_over()),
+    ("online_gradient_descent", {"step_size": 0.3}, lambda k: pass_over(0.3)),
+    ("online_gradient_descent", {"step_size": 0.1, "discount": 0.8}, lambda k: pass_over(0.1, discount=0.8)),
+    ("normalized_lms", {"step_size": 0.4, "offset": 0.3}, lambda k: pass_over(0.4, offset=0.3)),
+    ("normalized_lms", {"step_size": 0.4}, lambda k: pass_over(0.4, offset=0.0)),
+    *(("recursive_least_squares", {"penalty": 0.3, "discount": d}, lambda k, d=d: recursion(0.3, d))
+      for d in (1.0, 0.6)),
+    *(("recursive_least_squares", {"penalty": 0.3, "discount": d, "fading": False},
+       lambda k, d=d: discounted(d, penalty=0.3)) for d in (1.0, 0.6)),
+    ("discounted_gradient_descent", {"step_size": 0.1, "discount": 0.7}, lambda k: discounted(0.7, scale=0.1)),
+    ("discounted_averaging", {"discount": 0.7}, lambda k: discounted(0.7, mean=True)),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::mechicl.algorithms.DivergenceWarning")
+@pytest.mark.parametrize(("name", "options", "loop"), LOOPS)
+def test_every_prefix_and_step_is_the_plain_loop(name, options, loop):
+    prompts = make_prompts(y_dim=2)
+    prompts.xs[0, 2] = 0
+    found = getattr(algorithms, name)(prompts, **options)
+    for k, predictions in zip(found.steps, found.predictions, strict=True):
+        np.testing.assert_allclose(predictions, over_prefixes(prompts, loop(k)), rtol=1e-7, atol=1e-9)
 
 
 # ---- errors ----

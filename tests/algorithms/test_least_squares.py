@@ -134,22 +134,6 @@ def test_bayes_is_the_conditional_mean_of_jointly_normal_targets(noise_std, fact
     assert torch.allclose(plain, trajectory.predictions) == (factor is EYE)
 
 
-def test_a_ridge_path_halves_penalties_from_each_prefix_own_size():
-    prompts = make_prompts(x_dim=3)
-
-    def at_its_size(k):
-        def predict(xs, ys, query):
-            second = xs.T @ xs
-            penalty = np.linalg.norm(second @ second) ** 0.5 / 2**k
-            return query @ np.linalg.solve(second + penalty * np.eye(3), xs.T @ ys)
-
-        return predict
-
-    path = algorithms.ridge_path(prompts, [4, 0, 1])
-    for k, predictions in zip((4, 0, 1), path.predictions, strict=True):
-        np.testing.assert_allclose(predictions, over_prefixes(prompts, at_its_size(k)), rtol=1e-10, atol=1e-12)
-
-
 # ---- spectra ----
 @awkward
 def test_eigenvalues_are_those_of_each_prefixs_second_moments(prompts):
