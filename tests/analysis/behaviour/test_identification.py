@@ -22,6 +22,8 @@ from mechicl.learners import AlgorithmFamily, AlgorithmLearner, TokenAlgorithmLe
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import GaussianClusters, LinearRegression, MarkovChains, Parities, TaskPool
+from tests.algorithms.reference import precondition, transform
+from tests.constructions.reference import at_query
 
 TASK, DOUBLE = LinearRegression(x_dim=3, n_context=5), LinearRegression(x_dim=3, n_context=8, y_dim=2)
 N = 100
@@ -432,24 +434,9 @@ def test_predictions_apply_the_filter_to_the_second_moments_of_every_prefix(d, n
 PROMPTS = LinearRegression(x_dim=4, n_context=6, y_dim=2).sample(60, seed=1, dtype=torch.float64)
 
 
-def _descended(steps: int, a: list[float], gamma: list[float]) -> torch.Tensor:
-    """Predictions of GD++, its own moves on the points themselves."""
-    predictions = []
-    for xs, ys in zip(PROMPTS.xs.numpy(), PROMPTS.ys.numpy(), strict=True):
-        x, q, y = xs[:-1].copy(), xs[-1].copy(), ys[:-1].copy()
-        total = np.zeros(2)
-        for i in range(steps):
-            change, second = a[i] * x.T @ y, x.T @ x
-            total = total + q @ change
-            y = y - x @ change
-            x, q = x - gamma[i] * x @ second, q - gamma[i] * q @ second
-        predictions.append(total)
-    return torch.from_numpy(np.array(predictions))
-
-
 def test_a_descent_finds_gd_plus_plus_with_parameters_of_its_own_in_each_step():
     a, gamma = [0.3, 0.7], [0.1, 0.0]
-    problem = SpectralProblem.from_prompts(PROMPTS, _descended(2, a, gamma))
+    problem = SpectralProblem.from_prompts(PROMPTS, torch.from_numpy(at_query(PROMPTS, transform(a, gamma))))
 
     def family(parameters: torch.Tensor) -> torch.Tensor:
         return gd_plus_plus_filters(
@@ -506,10 +493,10 @@ def test_momentum_is_that_of_the_algorithm_step_by_step():
 def test_descent_on_features_is_a_plain_loop(matrix, constant):
     prompts = DOUBLE.sample(5, seed=1, dtype=torch.float64)
     predicted = descend_on_features(prompts, matrix=matrix, steps=3, constant=constant)
-    for i, (xs, ys) in enumerate(zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True)):
-        features = np.hstack([np.ones((len(xs), 1)), xs]) if constant else xs
-        weights = np.zeros((features.shape[1], 2))
-        for _ in range(3):
-            errors = ys[:-1] - features[:-1] @ weights
-            weights = weights + matrix.numpy() @ (features[:-1].T @ errors) / (len(xs) - 1)
-        np.testing.assert_allclose(predicted[i].numpy(), features[-1] @ weights, atol=1e-12)
+
+    def features(xs):
+        return np.insert(xs, 0, 1.0, axis=-1) if constant else xs
+
+    plain = precondition([matrix.numpy()] * 3)
+    expected = at_query(prompts, lambda xs, ys, query: plain(features(xs), ys, features(query)))
+    np.testing.assert_allclose(predicted.numpy(), expected, atol=1e-12)

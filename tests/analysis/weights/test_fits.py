@@ -17,6 +17,8 @@ from mechicl.analysis.weights.fits import ConstructionFit, match_predictions
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
+from tests.algorithms.reference import iterate, precondition, transform
+from tests.constructions.reference import at_query
 
 
 # ---- families ----
@@ -26,48 +28,21 @@ def prompts_for(x_dim: int, y_dim: int, n_context: int, seed: int = 0) -> Prompt
     return Prompts(xs, ys)
 
 
-def descend(prompts: Prompts, preconditioners: list[np.ndarray], gammas: list[float]) -> torch.Tensor:
-    """Every point takes `y_i -= Σ_j (x_i A x_j) y_j` and `x_i -= γ Σ_j (x_i x_j) x_j` over the context, by loops."""
-    result = []
-    for prompt_xs, prompt_ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
-        xs, ys, n = prompt_xs.copy(), prompt_ys.copy(), len(prompt_xs) - 1
-        ys[-1] = 0
-        for A, gamma in zip(preconditioners, gammas, strict=True):
-            old_xs, old_ys = xs.copy(), ys.copy()
-            for i in range(n + 1):
-                for j in range(n):
-                    ys[i] -= (old_xs[i] @ A @ old_xs[j]) * old_ys[j]
-                    xs[i] -= gamma * (old_xs[i] @ old_xs[j]) * old_xs[j]
-        result.append(-ys[-1])
-    return torch.tensor(np.array(result))
-
-
-def iterate_newton(prompts: Prompts, alpha: float, steps: int) -> torch.Tensor:
-    result = []
-    for xs, ys in zip(prompts.xs.numpy(), prompts.ys.numpy(), strict=True):
-        S, B = xs[:-1].T @ xs[:-1], xs[:-1].T @ ys[:-1]
-        M = alpha * S
-        for _ in range(steps):
-            M = 2 * M - M @ S @ M
-        result.append(xs[-1] @ M @ B)
-    return torch.tensor(np.array(result))
-
-
 def by_loops(family: Family, parameters: torch.Tensor, prompts: Prompts, n_layers: int) -> torch.Tensor:
     """The algorithm that the family is named after."""
-    d, n = prompts.x_dim, prompts.n_context
+    d = prompts.x_dim
     numbers = parameters.numpy()
     if family.name == "newton":
-        return iterate_newton(prompts, numbers[0], n_layers - 2)
+        return torch.from_numpy(at_query(prompts, iterate(n_layers - 2, numbers[0])))
     copies = n_layers if family.name.endswith("per layer") else 1
 
     def each(values: np.ndarray) -> np.ndarray:
         return np.concatenate([values] * (n_layers // copies))
 
     if family.name.startswith("pgd"):
-        return descend(prompts, list(each(numbers.reshape(copies, d, d)) / n), [0.0] * n_layers)
+        return torch.from_numpy(at_query(prompts, precondition(list(each(numbers.reshape(copies, d, d))))))
     gammas = each(numbers[copies:]) if "++" in family.name else [0.0] * n_layers
-    return descend(prompts, [a * np.eye(d) for a in each(numbers[:copies])], list(gammas))
+    return torch.from_numpy(at_query(prompts, transform(list(each(numbers[:copies])), list(gammas))))
 
 
 def config(name: str, x_dim: int, y_dim: int, n_context: int, n_layers: int, **fields) -> TransformerConfig:
@@ -208,7 +183,7 @@ def test_newtons_alpha_is_read_off_and_found_again_from_elsewhere():
     assert fit.best.parameters["alpha"].item() == pytest.approx(0.002, rel=1e-6)
     assert fit.layerwise is None  # its layers have MLPs
     prompts = TASK.sample(50, seed=4, dtype=torch.float64)
-    targets = iterate_newton(prompts, 0.002, 2)
+    targets = torch.from_numpy(at_query(prompts, iterate(2, 0.002)))
     result = match_predictions(family_for("newton", model.cfg), double(0.0026), prompts, targets)
     assert result.item() == pytest.approx(0.002, rel=1e-6)
 
