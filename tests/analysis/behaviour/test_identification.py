@@ -167,7 +167,7 @@ def test_distances_cosines_and_intervals_are_those_of_numpy():
     distance = result.distance(match)
     assert distance.mean == pytest.approx(ratio, rel=1e-6)
     deviation = np.std((distances - ratio * predicted**2) / np.square(predicted).mean(), ddof=1) / math.sqrt(N)
-    assert distance.half_width == pytest.approx(1.980 * deviation, rel=1e-3)
+    assert distance.half_width == pytest.approx(1.984 * deviation, rel=1e-3)
     assert result.gap(match).mean == pytest.approx(ratio, rel=1e-6)  # the best one's distance is 0
     assert not result.tied(match)
     a, b = np.array(ols_slopes), np.array(slopes)
