@@ -571,7 +571,7 @@ def test_a_module_that_reads_the_flattened_prompt_is_a_learner_only():
     model = mechicl.wrap(net, encode="paired")
     prompts = TASK.sample(4, seed=8)
     assert_close(model.predict(prompts), net(Paired(3, 1).encode(prompts)))
-    assert identify(model, TASK, n_prompts=64, progress=False).best.name
+    assert identify(model, TASK, steps=1, n_prompts=64, with_limits=False, progress=False).best.name
     with pytest.raises(ValueError, match="reads no prompts of 0 context points"):
         model.predict_prefixes(prompts)
 
