@@ -41,7 +41,9 @@ UNCHECKED = {
         "HookedTransformer.load_state_dict HookedTransformer.read_out PromptedModel.forward PromptedModel.loss_fn "
         "PromptedModel.query_streams WrappedModel.forward"
     ),
-    "is called by the library": "Algorithm.fitted AfterCopying.read CausalModel.answer Study.stand_in TextLearner.predict",
+    "is called by the library": (
+        "Algorithm.fitted AfterCopying.read CausalModel.answer Study.stand_in TextLearner.predict"
+    ),
     "has its own errors": "report Circuit.to_networkx StrategyTracking.to_dataframe",
 }
 EXPORTED = {function.__qualname__: (function, owner) for function, owner in exported()}
