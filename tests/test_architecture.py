@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import functools
 import importlib
 import inspect
 import itertools
@@ -35,6 +36,7 @@ BETWEEN_QUESTIONS = {
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """The modules of mechicl that a file imports anywhere, functions included."""
     names = set()

@@ -261,7 +261,7 @@ def test_results_do_not_depend_on_batches(name, monkeypatch):
 
 @pytest.mark.parametrize("name", OF_PROMPTS)
 def test_results_do_not_depend_on_the_order_of_prompts_or_on_other_prompts(name):
-    """Of some prompts in another order; of all of them in another order where they depend on each other."""
+    """A part of the prompts in another order, or all of them where the result of a prompt depends on the others."""
     whole = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     rows = whole if name in FITTED else torch.tensor([7, 2, 4, 11, 0])
     assert not nearly_differing(expected(name)[0], CALLS[name](with_prompts(rows)), rows, 12)
