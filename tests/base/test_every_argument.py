@@ -17,7 +17,7 @@ from mechicl.tasks import FixedTasks
 from mechicl.tasks.registry import KINDS
 from mechicl.training import TrainingConfig
 
-BAD = (object(), "no such choice", math.nan, -1, 1.5, [object()], {0: object()})
+BAD = (object(), "no such choice", math.nan, math.inf, -1, 0, 1.5, [object()], {0: object()})
 
 
 def exported() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:

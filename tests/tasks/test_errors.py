@@ -23,12 +23,10 @@ NORMAL, PLANE, INVERSE = {"inputs": "gaussian"}, {"x_dim": 2}, {"weight_covarian
     ("kind", "fields", "named"),
     [
         *((kind, {field: value}, field) for kind, field, value in [
-            ("Conjunctions", "x_dim", 0), ("SineRegression", "n_context", -1), ("Conjunctions", "positive_share", -0.1),
-            ("QuadraticRegression", "noise_std", -1.0), ("LogisticRegression", "weight_scale", 0.0),
-            ("LogisticRegression", "labels", "soft"), ("MixedRegression", "noise_stds", ()),
+            ("Conjunctions", "positive_share", 1.1), ("MixedRegression", "noise_stds", ()),
             ("MixedRegression", "noise_stds", (0.0, 1.0)), ("SineRegression", "x_range", (1.0, 0.0)),
             ("SineRegression", "amplitude_range", (0.0, NAN)), ("SineRegression", "phase_range", (0.0, INF)),
-            ("TaskPool", "noise_std", NAN), ("GaussianClusters", "classes", "old"), ("MarkovChains", "d_vocab", 1),
+            ("MarkovChains", "d_vocab", 1),
         ]),
         ("Parities", {"x_dim": 3, "degree": 4}, "degree must be at most x_dim=3"),
         ("SparseLinearRegression", {"x_dim": 3, "sparsity": 4}, "sparsity must be 1 to x_dim=3"),
