@@ -50,7 +50,7 @@ annotations: $(READY_TEST) browser ## Run every 12th test with all annotations c
 	$(PYTEST) --every 12 \
 	    "--jaxtyping-packages=mechicl,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 
-faults: $(READY_TEST) browser ## Try to break it: kills, damaged and hostile files, hostile texts (15 minutes; FAULTS="kills --seed 3")
+faults: $(READY_TEST) browser ## Try to break it: kills, damaged and hostile files, faulty calls (25 minutes; FAULTS="kills --seed 3")
 	PYTHONPATH=. $(BIN)/python -m tests.faults $(FAULTS)
 
 pictures: $(READY_TEST) browser ## Draw the report on every shipped checkpoint and check its figures (an hour on two cores)

@@ -1,7 +1,7 @@
-"""Try to break the library: kills, damaged files, hostile files and texts.
+"""Try to break the library: kills, damaged files, hostile files and texts, faulty arguments.
 
-python -m tests.faults                          # all campaigns (`make faults`)
-python -m tests.faults damage --n 50 --seed 3   # one campaign, or several, with another seed
+python -m tests.faults                          # all campaigns, 25 minutes on two cores (`make faults`)
+python -m tests.faults calls --n 500 --seed 3   # one campaign, or several, with another seed
 python -m tests.faults kills --seed 3 --only 17 # one case again, with all details
 python -m tests.faults --sample                 # the cases that `make test-all` runs
 
@@ -20,12 +20,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
+from tests.faults.calls import Calls
+from tests.faults.folders import Folders
 from tests.faults.hostile import Hostile
 from tests.faults.runner import Campaign, run_campaign
 from tests.faults.saves import Damage, Kills
 from tests.faults.texts import Texts
 
-CAMPAIGNS: dict[str, type[Campaign]] = {each.name: each for each in (Kills, Damage, Hostile, Texts)}
+CAMPAIGNS: dict[str, type[Campaign]] = {each.name: each for each in (Kills, Damage, Hostile, Folders, Texts, Calls)}
 
 
 def main() -> None:

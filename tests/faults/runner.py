@@ -5,12 +5,13 @@ import math
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any
 
 MIB = 2**20
 SHOWN = 10  # failures of each kind that are printed; the table counts all
+SLOW, DIED = "too slow", "died"
 FORK = multiprocessing.get_context("fork")
 
 
@@ -27,12 +29,13 @@ FORK = multiprocessing.get_context("fork")
 class Outcome:
     """The outcome of one case: a word or two for the table, whether it is as promised, and what happened.
 
-    `mebibytes` is the growth of the process.
+    Failures are counted by `group`, such as a function's name; `mebibytes` is the growth of the process.
     """
 
     kind: str
     good: bool
     text: str = ""
+    group: str = ""
     seconds: float = 0.0
     mebibytes: float = 0.0
 
@@ -60,6 +63,18 @@ class Campaign(ABC):
     def run(self, number: int, rng: random.Random, folder: Path) -> Outcome:
         """Run one case in its own process and folder."""
 
+    def passes(self, outcomes: Sequence[Outcome]) -> bool:
+        """Tell whether the bar is reached."""
+        return all(outcome.good for outcome in outcomes)
+
+    def explain(self, number: int, outcome: Outcome) -> None:
+        """Complete the outcome of a case that was killed or died."""
+        outcome.text = outcome.text or f"case {number}"
+
+    def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """Return more lines for the end of the table."""
+        return []
+
     def case(self, number: int) -> Outcome:
         folder = self.folder / str(number)
         folder.mkdir()
@@ -73,6 +88,8 @@ def run_campaign(campaign: Campaign, numbers: list[int]) -> bool:
     started, outcomes, few = time.monotonic(), list[Outcome](), len(numbers) < 10
     campaign.prepare()
     for number, outcome in run_apart(campaign.case, numbers, workers=campaign.workers, seconds=campaign.seconds):
+        if outcome.kind in (SLOW, DIED):
+            campaign.explain(number, outcome)
         outcomes.append(outcome)
         if few or (not outcome.good and sum(each.kind == outcome.kind for each in outcomes) <= SHOWN):
             text = outcome.text if few else " ".join(outcome.text.split())[:300]
@@ -82,7 +99,8 @@ def run_campaign(campaign: Campaign, numbers: list[int]) -> bool:
     for (good, kind), count in Counter((outcome.good, outcome.kind) for outcome in outcomes).most_common():
         print(f"  {count:6d}  {'' if good else 'NOT GOOD: '}{kind}")
     print(f"  {sum(outcome.good for outcome in outcomes):6d}  of {len(outcomes)} good")
-    passed = all(outcome.good for outcome in outcomes)
+    print("".join(f"{line}\n" for line in campaign.summary(outcomes)), end="")
+    passed = campaign.passes(outcomes)
     print(f"  {'reached' if passed else 'MISSED'} in {time.monotonic() - started:.0f} s", flush=True)
     return passed
 
@@ -138,9 +156,9 @@ def run_apart(
             process, number, started = running.pop(reader)
             code, outcome = finish(process, reader)
             if code == -signal.SIGALRM:
-                outcome = Outcome("too slow", False, f"case {number}")
+                outcome = Outcome(SLOW, False)
             elif outcome is None:
-                outcome = Outcome("died", False, f"case {number}: the process ended with {code}")
+                outcome = Outcome(DIED, False, f"the process ended with {code}")
             elif isinstance(outcome, str):
                 outcome = Outcome("the case itself failed", False, outcome)
             outcome.seconds = outcome.seconds or time.monotonic() - started
@@ -163,3 +181,9 @@ def _status(key: str) -> int:
     """Return a number of kilobytes that the operating system reports about this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def limit_memory(n_bytes: int) -> None:
+    """Limit the bytes that this process may still allocate."""
+    limit = _status("VmSize:") * 1024 + n_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))

@@ -262,7 +262,7 @@ class Damage(Campaign):
         try:
             return check(self.folder / name, rng, folder / "damaged")
         except Exception as error:
-            return Outcome("a raw error", False, f"{type(error).__name__}: {error}")
+            return Outcome("a raw error", False, f"{type(error).__name__}: {error}", type(error).__name__)
 
     def _training(self, root: Path, rng: random.Random, folder: Path) -> Outcome:
         names, text = _damage(root / "sound", root / "other", folder, rng)

@@ -1,14 +1,23 @@
-"""A few cases of each campaign, and the tests that SECURITY.md names."""
+"""A few cases of each campaign, the campaigns' own judgement, and the tests that SECURITY.md names."""
 
 import os
 import re
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from mechicl.algorithms import ridge
+from mechicl.base.files import read_json
+from mechicl.statistics import interval
 from tests.faults.__main__ import CAMPAIGNS
+from tests.faults.calls import LEFT_OUT, Kind, alike, find_targets, has_nan, judge_error
+from tests.faults.mutations import mutations, raise_user_error
 from tests.faults.runner import Outcome, run_apart
 from tests.pages import ROOT
 
@@ -53,6 +62,44 @@ def test_cases_have_time_limits_and_their_own_processes():
     assert [outcomes[i].kind for i in range(5)] == ["fine", "too slow", "died", "the case itself failed", "fine"]
     assert "ZeroDivisionError: of the case" in outcomes[3].text
     assert len(outcomes[4].text) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "value", "kind"),
+    [
+        (partial(ridge, None, penalty="x"), "prompts", None, Kind.NAMED),  # type: ignore[arg-type]
+        (partial(ridge, None, penalty="x"), "steps", object(), Kind.UNNAMED),  # type: ignore[arg-type]
+        (partial(torch.ones, -1), "n", -1, Kind.RAW),
+        (partial(read_json, Path("/nonexistent")), "path", Path("/nonexistent"), Kind.NAMED),
+        (partial(torch.empty, 2**45), "n", 2**45, Kind.LARGE),
+        (raise_user_error, "function", raise_user_error, Kind.USERS),
+    ],
+)
+def test_errors_are_judged(call, name, value, kind):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        call()
+    assert judge_error(caught.value, [name], [value]) == kind
+
+
+def test_results_are_compared_up_to_rounding():
+    samples = torch.tensor([1.0, 2.0, 4.0])
+    assert alike(interval(samples), interval(samples.double()))
+    assert not alike(interval(samples), interval(1.01 * samples))
+    assert not alike({"a": [samples]}, {"a": [samples[:2]]})
+    assert alike([1, "x", None], (1.0, "x", None))
+    assert all(map(has_nan, (float("nan"), [{"a": torch.tensor([torch.nan])}], np.float32("nan"))))
+    assert not has_nan([1.0, "nan"])
+
+
+def test_mutations_say_whether_they_can_be_right():
+    kinds = {mutation.text: mutation.kind for mutation in mutations(3, int)}
+    assert kinds["nan"] == kinds["a string"] == kinds["True"] == kinds["None"] == "bad"
+    assert (kinds["as numpy's"], kinds["-1"]) == ("same", "open")
+    assert {mutation.text: mutation.kind for mutation in mutations(3, int | None)}["None"] == "open"
+
+
+def test_functions_that_are_left_out_exist():
+    assert set(LEFT_OUT) <= {target.name for target in find_targets()}
 
 
 @pytest.mark.parametrize("path", re.findall(r"`(tests/[\w/]+\.py)`", SECURITY))

@@ -131,11 +131,11 @@ class Texts(Campaign):
         except Exception as error:
             is_named = isinstance(error, ValueError | TypeError)
             kind = "a named error" if is_named else "a raw error"
-            return Outcome(kind, is_named, f"{text}: {type(error).__name__}: {error}")
+            return Outcome(kind, is_named, f"{text}: {type(error).__name__}: {error}", place)
         if self.executable is None:
             return Outcome("written, but not opened: there is no browser", True, text)
         events = self._open(path)
-        return Outcome("a script ran" if events else "no script ran", not events, f"{text}: {events}")
+        return Outcome("a script ran" if events else "no script ran", not events, f"{text}: {events}", place)
 
     def _open(self, path: Path) -> list[str]:
         """Open a page, click and press keys; return everything that the listener noticed."""
