@@ -33,7 +33,7 @@ class CompressedModel:
 @checked
 def compress(
     model: HookedTransformer, prompts: Prompts | Int[Tensor, "prompt pos"], *, d_model: Count, steps: Natural = 600,
-    learning_rate: Positive = 1e-3, seed: int = 0, progress: bool = True,
+    learning_rate: Positive = 1e-3, seed: int = 0, progress: bool | None = None,
 ) -> CompressedModel:  # fmt: skip
     """Move a model into a stream of fewer dimensions (superposition), and train it to imitate the original.
 
@@ -118,7 +118,7 @@ def _error(model: HookedTransformer, tokens: Tensor, outputs: Tensor) -> float:
 @torch.enable_grad()
 def _imitate(
     model: HookedTransformer, tokens: Tensor, targets: Sequence[Tensor], steps: int, learning_rate: float, seed: int,
-    progress: bool,
+    progress: bool | None,
 ) -> None:  # fmt: skip
     optimizer = Adam(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))

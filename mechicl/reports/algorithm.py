@@ -54,7 +54,7 @@ class AlgorithmQuestion:
     """
 
     study: Study
-    progress: bool = True
+    progress: bool | None = None
     n_prompts: int = N_IDENTIFY
     seed: int = SEED
 

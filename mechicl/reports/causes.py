@@ -39,7 +39,7 @@ TITLE = "Does it run the algorithm?"
 
 
 def causal_part(
-    checkpoint: Models, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool = True
+    checkpoint: Models, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool | None = None
 ) -> Measured:
     """Test hypotheses on each model by interventions: rows by family, pictures of the first model, numbers.
 
@@ -80,7 +80,7 @@ def causal_part(
     return [replace(row, section=TITLE) for row in rows], _sections(tests[0], n_prompts), data
 
 
-def causes(study: Study, *, progress: bool = True) -> Measured:
+def causes(study: Study, *, progress: bool | None = None) -> Measured:
     """Test the opened model of a report, with controls."""
     one = study.opened()
     rows, sections, data = causal_part(one, study.task, n_prompts=N_REPORT, seed=PROMPT_SEED, progress=progress)
@@ -135,7 +135,7 @@ def _where(name: str, layer: int) -> str:
     return f"after {count(layer, 'layer')}" if "exchanged" in name else f"from {count(layer, 'layer')} on"
 
 
-def _controls(checkpoint: Models, task: Task, seed: int, progress: bool) -> tuple[list[Row], dict[str, Any]]:
+def _controls(checkpoint: Models, task: Task, seed: int, progress: bool | None) -> tuple[list[Row], dict[str, Any]]:
     """The most that any fitted hypothesis explains of models without an algorithm."""
     model = checkpoint.models[0]
     control = untrained(Checkpoint("control", [model])).models[0]

@@ -50,7 +50,7 @@ def slow_finetuning(checkpoint: Models) -> str:
     return f"{N_PROMPTS} fine-tuned copies of a model of this size take minutes: --sections fine-tuning measures them"
 
 
-def finetuning(checkpoint: Models, *, progress: bool = True) -> Measured:
+def finetuning(checkpoint: Models, *, progress: bool | None = None) -> Measured:
     """Compare fine-tuning on contexts with reading them, for a model with keys and values; see `no_finetuning`."""
     model, task = checkpoint.models[0], checkpoint.task
     assert isinstance(model, HookedTransformer)

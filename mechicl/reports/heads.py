@@ -32,7 +32,7 @@ HEADS = """The output of one head at one position is restored on these prompts. 
     others may recover nothing alone."""
 
 
-def model_parts(checkpoint: Models, *, progress: bool = True) -> Measured:
+def model_parts(checkpoint: Models, *, progress: bool | None = None) -> Measured:
     """Measure the components of a checkpoint's first model; see `no_model_parts`."""
     prompts = checkpoint.task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
     rows, sections, data = measure_model_parts(
@@ -58,7 +58,9 @@ def ablate_heads(model: Any, prompts: Prompts, **options: Any) -> tuple[Interven
     return without, Section("What is lost without each head", ABLATION, drawn)
 
 
-def restore_stream(model: Any, prompts: Prompts, *, seed: int, progress: bool) -> tuple[InterventionSweep, Section]:
+def restore_stream(
+    model: Any, prompts: Prompts, *, seed: int, progress: bool | None
+) -> tuple[InterventionSweep, Section]:
     """Restore the residual stream at each layer and position where labels were exchanged."""
     form = getattr(model.cfg, "format", None)
     stream = patch(model, prompts, corrupt(prompts, "labels", seed=seed), "resid_pre", progress=progress)
@@ -68,7 +70,7 @@ def restore_stream(model: Any, prompts: Prompts, *, seed: int, progress: bool) -
 
 
 def measure_model_parts(
-    model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool = True
+    model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool | None = None
 ) -> Measured:
     """Measure rows, sections and numbers on heads, ablation and patching of a model, on two prompts or more.
 

@@ -36,7 +36,7 @@ def no_history(checkpoint: Models) -> str:
     return "a change needs two snapshots and a curve of finite losses" if few or not whole else ""
 
 
-def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool) -> dict[str, Any]:
+def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool | None) -> dict[str, Any]:
     """Return the weights of the task's reference learners at the snapshots, as a panel; none without competing ones."""
     try:
         learners = references(study.task)

@@ -49,7 +49,7 @@ def report_language(
     tasks: Sequence[str] | None = None,
     name: str = "report",
     quick: bool = False,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Path:
     """Study how a language model learns in context, write NAME.html and NAME.json, and return the page's path.
 

@@ -73,7 +73,7 @@ class LayerMatching:
 
     def __init__(
         self, task: Task, similarities: Sequence[Similarity], *, n_prompts: int, n_fitting: int, seed: int,
-        shared: bool, resamples: int, progress: bool,
+        shared: bool, resamples: int, progress: bool | None,
     ):  # fmt: skip
         self.fitting = task.sample(n_fitting, seed=seed)
         self.prompts = task.sample(n_prompts, seed=seed + 1)

@@ -151,7 +151,7 @@ def fit_address_descent(
     learning_rate: Positive = 0.01,
     held_out: Count = 1024,
     seed: Natural = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> tuple[AddressDescent, float]:
     """Fit address descent to a model's predictions, and to its attention scores, by Adam.
 

@@ -105,7 +105,7 @@ def regret(
     at: PointsAt = "points",
     n_prompts: Annotated[int, at_least(2)] = 2000,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Regret:
     """Measure a learner's excess loss over the best known learner of a task, on the same prompts, by number of points.
 
@@ -267,7 +267,7 @@ def measure_shifted_losses(
     scaled: Scaled = "input_scale",
     n_prompts: int = 10_000,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> ShiftedLosses:
     """Measure how learners' losses change when the task's inputs or weights are larger or smaller than in training.
 

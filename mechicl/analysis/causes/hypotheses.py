@@ -111,7 +111,7 @@ def test_hypotheses(
     n_prompts: int = 1024,
     seed: int = 0,
     with_likeness: bool = True,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> HypothesisTest:
     """Test which algorithm a model runs: rank hypotheses by the counterfactuals that they predict.
 
@@ -175,7 +175,7 @@ def fit_hypotheses(
     algorithms: Mapping[str, StepwiseAlgorithm] | None = None,
     *,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> list[Hypothesis]:
     """Fit the hypotheses that `test_hypotheses` ranks: algorithms with schedules.
 

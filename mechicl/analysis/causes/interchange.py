@@ -200,7 +200,7 @@ def interchange(
     *,
     interventions: Sequence[str] | None = None,
     point: int | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Interchange:
     """Test whether a model's states act like an algorithm's: intervene on both, and compare the predictions.
 
@@ -256,7 +256,7 @@ def interchange_each(
     *,
     interventions: Sequence[str] | None = None,
     point: int | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> list[Interchange]:
     """Run `interchange` for several hypotheses, which share the model's runs."""
     adapter = ModelAdapter(model)

@@ -147,7 +147,7 @@ def circuit_curve(
     reference: Inputs | None = None,
     at: At | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> CircuitCurve:
     """Measure the faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score.
 

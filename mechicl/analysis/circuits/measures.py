@@ -33,7 +33,7 @@ def measure_circuit(
     effects: bool = True,
     n_subsets: Natural = 0,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Circuit:
     """Measure a circuit on other prompts than those it was found on, to see whether it generalizes.
 

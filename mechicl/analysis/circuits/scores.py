@@ -114,7 +114,7 @@ def score_edges(
     reference: Inputs | None = None,
     at: At | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> EdgeScores:
     """Estimate, to first order, the change of a metric when each edge is cut, for all edges at once.
 
@@ -157,7 +157,7 @@ def score_edges(
 
 
 def estimate_effects(
-    problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool
+    problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool | None
 ) -> Float[Tensor, "edge prompt"]:
     """Estimate the scores of all edges, averaged over the problem's graphs; see `score_edges`."""
     signed = problem.objective.metric is not None

@@ -34,7 +34,7 @@ def find_circuit(
     steps: Count | None = None,
     at: At | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Circuit:
     """Find a few heads, MLPs and edges that suffice to keep a metric while all other edges are cut.
 

@@ -153,7 +153,7 @@ def learning_coefficient(
     localization: NonNegative = 1.0,
     step_size: Positive | None = None,
     seed: Annotated[int, between(0, 2**40 - 1)] = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> LearningCoefficient:
     """Estimate the local learning coefficient of models, from chains of Langevin dynamics around their weights.
 

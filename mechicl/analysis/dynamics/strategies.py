@@ -119,7 +119,7 @@ def track_strategies(
     threshold: Positive = 0.2,
     n_resamples: Annotated[int, at_least(2)] = 200,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> StrategyTracking:
     """Find the convex mixture of strategies that predicts most like the model at each snapshot of a training.
 

@@ -79,7 +79,7 @@ def search_tuning(
     epochs: Sequence[Count] = EPOCHS,
     choose_by: Literal["score", "loss"] = "score",
     widen: Natural = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TuningSearch:
     """Search for the learning rate and number of epochs of fine-tuning that are best on held-out queries.
 
@@ -119,7 +119,7 @@ def search_tuning(
 
 def _measure_grid(
     model: Any, held_out: Shots, settings: FineTuning, rates: tuple[float, ...], numbers: tuple[int, ...],
-    progress: bool,
+    progress: bool | None,
 ) -> Float[Tensor, "measure learning_rate epoch query"]:  # fmt: skip
     adapter, linearized = ModelAdapter(model), settings.method == "linearized"
     measures = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)

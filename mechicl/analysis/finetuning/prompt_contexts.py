@@ -67,7 +67,7 @@ def search_on_prompts(
     learning_rates: Sequence[float] = LEARNING_RATES,
     epochs: Sequence[int] = EPOCHS,
     zero_shot: ZeroShot | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TuningSearch:
     """Search for the learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
 
@@ -107,7 +107,7 @@ def compare_on_prompts(
     *,
     zero_shot: ZeroShot | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FineTuningComparison:
     """Compare, for each prompt, a model fine-tuned on its context with the same model reading it.
 

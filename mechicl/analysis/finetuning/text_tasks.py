@@ -140,7 +140,7 @@ def study_task(
     choose_by: Literal["score", "loss"] = "score",
     widen: int = 0,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TaskStudy:
     """Search for the best fine-tuning on held-out queries, then compare it with reading the same demonstrations.
 

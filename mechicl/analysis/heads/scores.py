@@ -116,7 +116,7 @@ def score_heads(
     n_prompts: Count = 64,
     seed: int = 0,
     prepend: int | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
 

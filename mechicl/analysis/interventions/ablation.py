@@ -41,7 +41,7 @@ def ablate(
     at: At = "query",
     keep_predictions: bool | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> InterventionSweep:
     """Ablate each cell of a grid (for example each head) on its own, or all pairs of cells.
 
@@ -139,7 +139,7 @@ def _sweep_directions(
     values: Mapping[str, Tensor],
     directions: Float[Tensor, "direction d_model"],
     what: str,
-    progress: bool,
+    progress: bool | None,
 ) -> InterventionSweep:
     activations = record_within(
         experiment.adapter, experiment.tokens, grid.hook_names, experiment.budget.holding(values)
@@ -176,7 +176,7 @@ def _unit_directions(directions: Tensor, activation: Tensor) -> Tensor:
 
 
 def _sweep_pairs(
-    experiment: Experiment, grid: CellGrid, values: Mapping[str, Tensor], what: str, progress: bool
+    experiment: Experiment, grid: CellGrid, values: Mapping[str, Tensor], what: str, progress: bool | None
 ) -> InterventionSweep:
     """Run every two cells together; each pair runs once and is in the sweep in both orders."""
     cells = grid.cells()

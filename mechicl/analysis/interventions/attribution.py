@@ -41,7 +41,7 @@ def attribute(
     metrics: Metrics = None,
     only: Only | None = None,
     at: At = "query",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> InterventionSweep:
     """Estimate `patch` to first order: the metric's gradient times the change of the activation.
 

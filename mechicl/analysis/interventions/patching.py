@@ -33,7 +33,7 @@ def patch(
     only: Only | None = None,
     at: At = "query",
     keep_predictions: bool | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> InterventionSweep:
     """Patch activations of one run into another, one cell of a sweep at a time, and measure the predictions.
 
@@ -105,7 +105,7 @@ def sweep_grid(
     what: str,
     *,
     source: Tensor | None = None,
-    progress: bool,
+    progress: bool | None,
 ) -> InterventionSweep:
     """Run the cells of a grid with `values` by hook name patched in, which come from a run on the tokens `source`."""
     cells = grid.cells()

@@ -37,7 +37,7 @@ def patch_paths(
     metrics: Metrics = None,
     at: At = "query",
     keep_predictions: bool | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> InterventionSweep:
     """Patch one head's output, as it reaches another head's query, key or value straight through the residual stream.
 

@@ -72,7 +72,7 @@ def function_vectors(
     n_prompts: Count = 32,
     n_clean: Count = 100,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FunctionVector:
     """Find the heads that carry a task from demonstrations to the answer, and add up their mean outputs.
 
@@ -156,7 +156,7 @@ def task_vectors(
     n_shots: Count = 10,
     n_prompts: Count = 32,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TaskVectors:
     """Measure how much of a task one layer's stream carries, by patching it into zero-shot prompts.
 
@@ -266,7 +266,7 @@ def _streams_at_end(adapter: ModelAdapter, ids: Tensor) -> dict[str, Tensor]:
 
 
 def _with_streams(
-    adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], progress: bool
+    adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], progress: bool | None
 ) -> Float[Tensor, "layer query"]:
     """Return the probability of the right answer with the stream after each layer replaced at the last position."""
     ids = adapter.encode(prompts.ids)

@@ -195,7 +195,7 @@ def connect_modes(
     n_prompts: Count = 4096,
     bending_steps: Natural = 400,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> ModeConnectivity:
     """Measure the loss along paths between two models, after the removal of more and more symmetries.
 
@@ -265,7 +265,9 @@ def connect_modes(
 
 
 @torch.enable_grad()
-def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool = True) -> WeightCurve:
+def bend(
+    line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool | None = None
+) -> WeightCurve:
     """Bend a line to the Bézier curve with three control points that has the least mean loss over α.
 
     Every step draws fresh prompts: a curve can overfit a few thousand. Returns the line itself where bending does not
