@@ -160,7 +160,8 @@ class Texts(Kind):
     @cached_property
     def studies(self) -> dict[str, TaskStudy]:
         """Reading compared with fine-tuning, by task."""
-        options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS, "progress": self.progress}
+        search = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS}
+        options: dict[str, Any] = {"search": search, "progress": self.progress}
         opened = self.study.model, topic_tokenizer()
         return {name: study_task(*opened, texts, seed=SEED, **options) for name, texts in self.texts.items()}
 

@@ -113,7 +113,6 @@ def score_edges(
     method: Method | None = None,
     reference: Inputs | None = None,
     at: At | None = None,
-    seed: int = 0,
     progress: bool | None = None,
 ) -> EdgeScores:
     """Estimate, to first order, the change of a metric when each edge is cut, for all edges at once.
@@ -151,8 +150,8 @@ def score_edges(
         >>> sorted(map(str, score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(2)))
         ['embedding → head 1.0 (v)', 'head 1.0 → output']
     """
-    problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=seed)
-    scores = estimate_effects(problem, scoring, steps, seed, progress=progress)
+    problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=0)
+    scores = estimate_effects(problem, scoring, steps, 0, progress=progress)
     return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, problem.method)
 
 
