@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import AddressDescent
-from mechicl.algorithms.stepwise.addresses import Kernel
+from mechicl.algorithms.stepwise.addresses import AddressKernel
 from mechicl.base.optimizers import Adam
 from mechicl.base.progress import progress_bar
 from mechicl.prompts import Prompts
@@ -21,7 +21,7 @@ def fit_address_descent(
     scores: Float[Tensor, "step head prompt point"] | None = None,
     steps: int = 6,
     heads: int = 4,
-    kernel: Kernel = "softmax",
+    kernel: AddressKernel = "softmax",
     moving_keys: bool = False,
     causal: bool = False,
     iterations: int = 1500,

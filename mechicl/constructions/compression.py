@@ -17,7 +17,7 @@ from mechicl.models import HookedTransformer
 from mechicl.models.transformer.config_rules import check_attends
 from mechicl.prompts import Prompts
 
-BATCH = 64
+_BATCH = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def _imitate(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     generator = torch.Generator().manual_seed(seed)
     for _ in progress_bar(range(steps), unit="step", progress=progress):
-        batch = torch.randint(len(tokens), (min(BATCH, len(tokens)),), generator=generator)
+        batch = torch.randint(len(tokens), (min(_BATCH, len(tokens)),), generator=generator)
         outputs, streams = _run(model, tokens[batch])
         losses = [mse_loss(value, target[batch]) for value, target in zip([outputs, *streams], targets, strict=True)]
         optimizer.zero_grad()

@@ -11,7 +11,7 @@ from mechicl.algorithms.stepwise.base import State, StepwiseAlgorithm, context_o
 from mechicl.base.arguments import checked
 from mechicl.prompts import Prompts
 
-Kernel = Literal["softmax", "linear"]
+AddressKernel = Literal["softmax", "linear"]
 
 
 class AddressDescent(StepwiseAlgorithm):
@@ -47,7 +47,7 @@ class AddressDescent(StepwiseAlgorithm):
         target_rates: Float[Tensor, "step head"],
         address_rates: Float[Tensor, "step head"],
         *,
-        kernel: Kernel = "softmax",
+        kernel: AddressKernel = "softmax",
         moving_keys: bool = False,
         causal: bool = False,
     ):

@@ -162,12 +162,12 @@ def regret(
     return Regret(name, wanted[0], measured, points, losses)
 
 
-Measured = tuple[str, tuple[int, ...], list[Any], Callable[[Any, str], Float[Tensor, "prompt point"]]]
+_Measurement = tuple[str, tuple[int, ...], list[Any], Callable[[Any, str], Float[Tensor, "prompt point"]]]
 
 
 def _on_tokens(
     learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int
-) -> Measured:
+) -> _Measurement:
     """Loss, points, batches, and the function that measures a learner on a batch."""
     if loss not in (None, "nats"):
         raise ValueError(f"loss={loss!r} is for prompts of points; tokens are measured in 'nats'")
@@ -187,7 +187,7 @@ def _on_tokens(
 
 def _on_points(
     learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int
-) -> Measured:
+) -> _Measurement:
     """Loss, points, batches, and the function that measures a learner on a batch."""
     measures = {"squared error": lambda a, b: (a - b).square().mean(-1), "log loss": _log_losses, "errors": _wrong}
     loss = loss or "squared error"

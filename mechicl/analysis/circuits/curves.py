@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.cuts import between_ends
-from mechicl.analysis.circuits.problem import Method, OneMetric, make_problem
+from mechicl.analysis.circuits.problem import CutMethod, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Fraction, Natural, check_fields, checked
@@ -166,7 +166,7 @@ def circuit_curve(
     metrics: OneMetric = None,
     *,
     ranked: Ranked = Ranked(),
-    method: Method | None = None,
+    method: CutMethod | None = None,
     reference: Inputs | None = None,
     at: At | None = None,
     progress: bool | None = None,

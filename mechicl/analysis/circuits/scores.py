@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges
-from mechicl.analysis.circuits.problem import Method, Objective, OneMetric, Problem, make_problem
+from mechicl.analysis.circuits.problem import CutMethod, Objective, OneMetric, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
@@ -110,7 +110,7 @@ def score_edges(
     *,
     scoring: Scoring = "mask-ig",
     steps: Count | None = None,
-    method: Method | None = None,
+    method: CutMethod | None = None,
     reference: Inputs | None = None,
     at: At | None = None,
     progress: bool | None = None,

@@ -7,7 +7,7 @@ import torch
 from mechicl.analysis.circuits.circuit import Circuit
 from mechicl.analysis.circuits.cuts import cut_exactly, cut_one_by_one, keep_strongest
 from mechicl.analysis.circuits.measures import measure_edges
-from mechicl.analysis.circuits.problem import Method, OneMetric, make_problem
+from mechicl.analysis.circuits.problem import CutMethod, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import estimate_effects
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, Positive, checked
@@ -27,7 +27,7 @@ def find_circuit(
     metrics: OneMetric = None,
     *,
     search: Search = "exact",
-    method: Method | None = None,
+    method: CutMethod | None = None,
     reference: Inputs | None = None,
     tolerance: Positive = 1e-3,
     effects: bool = True,

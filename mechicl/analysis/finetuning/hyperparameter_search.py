@@ -19,8 +19,8 @@ from mechicl.prompts import Shots
 from mechicl.statistics import Result
 from mechicl.text.scores import Scored, scores_and_losses
 
-LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-EPOCHS = (1, 4, 16)
+SEARCHED_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+SEARCHED_EPOCHS = (1, 4, 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +75,8 @@ def search_tuning(
     held_out: Shots,
     tuning: FineTuning | None = None,
     *,
-    learning_rates: Sequence[Positive] = LEARNING_RATES,
-    epochs: Sequence[Count] = EPOCHS,
+    learning_rates: Sequence[Positive] = SEARCHED_RATES,
+    epochs: Sequence[Count] = SEARCHED_EPOCHS,
     choose_by: Literal["score", "loss"] = "score",
     widen: Natural = 0,
     progress: bool | None = None,

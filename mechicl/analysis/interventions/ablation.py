@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
-from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics
 from mechicl.analysis.interventions.patching import make_experiment, make_sweep, sweep_grid
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
@@ -21,7 +21,7 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At
 
-Method = Literal["mean", "zero", "resample"]
+AblationMethod = Literal["mean", "zero", "resample"]
 
 
 @checked
@@ -32,11 +32,11 @@ def ablate(
     component: str = "z",
     axes: Sequence[str] | None = None,
     *,
-    method: Method = "mean",
+    method: AblationMethod = "mean",
     reference: Inputs | None = None,
     directions: Float[Tensor, "direction d_model"] | None = None,
     pairs: bool = False,
-    metrics: Metrics = None,
+    metrics: SomeMetrics = None,
     only: Only | None = None,
     at: At = "query",
     keep_predictions: bool | None = None,
@@ -99,7 +99,7 @@ def ablate(
 
 
 def _record_replacements(
-    experiment: Experiment, names: Sequence[str], method: Method, reference: Inputs | None, seed: int
+    experiment: Experiment, names: Sequence[str], method: AblationMethod, reference: Inputs | None, seed: int
 ) -> dict[str, Tensor]:
     adapter, tokens, budget = experiment.adapter, experiment.tokens, experiment.budget
     others = None if reference is None else adapter.encode(reference)
