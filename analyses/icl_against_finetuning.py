@@ -179,8 +179,8 @@ def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str,
     with mechicl.settings(memory=args.memory):
         study = study_task(
             language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
-            learning_rates=rates, epochs=epochs, choose_by=args.choose_by, widen=widen, seed=seed,
-            progress=not args.quiet,
+            search={"learning_rates": rates, "epochs": epochs, "choose_by": args.choose_by, "widen": widen},
+            seed=seed, progress=not args.quiet,
         )  # fmt: skip
     kinds = {
         "comparisons": study.comparisons, "switched": study.with_other_labels,

@@ -20,6 +20,7 @@ from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.dynamics import (
     LearningCoefficient,
     OverTraining,
+    Sampler,
     SamplingWarning,
     align_over_training,
     find_transitions,
@@ -178,8 +179,8 @@ def estimate(case: Case) -> LearningCoefficient:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         return learning_coefficient(
-            Weights(case.start), torch.zeros(1), loss=lambda model, _: case.loss(model.weights), n_beta=1000.0,
-            localization=1.0, n_chains=64, burn_in=1500, n_draws=4000, progress=False,
+            Weights(case.start), torch.zeros(1), loss=lambda model, _: case.loss(model.weights),
+            sampler=Sampler(n_beta=1000.0, n_chains=64, burn_in=1500, n_draws=4000), progress=False,
         )  # fmt: skip
 
 
@@ -196,8 +197,8 @@ def speed_rows(n_chains: int = 32, n_steps: int = 200) -> list[Row]:
             start = time.process_time()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SamplingWarning)
-                learning_coefficient(model, prompts, batch_size=batch_size, n_chains=n_chains, n_draws=n_steps,
-                                     burn_in=0, step_size=1e-4, progress=False)  # fmt: skip
+                sampler = Sampler(n_chains, n_steps, burn_in=0, step_size=1e-4, batch_size=batch_size)
+                learning_coefficient(model, prompts, sampler=sampler, progress=False)
             middle = time.process_time()
             for _ in range(n_chains // 4):
                 plain_chain(model, prompts, batch_size, n_steps)
@@ -308,10 +309,13 @@ def sampled(name: str, folder: Path) -> LearningCoefficient:
         initial = [build(checkpoint.models[0].cfg, seed).eval() for seed in seeds]
         models = {0: initial, checkpoint.record["training"]["steps"]: checkpoint.models}
     linear = name.startswith("lsa")
+    chains = dict(CHAINS[name])
+    options = {"n_prompts": chains.pop("n_prompts"), "sampler": Sampler(n_chains=2, **chains), "seed": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
-        found = learning_coefficient(models, checkpoint.task, steps=STEPS if linear else None, n_chains=2, seed=1,
-                                     progress=False, **CHAINS[name])  # fmt: skip
+        found = learning_coefficient(
+            models, checkpoint.task, steps=STEPS if linear else None, **options, progress=False
+        )
     folder.mkdir(parents=True, exist_ok=True)
     found.save(path)
     return found

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.stepwise import AddressDescent, Hypothesis, fit_address_descent
+from mechicl.algorithms.stepwise import AddressDescent, Hypothesis
 from mechicl.analysis.causes import exchange_patterns, sample_sources
 from mechicl.analysis.causes.interchange import interchange_each
 from mechicl.constructions import address_descent, gradient_descent, newton
@@ -21,6 +21,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import ratio_interval
 from mechicl.tasks import LinearRegression
+from support.address_descent import fit_address_descent
 from support.script import Option, regression_checkpoint, script
 
 FIRST = 2

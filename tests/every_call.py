@@ -241,9 +241,6 @@ CALLS: dict[str, Call] = {
     "algorithms.in_context_classifier": lambda w: algorithms.in_context_classifier(
         tasks.GaussianClusters().sample(3, seed=0), within_class_noise=0.1
     ),
-    "algorithms.stepwise.fit_address_descent": lambda w: stepwise.fit_address_descent(
-        w.prompts, w.prompts.query.ys, steps=1, iterations=3, held_out=4, **QUIET
-    ),
     "algorithms.stepwise.Runs": lambda w: (
         stepwise.Runs(w.hypothesis.algorithm, *map(w.hypothesis.algorithm.states, (w.prompts, w.sources))).base
     ),
@@ -309,7 +306,7 @@ CALLS: dict[str, Call] = {
     "analysis.weights.preconditioned_gd_optimum": lambda w: weights.preconditioned_gd_optimum(w.eigenvalues, 4),
     "analysis.weights.one_step_optimum": lambda w: weights.one_step_optimum(w.task),
     "analysis.connect_modes": lambda w: analysis.connect_modes(
-        w.exact, w.near, w.task, n_alphas=3, n_prompts=8, bending_steps=3, **QUIET
+        w.exact, w.near, w.task, n_prompts=8, bending_steps=3, **QUIET
     ),
     "analysis.interpolate": lambda w: analysis.interpolate(w.exact, w.near, w.prompts, n_alphas=3),
     "analysis.fit_construction": lambda w: analysis.fit_construction([w.lsa], "gd", w.checkpoint.task, n_prompts=16),
@@ -352,7 +349,7 @@ CALLS: dict[str, Call] = {
     ],
     "analysis.measure_circuit": lambda w: analysis.measure_circuit(w.model, w.circuit, w.prompts, n_subsets=3, **QUIET),
     "analysis.compare_circuits": lambda w: analysis.compare_circuits(w.circuit, w.circuit),
-    "analysis.circuits.circuit_curve": lambda w: circuits.circuit_curve(w.model, w.scores, w.few, n_random=2, **QUIET),
+    "analysis.circuits.circuit_curve": lambda w: circuits.circuit_curve(w.model, w.scores, w.few, **QUIET),
     # ---- causes ----
     "analysis.interchange": lambda w: analysis.interchange(w.exact, w.hypothesis, w.prompts, w.sources, **QUIET),
     "analysis.sample_sources": lambda w: analysis.sample_sources(w.task, w.prompts, seed=1),
@@ -399,8 +396,7 @@ CALLS: dict[str, Call] = {
         w.texts,
         methods=("plain",),
         other_labels=("flipped",),
-        learning_rates=(0.01,),
-        epochs=(1,),
+        search={"learning_rates": (0.01,), "epochs": (1,)},
         **QUIET,
     ),
     # ---- dynamics ----
@@ -411,7 +407,7 @@ CALLS: dict[str, Call] = {
         [w.model, w.other], lambda m: {"e": m.predict(w.prompts)[:, 0]}, **QUIET
     ),
     "analysis.dynamics.learning_coefficient": lambda w: _quietly(
-        dynamics.learning_coefficient, w.exact, w.prompts, n_chains=2, n_draws=6, burn_in=2, step_size=1e-4, **QUIET
+        dynamics.learning_coefficient, w.exact, w.prompts, sampler=dynamics.Sampler(2, 6, 2, step_size=1e-4), **QUIET
     ),
     "analysis.dynamics.track_strategies": lambda w: dynamics.track_strategies(
         [w.model, w.other],
@@ -569,7 +565,6 @@ REASONS = {
 NOT_CALLED = {name for names in REASONS.values() for name in names.split()}
 _FOLDS = "fitted on folds of the prompts"
 ORDERED = {
-    "algorithms.stepwise.fit_address_descent": "fitted on random batches of the prompts",
     "analysis.sample_sources": "draws one prompt after the other",
     "analysis.dynamics.track_strategies": "resamples prompts", "analysis.finetuning.prompt_shots": "takes one prompt",
     "prompts.Prompts.concatenate": "has more prompts",

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mechicl.reports.rows import ROUNDING, Row
+from mechicl.reports.rows import ROW_ROUNDING, Row
 from mechicl.statistics import Interval
 from support.claims import Claim
 
@@ -52,7 +52,7 @@ def apart(written: Row, measured: Row) -> str:
         return ""
     if not (math.isfinite(a) and math.isfinite(b)):
         return "not finite"
-    if max(abs(a), abs(b)) < ROUNDING / 1000:
+    if max(abs(a), abs(b)) < ROW_ROUNDING / 1000:
         return ""
     relative = abs(a - b) / max(abs(a), abs(b))
     if relative <= DETERMINISTIC:

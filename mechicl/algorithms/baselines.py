@@ -9,12 +9,12 @@ from torch import Tensor
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
+    context_moments,
     earlier_points,
     in_parts,
     linear_trajectory,
     n_before,
     one_step,
-    second_moments,
     selected,
     sums_before,
 )
@@ -25,7 +25,7 @@ from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
 MOST_CHANGES = 20  # of the set of nonzero lasso weights, for each weight: far more than paths have
-ROUNDING = 1e-10
+_ROUNDING = 1e-10
 
 
 @checked
@@ -116,7 +116,7 @@ def lasso(prompts: Sized, *, penalty: Positive, at: PointsAt = "points", with_we
     x_dim, y_dim = prompts.x_dim, prompts.y_dim
 
     def run(part: Prompts) -> Trajectory:
-        second, cross = second_moments(Prompts(part.xs.detach(), part.ys.detach()), at)
+        second, cross = context_moments(Prompts(part.xs.detach(), part.ys.detach()), at)
         cross = cross.mT  # [prompt point y x]
         threshold = (penalty * n_before(part, at).double()[:, None]).expand(cross.shape[:-1])
         each = second[:, :, None].expand(*cross.shape, x_dim).flatten(0, 2)
@@ -152,7 +152,7 @@ def _follow(
         joins = [m.masked_fill(on | (changed == sign), 0.0) for m, sign in zip(meets, (1, -1), strict=True)]
         leaves = _ratio(u, v).masked_fill(~on | (changed != 0), 0.0)
         events = torch.stack([*joins, leaves], 1)  # [row kind x]
-        events = torch.where(events <= now[:, None, None] * (1 + ROUNDING), events, 0.0)
+        events = torch.where(events <= now[:, None, None] * (1 + _ROUNDING), events, 0.0)
         following, event = events.flatten(1).max(-1)
         done = following <= threshold
         result[rows[done]] = (u - threshold[:, None] * v)[done]
@@ -169,7 +169,7 @@ def _follow(
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    quotient = a / b.masked_fill(b.abs() < ROUNDING, torch.inf)
+    quotient = a / b.masked_fill(b.abs() < _ROUNDING, torch.inf)
     return quotient.nan_to_num(0.0, posinf=0.0, neginf=0.0).clamp(min=0)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mechicl.algorithms.sizes import Sized
-from mechicl.algorithms.spectra import in_parts, linear_trajectory, n_before, second_moments, selected, sums_before
+from mechicl.algorithms.spectra import context_moments, in_parts, linear_trajectory, n_before, selected, sums_before
 from mechicl.base.arguments import Count, NonNegative, Positive, checked
 from mechicl.learners import Trajectory
 from mechicl.prompts import Prompts
@@ -85,18 +85,18 @@ def sparse_bayes(
     return _averaged(prompts, models, "Bayes over supports", at, with_weights)
 
 
-Models = Sequence[tuple[Int[Tensor, "support s"], float, float]]
+_Models = Sequence[tuple[Int[Tensor, "support s"], float, float]]
 """The inputs that count, in each of several models of one size; standard deviations of their noise and weights."""
 
 
-def _averaged(prompts: Prompts, models: Models, name: str, at: PointsAt, with_weights: bool) -> Trajectory:
+def _averaged(prompts: Prompts, models: _Models, name: str, at: PointsAt, with_weights: bool) -> Trajectory:
     """Average the weights over all supports of all models by their posterior."""
     per_prompt = (prompts.n_context + 1) * max(
         len(supports) * supports.shape[1] * max(supports.shape[1], prompts.y_dim) for supports, _, _ in models
     )
 
     def run(part: Prompts) -> Trajectory:
-        second, cross = second_moments(part, at)
+        second, cross = context_moments(part, at)
         squares = selected(sums_before(part.ys.double().square().sum(-1)[..., None, None])[..., 0], at)
         numbers = n_before(part, at)[:, None]
         evidences, weights = [], []

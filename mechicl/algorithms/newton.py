@@ -11,7 +11,7 @@ from torch import Tensor
 from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import FEW, FEWER, named
 from mechicl.algorithms.sizes import SizedForFourthPowers
-from mechicl.algorithms.spectra import Steps, iterates, safe_norm, second_moments, spectral_trajectory, step_numbers
+from mechicl.algorithms.spectra import Steps, context_moments, iterates, safe_norm, spectral_trajectory, step_numbers
 from mechicl.algorithms.spectral_fit import MARGIN, SpectralLearner, SpectralProblem, largest_stable
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.algorithms.stepwise.inverses import NewtonSteps
@@ -152,7 +152,7 @@ def _causal_parameters(problem: FitProblem) -> tuple[int, dict[str, float]]:
 
 
 def _fixed_path(prompts: Prompts) -> dict[str, Any]:
-    eigenvalues = torch.linalg.eigvalsh(second_moments(prompts, "query")[0])
+    eigenvalues = torch.linalg.eigvalsh(context_moments(prompts, "query")[0])
     return {"steps": PATH_ITERATIONS, "alpha": 1 / _norms(eigenvalues).max().item()}
 
 

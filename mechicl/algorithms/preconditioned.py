@@ -14,11 +14,11 @@ from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     TOLERANCE,
     Steps,
+    context_moments,
     in_parts,
     iterates,
     linear_trajectory,
     n_before,
-    second_moments,
     step_numbers,
     warn_where_most_diverge,
 )
@@ -30,7 +30,7 @@ from mechicl.learners import AlgorithmLearner, Trajectory
 from mechicl.prompts import Prompts
 from mechicl.prompts.prompts import PointsAt
 
-MOST_NUMBERS = 600  # in a matrix that several steps share: 24 dimensions
+MOST_MATRIX_NUMBERS = 600  # in a matrix that several steps share: 24 dimensions
 
 
 @checked
@@ -68,7 +68,7 @@ def preconditioned_gd(
 
     def run(part: Prompts) -> Trajectory:
         n = n_before(part, at).clamp(min=1)[:, None, None]
-        second, cross = (each / n for each in second_moments(part, at))
+        second, cross = (each / n for each in context_moments(part, at))
         weights = iterates(
             lambda k, weights: weights - matrices[k].to(cross) @ (second @ weights - cross),
             torch.zeros_like(cross),
@@ -117,7 +117,7 @@ def _fit_preconditioned(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     matrix = _first_matrix(problem, constant=False)
     learner = AlgorithmLearner(preconditioned_gd, {"preconditioner": matrix})
     yield FittedAlgorithm(PRECONDITIONED.member(1), learner, _described(matrix), matrix.numel(), n_given=1)
-    if problem.steps == 1 or prompts.x_dim**2 > MOST_NUMBERS:
+    if problem.steps == 1 or prompts.x_dim**2 > MOST_MATRIX_NUMBERS:
         return
     # several steps: Gauss-Newton with damping, each number of steps from the previous one's matrix
     n, numbers = max(SCREENING, 4 * prompts.x_dim**2), few_steps(problem)

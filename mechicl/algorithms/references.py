@@ -30,7 +30,7 @@ LASSO_PENALTY = 0.01
 LARGE_WEIGHTS = 10.0  # makes the logistic function nearly a step
 OLS = AlgorithmLearner(ols)
 NEAREST = {"nearest neighbour": AlgorithmLearner(nearest_neighbours, {"n_neighbours": 1})}
-NEIGHBOURS = {"3 nearest neighbours": AlgorithmLearner(nearest_neighbours)}
+NEAREST_NEIGHBOURS = {"3 nearest neighbours": AlgorithmLearner(nearest_neighbours)}
 
 
 @checked
@@ -70,11 +70,11 @@ def _references(task: Any) -> dict[str, Learner]:
     )
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @checked
-def register_references(function: Function) -> Function:
+def register_references(function: _Function) -> _Function:
     """Decorate a function that returns the best known learners of your own class of tasks, for `identify` and `regret`.
 
     Args:
@@ -89,7 +89,7 @@ def register_references(function: Function) -> Function:
         TypeError: the parameter has no class as its annotation.
     """
     try:
-        return cast(Function, _references.register(function))
+        return cast(_Function, _references.register(function))
     except (TypeError, AttributeError, NameError) as error:
         raise TypeError(f"function must name a class of tasks in its annotation: {error}") from error
 
@@ -189,12 +189,12 @@ def _recall(task: tasks.AssociativeRecall) -> dict[str, Learner]:
 @register_references
 def _networks(task: tasks.ReluNetworks) -> dict[str, Learner]:
     network = AlgorithmLearner(network_descent, {"n_hidden": task.n_hidden})
-    return {"network descent": network, **NEIGHBOURS, "ols": OLS}
+    return {"network descent": network, **NEAREST_NEIGHBOURS, "ols": OLS}
 
 
 @register_references
 def _trees(task: tasks.DecisionTrees) -> dict[str, Learner]:
-    return {"greedy tree": AlgorithmLearner(greedy_tree, {"depth": task.depth}), **NEIGHBOURS, "ols": OLS}
+    return {"greedy tree": AlgorithmLearner(greedy_tree, {"depth": task.depth}), **NEAREST_NEIGHBOURS, "ols": OLS}
 
 
 @register_references

@@ -110,7 +110,7 @@ def sums_before(terms: Float[Tensor, "prompt point a b"]) -> Float[Tensor, "prom
     return torch.cat([torch.zeros_like(terms[:, :1]), terms[:, :-1].cumsum(1)], dim=1)
 
 
-def second_moments(
+def context_moments(
     prompts: Prompts, at: PointsAt
 ) -> tuple[Float[Tensor, "prompt point x x"], Float[Tensor, "prompt point x y"]]:
     """Return S and B of each prefix, float64."""

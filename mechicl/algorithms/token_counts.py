@@ -15,7 +15,7 @@ from torch import Tensor
 from mechicl.base.arguments import Count, Positive, at_least, checked
 from mechicl.prompts import TokenSequences
 
-AT_ONCE = 2**25  # numbers in the largest tensor
+_AT_ONCE = 2**25  # numbers in the largest tensor
 
 VocabularySize = Annotated[int, at_least(2)]
 
@@ -145,7 +145,7 @@ def pool_bayes(
             raise ValueError("pool and first must be probabilities that sum to 1 over tokens")
     _one_hot(sequences, d_vocab)  # refuses larger ids
     n_read = sequences.read.shape[1]
-    size = max(1, AT_ONCE // max(1, n_read * (n_sources + n_histories * d_vocab)))
+    size = max(1, _AT_ONCE // max(1, n_read * (n_sources + n_histories * d_vocab)))
     logs, flat = tables.log().clamp(min=-1e9), tables.flatten(1)
     parts = []
     for read in sequences.read.split(size):

@@ -15,7 +15,7 @@ from mechicl.base.arguments import Count, checked
 from mechicl.prompts import Prompts
 
 TUNED_ON = 512  # prompts for `tuned_each_step`
-DIVERGED = 1e50  # errors beyond count as this, so that no search computes with infinities
+DIVERGED_ERROR = 1e50  # errors beyond count as this, so that no search computes with infinities
 
 
 def minimize_on_grid(
@@ -29,7 +29,7 @@ def minimize_on_grid(
 
     def finite(value: float) -> float:
         result = error(float(value))
-        return min(result, DIVERGED) if math.isfinite(result) else DIVERGED
+        return min(result, DIVERGED_ERROR) if math.isfinite(result) else DIVERGED_ERROR
 
     errors = [finite(value) for value in grid]
     best = min(range(len(grid)), key=errors.__getitem__)

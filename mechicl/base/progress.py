@@ -1,9 +1,11 @@
-"""Progress bars, shown for work that takes longer than two seconds, unless `progress=False`."""
+"""Progress bars, shown for work that takes longer than two seconds."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tqdm.auto import tqdm
+
+from mechicl.base.settings import settings
 
 DELAY = 2.0  # seconds
 
@@ -40,7 +42,7 @@ def progress_bar(
     items: Iterable[Any] | None = None,
     *,
     unit: str,
-    progress: bool = True,
+    progress: bool | None = None,
     total: int | None = None,
     initial: int = 0,
     desc: str = "",
@@ -48,9 +50,9 @@ def progress_bar(
     """Show a bar over `items`, or over `total` steps that are counted by `update()`; it disappears at the end.
 
     `unit` is a singular noun for one item, `initial` the number done in an earlier process, `desc` a word or two in
-    front.
+    front. `progress` is by default the setting of that name.
     """
-    if not progress:
+    if not (settings.progress if progress is None else progress):
         return Silent(items)
     return tqdm(
         items, desc=desc or None, total=total, initial=initial, unit=unit, leave=False, delay=DELAY, dynamic_ncols=True

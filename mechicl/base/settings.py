@@ -15,9 +15,11 @@ class Settings:
 
     Attributes:
         memory: bytes that an analysis may use in addition to the model and its prompts.
+        progress: whether progress bars are shown where a function's `progress` is None.
     """
 
     memory: Positive = 2**30
+    progress: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -47,6 +49,11 @@ class AmbientSettings:
     def memory(self) -> float:
         """Bytes that an analysis may use in addition to the model and its prompts; 1 GiB by default."""
         return self.current.memory
+
+    @property
+    def progress(self) -> bool:
+        """True if functions show progress bars by default."""
+        return self.current.progress
 
     @contextmanager
     def __call__(self, **values: Any) -> Iterator[Settings]:

@@ -16,7 +16,7 @@ from mechicl.learners.learners import named_learners
 from mechicl.prompts import Prompts
 
 P = ParamSpec("P")
-R = TypeVar("R", covariant=True)
+_R = TypeVar("_R", covariant=True)
 N_CHOOSING, CHOOSING_SEED = 512, 4_000_003  # prompts that seeds without a learning curve are compared on
 PROMPT_SEED = 1_000_003  # of the held-out prompts
 
@@ -184,16 +184,16 @@ def _of_one_task(checkpoint: Checkpoint, index: int | None) -> tuple[Checkpoint,
     return checkpoint.by_task()[index or 0], words
 
 
-class TakesStudy(Protocol[P, R]):
+class TakesStudy(Protocol[P, _R]):
     """A function of a model and a task, or of a `Study` in their place."""
 
     @overload
-    def __call__(self, study: Study, /, *args: Any, **kwargs: Any) -> R: ...
+    def __call__(self, study: Study, /, *args: Any, **kwargs: Any) -> _R: ...
     @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> _R: ...
 
 
-def takes_study(function: Callable[P, R]) -> TakesStudy[P, R]:
+def takes_study(function: Callable[P, _R]) -> TakesStudy[P, _R]:
     """Let a function take a `Study` in place of its first argument, its `task` and its `prompts`.
 
     The first argument becomes the opened model; if it is called `models`, the models of all seeds; if `checkpoint`,

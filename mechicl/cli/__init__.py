@@ -21,7 +21,7 @@ from mechicl.cli.checkpoints import Import, Join, List
 from mechicl.cli.report import Report
 from mechicl.cli.sweep import SweepCommand
 
-Sweep = Annotated[SweepCommand, tyro.conf.subcommand(name="sweep")]
+SweepSubcommand = Annotated[SweepCommand, tyro.conf.subcommand(name="sweep")]
 DESCRIPTION = "Train small in-context learners and report which algorithm they run."
 
 
@@ -82,7 +82,7 @@ def _commands(words: list[str]) -> tuple[Any, tyro.constructors.ConstructorRegis
 
             presets |= named_presets(words, summaries if completions else words)
         train = _train_command(tyro.extras.subcommand_type_from_defaults(presets, summaries, prefix_names=False))
-    return List | train | Sweep | Report | Import | Join, registry
+    return List | train | SweepSubcommand | Report | Import | Join, registry
 
 
 def _train_command(presets: Any) -> Any:

@@ -17,7 +17,7 @@ from mechicl.models import HookedTransformer
 from mechicl.models.transformer.config_rules import check_attends
 from mechicl.prompts import Prompts
 
-BATCH = 64
+_BATCH = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class CompressedModel:
 @checked
 def compress(
     model: HookedTransformer, prompts: Prompts | Int[Tensor, "prompt pos"], *, d_model: Count, steps: Natural = 600,
-    learning_rate: Positive = 1e-3, seed: int = 0, progress: bool = True,
+    learning_rate: Positive = 1e-3, seed: int = 0, progress: bool | None = None,
 ) -> CompressedModel:  # fmt: skip
     """Move a model into a stream of fewer dimensions (superposition), and train it to imitate the original.
 
@@ -118,13 +118,13 @@ def _error(model: HookedTransformer, tokens: Tensor, outputs: Tensor) -> float:
 @torch.enable_grad()
 def _imitate(
     model: HookedTransformer, tokens: Tensor, targets: Sequence[Tensor], steps: int, learning_rate: float, seed: int,
-    progress: bool,
+    progress: bool | None,
 ) -> None:  # fmt: skip
     optimizer = Adam(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     generator = torch.Generator().manual_seed(seed)
     for _ in progress_bar(range(steps), unit="step", progress=progress):
-        batch = torch.randint(len(tokens), (min(BATCH, len(tokens)),), generator=generator)
+        batch = torch.randint(len(tokens), (min(_BATCH, len(tokens)),), generator=generator)
         outputs, streams = _run(model, tokens[batch])
         losses = [mse_loss(value, target[batch]) for value, target in zip([outputs, *streams], targets, strict=True)]
         optimizer.zero_grad()

@@ -12,7 +12,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.recurrent import Recurrence
 from mechicl.prompts import Prompts
 
-JUNK = 4
+_JUNK = 4
 """Dimensions that distractors write into."""
 MOST_HALVINGS = 60
 
@@ -65,7 +65,7 @@ def hide(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
-    junk = JUNK if distractors else 0
+    junk = _JUNK if distractors else 0
     width = cfg.d_model + junk
     turned = torch.linalg.qr(normal(width, width)).Q
     stream, rest = turned[: cfg.d_model], turned[cfg.d_model :]

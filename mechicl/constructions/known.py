@@ -49,7 +49,7 @@ from mechicl.tasks import LinearRegression, Task
 
 X_DIM, N_CONTEXT = 5, 20
 STEP_SIZE, GAMMA, ALPHA = 0.14, 0.03, 0.012  # near the largest with which no prompt of the task diverges
-GROWING = (0.14, 0.4, 1.3, 3.5), (0.06, 0.2, 0.6, 1.5)
+GROWING_RATES = (0.14, 0.4, 1.3, 3.5), (0.06, 0.2, 0.6, 1.5)
 """Step sizes and γ of GD++ that grow as the eigenvalues shrink: each γ leaves them below `4 / (27 γ)`."""
 
 
@@ -121,8 +121,8 @@ def _models() -> Iterator[KnownModel]:
         yield KnownModel(_counted("gradient descent", steps), model, hypothesis, task)
     for steps in (2, 3, 4, 8):
         rates: dict[str, Any] = {"step_size": STEP_SIZE, "gamma": GAMMA}
-        if steps <= len(GROWING[0]):
-            rates = {"step_size": GROWING[0][:steps], "gamma": GROWING[1][:steps]}
+        if steps <= len(GROWING_RATES[0]):
+            rates = {"step_size": GROWING_RATES[0][:steps], "gamma": GROWING_RATES[1][:steps]}
         model = gd_plus_plus(**sizes, steps=steps, **rates)
         hypothesis = Hypothesis(ResidualDescent(steps, **rates), subspaces=point)
         yield KnownModel(_counted("GD++", steps), model, hypothesis, task)

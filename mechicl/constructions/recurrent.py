@@ -19,12 +19,12 @@ from mechicl.constructions.vocabulary import Head, Stream, assemble
 from mechicl.models import HookedTransformer
 from mechicl.models.transformer.recurrent import Recurrence, softplus_inverse
 
-Discount = Annotated[float, between(1e-3, 1)]
+_Discount = Annotated[float, between(1e-3, 1)]
 
 
 @checked
 def online_gradient_descent(
-    *, x_dim: Count, n_context: int, step_size: Positive, discount: Discount = 1.0, y_dim: Count = 1
+    *, x_dim: Count, n_context: int, step_size: Positive, discount: _Discount = 1.0, y_dim: Count = 1
 ) -> HookedTransformer:
     """Build a DeltaNet layer that makes one pass of gradient descent, one point a step: least mean squares.
 
@@ -49,7 +49,7 @@ def online_gradient_descent(
 
 @checked
 def recursive_least_squares(
-    *, x_dim: Count, n_context: int, penalty: Positive, discount: Discount = 1.0, y_dim: Count = 1
+    *, x_dim: Count, n_context: int, penalty: Positive, discount: _Discount = 1.0, y_dim: Count = 1
 ) -> HookedTransformer:
     """Build a Mesa layer that solves regularised least squares in which old points count less.
 
@@ -74,7 +74,7 @@ def recursive_least_squares(
 
 @checked
 def discounted_gradient_descent(
-    *, x_dim: Count, n_context: int, step_size: float, discount: Discount = 1.0, y_dim: Count = 1
+    *, x_dim: Count, n_context: int, step_size: float, discount: _Discount = 1.0, y_dim: Count = 1
 ) -> HookedTransformer:
     """Build gated linear attention that takes one step of gradient descent in which old points count less.
 
@@ -92,7 +92,7 @@ def discounted_gradient_descent(
 
 @checked
 def discounted_averaging(
-    *, x_dim: Count, n_context: Count, discount: Discount = 1.0, y_dim: Count = 1
+    *, x_dim: Count, n_context: Count, discount: _Discount = 1.0, y_dim: Count = 1
 ) -> HookedTransformer:
     """Build a Mamba-2 layer that predicts `x W` with the exponentially weighted average W of `x_iᵀ y_i`.
 

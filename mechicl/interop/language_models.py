@@ -19,7 +19,7 @@ from mechicl.interop.transformers_files import ModelFolder, check_gguf, download
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
 UNTRAINED_SEED = 1_000_003
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MODEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +94,8 @@ def load_language_model(
     """
     if (name is None) == (model is None):
         raise ArgumentError("give either a name (or a folder), or model= and tokenizer=")
-    if dtype is not None and dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+    if dtype is not None and dtype not in MODEL_DTYPES:
+        raise ArgumentError(f"dtype must be one of {', '.join(map(str, MODEL_DTYPES))}, got {dtype}")
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ArgumentError(f"tokenizer must be one of transformers, got {type(tokenizer).__name__}")
     _check_device(device)
@@ -195,7 +195,7 @@ def _open(
         raise ArgumentError("give tokenizer=, the tokenizer of transformers that belongs to model=")
     _check_seed(seed, name)
     for weight, value in model.named_parameters():
-        if value.is_meta or value.dtype not in DTYPES:
+        if value.is_meta or value.dtype not in MODEL_DTYPES:
             where = "on the device 'meta'" if value.is_meta else f"of type {value.dtype}"
             raise ArgumentError(f"{weight} is {where}: load it in float32 (quantized weights: model.dequantize())")
     if are_weights_random():

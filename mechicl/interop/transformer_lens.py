@@ -12,7 +12,7 @@ from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.transformer.lens_config import read_lens_config
 
 BUFFERS = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
-State = dict[str, Tensor]
+_Weights = dict[str, Tensor]
 
 
 @checked(undefined=True)  # masks, which are not read, contain -inf
@@ -49,7 +49,7 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
 
 
 @checked
-def to_transformer_lens(model: HookedTransformer) -> tuple[State, dict[str, Any]]:
+def to_transformer_lens(model: HookedTransformer) -> tuple[_Weights, dict[str, Any]]:
     """Convert a model of token ids to a state dict and config of TransformerLens 3.
 
     `HookedTransformer(HookedTransformerConfig(**fields)).load_state_dict(state_dict)` of TransformerLens 3 computes the
@@ -91,7 +91,7 @@ def _check_representable(cfg: TransformerConfig) -> None:
             raise ValueError(f"TransformerLens has no {name}={value!r}; its tools take the model without conversion")
 
 
-def _zeros(cfg: TransformerConfig, state: State) -> State:
+def _zeros(cfg: TransformerConfig, state: _Weights) -> _Weights:
     shapes: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,)}
     if cfg.positional_embedding_type == "none":
         shapes["pos_embed.W_pos"] = (cfg.n_ctx, cfg.d_model)
@@ -103,7 +103,7 @@ def _zeros(cfg: TransformerConfig, state: State) -> State:
     return {name: like.new_zeros(shape) for name, shape in shapes.items() if name not in state}
 
 
-def _buffers(cfg: TransformerConfig) -> State:
+def _buffers(cfg: TransformerConfig) -> _Weights:
     device = torch.device(cfg.device)
     buffers = {"mask": torch.empty(0, 0, dtype=torch.bool, device=device)}
     buffers["IGNORE"] = torch.tensor(-torch.inf, device=device)

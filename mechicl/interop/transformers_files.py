@@ -19,14 +19,14 @@ MOST_CONFIG, MOST_BUFFERS = 2**18, 2**25
 """Largest config.json in bytes; most bytes of buffers of a model with smaller weights."""
 MOST_NUMBER, MOST_POSITIONS = 2**14, 2**24
 """Largest number in a config whose weights have smaller dimensions; and of positions, which may have no weights."""
-POSITIONS = re.compile(r"position|window|length|seq|ctx|context|chunk|token_id|theta|base|freq")
+POSITION_NAMES = re.compile(r"position|window|length|seq|ctx|context|chunk|token_id|theta|base|freq")
 LENGTHS = re.compile(r"(n_positions|max_position_embeddings|n_ctx|max_seq(uence)?_len(gth)?)$")
-BUFFERS = re.compile(r"(attn|attention)\.(masked_)?bias$|\.inv_freq$|(^|\.)position_ids$")
+BUFFER_NAMES = re.compile(r"(attn|attention)\.(masked_)?bias$|\.inv_freq$|(^|\.)position_ids$")
 """Masks and tables of positions that older versions of transformers saved."""
 EXPERT = re.compile(r"(.*experts)\.(\d+)\.(.*)")
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 FETCHED = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "model*.safetensors"]
-INSTEAD = "open them with transformers, and give model= and tokenizer="
+OPEN_INSTEAD = "open them with transformers, and give model= and tokenizer="
 
 
 def download(name: str, revision: str | None) -> Path:
@@ -57,7 +57,9 @@ class ModelFolder:
             raise ValueError(f"{folder} has no config.json: {fix}")
         config = read_json(folder / "config.json", MOST_CONFIG)
         if config.get("quantization_config") is not None:
-            raise ValueError(f"{folder} has quantized weights, which are not read: {INSTEAD} after model.dequantize()")
+            raise ValueError(
+                f"{folder} has quantized weights, which are not read: {OPEN_INSTEAD} after model.dequantize()"
+            )
         self.files = self._find_weights()
         outlines = [(name, weight) for path in self.files for name, weight in read_outline(path)[0].items()]
         self.weights = dict(outlines)
@@ -67,7 +69,7 @@ class ModelFolder:
             )
         largest = max(len(self.weights), MOST_NUMBER, *(size for _, weight in outlines for size in weight.shape))
         for name, value in _numbers(config):
-            most = max(largest, MOST_POSITIONS) if POSITIONS.search(name) else largest
+            most = max(largest, MOST_POSITIONS) if POSITION_NAMES.search(name) else largest
             if value < 0 and LENGTHS.search(name):
                 raise ValueError(f"{folder}: {name} in config.json must not be negative, got {value}")
             if abs(value) > most and not name.endswith(("theta", "base")):
@@ -82,7 +84,7 @@ class ModelFolder:
             return [single]
         if not index.exists():
             raise ValueError(f"{self.folder} has no safetensors (model.safetensors, or its parts and their index); "
-                             f"weights in other formats are not read: if you trust them, {INSTEAD}")  # fmt: skip
+                             f"weights in other formats are not read: if you trust them, {OPEN_INSTEAD}")  # fmt: skip
         places = read_json(index).get("weight_map")
         names = list(places.values()) if isinstance(places, dict) else []
         if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
@@ -122,7 +124,7 @@ class ModelFolder:
         usable = {name: weight for name, weight in self.weights.items() if weight.is_floating_point() or name in whole}
         odd = _with_odd_prefixes(usable, f"{model.base_model_prefix}.")
         types = {name: self.weights[name].dtype for name in self.weights.keys() - usable.keys()}
-        unused = odd | {f"{name} ({dtype})" for name, dtype in types.items() if not BUFFERS.search(name)}
+        unused = odd | {f"{name} ({dtype})" for name, dtype in types.items() if not BUFFER_NAMES.search(name)}
         report: dict[str, Any] = {"missing_keys": _missing_experts(usable.keys() - odd)}
         if not unused and not report["missing_keys"]:
             try:
@@ -190,7 +192,7 @@ def refuse_differences(name: str, report: Mapping[str, Any], unused: Set[str] = 
     shapes = report.get("mismatched_keys", ())
     parts = {
         "missing": report["missing_keys"],
-        "not used": unused | {key for key in report.get("unexpected_keys", ()) if not BUFFERS.search(key)},
+        "not used": unused | {key for key in report.get("unexpected_keys", ()) if not BUFFER_NAMES.search(key)},
         "of another shape": {f"{key} {list(there)} instead of {list(right)}" for key, there, right in shapes},
         "errors": report.get("error_msgs"),
     }

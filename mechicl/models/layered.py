@@ -17,7 +17,7 @@ from mechicl.base.precision import at_least_float32
 from mechicl.base.settings import settings
 from mechicl.base.warning import warn
 from mechicl.models.holding import holding, in_a_pass
-from mechicl.models.opening.sites import hook_names, nearest
+from mechicl.models.opening.sites import hook_names, nearest_name
 from mechicl.prompts import At, Prompts
 
 FAST_BYTES, FEWEST = 2**24, 64
@@ -161,7 +161,7 @@ class LayeredModel(HookedRootModule):
             return
         if name in self.mod_dict:
             raise TypeError(f"{name!r} is not a hook but a part of the model ({type(self.mod_dict[name]).__name__})")
-        raise KeyError(f"name: this model has no hook {name!r}{nearest(name, hook_names(self))}")
+        raise KeyError(f"name: this model has no hook {name!r}{nearest_name(name, hook_names(self))}")
 
     @checked
     def add_hook(self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -226,7 +226,7 @@ class LayeredModel(HookedRootModule):
         names = [names] if isinstance(names, str) else names
         if isinstance(names, Sequence) and (unknown := [str(name) for name in names if name not in hook_names(self)]):
             raise ValueError(
-                f"names_filter: this model has no hook {unknown[0]!r}{nearest(unknown[0], hook_names(self))}"
+                f"names_filter: this model has no hook {unknown[0]!r}{nearest_name(unknown[0], hook_names(self))}"
             )
         outputs, cache = super().run_with_cache(self._checked_dtype(self.to_tokens(input)), *args, **kwargs)
         if return_cache_object:

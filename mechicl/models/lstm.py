@@ -20,7 +20,7 @@ from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
 
-State = tuple[Tensor, Tensor]
+LSTMState = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +130,12 @@ class LSTMBlock(nn.Module):
         """Compute the hidden states at all positions."""
         return self.hook_resid_post(self.run(self.hook_resid_pre(stream), self.start(stream))[0])
 
-    def start(self, stream: Float[Tensor, "batch pos d_model"]) -> State:
+    def start(self, stream: Float[Tensor, "batch pos d_model"]) -> LSTMState:
         """Return the hidden and cell state before the first token `[1 batch d_model]`: zeros."""
         zeros = stream.new_zeros(1, len(stream), stream.shape[2])
         return zeros, zeros
 
-    def run(self, stream: Float[Tensor, "batch pos d_model"], state: State) -> tuple[Tensor, State]:
+    def run(self, stream: Float[Tensor, "batch pos d_model"], state: LSTMState) -> tuple[Tensor, LSTMState]:
         """Compute the hidden states at all positions, and both states after the last, without hooks."""
         # in half precision the states would collect rounding errors
         weights = [at_least_float32(weight) for weight in (self.W_ih, self.W_hh, self.b_ih, self.b_hh)]
@@ -144,7 +144,7 @@ class LSTMBlock(nn.Module):
         hidden, *after = torch.lstm(inputs, state, weights, True, 1, 0.0, True, False, True)
         return hidden.contiguous().to(stream.dtype), (after[0], after[1])
 
-    def scan(self, stream: Float[Tensor, "batch pos d_model"], stops: list[int]) -> tuple[Tensor, State]:
+    def scan(self, stream: Float[Tensor, "batch pos d_model"], stops: list[int]) -> tuple[Tensor, LSTMState]:
         """Compute hidden states, and both states `[batch stop d_model]` after ascending numbers of tokens."""
         state, parts, states = self.start(stream), [stream[:, :0]], []
         for first, stop in zip([0, *stops], stops, strict=False):
@@ -155,7 +155,7 @@ class LSTMBlock(nn.Module):
         hidden, cell = (torch.cat(part).transpose(0, 1) for part in zip(*states, strict=True))
         return torch.cat(parts, dim=1), (hidden, cell)
 
-    def step(self, queries: Float[Tensor, "batch stop query d_model"], states: State) -> Tensor:
+    def step(self, queries: Float[Tensor, "batch stop query d_model"], states: LSTMState) -> Tensor:
         """Compute the hidden state after one more token, separately for each query, from the states after each stop."""
         n_queries = queries.shape[2]
         hidden, cell = (repeat(part, "batch stop d -> 1 (batch stop query) d", query=n_queries) for part in states)

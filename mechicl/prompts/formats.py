@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.base.arguments import Count, between, check_fields, checked
-from mechicl.prompts.prompts import Prompts, join
+from mechicl.prompts.prompts import Prompts, join_parts
 
 PromptFormatName = Literal["paired", "interleaved"]
 """The name of a format in a model's config."""
@@ -64,7 +64,7 @@ class Paired(_Layout):
             start = query.new_zeros(len(prompts), prompts.y_dim)
         else:
             start = -query @ initial_weights.to(prompts.device, prompts.dtype)
-        return join([prompts.xs, torch.cat([prompts.ys[:, :-1], start[:, None]], dim=1)], dim=2)
+        return join_parts([prompts.xs, torch.cat([prompts.ys[:, :-1], start[:, None]], dim=1)], dim=2)
 
     @checked(undefined=True)
     def prediction_positions(self, n_tokens: int) -> slice:

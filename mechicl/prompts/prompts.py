@@ -182,7 +182,7 @@ class Prompts:
         shapes = {(p.n_context, p.x_dim, p.y_dim) for p in prompts}
         if len(shapes) > 1:
             raise ValueError(f"prompts must have the same (n_context, x_dim, y_dim), got {sorted(shapes)}")
-        return cls(join([p.xs for p in prompts], dim=0), torch.cat([p.ys for p in prompts]))
+        return cls(join_parts([p.xs for p in prompts], dim=0), torch.cat([p.ys for p in prompts]))
 
     @checked
     def split(self, size: Count) -> "list[Prompts]":
@@ -201,7 +201,7 @@ def lies_prompts_last(values: Float[Tensor, "prompt point x"]) -> bool:
     return values.stride(0) == 1 < values.stride(2)
 
 
-def join(parts: Sequence[Tensor], dim: int) -> Tensor:
+def join_parts(parts: Sequence[Tensor], dim: int) -> Tensor:
     """Concatenate `[prompt point x]` as `torch.cat`, but keep prompts last in memory where they are."""
     if not lies_prompts_last(parts[0]):
         return torch.cat(list(parts), dim=dim)

@@ -45,7 +45,7 @@ def report(
     n_prompts: int | None = None,
     seed: int | None = None,
     task_index: int | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Path:
     """Study a model and write an HTML page, which opens with a verdict on its algorithm, and all numbers as JSON.
 

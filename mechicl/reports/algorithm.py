@@ -35,9 +35,9 @@ from mechicl.viz.behaviour import identified_filters
 from mechicl.viz.verdict import verdict_figure
 
 N_IDENTIFY = 1024  # prompts to fit families on, and to rank them on
-N_CONTROL = 256  # prompts for the untrained network
+N_UNTRAINED = 256  # prompts for the untrained network
 N_SNAPSHOT = 256  # prompts at each snapshot
-SEED = 5_000_003
+ALGORITHM_SEED = 5_000_003
 CORRELATIONAL = "these comparisons are correlational: no test interchanged states of the model and the algorithm"
 FAMILIES = """Every family of algorithms is fitted to the model's predictions of the query. Families are ranked by the
     squared distance of predictions on other prompts, relative to the model's squared predictions: 0 if they are equal,
@@ -54,9 +54,9 @@ class AlgorithmQuestion:
     """
 
     study: Study
-    progress: bool = True
+    progress: bool | None = None
     n_prompts: int = N_IDENTIFY
-    seed: int = SEED
+    seed: int = ALGORITHM_SEED
 
     @cached_property
     def identified(self) -> Identification:
@@ -84,7 +84,7 @@ class AlgorithmQuestion:
         if not isinstance(model, PromptedModel):
             return None
         control = build(model.cfg).eval()
-        task, n = self.study.task, min(self.n_prompts, N_CONTROL)
+        task, n = self.study.task, min(self.n_prompts, N_UNTRAINED)
         fitting, held_out = (task.sample(n, seed=self.seed + i, dtype=torch.float64) for i in range(2))
         # one step leaves out families that take long to fit and that "any function of S" contains
         problem = FitProblem(fitting, _predictions(control, fitting)[None], steps=1)

@@ -11,7 +11,7 @@ from mechicl import viz
 from mechicl.algorithms.card import COPYING, count, step_kind
 from mechicl.analysis import test_hypotheses
 from mechicl.analysis.causes import HypothesisTest, Interchange
-from mechicl.analysis.causes.interchange import Kind
+from mechicl.analysis.causes.interchange import InterchangeKind
 from mechicl.checkpoints import Checkpoint, untrained
 from mechicl.checkpoints.study import Models, Study
 from mechicl.models import Model
@@ -25,7 +25,7 @@ FLOWS = ("query exchanged", "context exchanged", "query stops reading", "context
 LAYERWISE = ("query does not read", "query skips", "context skips")
 KEPT = ("hypothesis", "effects", "low", "high", "exchanges", "ablations", "prediction", "weakest_r2", "weakest",
         "steps_after_layers")  # fmt: skip
-LEAST = -100.0  # R² that are lower are reported as this
+LEAST_R2 = -100.0  # R² that are lower are reported as this
 MOVED = "moved by: "
 EXPLAINED = "effects explained: "
 WEAKEST = "R² of the best hypothesis's weakest counterfactual"
@@ -35,11 +35,11 @@ QUICK = 5  # layers up to which a report tests hypotheses unasked
 N_CONTROL = 256  # prompts for untrained models
 SOME = ("query exchanged", "context exchanged", "point exchanged", "context skips", "query does not read",
         "context frozen")  # fmt: skip
-TITLE = "Does it run the algorithm?"
+CAUSES_TITLE = "Does it run the algorithm?"
 
 
 def causal_part(
-    checkpoint: Models, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool = True
+    checkpoint: Models, task: Task, *, n_prompts: int, seed: int, control: bool = True, progress: bool | None = None
 ) -> Measured:
     """Test hypotheses on each model by interventions: rows by family, pictures of the first model, numbers.
 
@@ -63,7 +63,7 @@ def causal_part(
     rows.append(Row(STAND, None, standing, "seeds", "; ".join(named)))
     weak = "; ".join(dict.fromkeys(str(test.best.cells[test.best.weakest]) for test in tests))
     rows.append(over_models(WEAKEST, [_capped(test.best.score) for test in tests], checkpoint, note=weak))
-    kinds: tuple[Kind, ...] = ("exchange", "ablation")
+    kinds: tuple[InterchangeKind, ...] = ("exchange", "ablation")
     for kind in kinds:
         explained = [test.best.explained([kind]) for test in tests]
         rows.append(over_models(f"effects of {kind}s explained by the best", explained, checkpoint))
@@ -77,10 +77,10 @@ def causal_part(
     if control:
         without, more = _controls(checkpoint, task, seed, progress)
         rows, data = [*rows, *without], {**data, **more}
-    return [replace(row, section=TITLE) for row in rows], _sections(tests[0], n_prompts), data
+    return [replace(row, section=CAUSES_TITLE) for row in rows], _sections(tests[0], n_prompts), data
 
 
-def causes(study: Study, *, progress: bool = True) -> Measured:
+def causes(study: Study, *, progress: bool | None = None) -> Measured:
     """Test the opened model of a report, with controls."""
     one = study.opened()
     rows, sections, data = causal_part(one, study.task, n_prompts=N_REPORT, seed=PROMPT_SEED, progress=progress)
@@ -121,7 +121,7 @@ def interventions_as_text(rows: Sequence[Row]) -> str:
 
 
 def _capped(score: Interval) -> Interval:
-    return replace(score, **{end: max(getattr(score, end), LEAST) for end in ("mean", "low", "high")})
+    return replace(score, **{end: max(getattr(score, end), LEAST_R2) for end in ("mean", "low", "high")})
 
 
 def _moved(test: HypothesisTest, intervention: str) -> dict[int, Interval]:
@@ -135,11 +135,11 @@ def _where(name: str, layer: int) -> str:
     return f"after {count(layer, 'layer')}" if "exchanged" in name else f"from {count(layer, 'layer')} on"
 
 
-def _controls(checkpoint: Models, task: Task, seed: int, progress: bool) -> tuple[list[Row], dict[str, Any]]:
+def _controls(checkpoint: Models, task: Task, seed: int, progress: bool | None) -> tuple[list[Row], dict[str, Any]]:
     """The most that any fitted hypothesis explains of models without an algorithm."""
     model = checkpoint.models[0]
     control = untrained(Checkpoint("control", [model])).models[0]
-    models = {"untrained": control, "weights shuffled": shuffled(model, seed)}
+    models = {"untrained": control, "weights shuffled": shuffle_weights(model, seed)}
     rows, data = [], {}
     for name, model in models.items():
         try:
@@ -156,7 +156,7 @@ def _controls(checkpoint: Models, task: Task, seed: int, progress: bool) -> tupl
 
 
 @torch.no_grad()
-def shuffled(model: Model, seed: int) -> Model:
+def shuffle_weights(model: Model, seed: int) -> Model:
     """Copy a model with the entries of each of its weights in random order."""
     model, generator = deepcopy(model), torch.Generator().manual_seed(seed)
     for weight in model.parameters():
@@ -183,7 +183,7 @@ def _sections(test: HypothesisTest, n_prompts: int) -> list[Section]:
     flows = viz.interval_lines("What moves the prediction", "layers before the intervention",
                                "part of the distance of both ends", layers, lines)  # fmt: skip
     return [
-        Section(TITLE, words, viz.plot(test, title="What hypotheses explain of the effects of interventions")),
+        Section(CAUSES_TITLE, words, viz.plot(test, title="What hypotheses explain of the effects of interventions")),
         Section("The causal model with the measured strength of its arrows", "Each arrow is cut alone.",
                 viz.causal_graph(test.best)),
         Section("The best hypothesis, by intervention and layer", "", viz.plot(test.best)),

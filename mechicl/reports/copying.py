@@ -16,8 +16,8 @@ from mechicl.statistics import interval, ratio_interval
 from mechicl.tasks import LinearRegression
 
 N_COPIED = 512  # prompts to look for copied targets
-N_TUNING = 16_384  # prompts to tune the step of gradient descent on
-SOURCE = "vonoswald2023"
+_N_TUNING = 16_384  # prompts to tune the step of gradient descent on
+_SOURCE = "vonoswald2023"
 AFTER = "error of reading targets at their inputs' tokens after the first layer"
 BEFORE = "error of reading them before the first layer"
 WITHOUT = "loss without what the first layer writes at inputs' tokens, over the loss"
@@ -29,12 +29,12 @@ def _losses(kind: "Copying") -> Measured:
         Row(f"half-MSE, seed {seed}", None, interval(each / 2), "prompts", "" if i else "the opened seed")
         for i, (seed, each) in enumerate(zip(study.seeds, errors, strict=True))
     ]
-    tuned = tuned_descent(study.task.sample(N_TUNING, seed=kind.seed + 1, dtype=torch.float64), 1)
+    tuned = tuned_descent(study.task.sample(_N_TUNING, seed=kind.seed + 1, dtype=torch.float64), 1)
     reference = squared_errors(tuned, kind.held_out)[:, 0]
     ratio = ratio_interval(errors[0], reference)
     claim = "about 1 (Fig. 5)" if study.task == LinearRegression() and study.model.cfg.n_layers == 2 else None
     rows.append(Row("loss over that of one tuned step of gradient descent", claim, ratio, "prompts", "the opened seed",
-                    equal(ratio, 1), SOURCE))  # fmt: skip
+                    equal(ratio, 1), _SOURCE))  # fmt: skip
     words = "Half-MSE of each seed on held-out prompts."
     drawn = kind.learning(words, {"gradient descent, one tuned step": reference.mean().item()})
     return rows, drawn, {"mse": errors.mean(-1).tolist()}
@@ -48,7 +48,7 @@ def _copying(kind: "Copying") -> Measured:
     error = means["decoding_errors"]
     rows = [
         Row(AFTER, "copied (section 4)", error, "prompts", "0 is perfect, 1 is useless; below a half counts as copied",
-            below(error, 0.5), SOURCE),
+            below(error, 0.5), _SOURCE),
         Row(BEFORE, None, means["decoding_errors_before"], "prompts"),
         Row(WITHOUT, None, ratio_interval(copied.errors_without, copied.errors), "prompts"),
         *(

@@ -44,10 +44,10 @@ N_SHIFTED = 4096  # prompts at each scale
 N_TUNING, TUNING_SEED = 8192, 2**31 + 1
 N_DEEP_PATHS = 2000  # prompts along paths of models with five layers and more
 MOST_OWN = 8  # steps with separate parameters that are tuned with a clip: more take minutes
-SOURCE = "vonoswald2023"
+_SOURCE = "vonoswald2023"
 TRIM, TRIMMED = 0.01, "each without the 1% of prompts that it is worst on"
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-WORDS = {
+_WORDS = {
     "learning": "Half-MSE of each seed on held-out prompts. The dashed line is tuned gradient descent with the same "
     "number of steps.",
     "shifts": "Half-MSE where inputs or weights are scaled by α; the last panel has inputs that training never showed. "
@@ -72,13 +72,13 @@ def _losses(kind: "Descent") -> Measured:
         ratio, over = (ratio_interval(errors[0], values), "prompts") if one else (ratio, over)
         claim, check = claims.get("GD++" if "++" in name else "gradient descent", (None, None))
         rows.append(Row(f"loss, trained over {name}", claim, ratio, over, note or "on the same prompts",
-                        check(ratio) if check else None, SOURCE if claim else ""))  # fmt: skip
+                        check(ratio) if check else None, _SOURCE if claim else ""))  # fmt: skip
         trimmed, _, note = over_seeds_and_prompts(errors, kind.study, values, trim=TRIM)
         rows.append(Row(f"loss, trained over {name}, {TRIMMED}", None, trimmed, over, note))
     for name, learner in kind.references.items():
         cosines = torch.stack([align(model, learner, held_out[:4096]).sensitivity_cosine for model in kind.models])
         cosine = crossed_interval(cosines) if not one else interval(cosines[0][cosines[0].isfinite()])
-        claim = ("near 1", near(cosine, 1), SOURCE) if "++" in name else (None, None, "")
+        claim = ("near 1", near(cosine, 1), _SOURCE) if "++" in name else (None, None, "")
         over = "prompts" if one else seeds_and_prompts(*cosines.shape)
         rows.append(Row(f"sensitivity cosine with {name}", claim[0], cosine, over, "", *claim[1:]))
     data = {
@@ -86,7 +86,7 @@ def _losses(kind: "Descent") -> Measured:
         "references": {name: each.mean().item() for name, each in references.items()},
     }
     name, values = next(iter(references.items()))
-    return rows, kind.learning(WORDS["learning"], {f"{name}, tuned": values.mean().item()}, log_x=True), data
+    return rows, kind.learning(_WORDS["learning"], {f"{name}, tuned": values.mean().item()}, log_x=True), data
 
 
 def _claims(n_layers: int, attention: str, norm: str | None) -> dict[str, tuple[str, Callable[[Value], bool]]]:
@@ -126,8 +126,8 @@ def _weights(kind: "Descent") -> Measured:
             stated = (path_kind, target) == ("rescaled", "tuned member")
             note = f"largest {max(each, key=lambda barrier: barrier.mean)} over prompts; relative to the loss"
             rows.append(Row(f"barrier to the {target}, {path_kind}", "none (Fig. 3)" if stated else None, over, "seeds",
-                            note, near(over, 0) if stated else None, SOURCE if stated else ""))  # fmt: skip
-    section = Section("From the trained weights to GD++", WORDS["paths"], viz.connectivity_paths(shown))
+                            note, near(over, 0) if stated else None, _SOURCE if stated else ""))  # fmt: skip
+    section = Section("From the trained weights to GD++", _WORDS["paths"], viz.connectivity_paths(shown))
     parameters = {name: values.tolist() for name, values in fit.best.parameters.items()}
     return rows, [section], {"parameters": parameters, "barriers": barriers}
 
@@ -145,7 +145,7 @@ def _shifts(kind: "Descent") -> Measured:
         name: measure_shifted_losses(learners, task, SCALES, scaled=scaled, n_prompts=N_SHIFTED, seed=kind.seed)
         for name, task, scaled in settings
     }
-    return [], [Section("Losses out of distribution", WORDS["shifts"], viz.shifted_losses(panels))], {}
+    return [], [Section("Losses out of distribution", _WORDS["shifts"], viz.shifted_losses(panels))], {}
 
 
 class Descent(Kind):
@@ -242,7 +242,7 @@ def fit_rows(fit: ConstructionFit, task: LinearRegression, *, looped: bool) -> l
                 where = f", layer {layer}" if values.shape[1] > 1 else ""
                 known = paper if name == "gamma" and kind == "in the weights" else None
                 symbol = {"step_size": "step size a", "gamma": "γ"}.get(name, name)
-                source = "" if known is None else SOURCE
+                source = "" if known is None else _SOURCE
                 rows.append(Row(f"{symbol}{where}, {kind}", known, interval(of_layer), "seeds", source=source))
     for kind, members in (("projected", fit.projected), ("layerwise", fit.layerwise), ("matched", fit.matched)):
         if members is None:

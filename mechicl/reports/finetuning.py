@@ -17,9 +17,9 @@ from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
 from mechicl.statistics import interval
 
-PROMPT_SEED = 3_000_003
-LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
-EPOCHS = (1, 4)
+_PROMPT_SEED = 3_000_003
+_LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
+_EPOCHS = (1, 4)
 N_PROMPTS = 24  # fewer have intervals that are too wide
 STEPS = 1200  # most steps of gradient descent that a report takes unasked
 ONE_TOKEN = "the query is one token: the cosine of one score is a sign"
@@ -44,25 +44,25 @@ def no_finetuning(checkpoint: Models) -> str:
 
 def slow_finetuning(checkpoint: Models) -> str:
     """Return the reason why fine-tuning is measured only on request; empty if it is quick."""
-    steps = N_PROMPTS * max(EPOCHS) * checkpoint.task.n_context * checkpoint.models[0].cfg.n_layers
+    steps = N_PROMPTS * max(_EPOCHS) * checkpoint.task.n_context * checkpoint.models[0].cfg.n_layers
     if steps <= STEPS:
         return ""
     return f"{N_PROMPTS} fine-tuned copies of a model of this size take minutes: --sections fine-tuning measures them"
 
 
-def finetuning(checkpoint: Models, *, progress: bool = True) -> Measured:
+def finetuning(checkpoint: Models, *, progress: bool | None = None) -> Measured:
     """Compare fine-tuning on contexts with reading them, for a model with keys and values; see `no_finetuning`."""
     model, task = checkpoint.models[0], checkpoint.task
     assert isinstance(model, HookedTransformer)
-    prompts = task.sample(N_PROMPTS + 2, seed=PROMPT_SEED)
-    options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS}
+    prompts = task.sample(N_PROMPTS + 2, seed=_PROMPT_SEED)
+    options: dict[str, Any] = {"learning_rates": _LEARNING_RATES, "epochs": _EPOCHS}
     try:
         tuning = search_on_prompts(model, prompts[N_PROMPTS:], progress=progress, **options).best
         measured = compare_on_prompts(model, prompts[:N_PROMPTS], tuning, progress=progress)
     except FineTuningDivergedError as error:
         return [Row("fine-tuning on contexts", None, "diverged", "", str(error))], [], {"finetuning": None}
     rows, sections, data = finetuning_sections({"fine-tuned": measured}, {"fine-tuned": tuning})
-    return rows, sections, {"finetuning": {**data, "seed": PROMPT_SEED, "n_prompts": N_PROMPTS}}
+    return rows, sections, {"finetuning": {**data, "seed": _PROMPT_SEED, "n_prompts": N_PROMPTS}}
 
 
 def finetuning_sections(comparisons: Mapping[str, FineTuningComparison], tunings: Mapping[str, FineTuning]) -> Measured:

@@ -16,11 +16,11 @@ from mechicl.statistics.ranking import largest
 N_PROMPTS, N_FEWEST = 64, 8
 N_MEASURED = 256  # other prompts, on which the components chosen among many are measured
 RUNS = 8192  # prompts times places to patch; beyond it there are fewer prompts
-PROMPT_SEED = 2_000_003
+HEADS_SEED = 2_000_003
 ATTENTION = "What the heads attend to"
 ABLATED = "change of the loss (MSE) without the head that changes it most"
 RESTORED = "share of the loss recovered when one head's output, at one position, sees the right labels"
-SCORES = """Share of each head's attention (of its absolute value, if attention is not softmax) to the token before,
+_SCORES = """Share of each head's attention (of its absolute value, if attention is not softmax) to the token before,
     from a target to its input and, where positions see later ones, from an input to its target. All that follows is of
     the opened seed."""
 ABLATION = """Change of the mean squared error of the query's prediction when a head's output is replaced by its mean
@@ -28,17 +28,17 @@ ABLATION = """Change of the mean squared error of the query's prediction when a 
 STREAM = """The model reads prompts whose labels are exchanged within the context. The residual stream before one layer,
     at one position, is restored to its value with the right labels. Cells are the share of the loss that this recovers:
     blue cells carry information on the labels."""
-HEADS = """The output of one head at one position is restored on these prompts. A head that acts only together with
+HEADS_TEXT = """The output of one head at one position is restored on these prompts. A head that acts only together with
     others may recover nothing alone."""
 
 
-def model_parts(checkpoint: Models, *, progress: bool = True) -> Measured:
+def model_parts(checkpoint: Models, *, progress: bool | None = None) -> Measured:
     """Measure the components of a checkpoint's first model; see `no_model_parts`."""
-    prompts = checkpoint.task.sample(N_PROMPTS + N_MEASURED, seed=PROMPT_SEED)
+    prompts = checkpoint.task.sample(N_PROMPTS + N_MEASURED, seed=HEADS_SEED)
     rows, sections, data = measure_model_parts(
         checkpoint.models[0], prompts[:N_PROMPTS], prompts[N_PROMPTS:], progress=progress
     )
-    return rows, sections, {"model_parts": {**data, "seed": PROMPT_SEED}}
+    return rows, sections, {"model_parts": {**data, "seed": HEADS_SEED}}
 
 
 def no_model_parts(checkpoint: Models) -> str:
@@ -58,7 +58,9 @@ def ablate_heads(model: Any, prompts: Prompts, **options: Any) -> tuple[Interven
     return without, Section("What is lost without each head", ABLATION, drawn)
 
 
-def restore_stream(model: Any, prompts: Prompts, *, seed: int, progress: bool) -> tuple[InterventionSweep, Section]:
+def restore_stream(
+    model: Any, prompts: Prompts, *, seed: int, progress: bool | None
+) -> tuple[InterventionSweep, Section]:
     """Restore the residual stream at each layer and position where labels were exchanged."""
     form = getattr(model.cfg, "format", None)
     stream = patch(model, prompts, corrupt(prompts, "labels", seed=seed), "resid_pre", progress=progress)
@@ -68,7 +70,7 @@ def restore_stream(model: Any, prompts: Prompts, *, seed: int, progress: bool) -
 
 
 def measure_model_parts(
-    model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool = True
+    model: HookedTransformer, prompts: Prompts, others: Prompts, *, seed: int = 0, progress: bool | None = None
 ) -> Measured:
     """Measure rows, sections and numbers on heads, ablation and patching of a model, on two prompts or more.
 
@@ -84,7 +86,7 @@ def measure_model_parts(
     stream, streams = restore_stream(model, patched, seed=seed, progress=progress)
     heads = patch(model, patched, corrupt(patched, "labels", seed=seed), "z", axes, progress=progress)
     drawn = viz.patching_grid(heads, labels=labels, title="Each head's output restored")
-    sections = [ablation, streams, Section("Which heads move them", HEADS, drawn)]
+    sections = [ablation, streams, Section("Which heads move them", HEADS_TEXT, drawn)]
 
     (cell,), tie = largest(without.effect().mean(-1).abs(), 1)
     ablated: dict[str, int] = dict(zip(("layer", "head"), divmod(cell, model.cfg.n_heads), strict=True))
@@ -112,7 +114,7 @@ def measure_model_parts(
     }
     if model.cfg.prompt_format == "interleaved":
         scores = score_heads(model, prompts=prompts)
-        sections.insert(0, Section(ATTENTION, SCORES, viz.head_table(scores, "Scores of heads")))
+        sections.insert(0, Section(ATTENTION, _SCORES, viz.head_table(scores, "Scores of heads")))
         data["head_scores"] = scores.to_dataframe().to_dict("records")
         for name in scores.scores:
             layer, head = scores.best(name)

@@ -16,7 +16,7 @@ from mechicl.reports.comparison import Measured, Section
 from mechicl.reports.rows import Row
 
 TITLE = "How it came about"
-WORDS = """The training on one axis of steps. Above: the loss of each seed on held-out prompts. Dotted lines mark the
+ABOUT = """The training on one axis of steps. Above: the loss of each seed on held-out prompts. Dotted lines mark the
     step at which a seed's loss has permanently fallen half of the way. Below: quantities at the saved snapshots, means
     over seeds with 95% intervals. The table has the step at which each of them has permanently made half of its
     change. Strategies are the task's reference learners: the weights of the mixture that predicts most like the models,
@@ -36,7 +36,7 @@ def no_history(checkpoint: Models) -> str:
     return "a change needs two snapshots and a curve of finite losses" if few or not whole else ""
 
 
-def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool) -> dict[str, Any]:
+def strategies(study: Study, prompts: Prompts | TokenSequences, progress: bool | None) -> dict[str, Any]:
     """Return the weights of the task's reference learners at the snapshots, as a panel; none without competing ones."""
     try:
         learners = references(study.task)
@@ -68,7 +68,7 @@ def history(checkpoint: Models, traced: Mapping[str, Any], *, loss: str, plateau
                 rows.append(_row(name.replace("_", " "), find_transitions(result.steps, (values - values[-1]).abs())))
     drawn = viz.training_history(curve, traced, transitions=falls, loss=loss)
     data = {title: {name: values.tolist() for name, values in each.samples().items()} for title, each in traced.items()}
-    return rows, [Section(TITLE, WORDS, drawn)], {"history": {"transitions": falls.steps.tolist(), **data}}
+    return rows, [Section(TITLE, ABOUT, drawn)], {"history": {"transitions": falls.steps.tolist(), **data}}
 
 
 def _row(name: str, changes: Transitions) -> Row:

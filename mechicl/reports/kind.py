@@ -68,7 +68,9 @@ class Kind:
     no_weights: ClassVar[str] = ""
     """The reason why the verdict has nothing on the weights, unless `weights_as_text` is overridden."""
 
-    def __init__(self, study: Models, *, n_prompts: int | None = None, seed: int | None = None, progress: bool = True):
+    def __init__(
+        self, study: Models, *, n_prompts: int | None = None, seed: int | None = None, progress: bool | None = None
+    ):
         self.study = study if isinstance(study, Study) else Study(study, seed=study.seeds[0])
         self.progress = progress
         self.n_prompts = n_prompts or self.n_held_out

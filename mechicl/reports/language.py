@@ -36,10 +36,10 @@ from mechicl.viz.language import ablation_bars, curves_by_layer, few_shot_curves
 
 SHOTS, VECTOR = "Few-shot accuracy", "Function vector"  # titles of sections
 FUNCTION, INDUCTION = "function-vector heads", "induction heads"
-QUICK = ("antonyms", "capitals", "past_tense", "plural", "english_french")
+QUICK_TASKS = ("antonyms", "capitals", "past_tense", "plural", "english_french")
 N_HEADS = 10
 OTHERS = ", chosen on other prompts"
-SEED = 1_000_003
+_SEED = 1_000_003
 
 
 def report_language(
@@ -49,14 +49,14 @@ def report_language(
     tasks: Sequence[str] | None = None,
     name: str = "report",
     quick: bool = False,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Path:
     """Study how a language model learns in context, write NAME.html and NAME.json, and return the page's path.
 
     The `language` comes from `load_language_model`; `tasks` are names in `mechicl.text.WORD_TASKS`, by default all, or
     five with `quick`, which also takes fewer prompts and random heads.
     """
-    chosen = tuple(tasks or (QUICK if quick else WORD_TASKS))
+    chosen = tuple(tasks or (QUICK_TASKS if quick else WORD_TASKS))
     if unknown := [name for name in chosen if name not in WORD_TASKS]:
         raise ValueError(f"tasks must be some of {list(WORD_TASKS)}, got {unknown}")
     chosen, most, left_out = _that_fit(language, chosen)
@@ -65,11 +65,11 @@ def report_language(
     started = time.perf_counter()
     n_heads = min(N_HEADS, max(1, language.model.cfg.n_layers * language.model.cfg.n_heads // 4))
     with progress_bar(total=4, unit="part", progress=progress, desc="report") as bar:
-        scores = icl_score(language, chosen, shots=shots, n_prompts=n_prompts, seed=SEED, progress=progress)
+        scores = icl_score(language, chosen, shots=shots, n_prompts=n_prompts, seed=_SEED, progress=progress)
         bar.update()
         task = _most_learned(scores)
         vector = function_vectors(
-            language, task, n_heads=n_heads, n_prompts=n_effects, n_clean=2 * n_effects, seed=SEED, progress=progress
+            language, task, n_heads=n_heads, n_prompts=n_effects, n_clean=2 * n_effects, seed=_SEED, progress=progress
         )
         resamples = [
             torch.randint(len(vector.shuffled), (len(vector.shuffled),), generator=torch.Generator().manual_seed(i))
@@ -79,20 +79,20 @@ def report_language(
             lambda rows: vector.indirect_effects[..., rows].mean(-1), resamples, top=n_heads, progress=False
         )
         bar.update()
-        heads = score_heads(language.model, seed=SEED, progress=progress)
+        heads = score_heads(language.model, seed=_SEED, progress=progress)
         others = heads.mean("induction").clone()  # of the heads that are not in the vector
         others[tuple(torch.tensor(vector.heads).T)] = -1.0
         induction = strongest_heads(others, n_heads)
         bar.update()
         draw = {"tokenizer": language.tokenizer, "task": task, "n_shots": 8}
-        prompts = word_prompts(**draw, n_prompts=n_effects, seed=SEED + 5)
-        reference = word_prompts(**draw, n_prompts=2 * n_effects, labels="shuffled", seed=SEED + 6)
+        prompts = word_prompts(**draw, n_prompts=n_effects, seed=_SEED + 5)
+        reference = word_prompts(**draw, n_prompts=2 * n_effects, labels="shuffled", seed=_SEED + 6)
         kinds = {FUNCTION: (vector.heads, induction), INDUCTION: (induction, vector.heads)}
         enough = 3 * n_heads <= language.model.cfg.n_layers * language.model.cfg.n_heads
         ablations = {
             name: ablate_matched(
                 language.model, prompts, mine, reference=reference, exclude=rivals if enough else (),
-                n_random=n_random, seed=SEED, progress=progress,
+                n_random=n_random, seed=_SEED, progress=progress,
             )
             for name, (mine, rivals) in kinds.items()
         }  # fmt: skip

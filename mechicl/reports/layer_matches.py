@@ -26,7 +26,7 @@ from mechicl.reports.rows import Row, above, near, over_models, seeds_and_prompt
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import LinearRegression, Task
 
-SOURCE = "fu2024"
+_SOURCE = "fu2024"
 N_SCALE, SCALE_SEED = 4096, 2**31  # prompts that decide the step size of gradient descent
 PAPER_GRID = (1, *range(50, 1301, 50))
 """Numbers of gradient descent steps in Figs. 2, 4 and 12: none between 1 and 50."""
@@ -45,7 +45,7 @@ EXTRA: dict[str, tuple[Algorithm, Freedom]] = {
     f"{card.name}, {freedom}": (card, freedom) for card in (NEWTON, GRADIENT_DESCENT) for freedom in OTHER_FREEDOMS
 }
 """Newton's method and gradient descent with other freedom than the rest, which adapts to each prefix."""
-PAIRS = [("Newton", "gradient descent, fixed")] + [
+RIVAL_PAIRS = [("Newton", "gradient descent, fixed")] + [
     (f"Newton, {freedom}", f"gradient descent, {freedom}") for freedom in OTHER_FREEDOMS
 ]
 """Families that are also compared: as published (one step size for all prefixes), and with equal freedom."""
@@ -73,7 +73,7 @@ class LayerMatching:
 
     def __init__(
         self, task: Task, similarities: Sequence[Similarity], *, n_prompts: int, n_fitting: int, seed: int,
-        shared: bool, resamples: int, progress: bool,
+        shared: bool, resamples: int, progress: bool | None,
     ):  # fmt: skip
         self.fitting = task.sample(n_fitting, seed=seed)
         self.prompts = task.sample(n_prompts, seed=seed + 1)
@@ -203,7 +203,7 @@ def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) -> l
     rows += growth_rows(label, [seed.growths[label] for seed in seeds], GROWING, checkpoint)
     rankings = [seed.rankings[label] for seed in seeds]
     rivals = [("Newton", rival) for rival in ((*RIVALS, GRID) if own else ("gradient descent", "ridge path"))]
-    for first, rival in (*rivals, *(PAIRS if own else ())):
+    for first, rival in (*rivals, *(RIVAL_PAIRS if own else ())):
         claim = rival == "gradient descent" and label != "normalised errors"
         differences = torch.stack([ranking.of(first) - ranking.of(rival) for ranking in rankings], 1)
         for layer, values in zip(rankings[0].rows, differences, strict=True):
@@ -212,7 +212,7 @@ def seed_rows(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) -> l
                 over = seeds_and_prompts(*values.shape) if len(values) > 1 else "prompts"
                 rows.append(Row(f"{label}: layer {layer:g}, best {first} minus best {rival}",
                                 "positive (Fig. 7)" if claim else None, measured, over, "steps chosen on other prompts",
-                                above(measured, 0) if claim else None, SOURCE if claim else ""))  # fmt: skip
+                                above(measured, 0) if claim else None, _SOURCE if claim else ""))  # fmt: skip
     if own:
         rows += [over_models(f"{label}: layer {layer:g}, similarity to the best Newton step",
                              [each.best_similarities("Newton")[i] for each in rankings], checkpoint)
@@ -237,7 +237,7 @@ def _last_layer(label: str, seeds: Sequence[MatchedSeed], checkpoint: Models) ->
         note = f"step{'s' * (len(best) > 1)} {steps}" if len(seeds[0].matches[label][name].columns) > 1 else ""
         check = (lambda value: near(value, 1)) if label == "weights" and name == "OLS" else None
         rows.append(over_models(f"{label}: last layer and its best {name} step", [b.similarity for b in best],
-                                checkpoint, known, note, check, SOURCE if known else ""))  # fmt: skip
+                                checkpoint, known, note, check, _SOURCE if known else ""))  # fmt: skip
     return rows
 
 
@@ -261,7 +261,7 @@ def growth_rows(
                     f"{growth.exponential_aic:.1f} (exponential); linear in {growth.linear_share:.0%} of resamples"
                 )
             rows.append(Row(f"{label}: {family}, growth of the best step with the layer{seed}", claim, measured, over,
-                            note, measured == kind if claim else None, SOURCE))  # fmt: skip
+                            note, measured == kind if claim else None, _SOURCE))  # fmt: skip
         grown = [growth for growth in each if growth is not None]
         if grown:
             note = f"{len(grown)} of {len(each)} seeds" if len(grown) < len(each) else ""
@@ -269,7 +269,7 @@ def growth_rows(
             slope = 3 if family == "Newton" and with_source else None
             rows += [
                 over_models(f"{label}: {family}, steps a layer (linear fit)", [g.slope for g in grown], models,
-                            slope, note, source=SOURCE if slope else ""),
+                            slope, note, source=_SOURCE if slope else ""),
                 over_models(f"{label}: {family}, doublings a layer (exponential fit)", [g.doubling for g in grown],
                             models, note=note),
             ]  # fmt: skip

@@ -33,7 +33,7 @@ def match_layers(
     n_fitting: int = 4096,
     seed: int = 0,
     shared: bool = True,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Measured:
     """Fit readouts, and match every layer of every seed with every family.
 

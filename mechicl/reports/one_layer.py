@@ -29,13 +29,13 @@ from mechicl.tasks import LinearRegression
 from mechicl.viz.page import table
 
 SOURCE = "vonoswald2023"
-N_TUNING = 100_000  # prompts that the step size is tuned on
+_N_TUNING = 100_000  # prompts that the step size is tuned on
 N_ALIGNED = 4096  # prompts for derivatives
 N_FEWER = 256  # prompts for every snapshot and every repeat
-N_SHIFTED = 1024  # prompts at each scale
-SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+N_PER_SCALE = 1024  # prompts at each scale
+_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 DAMPINGS, REPEATS = (0.5, 0.75, 1.0), 50
-WORDS = {
+_WORDS = {
     "learning": "Each seed's loss on held-out prompts. The dashed line is one step of gradient descent with the tuned "
     "step size.",
     "alignment": "Predictions and sensitivities (exact derivatives) compared with those of gradient descent at the "
@@ -72,7 +72,7 @@ def _losses(kind: "OneLayer") -> Measured:
         prompts = kind.task.sample(training["eval_prompts"], seed=training["eval_seed"])
         step = algorithms.gradient_descent(prompts, 1, step_size=kind.step_size, at="query")
         reference = (step.query()[0] - prompts.query.ys).square().mean().item()
-    sections = kind.learning(WORDS["learning"], {"gradient descent, tuned": reference}, log_x=True)
+    sections = kind.learning(_WORDS["learning"], {"gradient descent, tuned": reference}, log_x=True)
     data = {"tuned_step_size": kind.step_size, "tuned_eta": kind.step_size * kind.task.n_context}
     return rows, sections, data | {"learning_curve": kind.study.record["curve"] if sections else None}
 
@@ -93,7 +93,7 @@ def _alignment(kind: "OneLayer") -> Measured:
     during = kind.during
     data = {"steps": during.steps, **{name: getattr(during, name).tolist() for name in (*names, "mse")}}
     drawn = viz.alignments_over_training({"trained": during})
-    return rows, [Section("Alignment over training", WORDS["alignment"], drawn)], {"alignment_over_training": data}
+    return rows, [Section("Alignment over training", _WORDS["alignment"], drawn)], {"alignment_over_training": data}
 
 
 def _weights(kind: "OneLayer") -> Measured:
@@ -114,7 +114,7 @@ def _weights(kind: "OneLayer") -> Measured:
         | {"W_KQ": product.W_KQ.tolist(), "W_PV": product.W_PV.tolist()}
         for i, product in enumerate(products)
     ]
-    return rows, [Section("Weights", WORDS["weights"], drawn)], {"weights": data}
+    return rows, [Section("Weights", _WORDS["weights"], drawn)], {"weights": data}
 
 
 def _paths(kind: "OneLayer") -> Measured:
@@ -134,7 +134,7 @@ def _paths(kind: "OneLayer") -> Measured:
          "midpoint_excess": asdict(path.midpoint_excess()), "barrier": asdict(path.barrier())}
         for each in between.values() for path in each
     ]  # fmt: skip
-    words = f"{WORDS['interpolation']} β of the seeds: {betas}."
+    words = f"{_WORDS['interpolation']} β of the seeds: {betas}."
     return rows, [Section("Interpolation", words, viz.connectivity_paths(between))], {"interpolation": data}
 
 
@@ -147,10 +147,10 @@ def _shifts(kind: "OneLayer") -> Measured:
     learners |= {f"trained {seed}": model for seed, model in zip(kind.seeds, kind.models, strict=True)}
     for seed, model in zip(kind.seeds, kind.models, strict=True):
         learners[f"interpolated {seed}"] = interpolate(model, kind.construction, kind.held_out[:2]).model(0.5)
-    shifted, worst, n = {}, {}, min(len(kind.held_out), N_SHIFTED)
+    shifted, worst, n = {}, {}, min(len(kind.held_out), N_PER_SCALE)
     for inputs, task in (("", kind.task), ("foreign inputs, ", foreign)):
         for scaled in ("input_scale", "weight_scale"):
-            losses = measure_shifted_losses(learners, task, SCALES, scaled=scaled, n_prompts=n, seed=kind.seed)
+            losses = measure_shifted_losses(learners, task, _SCALES, scaled=scaled, n_prompts=n, seed=kind.seed)
             means = dict(zip(losses.learners, losses.mean(), strict=True))
             ratios = torch.stack([means[f"trained {seed}"] / means["gradient descent"] for seed in kind.seeds])
             scales = torch.tensor(losses.scales)
@@ -164,7 +164,7 @@ def _shifts(kind: "OneLayer") -> Measured:
     label = "largest |trained / gradient descent - 1| for input scales 0.5 to 2"
     return (
         [Row(label, None, interval(worst["input scale"]), "seeds")],
-        [Section("Out of distribution", WORDS["shifts"], viz.shifted_losses(shifted))],
+        [Section("Out of distribution", _WORDS["shifts"], viz.shifted_losses(shifted))],
         {"out_of_distribution": data, "largest_difference": {name: seeds.tolist() for name, seeds in worst.items()}},
     )
 
@@ -209,12 +209,12 @@ def _roll_outs(kind: "OneLayer") -> Measured:
         | {"gradient_descent": curves["gradient_descent"].squeeze(-1).tolist()}
         for damping, curves in by_damping.items()
     ]  # fmt: skip
-    return [], [Section("Roll-out", WORDS["roll-out"], viz.roll_outs(by_damping))], {"roll_outs": data}
+    return [], [Section("Roll-out", _WORDS["roll-out"], viz.roll_outs(by_damping))], {"roll_outs": data}
 
 
 def _attention(kind: "OneLayer") -> Measured:
     drawn = viz.prompt_attention(kind.study.models[0], kind.task.sample(1, seed=kind.seed))
-    return [], [Section("Attention of one prompt", WORDS["attention"], drawn)], {}
+    return [], [Section("Attention of one prompt", _WORDS["attention"], drawn)], {}
 
 
 def _provenance(kind: "OneLayer") -> Measured:
@@ -271,7 +271,7 @@ class OneLayer(Kind):
     @cached_property
     def step_size(self) -> float:
         """The step size, tuned on other prompts."""
-        return algorithms.tuned_step_size(self.task.sample(N_TUNING, seed=self.seed + 1))
+        return algorithms.tuned_step_size(self.task.sample(_N_TUNING, seed=self.seed + 1))
 
     @cached_property
     def construction(self) -> HookedTransformer:

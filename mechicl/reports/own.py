@@ -18,8 +18,8 @@ from mechicl.reports.verdict import Verdict
 from mechicl.statistics import crossed_interval, interval, ratio_interval
 
 N_SHIFTED, N_FITTING, N_PATCHED = 1024, 4096, 64
-SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-WORDS = {
+_SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+_WORDS = {
     "loss": "Squared error of the prediction by the number of context points, relative to the mean square of the "
     "targets: predicting 0 has 1. Bands are 95% intervals over prompts.",
     "shifts": "Half-MSE on inputs scaled by α, which training may never have shown.",
@@ -53,7 +53,7 @@ def _loss(kind: "Own") -> Measured:
         every = torch.stack([squared_errors(model, prompts).mean(1) for model in study.models])
         over = seeds_and_prompts(*every.shape)
         rows.append(Row("squared error (MSE) of the query, all seeds", None, crossed_interval(every), over))
-    return rows, [Section("Loss by context length", WORDS["loss"], drawn)], {}
+    return rows, [Section("Loss by context length", _WORDS["loss"], drawn)], {}
 
 
 def _no_shifts(kind: "Own") -> str:
@@ -66,10 +66,10 @@ def _no_shifts(kind: "Own") -> str:
 def _shifts(kind: "Own") -> Measured:
     learners = {"trained": kind.study.model, "least squares": AlgorithmLearner(algorithms.ols), **kind.study.compare}
     shifted = measure_shifted_losses(
-        learners, kind.study.task, SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=kind.seed + 1
+        learners, kind.study.task, _SCALES, scaled="input_scale", n_prompts=N_SHIFTED, seed=kind.seed + 1
     )
     drawn = viz.shifted_losses({"inputs scaled": shifted})
-    return [], [Section("Losses out of distribution", WORDS["shifts"], drawn)], {}
+    return [], [Section("Losses out of distribution", _WORDS["shifts"], drawn)], {}
 
 
 def _no_layers(kind: "Own") -> str:
@@ -97,7 +97,7 @@ def _layers(kind: "Own") -> Measured:
         Row(f"error of a linear readout after layer {i}, over the mean square", None, share, "prompts")
         for i, share in enumerate(shares)
     ]
-    return rows, [Section("What each layer contains", WORDS["layers"], drawn)], {}
+    return rows, [Section("What each layer contains", _WORDS["layers"], drawn)], {}
 
 
 def _no_hook(kind: "Own", name: str, keyword: str) -> str:

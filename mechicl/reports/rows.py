@@ -15,7 +15,7 @@ from mechicl.checkpoints.study import Models
 from mechicl.statistics import Interval, crossed_interval, interval, mean_of_intervals, median_interval
 from mechicl.statistics.intervals import crossed_median_interval
 
-ROUNDING = 1e-6
+ROW_ROUNDING = 1e-6
 """An interval this near to a whole number (for 0: a thousandth of it) differs from it by float32 rounding only."""
 SLACK = 0.05
 """Relative difference up to which two numbers agree, and absolute difference from 0 or 1 that counts as near."""
@@ -229,12 +229,12 @@ def over_models(
 def as_text(value: Interval | float) -> str:
     """Format a number or interval to the known digits; name differences that are only rounding: "1 (to rounding)"."""
     if not isinstance(value, Interval):
-        return "rounding" if 0 < abs(value) < ROUNDING / 1000 else f"{value:.4g}"
+        return "rounding" if 0 < abs(value) < ROW_ROUNDING / 1000 else f"{value:.4g}"
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return f"{value.mean:.4g}"  # of one sample
     whole = round(value.mean)
-    if max(value.high - whole, whole - value.low) < (ROUNDING if whole else ROUNDING / 1000):
+    if max(value.high - whole, whole - value.low) < (ROW_ROUNDING if whole else ROW_ROUNDING / 1000):
         if value.half_width or value.mean != whole:
             return f"{whole} (to rounding)" if whole else "rounding"
         return f"{whole}"
-    return f"{value.mean:.6g}" if value.half_width < ROUNDING * abs(value.mean) else str(value)
+    return f"{value.mean:.6g}" if value.half_width < ROW_ROUNDING * abs(value.mean) else str(value)

@@ -12,7 +12,7 @@ from mechicl.statistics.grids import SEED, GridTable
 from mechicl.viz import grids as draw
 from mechicl.viz.page import Section, table
 
-DIVERGED = "diverged_at"
+_DIVERGED = "diverged_at"
 PICTURES = 12
 """Most pictures of one value, where the grid has more than two axes."""
 
@@ -32,10 +32,10 @@ def write_sweep_page(grid: GridTable, out: str | Path, *, title: str = "Sweep") 
         words = "Colours are medians over seeds; the table has means over seeds with 95% intervals."
     sections = []
     for value in grid.values:
-        if value != DIVERGED and pd.api.types.is_numeric_dtype(grid.frame[value]) and grid.frame[value].notna().any():
+        if value != _DIVERGED and pd.api.types.is_numeric_dtype(grid.frame[value]) and grid.frame[value].notna().any():
             figures = [_figure(part, wide, value, label) for part, label in _parts(grid, wide[2:])]
             sections.append(Section(value, words, [*figures, _numbers(grid, value)]))
-    diverged = int(grid.frame[DIVERGED].notna().sum()) if DIVERGED in grid.frame else 0
+    diverged = int(grid.frame[_DIVERGED].notna().sum()) if _DIVERGED in grid.frame else 0
     lead = f"{len(grid.frame)} models over {', '.join(grid.axes)}; {diverged} of them diverged."
     data = {"axes": list(grid.axes), "rows": _plain(grid.frame)}
     return Comparison(title, lead, (), sections, data).write(out, "sweep")

@@ -27,12 +27,12 @@ from mechicl.reports.verdict import NOT_TESTED, Verdict, has_learned, percent
 from mechicl.statistics import Interval, interval
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 
-SEED = 2_000_003
-N_HELD_OUT = 25  # queries of each task to choose fine-tuning by
+TEXTS_SEED = 2_000_003
+N_CHOOSING = 25  # queries of each task to choose fine-tuning by
 PICTURE = "Do they change the same?"
 LEARNING_RATES = (0.03, 0.1, 0.3)
 EPOCHS = (1, 8)
-WORDS = {
+_WORDS = {
     "learning": "Each seed's cross entropy of the tokens that can be predicted, on held-out sequences.",
     "shots": "Accuracy among the labels of each task by the number of demonstrations before the query. Bands are 95% "
     "intervals over queries.",
@@ -72,7 +72,7 @@ def _demonstrations(kind: "Texts") -> Measured:
         for name, each in kind.studies.items()
     }
     accuracy = {name: [each.mean for each in line] for name, line in by_shots.items()}
-    data = {"tunings": tunings, "accuracy_by_demonstrations": accuracy, "seed": SEED, "n_prompts": kind.n_prompts}
+    data = {"tunings": tunings, "accuracy_by_demonstrations": accuracy, "seed": TEXTS_SEED, "n_prompts": kind.n_prompts}
     return rows, _figures(kind, by_shots, numbers), data
 
 
@@ -124,17 +124,17 @@ def _figures(kind: "Texts", by_shots: dict[str, list[Interval]], numbers: list[i
         by_seed = torch.tensor(curve["eval_loss"]).T
         lines = {f"seed {i}": [interval(loss) for loss in losses.split(1)] for i, losses in enumerate(by_seed)}
         drawn = viz.interval_lines("Cross entropy", "optimisation step", "nats", curve["eval_step"], lines)
-        sections.append(Section("Learning", WORDS["learning"], drawn))
+        sections.append(Section("Learning", _WORDS["learning"], drawn))
     lines = viz.interval_lines("Accuracy by demonstrations", "demonstrations", "accuracy", numbers, by_shots)
-    heads = viz.head_table(score_heads(checkpoint.models[0], n_prompts=32, seed=SEED), "Scores of heads")
+    heads = viz.head_table(score_heads(checkpoint.models[0], n_prompts=32, seed=TEXTS_SEED), "Scores of heads")
     return [
         *sections,
-        Section("What demonstrations do", WORDS["shots"], lines),
-        Section("Three settings", WORDS["settings"], viz.settings_figure(scores, chance=chance)),
-        Section(PICTURE, WORDS["updates"], viz.update_similarity_figure(together)),
-        Section("Do they attend alike?", WORDS["maps"], viz.map_similarity_figure(together)),
-        Section("Head by head", WORDS["heads"], viz.head_similarity_figure(together["fine-tuned"])),
-        Section("What the heads do", WORDS["scores"], heads),
+        Section("What demonstrations do", _WORDS["shots"], lines),
+        Section("Three settings", _WORDS["settings"], viz.settings_figure(scores, chance=chance)),
+        Section(PICTURE, _WORDS["updates"], viz.update_similarity_figure(together)),
+        Section("Do they attend alike?", _WORDS["maps"], viz.map_similarity_figure(together)),
+        Section("Head by head", _WORDS["heads"], viz.head_similarity_figure(together["fine-tuned"])),
+        Section("What the heads do", _WORDS["scores"], heads),
     ]
 
 
@@ -144,7 +144,7 @@ class Texts(Kind):
     parts = (Part("demonstrations", _demonstrations),)
     heading = "Reading demonstrations and fine-tuning on them ({name})"
     remark = "Intervals over queries are for one set of demonstrations per task."
-    n_held_out, prompt_seed, opens = 60, SEED, "demonstrations"
+    n_held_out, prompt_seed, opens = 60, TEXTS_SEED, "demonstrations"
 
     def __init__(self, checkpoint: Models, **options: Any):
         super().__init__(checkpoint, **options)
@@ -154,15 +154,16 @@ class Texts(Kind):
     def texts(self) -> dict[str, TaskTexts]:
         """The texts of each task."""
         tasks = [task for task in TEXT_TASKS.values() if task.topics]
-        draw = partial(draw_texts, n_queries=self.n_prompts, n_held_out=N_HELD_OUT, seed=SEED)
+        draw = partial(draw_texts, n_queries=self.n_prompts, n_held_out=N_CHOOSING, seed=TEXTS_SEED)
         return {task.name: draw(task) for task in tasks}
 
     @cached_property
     def studies(self) -> dict[str, TaskStudy]:
         """Reading compared with fine-tuning, by task."""
-        options: dict[str, Any] = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS, "progress": self.progress}
+        search = {"learning_rates": LEARNING_RATES, "epochs": EPOCHS}
+        options: dict[str, Any] = {"search": search, "progress": self.progress}
         opened = self.study.model, topic_tokenizer()
-        return {name: study_task(*opened, texts, seed=SEED, **options) for name, texts in self.texts.items()}
+        return {name: study_task(*opened, texts, seed=TEXTS_SEED, **options) for name, texts in self.texts.items()}
 
     @cached_property
     def together(self) -> dict[str, FineTuningComparison]:

@@ -41,7 +41,7 @@ N_SCORED, N_PATCHED = 64, 32
 KIND = 0.3  # least share of its attention by which a head is of a kind
 RIGHT = "share of tokens that can be predicted that are"
 NODES, FAITHFUL = "heads of the circuit", "faithfulness of the circuit"
-WORDS = {
+_WORDS = {
     "learning": """Black: each seed's cross entropy of the next token on held-out sequences, over the tokens that can be
         predicted. Coloured: the highest score of any head, mean over the seeds. Scores are the attention to the
         previous token, and from a token to what followed its earlier occurrence, on random sequences that are repeated
@@ -77,7 +77,7 @@ def _learning(kind: "Tokens") -> Measured:
         return rows, [], {}
     drawn = viz.heads_during_training(kind.study.record.get("curve", {}), kind.formed, "Loss and scores")
     data = {"steps": kind.formed.steps, **{name: values.tolist() for name, values in kind.formed.scores.items()}}
-    return rows, [Section("When heads form", WORDS["learning"], drawn)], {"formation": data}
+    return rows, [Section("When heads form", _WORDS["learning"], drawn)], {"formation": data}
 
 
 def _heads(kind: "Tokens") -> Measured:
@@ -89,7 +89,7 @@ def _heads(kind: "Tokens") -> Measured:
         rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best),
                         "seeds" if len(scores) > 1 else "", note))  # fmt: skip
     data = {"heads": [each.to_dataframe().to_dict("records") for each in scores], "best_heads": _best_heads(first)}
-    return rows, [Section("What the heads do", WORDS["heads"], viz.head_table(first, "Scores of heads"))], data
+    return rows, [Section("What the heads do", _WORDS["heads"], viz.head_table(first, "Scores of heads"))], data
 
 
 def _best_heads(scores: HeadScores) -> dict[str, list[float]]:
@@ -101,7 +101,7 @@ def _best_heads(scores: HeadScores) -> dict[str, list[float]]:
 
 def _composition(kind: "Tokens") -> Measured:
     drawn = viz.composition_figure(composition_scores(kind.study.model, "K", baseline=True), "K")
-    return [], [Section("Which heads read what others wrote", WORDS["composition"], drawn)], {}
+    return [], [Section("Which heads read what others wrote", _WORDS["composition"], drawn)], {}
 
 
 def _patching(kind: "Tokens") -> Measured:
@@ -110,7 +110,7 @@ def _patching(kind: "Tokens") -> Measured:
     corrupted = corrupt_tokens(sequences.read, d_vocab=task.d_vocab)
     sweep = patch(kind.study.model, sequences, corrupted, "z", ("layer", "pos", "head"), progress=False)
     drawn = viz.patching_grid(sweep, title="Each head's output restored")
-    return [], [Section("Where the earlier occurrence is seen", WORDS["patching"], drawn)], {}
+    return [], [Section("Where the earlier occurrence is seen", _WORDS["patching"], drawn)], {}
 
 
 def _circuit(kind: "Tokens") -> Measured:
@@ -120,7 +120,7 @@ def _circuit(kind: "Tokens") -> Measured:
     circuit = measure_circuit(model, circuit, others if len(others) > 1 else searched, **options)
     rows = _circuit_rows(circuit, score_heads(model, n_prompts=N_SCORED, seed=kind.seed))
     data = {"circuit": circuit.to_dataframe().to_dict("records")}
-    return rows, [Section("The circuit", WORDS["circuit"], viz.circuit_graph(circuit))], data
+    return rows, [Section("The circuit", _WORDS["circuit"], viz.circuit_graph(circuit))], data
 
 
 def _circuit_rows(circuit: Circuit, scores: HeadScores) -> list[Row]:
@@ -154,8 +154,8 @@ def _learner(kind: "Tokens") -> Measured:
     ]
     note = "cross entropy above that of the best known learner"
     rows.append(Row(f"regret against {measured.reference} (nats a token)", None, measured.mean(), "prompts", note))
-    drawn = [Section("Which learner it is", WORDS["learner"], viz.plot(identified)),
-             Section("How far from the best learner", WORDS["regret"], viz.plot(measured))]  # fmt: skip
+    drawn = [Section("Which learner it is", _WORDS["learner"], viz.plot(identified)),
+             Section("How far from the best learner", _WORDS["regret"], viz.plot(measured))]  # fmt: skip
     return rows, drawn, {"nearest_learner": identified.best}
 
 

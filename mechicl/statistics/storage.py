@@ -9,12 +9,12 @@ from torch import Tensor
 
 from mechicl.base.arguments import checked
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _STORABLE: dict[str, type] = {}
 
 
 @checked
-def storable(cls: type[T]) -> type[T]:
+def storable(cls: type[_T]) -> type[_T]:
     """Mark a dataclass as allowed in saved results (a decorator).
 
     Loading creates only objects of classes marked like this. Subclasses of `Result` are marked already; use it for

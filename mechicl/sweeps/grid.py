@@ -109,7 +109,7 @@ def _parse(text: str) -> list[Any]:
 
 # ---- the grid ----
 
-Place = dict[str, Any]
+GridPlace = dict[str, Any]
 """A point of the grid: a label for each axis."""
 
 
@@ -122,7 +122,7 @@ class SweepCell:
 
     name: str
     config: TrainingConfig
-    places: tuple[Place, ...]
+    places: tuple[GridPlace, ...]
 
     @property
     def cost(self) -> float:
@@ -171,7 +171,7 @@ class Grid:
         return tuple(self.axes[SEED])
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[GridPlace]:
         """All points of the grid, the last axis running fastest."""
         return combinations(self.axes)
 
@@ -190,11 +190,11 @@ class Grid:
                 cells.append(SweepCell("-".join(filter(None, [text, _digest(part.to_dict())])), part, places))
         return cells
 
-    def _groups(self) -> list[list[tuple[Place, TrainingConfig]]]:
+    def _groups(self) -> list[list[tuple[GridPlace, TrainingConfig]]]:
         """Trainings that can train together, in order: their configs differ in the task only."""
-        groups: list[list[tuple[Place, TrainingConfig]]] = []
-        open_groups: dict[str, list[tuple[Place, TrainingConfig]]] = {}
-        seen: dict[str, Place] = {}
+        groups: list[list[tuple[GridPlace, TrainingConfig]]] = []
+        open_groups: dict[str, list[tuple[GridPlace, TrainingConfig]]] = {}
+        seen: dict[str, GridPlace] = {}
         for place, config in self._trainings():
             data = config.to_dict()
             whole = _digest(data)
@@ -210,7 +210,7 @@ class Grid:
             group.append((place, config))
         return groups
 
-    def _trainings(self) -> list[tuple[Place, TrainingConfig]]:
+    def _trainings(self) -> list[tuple[GridPlace, TrainingConfig]]:
         trainings = []
         others = {name: axis for name, axis in self.axes.items() if name != SEED}
         for place in combinations(others):
@@ -230,7 +230,7 @@ class Grid:
         return len(self.places)
 
 
-def place_text(place: Place) -> str:
+def place_text(place: GridPlace) -> str:
     """A point of the grid as text."""
     return ", ".join(f"{name}={label}" for name, label in place.items())
 

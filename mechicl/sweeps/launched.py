@@ -11,7 +11,7 @@ from mechicl.sweeps.work import end_with, train_and_save
 from mechicl.training import TrainingConfig
 
 
-def main() -> None:
+def run() -> None:
     """Train by the cell's config.json, and stop early if the process that launched this one ends."""
     folder, name, threads, machine, parent = sys.argv[1:]
     if machine == machine_name():  # on another machine the launcher ends its processes
@@ -22,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -24,7 +24,7 @@ from mechicl.statistics import Interval, Result
 from mechicl.sweeps.measures import MEASURES
 
 Measure = Callable[[Checkpoint], Any]
-Value = float | str | None
+CellValue = float | str | None
 
 
 def read_measures(measure: Any) -> list[tuple[str, Measure]]:
@@ -108,9 +108,9 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
-def measured_columns(measures: Iterable[tuple[str, Measure]], checkpoint: Checkpoint) -> dict[str, Value]:
+def measured_columns(measures: Iterable[tuple[str, Measure]], checkpoint: Checkpoint) -> dict[str, CellValue]:
     """The columns of one model's row."""
-    columns: dict[str, Value] = {}
+    columns: dict[str, CellValue] = {}
     for prefix, measure in measures:
         function = getattr(measure, "__name__", "value")
         values = measure(checkpoint)
@@ -126,7 +126,7 @@ def measured_columns(measures: Iterable[tuple[str, Measure]], checkpoint: Checkp
     return columns
 
 
-def _plain(value: Any, function: str) -> Value:
+def _plain(value: Any, function: str) -> CellValue:
     """A number or a text as a JSON value: None for NaN, text for infinities."""
     if isinstance(value, Interval):
         value = value.mean

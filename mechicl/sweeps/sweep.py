@@ -14,7 +14,7 @@ import torch
 from mechicl.base.arguments import Count, NonNegative, checked
 from mechicl.base.files import remove_leftovers
 from mechicl.base.locks import locked
-from mechicl.base.progress import progress_bar
+from mechicl.base.progress import Silent, progress_bar
 from mechicl.base.settings import settings
 from mechicl.base.threads import n_cores
 from mechicl.statistics.grids import GridTable
@@ -70,7 +70,7 @@ class Sweep(Grid):
         launch: Sequence[str] = (),
         retry: bool = False,
         extend: bool = False,
-        progress: bool = True,
+        progress: bool | None = None,
     ) -> GridTable:
         """Train and measure what is missing in the folder, and return the table of all models.
 
@@ -236,12 +236,14 @@ class _Driver:
 
 
 @contextmanager
-def _bar(driver: _Driver, progress: bool) -> Iterator[None]:
-    if not progress:
+def _bar(driver: _Driver, progress: bool | None) -> Iterator[None]:
+    bar = progress_bar(
+        total=100, initial=round(100 * driver.share_done()), unit="%", desc="sweep", progress=progress
+    )  # fmt: skip
+    if isinstance(bar, Silent):
         yield
         return
     stop = threading.Event()
-    bar = progress_bar(total=100, initial=round(100 * driver.share_done()), unit="%", desc="sweep")
     bar.bar_format = "{desc}: {percentage:5.1f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
 
     def watch() -> None:

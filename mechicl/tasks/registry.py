@@ -57,11 +57,11 @@ else:  # a command line offers the library's own kinds; in Python any task will 
 TASK_TYPES: dict[str, type] = {task.__name__: task for task in KINDS}
 """Names of tasks in saved data. `register` adds the user's own kinds."""
 _MEMBERS = ("x_dim", "y_dim", "n_context", "sample", "replace")
-T = TypeVar("T", bound=type)
+_T = TypeVar("_T", bound=type)
 
 
 @overload
-def register(task_type: T, *, name: str | None = None) -> T: ...
+def register(task_type: _T, *, name: str | None = None) -> _T: ...
 @overload
 def register(task_type: None = None, *, name: str | None = None) -> Any: ...
 @checked

@@ -18,7 +18,7 @@ from mechicl.prompts.prompts import lies_prompts_last
 
 InputDistribution = Literal["uniform", "gaussian", "exponential", "laplace", "sphere", "gamma_sphere"]
 SIZES, MOST_SHOWN = ("x_dim", "n_context", "d_vocab", "n_ctx"), 200  # always in a `repr`; characters of a value
-Batch = TypeVar("Batch", Prompts, TokenSequences)
+_Batch = TypeVar("_Batch", Prompts, TokenSequences)
 D = TypeVar("D", bound="Distribution")
 
 MOST_NUMBERS = 2**32  # drawn at once: 16 GiB in float32
@@ -209,7 +209,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True)
-class Distribution(ABC, Generic[Batch]):
+class Distribution(ABC, Generic[_Batch]):
     """Base of the tasks: frozen dataclasses that draw batches in `_sample`."""
 
     def replace(self: D, **changes: Any) -> D:
@@ -232,7 +232,7 @@ class Distribution(ABC, Generic[Batch]):
         return ""
 
     @abstractmethod
-    def _sample(self, n_prompts: int, random: RandomTensors) -> Batch: ...
+    def _sample(self, n_prompts: int, random: RandomTensors) -> _Batch: ...
 
 
 class TokenDistribution(Distribution[TokenSequences]):

@@ -18,7 +18,7 @@ from mechicl.base.files import check_file, check_text
 from mechicl.tasks.topics import TopicClassification
 from mechicl.text.classification import TEXT_TASKS, LabelledTexts, TextTask, shuffled
 
-MOST_BYTES = 2**30
+_MOST_BYTES = 2**30
 """Largest file of texts that is read."""
 
 
@@ -112,7 +112,7 @@ def _from_source(task: TextTask, split: str, source: Path) -> datasets.Dataset:
     }
     if source.suffix.lower() not in readers:
         raise ValueError(f"{source} must be a folder or a file that ends in {', '.join(readers)}")
-    (check_file if source.suffix.lower() == ".parquet" else check_text)(source, MOST_BYTES)
+    (check_file if source.suffix.lower() == ".parquet" else check_text)(source, _MOST_BYTES)
     read = readers[source.suffix.lower()]
     # The library caches files by path and time of change, and would confuse a file with one that it replaced: hence the
     # temporary cache. It reads a path as a pattern: hence the escape.

@@ -9,7 +9,7 @@ from mechicl.base.arguments import check_fields, checked
 from mechicl.base.files import check_text
 
 FOLDER = Path(__file__).parent / "words"
-MOST_BYTES = 2**22
+_MOST_BYTES = 2**22
 """Largest CSV file of pairs in bytes."""
 
 
@@ -83,7 +83,7 @@ def read_word_task(path: str | Path, *, name: str | None = None, template: str =
         >>> read_word_task("my_pairs.csv", template="{input} -> {output}")
     """
     path = Path(path)
-    check_text(path, MOST_BYTES)
+    check_text(path, _MOST_BYTES)
     pairs = []
     with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         rows = csv.DictReader(file, strict=True)

@@ -25,7 +25,7 @@ from mechicl.training.speed import threads_for
 
 @checked
 def train_interchange(
-    config: TrainingConfig, hypothesis: Hypothesis, *, n_interventions: Count = 4, progress: bool = True
+    config: TrainingConfig, hypothesis: Hypothesis, *, n_interventions: Count = 4, progress: bool | None = None
 ) -> TrainingResult:
     """Train a transformer to run an algorithm in given layers and subspaces (a hypothesis).
 

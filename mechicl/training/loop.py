@@ -54,7 +54,7 @@ def train(
     *,
     restart: bool = False,
     stop_diverged: bool = False,
-    progress: bool = True,
+    progress: bool | None = None,
     on_save: Callable[[int], None] | None = None,
 ) -> TrainingResult:
     """Train the models of a config, one for each seed, resuming from the folder's last save if there is one.
@@ -106,7 +106,7 @@ def train(
         try:
             with products_in_tf32(config.tf32, accelerator.device), using_threads():  # the training sets the number
                 training = _Training(config, folder, accelerator, stop_diverged)
-                training.run(progress and accelerator.is_main_process, on_save)
+                training.run(progress if accelerator.is_main_process else False, on_save)
                 return collect_result(config, folder, training.state, training.ensemble, accelerator)
         finally:
             for tracker in accelerator.trackers:  # end_training() would end the processes' group too
@@ -237,7 +237,7 @@ class _Training:
                 raise DamagedSaveError(f"{path} has other {group} than this run: {wrong}; use another folder")
 
     @torch.enable_grad()
-    def run(self, progress: bool, on_save: Callable[[int], None] | None) -> None:
+    def run(self, progress: bool | None, on_save: Callable[[int], None] | None) -> None:
         config, state, accelerator = self.config, self.state, self.accelerator
         # a run without a save starts over and logs its lines again
         n_bytes = state.files.get(METRICS_FILE, (0,))[0]

@@ -10,7 +10,7 @@ from typing import Any
 from mechicl.base.files import check_file, read_bytes
 
 METRICS_FILE = "metrics.jsonl"
-MOST_BYTES = 2**30  # of a file that is read: ten million lines of one seed
+_MOST_BYTES = 2**30  # of a file that is read: ten million lines of one seed
 END = 2**20  # bytes at its end that contain its last line
 
 
@@ -49,7 +49,7 @@ class Metrics:
     def read(folder: Path) -> list[dict[str, Any]]:
         """The lines of a run, without one that a kill cut short; ValueError if the file is a device or too large."""
         try:
-            text = read_bytes(folder / METRICS_FILE, MOST_BYTES).decode("utf-8", errors="replace")
+            text = read_bytes(folder / METRICS_FILE, _MOST_BYTES).decode("utf-8", errors="replace")
         except FileNotFoundError:
             return []
         return list(_objects(text.splitlines()))

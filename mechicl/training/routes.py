@@ -20,7 +20,7 @@ from mechicl.training.ensemble import Ensemble
 from mechicl.training.speed import threads_for
 
 CPU = torch.device("cpu")
-MARGIN = 1.05  # a route replaces the rule's if that takes this many times as long
+ROUTE_MARGIN = 1.05  # a route replaces the rule's if that takes this many times as long
 SECONDS, ROUNDS = 1.5, (3, 15)  # of timing a choice, and bounds on the passes of each candidate
 STEPS_PER_CANDIDATE = 500  # of the shortest run that is measured: at least five passes of each candidate are timed
 
@@ -112,4 +112,4 @@ def _fastest(routes: Sequence[Route], timed: Callable[[Route], float]) -> Route:
     rounds = [first, *([timed(route) for route in routes] for _ in range(more))]
     times = [min(of_one) for of_one in zip(*rounds, strict=True)]
     best = min(range(len(routes)), key=times.__getitem__)
-    return routes[best] if times[0] > MARGIN * times[best] else routes[0]
+    return routes[best] if times[0] > ROUTE_MARGIN * times[best] else routes[0]

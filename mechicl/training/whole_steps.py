@@ -24,7 +24,7 @@ from mechicl.training.data import losses, sample_batch
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import adam_state, adam_update, clip_each_seed
 
-Kind = Literal["uniform", "normal"]
+_Kind = Literal["uniform", "normal"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,16 +39,16 @@ class StepInputs:
 class Redirected(QuickGenerator):
     """A generator whose uniform and normal numbers come from a function of their kind and count."""
 
-    def __new__(cls, like: QuickGenerator, source: Callable[[Kind, int], Tensor]) -> "Redirected":  # noqa: D102
+    def __new__(cls, like: QuickGenerator, source: Callable[[_Kind, int], Tensor]) -> "Redirected":  # noqa: D102
         made = super().__new__(cls, device=like.device)
         assert isinstance(made, Redirected)
         return made
 
-    def __init__(self, like: QuickGenerator, source: Callable[[Kind, int], Tensor]):
+    def __init__(self, like: QuickGenerator, source: Callable[[_Kind, int], Tensor]):
         super().__init__(prompts_last=like.prompts_last)
         self.source = source
 
-    def draw(self, kind: Kind, n: int) -> Tensor:
+    def draw(self, kind: _Kind, n: int) -> Tensor:
         """Return the function's numbers."""
         return self.source(kind, n)
 
@@ -155,7 +155,7 @@ class WholeStep:
         batch = sample_batch(self.config, self.encoder, replaying, 0)
         return batch.tokens, batch.targets
 
-    def _traceable_draws(self) -> list[list[tuple[Kind, int]]] | None:
+    def _traceable_draws(self) -> list[list[tuple[_Kind, int]]] | None:
         """The draws of each model's prompts if the rest of sampling can be traced; generators stay unchanged."""
         if self.config.curriculum is not None or self.shard[1] > 1:
             return None
@@ -174,15 +174,15 @@ class WholeStep:
                 generator.set_state(state)
         return drawn
 
-    def _recorded(self) -> tuple[list[list[tuple[Kind, int]]], list[Tensor], tuple[Tensor, Tensor]]:
+    def _recorded(self) -> tuple[list[list[tuple[_Kind, int]]], list[Tensor], tuple[Tensor, Tensor]]:
         """The draws of a batch, their numbers, and its tokens and targets."""
-        drawn: list[list[tuple[Kind, int]]] = []
+        drawn: list[list[tuple[_Kind, int]]] = []
         numbers: list[Tensor] = []
 
         def recorder(generator: QuickGenerator) -> Redirected:
             drawn.append(mine := [])
 
-            def draw(kind: Kind, n: int) -> Tensor:
+            def draw(kind: _Kind, n: int) -> Tensor:
                 mine.append((kind, n))
                 numbers.append(generator.draw(kind, n))
                 return numbers[-1].clone()  # tasks may change theirs in place

@@ -16,13 +16,13 @@ from mechicl.viz import elements as draw
 from mechicl.viz.export import Html, circuitsvis_source
 
 POSITIVE, NEGATIVE = "#1f6fb4", "#b0413e"
-PER_ROW = 4  # panels
+PANELS_PER_ROW = 4  # panels
 PANEL = {1: 290, 2: 240}  # pixels, a side of a panel by the number of columns; of more columns:
 SMALL = 150
 ACROSS, DOWN = 26, 84  # pixels between panels
 LEFT, RIGHT, TOP, BOTTOM = 85, 105, 40, 90  # margins
-TITLE = 35
-LABELS = 11  # the most labels of positions along a panel
+TITLE_HEIGHT = 35
+MOST_LABELS = 11  # the most labels of positions along a panel
 # circuitsvis' headings are made for a separate page, and its small pictures would be covered by their names
 _STYLE = """<style>
 .attention-heads h3 { font-size: 14px !important; margin: 6px 0 !important; }
@@ -91,7 +91,7 @@ def prompt_attention(
         return pictures[0]
     bodies = [f"<h4>layer {n}</h4>{picture.body}" for n, picture in zip(layers, pictures, strict=True)]
     heads = [f"layer {n}, head {i}" for n, pattern in zip(layers, patterns, strict=True) for i in range(len(pattern))]
-    still = attention_figure(torch.cat(patterns), tokens, heads, columns=min(len(patterns[0]), PER_ROW))
+    still = attention_figure(torch.cat(patterns), tokens, heads, columns=min(len(patterns[0]), PANELS_PER_ROW))
     return Html("".join(bodies), circuitsvis_source(), still)
 
 
@@ -150,7 +150,7 @@ def attention_figure(
     names = [*map(draw.literal, [f"head {i}" for i in range(heads)] if head_names is None else head_names)]
     if len(names) != heads:
         raise ValueError(f"head_names must have {heads} names, got {len(names)}")
-    columns = min(columns or PER_ROW, max(heads, 1))
+    columns = min(columns or PANELS_PER_ROW, max(heads, 1))
     rows = -(-heads // columns) or 1
     side = PANEL.get(columns, SMALL)
     width, height = columns * (side + ACROSS) - ACROSS, rows * (side + DOWN) - DOWN
@@ -163,7 +163,7 @@ def attention_figure(
         "text": [[token] * keys for token in tokens], "colorbar": draw.color_bar("attention", thickness=12, nticks=5),
     }  # fmt: skip
     places = list(range(keys))
-    written = places[:: -(-keys // LABELS)] if keys else []
+    written = places[:: -(-keys // MOST_LABELS)] if keys else []
     ticks = {
         "tickvals": written, "ticktext": [tokens[p] for p in written], "showgrid": False, "zeroline": False,
         "mirror": True, "linecolor": "#ccc", "constrain": "domain", "tickfont_size": 10, "title_font_size": 12,
@@ -180,7 +180,7 @@ def attention_figure(
             fig.update_xaxes(title_text="key position", title_standoff=6, **place)
     fig.update_xaxes(tickangle=-60, **ticks).update_yaxes(autorange="reversed", **ticks)
     fig.update_yaxes(title_text="query position", title_standoff=6, col=1)
-    margin = {"l": LEFT, "r": RIGHT, "t": TOP + (TITLE if title else 0), "b": BOTTOM}
+    margin = {"l": LEFT, "r": RIGHT, "t": TOP + (TITLE_HEIGHT if title else 0), "b": BOTTOM}
     return fig.update_layout(
         width=width + LEFT + RIGHT, height=height + margin["t"] + margin["b"], margin=margin, font_size=12
     )

@@ -21,7 +21,7 @@ from mechicl.viz.layered import Layout, lay_out
 WAYS = {"q": "#e07b00", "k": "#8e3b8e", "v": "#2a9d4a", "": "#666666"}
 """Colours of the edges into a head's query, key and value, and into MLPs and the output."""
 RECEIVERS = {"q": "into a query", "k": "into a key", "v": "into a value", "": "into an MLP or the output"}
-KINDS = {"shared": "#777777", "missing": "#1f6fb4", "false": "#d1495b"}
+_COLORS = {"shared": "#777777", "missing": "#1f6fb4", "false": "#d1495b"}
 """Colours of true positives, false negatives and false positives of a circuit compared with the truth."""
 OUTLINE = draw.COLORS["gradient descent"]
 SIDES = {"q": -1, "k": 0, "v": 1, "": 0}  # offsets of edges from the middle of a lane and of a head
@@ -30,18 +30,18 @@ LABELLED = 16  # edges beyond which numbers would overlap
 ON_LINE = (0.6, 0.45, 0.3, 0.65, 0.5, 0.4, 0.35, 0.25, 0.75, 0.2, 0.8)  # places of a number on its line, best first
 UNMEASURED = 0.3  # the strength of lines without a measured effect
 WORTH = 0.05  # share of the strongest edge's effect below which an edge has no number
-MOST = 300  # edges that are drawn
-MANY = 80  # edges beyond which lines are thin and light
+MOST_EDGES = 300  # edges that are drawn
+MANY_EDGES = 80  # edges beyond which lines are thin and light
 POINTS = 12  # of a line from row to row
 LEAST_WIDTH = 3.6  # of the figure, in nodes
 MANY_WIDE = 12  # nodes side by side beyond which they are smaller
 PIXELS = 900  # approximate width of a figure
-LEAST = 1e-12  # of the largest score, below which one is drawn as 0
-Place = tuple[float, float]
+LEAST_DRAWN = 1e-12  # of the largest score, below which one is drawn as 0
+_Point = tuple[float, float]
 
 
 @checked
-def circuit_graph(circuit: Circuit | NodesAndEdges, *, most: int = MOST) -> go.Figure:
+def circuit_graph(circuit: Circuit | NodesAndEdges, *, most: int = MOST_EDGES) -> go.Figure:
     """Draw a circuit from the embedding (bottom) to the output (top), a row for each layer that it uses.
 
     Lines are edges, coloured by what they enter (query, key, value, MLP or output); a line is wider the more the metric
@@ -69,7 +69,7 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, *, most: int = MOST) -> go.F
     for by in [by for by in WAYS if any(edge.by == by for edge in drawn)]:
         _add_to_legend(fig, RECEIVERS[by], color=WAYS[by])
     strongest = max((_size(effects.get(edge)) for edge in drawn), default=0.0)
-    widest, faintest = (6, 0.4) if len(drawn) <= LABELLED else (4, 0.4) if len(drawn) <= MANY else (2.5, 0.25)
+    widest, faintest = (6, 0.4) if len(drawn) <= LABELLED else (4, 0.4) if len(drawn) <= MANY_EDGES else (2.5, 0.25)
     lines = {edge: edge_line(layout, edge) for edge in drawn}
     for edge, line in reversed(lines.items()):  # the strongest on top
         share = UNMEASURED if edge not in effects else sqrt(_size(effects[edge]) / strongest) if strongest else 0.0
@@ -88,11 +88,11 @@ def circuit_graph(circuit: Circuit | NodesAndEdges, *, most: int = MOST) -> go.F
 
 def circuit_differences(comparison: CircuitComparison) -> go.Figure:
     """Draw the result of `compare_circuits`: shared (grey), missing (blue, dotted) and false (red) nodes and edges."""
-    nodes = {node: kind for kind in KINDS for node in getattr(comparison, f"{kind}_nodes")}
-    edges = {edge: kind for kind in KINDS for edge in getattr(comparison, f"{kind}_edges")}
+    nodes = {node: kind for kind in _COLORS for node in getattr(comparison, f"{kind}_nodes")}
+    edges = {edge: kind for kind in _COLORS for edge in getattr(comparison, f"{kind}_edges")}
     layout = lay_out_circuit(list(nodes), list(edges))
     fig = draw.figure(draw.Markup("<br>".join(map(draw.literal, comparison.counts()))))
-    looks = {kind: {"color": color, "dash": "dot" if kind == "missing" else "solid"} for kind, color in KINDS.items()}
+    looks = {kind: {"color": color, "dash": "dot" if kind == "missing" else "solid"} for kind, color in _COLORS.items()}
     for kind, look in looks.items():
         n = list(edges.values()).count(kind)
         _add_to_legend(fig, f"{n} {kind} edge{'s' * (n != 1)}", **look)
@@ -101,7 +101,7 @@ def circuit_differences(comparison: CircuitComparison) -> go.Figure:
         _draw_line(fig, edge_line(layout, edge), f"{edge}<br>{kind}", opacity, **looks[kind], width=width)
     for node in layout.row:
         kind = nodes.get(node, "shared") if isinstance(node, Node) else "shared"
-        _draw_node(fig, node, layout, 40.0, f"<br>{kind}", outline=OUTLINE if kind == "shared" else KINDS[kind])
+        _draw_node(fig, node, layout, 40.0, f"<br>{kind}", outline=OUTLINE if kind == "shared" else _COLORS[kind])
     return _frame(fig, layout, n_lines=2)
 
 
@@ -132,7 +132,7 @@ def edge_ranking(scores: EdgeScores, truth: NodesAndEdges | None = None) -> go.F
     """
     sizes = scores.sizes().double()
     order = nan_last(sizes).argsort(descending=True, stable=True).tolist()
-    lowest = max(float(sizes.max()), 1e-30) * LEAST if len(order) else 1.0
+    lowest = max(float(sizes.max()), 1e-30) * LEAST_DRAWN if len(order) else 1.0
     summary = f"Scores of {len(order):,} edges ({scores.scoring}; {scores.metric}, {scores.method})"
     if truth is not None:
         summary += f": AUROC {scores.auroc(truth):.3f}"
@@ -159,7 +159,7 @@ def lay_out_circuit(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
     return lay_out([[EMBEDDING], *rows.values(), [None]], [(edge.sender, edge.receiver) for edge in edges])
 
 
-def edge_line(layout: Layout, edge: Edge) -> list[Place]:
+def edge_line(layout: Layout, edge: Edge) -> list[_Point]:
     """Return a smooth curve through an edge's places; edges into queries, keys and values are side by side."""
     way = layout.way((edge.sender, edge.receiver))
     aside = SIDES[edge.by] * min(APART[0] * _width(layout) / PIXELS, APART[1])
@@ -167,7 +167,7 @@ def edge_line(layout: Layout, edge: Edge) -> list[Place]:
     rises = [x1 - x0 for x0, x1 in pairwise(xs)]  # rows are 1 apart
     # vertical at both ends and where it turns, and never beyond a place that it passes: slopes are harmonic means
     slopes = [0.0, *(2 * a * b / (a + b) if a * b > 0 else 0.0 for a, b in pairwise(rises)), 0.0]
-    line: list[Place] = [(xs[0], ys[0])]
+    line: list[_Point] = [(xs[0], ys[0])]
     for i, rise in enumerate(rises):
         for t in (step / POINTS for step in range(1, POINTS + 1)):
             bent = (slopes[i] * (1 - t) - slopes[i + 1] * t) * t * (1 - t)
@@ -184,7 +184,7 @@ def _add_to_legend(fig: go.Figure, name: str, **look: Any) -> None:
     fig.add_scatter(x=[None], y=[None], mode="lines", line={"width": 4, **look}, name=name, hoverinfo="skip")
 
 
-def _draw_line(fig: go.Figure, line: Sequence[Place], hover: str, opacity: float, **look: Any) -> None:
+def _draw_line(fig: go.Figure, line: Sequence[_Point], hover: str, opacity: float, **look: Any) -> None:
     fig.add_scatter(
         x=[x for x, _ in line], y=[y for _, y in line], mode="lines", line=look, opacity=opacity, showlegend=False,
         hovertext=hover, hoverinfo="text",
@@ -209,12 +209,12 @@ def _draw_node(fig: go.Figure, node: Any, layout: Layout, size: float, hover: st
 
 
 def _write_numbers(
-    fig: go.Figure, numbered: Mapping[Edge, Interval], lines: Mapping[Edge, Sequence[Place]], layout: Layout
+    fig: go.Figure, numbered: Mapping[Edge, Interval], lines: Mapping[Edge, Sequence[_Point]], layout: Layout
 ) -> None:
     """Write each number on its line, away from nodes and other numbers."""
     wide, high = _width(layout) / PIXELS, 1 / _row_height(layout)  # a pixel
     nodes = [((layout.x[node], row), 24 if node in (EMBEDDING, None) else 40) for node, row in layout.row.items()]
-    numbers: list[Place] = []
+    numbers: list[_Point] = []
     for edge, effect in numbered.items():
         free = [lines[edge][round(share * (len(lines[edge]) - 1))] for share in ON_LINE]
         hidden = [

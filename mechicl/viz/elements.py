@@ -44,7 +44,7 @@ WHOLE = 16  # integers of an axis that all get a tick
 DECADES = 6  # decades of a logarithmic axis that all get a tick
 BELOW = {"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top"}  # a legend under its figure
 ZERO = {"y": 0, "line": {"color": "#999999", "width": 1}}  # a horizontal line, for `add_hline`
-Place = Mapping[str, Any]  # of a trace in a grid of panels: "row" and "col", or "secondary_y"
+_Panel = Mapping[str, Any]  # of a trace in a grid of panels: "row" and "col", or "secondary_y"
 
 
 class Markup(str):
@@ -96,7 +96,7 @@ def _styled(fig: go.Figure, title: str) -> go.Figure:
 
 def add_line(
     fig: go.Figure, x: Sequence[float | str], y: Sequence[float | None], name: str, color: str, *,
-    dash: str = "solid", width: float = 2, place: Place | None = None, **options: Any,
+    dash: str = "solid", width: float = 2, place: _Panel | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Add a line; None leaves a gap, and a point between two gaps gets a marker."""
     look: dict[str, Any] = {"line": {"color": color, "dash": dash, "width": width}, "mode": "lines", **options}
@@ -109,7 +109,7 @@ def add_line(
 
 def add_band(
     fig: go.Figure, x: Sequence[float | str], low: Sequence[float], high: Sequence[float], color: str,
-    place: Place | None = None,
+    place: _Panel | None = None,
 ) -> None:  # fmt: skip
     """Add a shaded interval around a line."""
     r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
@@ -121,7 +121,7 @@ def add_band(
 
 def add_intervals(
     fig: go.Figure, x: Sequence[float | str], intervals: Sequence[Interval], name: str, color: str, *,
-    log_y: bool = False, place: Place | None = None, **options: Any,
+    log_y: bool = False, place: _Panel | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Add a line of means with a band of intervals (a bar for one mean); log axes skip means <= 0."""
     shown = [i for i, each in enumerate(intervals) if math.isfinite(each.mean) and (each.mean > 0 or not log_y)]
@@ -220,7 +220,7 @@ def shades(n: int) -> list[str]:
 
 def add_heatmap(
     fig: go.Figure, z: Tensor | Sequence[Sequence[float | None]], x: Sequence[Any], y: Sequence[Any], hover: str, *,
-    place: Place | None = None, **options: Any,
+    place: _Panel | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Add a heatmap `[y x]`; `hover` is plotly's template of the text shown for the cell under the pointer."""
     values = z.tolist() if isinstance(z, Tensor) else z

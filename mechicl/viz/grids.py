@@ -20,7 +20,7 @@ DIVERGED = "diverged_at"
 LOG_FROM = 20.0
 """Positive values whose largest exceeds the smallest by this factor are shown on a logarithmic scale."""
 DIVERGED_COLOR, THRESHOLD_COLOR = "#9aa0a6", "#e6007e"
-FEW = 10
+FEW_SEEDS = 10
 """Number of seeds up to which each is drawn as a point: more informative than an interval of so small a sample."""
 
 
@@ -169,7 +169,7 @@ def _interval_points(fig: go.Figure, names: list[str], intervals: Mapping[str, l
 def _add_seeds(fig: go.Figure, xs: list[Any], seeds: Mapping[str, list[torch.Tensor]]) -> None:
     """Add a small point for each of a few seeds, in its line's colour; a single seed is the line."""
     for color, (name, at) in zip(draw.colors_for(list(seeds)), seeds.items(), strict=True):
-        if 1 < max(map(len, at), default=0) <= FEW:
+        if 1 < max(map(len, at), default=0) <= FEW_SEEDS:
             fig.add_scatter(
                 x=[draw.literal(x) for x, values in zip(xs, at, strict=True) for _ in values], y=torch.cat(at).tolist(),
                 marker={"size": 5, "color": color, "opacity": 0.55, "line": {"width": 0.5, "color": "white"}},

@@ -20,7 +20,7 @@ POSITIONS = ("pos", "query", "key")
 NAMES = {"pos": "position", "query": "query position", "key": "key position"}
 LOW, BETWEEN, AROUND = 120, 50, 150  # pixels: a low panel, the gap between two, and titles with labels
 NUMBERED, NUMBERED_HEADS = 8, 24  # cells in a row beyond which numbers would overlap: of a sweep, and of a head table
-WIDEST = 1400  # pixels of a head table
+WIDEST_TABLE = 1400  # pixels of a head table
 ABOVE = 95  # pixels above a panel of a head table, for its name and the axis of the one above
 READERS = {"Q": "queries", "K": "keys", "V": "values"}
 
@@ -130,7 +130,7 @@ def head_table(scores: HeadScores, title: str = "What the heads do") -> go.Figur
     cell = _cell(heads)
     width, height = max(cell * heads, 130), max(cell * layers, 60)  # of a panel
     groups = [[name for name in scores.scores if scores.is_of_attention(name) is kind] for kind in (True, False)]
-    columns = max(1, min(max(map(len, groups)), WIDEST // (width + BETWEEN)))
+    columns = max(1, min(max(map(len, groups)), WIDEST_TABLE // (width + BETWEEN)))
     lines = [group[i : i + columns] for group in groups for i in range(0, len(group), columns)]
     plot_width, plot_height = columns * (width + BETWEEN) - BETWEEN, len(lines) * (height + ABOVE) - ABOVE
     fig = draw.panels(

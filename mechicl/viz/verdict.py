@@ -15,10 +15,10 @@ from mechicl.analysis.behaviour.families import FamilyMatch, Identification
 from mechicl.viz import elements as draw
 
 N_FAMILIES = 7
-FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
+_FLOOR = 1e-8  # of the axis: below, predictions differ by rounding
 GREY = draw.COLORS["other algorithms"]
 MARK = {"color": GREY, "dash": "dot", "width": 1.2}
-WIDEST = 42  # letters in a line over the right panel
+WIDEST_LINE = 42  # letters in a line over the right panel
 ROW, LABEL = 30, 17  # pixels of a family, and of a label of a line across them
 TOP = 10.0  # of the axis during training: ten times the predictions, or more
 
@@ -40,7 +40,7 @@ def verdict_figure(
     """
     names = ["Left unexplained by the nearest algorithms"]
     if over_training is not None:
-        wrapped = map(draw.literal, textwrap.wrap(match.name, WIDEST))
+        wrapped = map(draw.literal, textwrap.wrap(match.name, WIDEST_LINE))
         names.append(draw.Markup("<br>".join(["Left unexplained during training by", *wrapped])))
     widths = [0.58, 0.42] if len(names) > 1 else [1.0]
     fig = draw.panels("", names, horizontal_spacing=0.12, column_widths=widths)
@@ -48,7 +48,9 @@ def verdict_figure(
     if match not in shown:
         shown = [match, *shown[: N_FAMILIES - 1]]
     left = draw.panel(0, 2)
-    distances = [replace(d, mean=max(d.mean, FLOOR), high=max(d.high, FLOOR)) for d in map(identified.distance, shown)]
+    distances = [
+        replace(d, mean=max(d.mean, _FLOOR), high=max(d.high, _FLOOR)) for d in map(identified.distance, shown)
+    ]
     kinds = ["named" if each is match else "tied with it" if each in rivals else "other algorithms" for each in shown]
     for kind in [kind for kind in ("named", "tied with it", "other algorithms") if kind in kinds]:
         at = [i for i, each in enumerate(kinds) if each == kind]
@@ -68,7 +70,7 @@ def verdict_figure(
             xanchor="right", yanchor="middle", bgcolor="white", borderpad=0, font={"size": 11, "color": "#5c6068"},
             **left,
         )  # fmt: skip
-    ends = math.log10(max(FLOOR, min(1e-2, *(d.mean for d in distances))) / 4), math.log10(3.0)
+    ends = math.log10(max(_FLOOR, min(1e-2, *(d.mean for d in distances))) / 4), math.log10(3.0)
     axis_title = {"text": "share of the model's squared predictions", "font": {"size": 12}}
     fig.update_xaxes(title=axis_title, **_share_axis(ends), **left)
     bottom = len(shown) - 0.5 + len(marks) * LABEL / ROW
@@ -98,10 +100,10 @@ def _during_training(
     opened = {"name": "opened seed", "color": draw.COLORS["trained"], "width": 2.5, "mode": "lines+markers"}
     for seed in reversed(range(distances.shape[1])):
         look: dict[str, Any] = others | {"showlegend": seed == 1} if seed else opened
-        draw.add_line(fig, x, distances[:, seed].clamp(FLOOR, TOP).tolist(), place=place, **look)
+        draw.add_line(fig, x, distances[:, seed].clamp(_FLOOR, TOP).tolist(), place=place, **look)
     if near is not None:
         fig.add_hline(y=near, line=MARK, **place)
-    axis = _share_axis((math.log10(max(FLOOR, distances.min().item()) / 2), math.log10(1.5 * TOP)))
+    axis = _share_axis((math.log10(max(_FLOOR, distances.min().item()) / 2), math.log10(1.5 * TOP)))
     if distances.max() >= TOP:  # cut off there
         axis["ticktext"][-1] = f"≥ {axis['ticktext'][-1]}"
     fig.update_yaxes(**axis, **place)

@@ -16,7 +16,7 @@ from mechicl.statistics import interval
 from mechicl.viz import elements as draw
 
 BANDS = 3  # paths up to which overlapping bands can be distinguished
-DIVERGED = 10  # times the first loss, beyond which a line is not drawn
+DIVERGED_LOSS = 10  # times the first loss, beyond which a line is not drawn
 
 
 @checked
@@ -112,7 +112,7 @@ def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]])
         for kind, losses in curves.items():
             name, color, dash = looks[kind]
             for i, values in enumerate(losses.unbind(-1)):
-                converging = list(itertools.takewhile((DIVERGED * float(values[0])).__gt__, values.tolist()))
+                converging = list(itertools.takewhile((DIVERGED_LOSS * float(values[0])).__gt__, values.tolist()))
                 shown = [*(value / 2 for value in converging), *[None] * (len(values) - len(converging))]
                 draw.add_line(fig, range(len(shown)), shown, name, color, dash=dash, legendgroup=kind, opacity=0.8,
                               showlegend=column == i == 0, place=draw.panel(column, len(by_damping)))  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 
 from mechicl.base.arguments import ArgumentError
 from mechicl.base.memory import Budget
+from mechicl.base.progress import Silent, progress_bar
 from mechicl.base.settings import settings
 from mechicl.training.data import batches_ahead
 
@@ -44,6 +45,13 @@ def test_a_block_is_for_its_thread_and_the_default_for_all():
 def test_batches_drawn_ahead_see_the_settings_of_the_caller():
     with settings(memory=2**20):
         assert list(batches_ahead(lambda step: settings.memory, 0, 3)) == [2**20] * 3  # type: ignore[arg-type]
+
+
+def test_progress_bars_are_as_set_unless_the_caller_decides():
+    assert not isinstance(progress_bar(unit="step"), Silent)
+    with settings(progress=False):
+        assert isinstance(progress_bar(unit="step"), Silent)
+        assert not isinstance(progress_bar(unit="step", progress=True), Silent)
 
 
 @pytest.mark.parametrize("memory", [0, -1.0, float("inf"), float("nan"), "1 GiB", None])

@@ -1,6 +1,7 @@
 """Every warning of the library points at the line of the user that called it."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from mechicl.algorithms import gradient_descent, ols
 from mechicl.analysis import align, identify
-from mechicl.analysis.dynamics import learning_coefficient
+from mechicl.analysis.dynamics import Sampler, learning_coefficient
 from mechicl.learners import AlgorithmLearner, squared_errors
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
@@ -40,7 +41,7 @@ MODELS = [
     undefined(HookedTransformer(TransformerConfig(x_dim=2, n_context=4, n_layers=1, n_heads=1), seed=0)),
     undefined(HookedLSTM(LSTMConfig(x_dim=2, n_context=4, n_layers=1, d_model=4), seed=0)),
 ]
-QUICK = {"n_chains": 2, "n_draws": 8, "burn_in": 0, "step_size": 1e-9, "progress": False}
+QUICK: dict[str, Any] = {"sampler": Sampler(2, 8, 0, step_size=1e-9), "progress": False}
 CALLS = {
     "a function that is checked": lambda: gradient_descent(PROMPTS, 2, step_size=50.0),
     "a method that is checked": lambda: DIVERGING.predict(PROMPTS),

@@ -15,12 +15,12 @@ from mechicl.constructions import gd_plus_plus
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.reports import Row, report
-from mechicl.reports.causes import STAND, causal_part, interventions_as_text, shuffled
+from mechicl.reports.causes import STAND, causal_part, interventions_as_text, shuffle_weights
 from mechicl.reports.finetuning import N_PROMPTS as N_TUNED
 from mechicl.reports.finetuning import finetuning, finetuning_sections, no_finetuning, slow_finetuning
 from mechicl.reports.heads import (
     ABLATED,
-    PROMPT_SEED,
+    HEADS_SEED,
     RESTORED,
     measure_model_parts,
     no_model_parts,
@@ -179,7 +179,7 @@ def test_copying_models_have_a_report_of_their_parts(tmp_path):
     folder = save(tmp_path / "made", models, made(TASK, seeds=[0, 1], curve=curve).record)
     path = report(folder, None, tmp_path / "out", n_prompts=30, progress=False)
     data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
-    prompts = TASK.sample(30, seed=PROMPT_SEED)
+    prompts = TASK.sample(30, seed=HEADS_SEED)
     opened = load_checkpoint(folder).select([1, 0])  # seed 1 has the lower loss
     for model, mse in zip(opened.models, data["mse"], strict=True):
         assert mse == pytest.approx((model.predict(prompts) - prompts.query.ys).square().mean().item(), rel=1e-5)
@@ -235,7 +235,7 @@ def test_every_candidate_has_a_family():
 def test_shuffling_keeps_every_entry_of_every_weight():
     model = gd_plus_plus(x_dim=3, n_context=10, steps=2, step_size=0.2, gamma=0.05)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    other = dict(shuffled(model, seed=0).named_parameters())
+    other = dict(shuffle_weights(model, seed=0).named_parameters())
     for name, weight in other.items():
         assert weight.flatten().sort().values.equal(before[name].flatten().sort().values)
     assert not all(weight.equal(before[name]) for name, weight in other.items())

@@ -3,7 +3,7 @@
 `Runs` gives counterfactual predictions; `analysis.interchange` compares a model's with them.
 """
 
-from mechicl.algorithms.stepwise.addresses import AddressDescent, fit_address_descent
+from mechicl.algorithms.stepwise.addresses import AddressDescent
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, query_of
 from mechicl.algorithms.stepwise.copying import AfterCopying, Induction
 from mechicl.algorithms.stepwise.counterfactuals import Runs
@@ -28,6 +28,5 @@ __all__ = [
     "RidgePath",
     "Runs",
     "StepwiseAlgorithm",
-    "fit_address_descent",
     "query_of",
 ]

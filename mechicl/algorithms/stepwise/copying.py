@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise.base import TARGETS, State, StepwiseAlgorithm, gather
-from mechicl.algorithms.stepwise.descent import Weights
+from mechicl.algorithms.stepwise.descent import Weighing
 from mechicl.base.arguments import between, checked
 from mechicl.prompts import Prompts
 
@@ -77,7 +77,7 @@ class Induction(StepwiseAlgorithm):
     name = "previous token, then induction"
 
     @checked
-    def __init__(self, weights: Weights | None = None, *, causal: bool = False):
+    def __init__(self, weights: Weighing | None = None, *, causal: bool = False):
         self.weights, self.causal = weights or best_match, causal
 
     def step(self, k: int, readers: State, context: State, sees: Tensor | None = None) -> State:

@@ -158,7 +158,7 @@ class OnlineDescent(StepwiseAlgorithm):
         return self.step_size / size.masked_fill(size == 0, torch.inf)
 
 
-Weights = Callable[[Tensor, Tensor], Tensor]
+Weighing = Callable[[Tensor, Tensor], Tensor]
 """From readers' inputs `[prompt reader x]` and the context's `[prompt point x]` to weights `[prompt reader point]`."""
 
 
@@ -183,7 +183,7 @@ class KernelReading(StepwiseAlgorithm):
 
     @checked
     def __init__(
-        self, weights: Weights, steps: Count = 1, *, step_size: float = 1.0, name: str = "", normalized: bool = False,
+        self, weights: Weighing, steps: Count = 1, *, step_size: float = 1.0, name: str = "", normalized: bool = False,
         causal: bool = False,
     ):  # fmt: skip
         (self.step_size,), self.normalized = per_step("step_size", step_size, 1), normalized

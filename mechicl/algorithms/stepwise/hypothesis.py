@@ -95,7 +95,7 @@ def _check_orthonormal(name: str, columns: Tensor) -> None:
 
 
 Key = tuple[Any, ...]
-Kind = Literal["prediction", "exchange", "ablation"]
+InterchangeKind = Literal["prediction", "exchange", "ablation"]
 LASTING = ("query stops reading", "context frozen", "context isolated")  # from some layer on
 
 
@@ -117,7 +117,7 @@ class Cell:
     to_layer: int
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> InterchangeKind:
         """ "exchange" of states, or "ablation": steps skipped, repeated or kept from reading."""
         if self.intervention == "prediction":
             return "prediction"

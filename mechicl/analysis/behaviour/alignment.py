@@ -31,7 +31,7 @@ class Alignment(Result):
 
 
 @checked
-def align(a: Learner, b: Learner, prompts: Prompts, *, progress: bool = True) -> Alignment:
+def align(a: Learner, b: Learner, prompts: Prompts, *, progress: bool | None = None) -> Alignment:
     """Measure how alike two learners are, by their predictions of each prompt's query and their derivatives.
 
     Args:

@@ -32,7 +32,7 @@ class Forgetting(Result):
 
 @checked
 @torch.no_grad()
-def measure_forgetting(learner: Learner, prompts: Prompts, *, progress: bool = True) -> Forgetting:
+def measure_forgetting(learner: Learner, prompts: Prompts, *, progress: bool | None = None) -> Forgetting:
     """Measure how well a learner remembers its context: predict each context point again after the whole context.
 
     Args:
@@ -81,7 +81,7 @@ class OrderSensitivity(Result):
 @torch.no_grad()
 def measure_order_sensitivity(
     learner: Learner, prompts: Prompts, *, n_orders: Annotated[int, at_least(2)] = 16, seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> OrderSensitivity:  # fmt: skip
     """Measure how much the prediction of each query changes with the order of its context.
 
@@ -126,7 +126,7 @@ class OutsideSpan(Result):
 
 
 @checked
-def measure_outside_span(learner: IterativeLearner, prompts: Prompts, *, progress: bool = True) -> OutsideSpan:
+def measure_outside_span(learner: IterativeLearner, prompts: Prompts, *, progress: bool | None = None) -> OutsideSpan:
     """Measure how much of a learner's induced weights lies outside the span of the inputs seen so far.
 
     Induced weights are the derivatives of a prediction with respect to the query's input (`induced_weights`). With X

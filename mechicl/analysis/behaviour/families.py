@@ -24,7 +24,7 @@ EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4
 More prompts do not make a nearer family likelier, since a model that runs an algorithm inexactly deviates in the same
 way on all of them. The numbers were chosen on variations of known models; `analyses/known_families.py` tests them.
 """
-N_RESAMPLES = 200
+_N_RESAMPLES = 200
 
 
 @checked(undefined=True)
@@ -53,7 +53,7 @@ def family_weights(
     scale = max(scale, 1e-300)
     values = torch.cat([distances.double() / scale, torch.full_like(distances[:1].double(), elsewhere)])
     finite, n = values.isfinite().all(1), values.shape[1]
-    drawn = torch.randint(n, (N_RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(n, (_N_RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
     counts = torch.stack([torch.bincount(row, minlength=n) for row in drawn]).double()
     means = values.masked_fill(~finite[:, None], 1.0) @ counts.T / n + ROUNDING
     taken = price * torch.tensor([*n_fitted, 0])[:, None].double()

@@ -45,7 +45,7 @@ def identify(
     steps: Count | None = None,
     n_prompts: Annotated[int, at_least(2)] = 4096,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Identification:
     """Rank algorithm families by how well they predict the model's outputs.
 

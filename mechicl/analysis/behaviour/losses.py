@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.references import references
+from mechicl.algorithms.references import references as task_references
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
@@ -97,15 +97,13 @@ def regret(
     learner: Any,
     task: AnyTask,
     *,
-    reference: str | None = None,
+    references: str | Sequence[str] | None = None,
     also: Learners = (),
-    with_references: bool = True,
-    untrained: Any = None,
     loss: Loss | None = None,
     at: PointsAt = "points",
     n_prompts: Annotated[int, at_least(2)] = 2000,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Regret:
     """Measure a learner's excess loss over the best known learner of a task, on the same prompts, by number of points.
 
@@ -116,11 +114,10 @@ def regret(
         learner: a model, an `AlgorithmLearner`, or anything else with `predict(prompts)`; for a task of tokens a model
             on token ids, or anything with `log_probabilities(sequences)`.
         task: a task of points or of tokens that has reference learners: see `algorithms.references(task)`.
-        reference: name of the reference whose loss is subtracted; by default the first, which is the best known.
-        also: more learners to measure: a mapping from names, or a sequence of learners with names.
-        with_references: measure the task's other references too; False saves the time of slow ones, such as training a
-            network on each context.
-        untrained: an untrained network to measure as a control, e.g. `HookedTransformer(model.cfg, seed=1)`.
+        references: names of the task's references to measure, by default all; the loss of the first is subtracted.
+            The first by default is the best known. Some, such as training a network on each context, are slow.
+        also: more learners to measure: a mapping from names, or a sequence of learners with names. As a control, for
+            example `{"untrained": HookedTransformer(model.cfg, seed=1)}`.
         loss: loss of a prediction. For points "squared error" (the default), or where targets are classes, ±1 or
             one-hot, "log loss" (in nats; predictions are read as the mean of the target, so as probabilities, and
             clipped to 0.001 .. 0.999) or "errors" (the share of wrong classes; a tie counts half). For tokens "nats",
@@ -139,14 +136,15 @@ def regret(
     """
     on_tokens = isinstance(task, TokenDistribution)
     named: Callable[[Any], dict[str, Any]] = named_token_learners if on_tokens else named_learners
-    known = references(task)
-    reference = reference or next(iter(known))
-    index_of("reference", reference, known)
-    known = known if with_references else {reference: known[reference]}
+    known = task_references(task)
+    wanted = (references,) if isinstance(references, str) else tuple(references or known)
+    for each in wanted:
+        index_of("references", each, known)
+    known = {each: known[each] for each in wanted}
     name = str(getattr(learner, "name", None) or "model")
     name = f"{name} (learner)" if name in known else name
     learners = named({name: learner})
-    for more in (known, named(also), {} if untrained is None else named({"untrained": untrained})):
+    for more in (known, named(also)):
         twice = sorted(learners.keys() & more.keys())
         if twice:
             raise ValueError(f"two learners are called {twice[0]!r}: give yours another name in also=")
@@ -161,15 +159,15 @@ def regret(
                 parts[each].append(measure(part, each))
                 bar.update(1)
     losses = {name_: torch.cat(tensors).T for name_, tensors in parts.items()}
-    return Regret(name, reference, measured, points, losses)
+    return Regret(name, wanted[0], measured, points, losses)
 
 
-Measured = tuple[str, tuple[int, ...], list[Any], Callable[[Any, str], Float[Tensor, "prompt point"]]]
+_Measurement = tuple[str, tuple[int, ...], list[Any], Callable[[Any, str], Float[Tensor, "prompt point"]]]
 
 
 def _on_tokens(
     learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int
-) -> Measured:
+) -> _Measurement:
     """Loss, points, batches, and the function that measures a learner on a batch."""
     if loss not in (None, "nats"):
         raise ValueError(f"loss={loss!r} is for prompts of points; tokens are measured in 'nats'")
@@ -189,7 +187,7 @@ def _on_tokens(
 
 def _on_points(
     learners: dict[str, Any], task: Any, loss: str | None, at: PointsAt, n_prompts: int, seed: int
-) -> Measured:
+) -> _Measurement:
     """Loss, points, batches, and the function that measures a learner on a batch."""
     measures = {"squared error": lambda a, b: (a - b).square().mean(-1), "log loss": _log_losses, "errors": _wrong}
     loss = loss or "squared error"
@@ -267,7 +265,7 @@ def measure_shifted_losses(
     scaled: Scaled = "input_scale",
     n_prompts: int = 10_000,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> ShiftedLosses:
     """Measure how learners' losses change when the task's inputs or weights are larger or smaller than in training.
 

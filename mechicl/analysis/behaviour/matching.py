@@ -194,7 +194,7 @@ def match(
     *,
     similarity: Similarity = "errors",
     freedom: Freedom | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Match:
     """Compare every step of one learner with every step of another, e.g. a model's layers with Newton's iterations.
 

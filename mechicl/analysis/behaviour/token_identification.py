@@ -74,7 +74,7 @@ def identify_on_tokens(
     also: Learners = (),
     n_prompts: Annotated[int, at_least(2)] = 1000,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TokenIdentification:
     """Rank token predictors by how near their predictions are to a network's: `identify` for tasks of tokens.
 

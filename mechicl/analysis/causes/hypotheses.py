@@ -14,7 +14,13 @@ from torch import Tensor
 from mechicl.algorithms.card import FitProblem, cards
 from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, ResidualDescent, Runs, StepwiseAlgorithm
 from mechicl.analysis.behaviour import identify
-from mechicl.analysis.causes.interchange import Interchange, Kind, interchange_each, rows_at_once, sample_sources
+from mechicl.analysis.causes.interchange import (
+    Interchange,
+    InterchangeKind,
+    interchange_each,
+    prompts_at_once,
+    sample_sources,
+)
 from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
@@ -26,7 +32,7 @@ from mechicl.statistics import Result
 from mechicl.tasks import Task
 
 N_FITTING = 256  # prompts on which layers are assigned to steps
-KINDS: tuple[Kind, Kind] = ("exchange", "ablation")
+KINDS: tuple[InterchangeKind, InterchangeKind] = ("exchange", "ablation")
 LEAST = -9  # R² below which no digits are shown
 HOLDS = 0.9  # R² of every counterfactual of a hypothesis that is supported
 
@@ -111,7 +117,7 @@ def test_hypotheses(
     n_prompts: int = 1024,
     seed: int = 0,
     with_likeness: bool = True,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> HypothesisTest:
     """Test which algorithm a model runs: rank hypotheses by the counterfactuals that they predict.
 
@@ -175,7 +181,7 @@ def fit_hypotheses(
     algorithms: Mapping[str, StepwiseAlgorithm] | None = None,
     *,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> list[Hypothesis]:
     """Fit the hypotheses that `test_hypotheses` ranks: algorithms with schedules.
 
@@ -275,7 +281,7 @@ def reads_ahead(adapter: ModelAdapter, prompts: Prompts, per_point: int) -> bool
 
 
 def _split(adapter: ModelAdapter, several: Sequence[Prompts]) -> Iterator[tuple[Prompts, ...]]:
-    rows = rows_at_once(adapter, adapter.encode(several[0][:1]), (), several[0])
+    rows = prompts_at_once(adapter, adapter.encode(several[0][:1]), (), several[0])
     return zip(*(each.split(min(rows, N_FITTING)) for each in several), strict=True)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import Hypothesis, Runs, StepwiseAlgorithm, query_of
-from mechicl.algorithms.stepwise.hypothesis import Cell, Key, Kind, plan_interventions, select_interventions
+from mechicl.algorithms.stepwise.hypothesis import Cell, InterchangeKind, Key, plan_interventions, select_interventions
 from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
@@ -84,7 +84,7 @@ class Interchange(Result):
         return self.explained()
 
     @checked
-    def explained(self, kinds: Collection[Kind] = ("exchange", "ablation")) -> Interval:
+    def explained(self, kinds: Collection[InterchangeKind] = ("exchange", "ablation")) -> Interval:
         """Return the explained share of the effects of interventions of these kinds, with a 95% interval over prompts.
 
         In each cell, with Δ the change from the prediction without intervention,
@@ -200,7 +200,7 @@ def interchange(
     *,
     interventions: Sequence[str] | None = None,
     point: int | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Interchange:
     """Test whether a model's states act like an algorithm's: intervene on both, and compare the predictions.
 
@@ -256,7 +256,7 @@ def interchange_each(
     *,
     interventions: Sequence[str] | None = None,
     point: int | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> list[Interchange]:
     """Run `interchange` for several hypotheses, which share the model's runs."""
     adapter = ModelAdapter(model)
@@ -276,7 +276,7 @@ def interchange_each(
     untried = () if reads or interventions else ("query does not read", "query stops reading")
     untried += () if isolates or interventions else ("context isolated",)
     trial = adapter.encode(prompts[:1])
-    rows = rows_at_once(adapter, trial, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
+    rows = prompts_at_once(adapter, trial, [hypothesis.algorithm for hypothesis in hypotheses], prompts)
     n_batches = -(-len(prompts) // rows)
     parts: list[list[list[Tensor]]] = []
     with progress_bar(total=n_batches * len(wanted), progress=progress, unit="run", desc="interchange") as bar:
@@ -312,7 +312,7 @@ def interchange_each(
     return results
 
 
-def rows_at_once(
+def prompts_at_once(
     adapter: ModelAdapter, tokens: Tensor, algorithms: Sequence[StepwiseAlgorithm], prompts: Prompts
 ) -> int:
     """Number of prompts whose streams, those of two sources, a run and the largest algorithm's states fit in memory."""

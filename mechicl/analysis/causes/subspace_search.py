@@ -22,7 +22,7 @@ NOTHING = 1e-9  # relative to the change by all variables: variables that change
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class _Part:
     """Runs on some prompts after some layer, and the expected changes: by the variables, and by all others."""
 
     runs: StreamRuns
@@ -68,7 +68,7 @@ class VariableExchange:
             )
         return changed, by_others
 
-    def run(self, adapter: ModelAdapter, *, shuffled: bool) -> Callable[[int, int], list[Part]]:
+    def run(self, adapter: ModelAdapter, *, shuffled: bool) -> Callable[[int, int], list[_Part]]:
         """Return a function that gives a run's parts after a layer and step; `shuffled` permutes the targets."""
         tokens = [adapter.encode(each) for each in (self.prompts, self.sources)]
         streams = 2 * sum(stream.nbytes for stream in record_streams(adapter, tokens[0][:1])) * len(self.prompts)
@@ -84,18 +84,18 @@ class VariableExchange:
         if shuffled:
             order = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
 
-        def parts(layer: int, step: int) -> list[Part]:
+        def parts(layer: int, step: int) -> list[_Part]:
             device = batches[0][1].device
             halves = [target[order].to(device).split(rows) for target in self.targets(step)]
             return [
-                Part(runs, layer, self.place, unchanged, (changed, by_others))
+                _Part(runs, layer, self.place, unchanged, (changed, by_others))
                 for (runs, unchanged), changed, by_others in zip(batches, *halves, strict=True)
             ]
 
         return parts
 
 
-def find_readers(parts: Sequence[Part], exchange: VariableExchange, step: int) -> list[Float[Tensor, "d_model _"]]:
+def find_readers(parts: Sequence[_Part], exchange: VariableExchange, step: int) -> list[Float[Tensor, "d_model _"]]:
     """Directions that read the variables off the streams (ridge regression): one set in all, and one per token."""
     layer, where = parts[0].layer, slice(-1, None) if parts[0].place == "query" else slice(0, -1)
     pairs = [(part.runs.base[layer], part.runs.source[layer]) for part in parts]
@@ -136,7 +136,11 @@ class Fit:
 
 
 def search_columns(
-    parts: Sequence[Part], starts: Sequence[Sequence[Float[Tensor, "d_model _"]]], iterations: int, *, favoured: bool
+    parts: Sequence[_Part],
+    starts: Sequence[Sequence[Float[Tensor, "d_model _"]]],
+    iterations: int,
+    *,
+    favoured: bool,
 ) -> Fit:
     """Find the columns with the least loss by L-BFGS, from the best of each group; favoured changes are scaled."""
     fits = []
@@ -155,7 +159,7 @@ def search_columns(
     return min(fits, key=lambda fit: fit.loss)
 
 
-def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: int) -> None:
+def _descend(parts: Sequence[_Part], free: Tensor, factor: Tensor, iterations: int) -> None:
     """Minimise the mean of log(1 + distance), which exploding prompts do not dominate, over columns (and factor)."""
     moved = [each for each in (free, factor) if each.requires_grad]
     optimizer = LBFGS(moved, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
@@ -181,7 +185,7 @@ def _descend(parts: Sequence[Part], free: Tensor, factor: Tensor, iterations: in
 
 
 @torch.no_grad()
-def _best_factor(parts: Sequence[Part], basis: Tensor) -> float:
+def _best_factor(parts: Sequence[_Part], basis: Tensor) -> float:
     """The factor that brings the model's changes nearest to the targets; 0 if there are no changes."""
     changes = torch.cat([torch.cat(part.changes(basis)) for part in parts])
     targets = torch.cat([torch.cat(part.targets) for part in parts])
@@ -189,7 +193,7 @@ def _best_factor(parts: Sequence[Part], basis: Tensor) -> float:
 
 
 @torch.no_grad()
-def squared_distances(parts: Sequence[Part], basis: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+def squared_distances(parts: Sequence[_Part], basis: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """Squared distances `[prompt]` from the expected changes, of the subspace and of the rest."""
     pairs = zip(*(part.residuals(basis, factor) for part in parts), strict=True)
     inside, rest = (torch.cat(each).square().mean(1).cpu().nan_to_num(MOST, MOST) for each in pairs)

@@ -166,7 +166,7 @@ def fit_subspace(
     iterations: int = 100,
     restarts: int = 1,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SubspaceSearch:
     """Learn which subspace of a model's residual stream carries a variable of an algorithm.
 

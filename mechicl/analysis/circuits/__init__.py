@@ -5,7 +5,7 @@
 
 from mechicl.analysis.circuits.circuit import Circuit
 from mechicl.analysis.circuits.circuit_comparison import compare_circuits
-from mechicl.analysis.circuits.curves import circuit_curve
+from mechicl.analysis.circuits.curves import Ranked, circuit_curve
 from mechicl.analysis.circuits.graph_files import GraphFile, read_graph, write_graph
 from mechicl.analysis.circuits.measures import measure_circuit
 from mechicl.analysis.circuits.scores import EdgeScores, score_edges
@@ -13,6 +13,6 @@ from mechicl.analysis.circuits.search import find_circuit
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 
 __all__ = [
-    "EMBEDDING", "Circuit", "Edge", "EdgeScores", "GraphFile", "Node", "circuit_curve", "compare_circuits",
+    "EMBEDDING", "Circuit", "Edge", "EdgeScores", "GraphFile", "Node", "Ranked", "circuit_curve", "compare_circuits",
     "find_circuit", "measure_circuit", "read_graph", "score_edges", "write_graph",
 ]  # fmt: skip

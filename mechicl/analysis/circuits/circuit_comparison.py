@@ -11,8 +11,8 @@ from mechicl.base.arguments import checked
 from mechicl.models.opening.edges import EMBEDDING, Edge, Node
 from mechicl.statistics import Result
 
-Kind = Literal["nodes", "edges"]
-KINDS: tuple[Kind, ...] = ("nodes", "edges")
+PartKind = Literal["nodes", "edges"]
+KINDS: tuple[PartKind, ...] = ("nodes", "edges")
 STANDINGS = ("shared", "missing", "false")
 
 
@@ -45,12 +45,12 @@ class CircuitComparison(Result):
         """True if nothing is missing and nothing is false."""
         return not (self.missing_nodes or self.false_nodes or self.missing_edges or self.false_edges)
 
-    def precision(self, kind: Kind = "edges") -> float:
+    def precision(self, kind: PartKind = "edges") -> float:
         """Return the share of the circuit's nodes or edges that are in the truth; NaN if it has none."""
         shared, _, false = self._parts(kind)
         return len(shared) / n if (n := len(shared) + len(false)) else math.nan
 
-    def recall(self, kind: Kind = "edges") -> float:
+    def recall(self, kind: PartKind = "edges") -> float:
         """Return the share of the truth's nodes or edges that are in the circuit; NaN if it has none."""
         shared, missing, _ = self._parts(kind)
         return len(shared) / n if (n := len(shared) + len(missing)) else math.nan
@@ -65,10 +65,10 @@ class CircuitComparison(Result):
         several = ((kind, self._parts(kind)) for kind in KINDS)
         return [f"{len(s)} of {len(s) + len(m)} {kind} found, {len(f)} false" for kind, (s, m, f) in several]
 
-    def _parts(self, kind: Kind) -> list[Sequence[Node | Edge]]:
+    def _parts(self, kind: PartKind) -> list[Sequence[Node | Edge]]:
         return [getattr(self, f"{standing}_{kind}") for standing in STANDINGS]
 
-    def _by_standing(self) -> list[tuple[str, Kind, Sequence[Node | Edge]]]:
+    def _by_standing(self) -> list[tuple[str, PartKind, Sequence[Node | Edge]]]:
         return [(s, kind, parts) for kind in KINDS for s, parts in zip(STANDINGS, self._parts(kind), strict=True)]
 
     def __str__(self) -> str:

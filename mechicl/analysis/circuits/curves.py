@@ -1,6 +1,6 @@
 """Faithfulness against size: circuits of the best edges by a score, and the areas under and above the curve."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.cuts import between_ends
-from mechicl.analysis.circuits.problem import Method, OneMetric, make_problem
+from mechicl.analysis.circuits.problem import CutMethod, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import Scores, read_scores
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.base.arguments import Fraction, Natural, checked
+from mechicl.base.arguments import Fraction, Natural, check_fields, checked
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
@@ -131,6 +131,32 @@ class CircuitCurve(Result):
         return [(name, f"CPR {self.cpr(name)}, CMD {self.cmd(name)}") for name in self.names]
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """Circuits of the best edges by a score.
+
+    Attributes:
+        fractions: the shares of the edges that circuits have, increasing; rounded down to whole edges.
+        n_random: number of random rankings that are measured as controls, named "random", "random 2", ...
+        absolute: rank edges by the size of their scores, as the benchmark MIB does for `cmd`. False: first the edges
+            whose cut changes the metric most in the direction of cutting all edges, as MIB does for `cpr`.
+        only_paths: drop chosen edges on no path of chosen edges from the embedding to the output.
+        seed: seed of the random rankings.
+    """
+
+    fractions: tuple[float, ...] = FRACTIONS
+    n_random: Natural = 1
+    absolute: bool = True
+    only_paths: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        parts = [*self.fractions]
+        if not parts or parts != sorted(set(parts)) or not 0 < parts[0] <= parts[-1] <= 1:
+            raise ValueError(f"fractions must increase, above 0 and up to 1: got {tuple(parts)}")
+
+
 @checked
 @holds_models
 def circuit_curve(
@@ -139,15 +165,11 @@ def circuit_curve(
     prompts: Inputs,
     metrics: OneMetric = None,
     *,
-    fractions: Sequence[float] = FRACTIONS,
-    n_random: Natural = 1,
-    absolute: bool = True,
-    only_paths: bool = True,
-    method: Method | None = None,
+    ranked: Ranked = Ranked(),
+    method: CutMethod | None = None,
     reference: Inputs | None = None,
     at: At | None = None,
-    seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> CircuitCurve:
     """Measure the faithfulness of circuits of the best 0.1%, 0.2%, ... of the edges by a score.
 
@@ -162,11 +184,7 @@ def circuit_curve(
         prompts: other prompts than those of the scores.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`. By default the loss, where prompts
             have targets; for token ids "outputs", the outputs themselves.
-        fractions: the shares of the edges that circuits have, increasing; rounded down to whole edges.
-        n_random: number of random rankings that are measured as controls, named "random", "random 2", ...
-        absolute: rank edges by the size of their scores, as the benchmark MIB does for `cmd`. False: first the edges
-            whose cut changes the metric most in the direction of cutting all edges, as MIB does for `cpr`.
-        only_paths: drop chosen edges on no path of chosen edges from the embedding to the output.
+        ranked: which circuits are measured: `Ranked(fractions, n_random, ...)`.
         method: value of a cut edge, such as "zero" or "mean" (see `find_circuit`): by default the same as for the
             scores, else zero. "any" is measured with zero.
         reference: prompts of the replacements for "mean" and "resample"; by default the prompts themselves.
@@ -186,9 +204,7 @@ def circuit_curve(
         >>> curve = circuit_curve(induction, scores, ids[32:], next_token_loss(ids[32:, 0]))
         >>> print(curve.cpr(), curve.cpr("random"))
     """
-    parts = [float(fraction) for fraction in fractions]
-    if not parts or parts != sorted(set(parts)) or not 0 < parts[0] <= parts[-1] <= 1:
-        raise ValueError(f"fractions must increase, above 0 and up to 1: got {tuple(fractions)}")
+    parts = list(ranked.fractions)
     by_name: dict[Any, Any] = {getattr(scores, "scoring", "scores"): scores}
     if isinstance(scores, Mapping) and scores and all(isinstance(name, str) for name in scores):
         by_name = dict(scores)
@@ -200,22 +216,22 @@ def circuit_curve(
     with progress_bar(unit="run", desc="curve", progress=progress) as bar:
         problem = make_problem(
             model, prompts, metrics, method="zero" if method in (None, "any") else method, reference=reference, at=at,
-            seed=seed, advance=bar.update,
+            seed=ranked.seed, advance=bar.update,
         )  # fmt: skip
         edges, full, ablated = problem.graph.edges, problem.objective.full, problem.objective.ablated
         worth = {name: read_scores(each, edges, f"the scores {name!r}") for name, each in by_name.items()}
-        generator = torch.Generator().manual_seed(seed)
-        for draw in range(n_random):
+        generator = torch.Generator().manual_seed(ranked.seed)
+        for draw in range(ranked.n_random):
             worth[f"random {draw + 1}" if draw else "random"] = torch.rand(len(edges), generator=generator)
         counts = [int(part * len(edges) + 1e-9) for part in parts]
         masks = {}
         for name, each in worth.items():
-            signed = each.abs() if absolute else each * (1 if (ablated - full).mean() > 0 else -1)
+            signed = each.abs() if ranked.absolute else each * (1 if (ablated - full).mean() > 0 else -1)
             order = nan_last(signed).argsort(descending=True, stable=True)  # ties in the order of computation
             masks[name] = torch.zeros(len(counts), len(edges), dtype=torch.bool)
             for mask, count in zip(masks[name], counts, strict=True):
                 mask[order[:count]] = True
-                mask &= between_ends(problem.graph, mask) if only_paths else mask
+                mask &= between_ends(problem.graph, mask) if ranked.only_paths else mask
         distinct, place = torch.unique(torch.cat(list(masks.values())), dim=0, return_inverse=True)
         values = problem.measure(distinct.to(problem.graph.tokens.device))[place]
     if not values.isfinite().all():

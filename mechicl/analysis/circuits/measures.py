@@ -30,10 +30,9 @@ def measure_circuit(
     *,
     reference: Inputs | None = None,
     at: At | None = None,
-    effects: bool = True,
     n_subsets: Natural = 0,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Circuit:
     """Measure a circuit on other prompts than those it was found on, to see whether it generalizes.
 
@@ -46,7 +45,6 @@ def measure_circuit(
         reference: prompts that replacements of cut edges come from, by default the new prompts. Edges are replaced by
             the method of the circuit's search, or by zeros if that was "any".
         at: where predictions are read: "query" (the default for points), "points" or "positions" (for token ids).
-        effects: measure the effect of each node and edge too, with a run for each; NaN otherwise.
         n_subsets: number of subsets of the circuit's nodes to remove from circuit and model, for
             `Circuit.incompleteness`: all if there are at most that many, else random ones.
 
@@ -54,7 +52,7 @@ def measure_circuit(
         The same nodes and edges with new measurements, as shares of the effect of cutting everything: `faithfulness()`
         (1: the circuit alone keeps the whole metric), `completeness()` (1: the metric is lost without the circuit),
         `incompleteness()` per subset (0: circuit and model lose the same without it), each with an interval over
-        prompts.
+        prompts. The effect of each node and edge is measured too, if it was for `circuit`.
 
     Example:
         >>> induction = constructions.induction(d_vocab=16, n_ctx=32, n_heads=4, seed=0)
@@ -74,7 +72,8 @@ def measure_circuit(
             other = f"no {absent[0]}" if absent else f"{len(graph.nodes) - 1} heads and MLPs, not {circuit.n_nodes}"
             raise ValueError(f"circuit is of another model: this one has {other}")
         subsets = draw_subsets(circuit.nodes, n_subsets, seed)
-        return measure_edges(problem, graph.mask(circuit.edges), subsets, method=circuit.method, effects=effects)
+        effects = not circuit.node_effects.isnan().all()
+        return measure_edges(problem, graph.mask(circuit.edges), subsets, method=circuit.method, effects=bool(effects))
 
 
 def measure_edges(

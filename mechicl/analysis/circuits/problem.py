@@ -11,17 +11,24 @@ from torch import Tensor
 
 from mechicl.analysis.interventions.ablation import check_reference
 from mechicl.analysis.interventions.corruptions import derangement
-from mechicl.analysis.interventions.metrics import Inputs, Metric, Metrics, evaluate_metric, evaluate_part, name_metrics
+from mechicl.analysis.interventions.metrics import (
+    Inputs,
+    Metric,
+    SomeMetrics,
+    evaluate_metric,
+    evaluate_part,
+    name_metrics,
+)
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.parts import record_writes
 from mechicl.prompts import At, Prompts
 
-OneMetric = Metrics | Literal["outputs"]
+OneMetric = SomeMetrics | Literal["outputs"]
 """A metric as the user gives it: one as for `patch`, None for the loss where there are targets, or "outputs"."""
 OUTPUTS = "largest change of an output"
 """The name of the default metric without targets: the distance of the outputs from the whole model's."""
-Method = Literal["zero", "mean", "resample", "any"]
+CutMethod = Literal["zero", "mean", "resample", "any"]
 """What a cut edge carries: see `find_circuit`."""
 N_STREAMS = 256  # streams that runs of "any" start from in addition to prompts: rare values occur in some of them
 N_MIXED = 3  # writes of one node that a random mixture combines
@@ -149,8 +156,8 @@ def make_problem(
         adapter = ModelAdapter(copy.deepcopy(adapter.model).double(), at)
         tokens = adapter.encode(prompts)
     method = method or ("any" if metric is None else "zero")
-    if method not in get_args(Method):  # of a circuit or scores that an older version saved
-        raise ValueError(f"method must be one of {get_args(Method)}, got {method!r}")
+    if method not in get_args(CutMethod):  # of a circuit or scores that an older version saved
+        raise ValueError(f"method must be one of {get_args(CutMethod)}, got {method!r}")
     others = None if reference is None else adapter.encode(reference)
     check_reference(tokens, method, others)
     references = _record_references(adapter, tokens, method, others, seed)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.circuits.circuit_comparison import NodesAndEdges
-from mechicl.analysis.circuits.problem import Method, Objective, OneMetric, Problem, make_problem
+from mechicl.analysis.circuits.problem import CutMethod, Objective, OneMetric, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
@@ -110,11 +110,10 @@ def score_edges(
     *,
     scoring: Scoring = "mask-ig",
     steps: Count | None = None,
-    method: Method | None = None,
+    method: CutMethod | None = None,
     reference: Inputs | None = None,
     at: At | None = None,
-    seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> EdgeScores:
     """Estimate, to first order, the change of a metric when each edge is cut, for all edges at once.
 
@@ -151,13 +150,13 @@ def score_edges(
         >>> sorted(map(str, score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(2)))
         ['embedding → head 1.0 (v)', 'head 1.0 → output']
     """
-    problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=seed)
-    scores = estimate_effects(problem, scoring, steps, seed, progress=progress)
+    problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=0)
+    scores = estimate_effects(problem, scoring, steps, 0, progress=progress)
     return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, problem.method)
 
 
 def estimate_effects(
-    problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool
+    problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool | None
 ) -> Float[Tensor, "edge prompt"]:
     """Estimate the scores of all edges, averaged over the problem's graphs; see `score_edges`."""
     signed = problem.objective.metric is not None

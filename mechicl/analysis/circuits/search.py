@@ -7,7 +7,7 @@ import torch
 from mechicl.analysis.circuits.circuit import Circuit
 from mechicl.analysis.circuits.cuts import cut_exactly, cut_one_by_one, keep_strongest
 from mechicl.analysis.circuits.measures import measure_edges
-from mechicl.analysis.circuits.problem import Method, OneMetric, make_problem
+from mechicl.analysis.circuits.problem import CutMethod, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import estimate_effects
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, Positive, checked
@@ -27,14 +27,14 @@ def find_circuit(
     metrics: OneMetric = None,
     *,
     search: Search = "exact",
-    method: Method | None = None,
+    method: CutMethod | None = None,
     reference: Inputs | None = None,
     tolerance: Positive = 1e-3,
     effects: bool = True,
     steps: Count | None = None,
     at: At | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Circuit:
     """Find a few heads, MLPs and edges that suffice to keep a metric while all other edges are cut.
 

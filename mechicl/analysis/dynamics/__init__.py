@@ -7,6 +7,7 @@ step at which its loss falls, and the local learning coefficient of its weights.
 
 from mechicl.analysis.dynamics.langevin import (
     LearningCoefficient,
+    Sampler,
     SamplingWarning,
     learning_coefficient,
 )
@@ -24,7 +25,7 @@ from mechicl.analysis.dynamics.training import (
 )
 
 __all__ = [
-    "AlignmentOverTraining", "HeadsOverTraining", "LearningCoefficient", "OverTraining", "SamplingWarning",
+    "AlignmentOverTraining", "HeadsOverTraining", "LearningCoefficient", "OverTraining", "Sampler", "SamplingWarning",
     "StrategyOdds", "StrategyTracking", "Transitions", "align_over_training", "find_transitions", "fit_strategy_odds",
     "learning_coefficient", "measure_over_training", "score_heads_over_training", "track_strategies",
 ]  # fmt: skip

@@ -26,7 +26,17 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mechicl.analysis.dynamics.training import Training, measure_snapshots
 from mechicl.base.annotations import described
-from mechicl.base.arguments import Count, Natural, NonNegative, Positive, at_least, between, calling, checked
+from mechicl.base.arguments import (
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    at_least,
+    between,
+    calling,
+    check_fields,
+    checked,
+)
 from mechicl.base.memory import Budget
 from mechicl.base.precision import at_least_float32
 from mechicl.base.progress import progress_bar
@@ -53,6 +63,34 @@ LEAST_ACCEPTED, LARGEST_DRIFT, LARGEST_SPREAD, COLD, HOT = 0.3, 0.1, 1.1, 0.8, 1
 
 class SamplingWarning(UserWarning):
     """Chains whose diagnostics show that the estimated coefficient is not reliable."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Settings of chains of Langevin dynamics.
+
+    Attributes:
+        batch_size: examples in a minibatch; by default gradients are those of all data.
+        n_chains: chains for each model and part.
+        n_draws: steps after the burn-in, each a draw.
+        burn_in: steps before the first draw; the first half searches the step size if none is given.
+        n_beta: n times the inverse temperature β; n / log(n) by default.
+        localization: γ. Directions along which nβ L curves less than γ do not count; a smaller γ needs longer chains.
+        step_size: ε of the sampler, by default searched for each model and part (90% of steps are accepted).
+    """
+
+    n_chains: Annotated[int, at_least(2)] = 4
+    n_draws: Annotated[int, at_least(4)] = 1000
+    burn_in: Natural = 500
+    n_beta: Positive | None = None
+    localization: NonNegative = 1.0
+    step_size: Positive | None = None
+    batch_size: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.step_size is None and self.burn_in < 50:
+            raise ValueError(f"burn_in must be at least 50 to find a step size, got {self.burn_in}; or give step_size")
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,15 +183,9 @@ def learning_coefficient(
     parts: Sequence[str] = ("all",),
     steps: Sequence[int] | None = None,
     n_prompts: Count = 1024,
-    batch_size: Count | None = None,
-    n_chains: Annotated[int, at_least(2)] = 4,
-    n_draws: Annotated[int, at_least(4)] = 1000,
-    burn_in: Natural = 500,
-    n_beta: Positive | None = None,
-    localization: NonNegative = 1.0,
-    step_size: Positive | None = None,
+    sampler: Sampler = Sampler(),
     seed: Annotated[int, between(0, 2**40 - 1)] = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> LearningCoefficient:
     """Estimate the local learning coefficient of models, from chains of Langevin dynamics around their weights.
 
@@ -174,13 +206,7 @@ def learning_coefficient(
             name of a parameter, in which `*` stands for any text. Frozen parameters (`requires_grad=False`) never move.
         steps: training steps of the snapshots to measure; all by default.
         n_prompts: number n of prompts to sample from a task.
-        batch_size: examples in a minibatch; by default gradients are those of all data.
-        n_chains: chains for each model and part.
-        n_draws: steps after the burn-in, each a draw.
-        burn_in: steps before the first draw; the first half searches the step size if none is given.
-        n_beta: n times the inverse temperature β; n / log(n) by default.
-        localization: γ. Directions along which nβ L curves less than γ do not count; a smaller γ needs longer chains.
-        step_size: ε of the sampler, by default searched for each model and part (90% of steps are accepted).
+        sampler: settings of the chains: a `Sampler`.
         seed: seed of the chains, and of prompts sampled from a task; below 2^40.
 
     Returns:
@@ -196,7 +222,8 @@ def learning_coefficient(
 
     Example:
         >>> checkpoint = load_checkpoint("lsa-1l")
-        >>> result = learning_coefficient(checkpoint, checkpoint.task, steps=[0, 10_000], localization=10.0)
+        >>> sampler = Sampler(localization=10.0)
+        >>> result = learning_coefficient(checkpoint, checkpoint.task, steps=[0, 10_000], sampler=sampler)
         >>> print(result.estimate(step=10_000))
     """
     if isinstance(models, Checkpoint):
@@ -211,16 +238,15 @@ def learning_coefficient(
     shapes = [[(name, w.shape) for name, w in model.named_parameters()] for model in stacked]
     if not shapes or not shapes[0] or any(each != shapes[0] for each in shapes):
         raise ValueError(f"models must be one or more with parameters of the same shapes, got {len(shapes)} models")
-    if step_size is None and burn_in < 50:
-        raise ValueError(f"burn_in must be at least 50 to find a step size, got {burn_in}; or give step_size")
     if not parts or len(set(parts)) != len(parts):
         raise ValueError(f"parts must be one or more different names, got {list(parts)}")
+    batch_size, n_chains = sampler.batch_size, sampler.n_chains
     batches = []  # models that run together, with the weights that move
     for _, each in groupby(stacked, _skeleton):
         alike = list(each)
         its_loss, tensors = _examples(alike[0], data, loss, n_prompts, seed, batch_size is None)
         n, *others = map(len, tensors)
-        if set(others) - {n} or n < max(batch_size or 1, 3 if n_beta is None else 1):
+        if set(others) - {n} or n < max(batch_size or 1, 3 if sampler.n_beta is None else 1):
             raise ValueError(f"data must have one entry per example in each tensor, and at least "
                              f"batch_size={batch_size} examples (3 without n_beta), got {[n, *others]}")  # fmt: skip
         modules = [_WithLoss(model, its_loss, tensors) for model in alike]
@@ -228,17 +254,18 @@ def learning_coefficient(
         at_once = Budget().rows(used, at_most=len(modules))
         masks = torch.stack([_mask(alike[0], part) for part in parts])
         batches += [(modules[i : i + at_once], masks) for i in range(0, len(modules), at_once)]
-    n_beta, n_steps = n / math.log(n) if n_beta is None else n_beta, burn_in + n_draws
+    n_beta = sampler.n_beta or n / math.log(n)
+    burn_in, n_steps = sampler.burn_in, sampler.burn_in + sampler.n_draws
     seeds, found = iter(range(seed << 24, (seed << 24) + len(stacked))), []
     with progress_bar(total=n_steps * len(batches), unit="step", progress=progress, desc="sampling") as bar:
         for modules, masks in batches:
             generators = [torch.Generator().manual_seed(next(seeds)) for _ in modules]
-            chains = _Chains(modules, masks, n_chains, generators, n_beta, localization, batch_size)
-            found.append(chains.sample(burn_in, n_draws, step_size, lambda: bar.update(1)))
+            chains = _Chains(modules, masks, n_chains, generators, n_beta, sampler.localization, batch_size)
+            found.append(chains.sample(burn_in, sampler.n_draws, sampler.step_size, lambda: bar.update(1)))
     values = {name: torch.cat([each[name] for each in found]).unflatten(0, (len(rows), -1)) for name in found[0]}
     values |= {name: each.movedim(1, 2) for name, each in values.items() if name != "losses"}
     every = max(1, n_steps // N_TRACE)
-    result = LearningCoefficient(tuple(known), tuple(parts), burn_in, n_beta, localization, every, **values)
+    result = LearningCoefficient(tuple(known), tuple(parts), burn_in, n_beta, sampler.localization, every, **values)
     if result.failures:
         warn(f"the learning coefficient is not reliable: {'; '.join(result.failures)}", SamplingWarning)
     return result

@@ -24,7 +24,7 @@ from mechicl.statistics.intervals import interval, student_t_quantile
 from mechicl.statistics.results import SHARE, index_of
 
 MOST_STRATEGIES = 8  # the solver tries every subset of them
-ROUNDING = 1e-20  # of squares
+_ROUNDING = 1e-20  # of squares
 DEPENDENT = 1e-9
 """Strategies are linearly dependent if their differences' smallest eigenvalue is below this share of the largest."""
 
@@ -119,7 +119,7 @@ def track_strategies(
     threshold: Positive = 0.2,
     n_resamples: Annotated[int, at_least(2)] = 200,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> StrategyTracking:
     """Find the convex mixture of strategies that predicts most like the model at each snapshot of a training.
 
@@ -179,7 +179,7 @@ def track_strategies(
     models = torch.stack([each for row in rows for each in row])
     center = references.mean((0, 1))
     spread = (references - center).square().sum(-1).mean(-1).max()
-    if spread <= ROUNDING * references.square().sum(-1).mean():
+    if spread <= _ROUNDING * references.square().sum(-1).mean():
         raise ValueError("strategies must differ from a constant on these prompts, got the same prediction everywhere")
     every = (torch.cat([references, models]) - center) / spread.sqrt()
     # products of all predictions with those of the strategies, for each prompt: all that mixtures depend on

@@ -53,7 +53,7 @@ one model for each seed."""
 @takes_study
 @checked
 def measure_over_training(
-    checkpoint: Training, measure: Callable[[Any], Result | Mapping[str, Any]], *, progress: bool = True
+    checkpoint: Training, measure: Callable[[Any], Result | Mapping[str, Any]], *, progress: bool | None = None
 ) -> OverTraining:
     """Repeat any analysis at each snapshot of a training; `viz.plot` draws the quantities as curves.
 
@@ -100,7 +100,7 @@ def measure_over_training(
 @takes_study
 @checked
 def align_over_training(
-    checkpoint: Training, learner: Learner, prompts: Prompts, *, progress: bool = True
+    checkpoint: Training, learner: Learner, prompts: Prompts, *, progress: bool | None = None
 ) -> AlignmentOverTraining:
     """Compare the models of a training with a learner at each snapshot (`align`), in float64.
 
@@ -150,7 +150,7 @@ def score_heads_over_training(
     prompts: Prompts | None = None,
     n_prompts: int = 64,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> HeadsOverTraining:
     """Measure when heads of some kinds form: their highest scores at each snapshot (Olsson et al. 2022, argument 1).
 
@@ -185,7 +185,7 @@ def _per_sample(value: Any) -> Float[Tensor, "sample"]:
 
 
 def measure_snapshots(
-    checkpoint: Training, measure: Callable[[Any], Any], progress: bool, *, dtype: torch.dtype | None = None
+    checkpoint: Training, measure: Callable[[Any], Any], progress: bool | None, *, dtype: torch.dtype | None = None
 ) -> tuple[tuple[int, ...], list[Any]]:
     """Return the snapshots' steps, and at each a list with the measure of every seed's model.
 

@@ -110,7 +110,7 @@ def compare_with_finetuning(
     tuning: FineTuning | FineTuned,
     *,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FineTuningComparison:
     """Fine-tune a model on demonstrations and compare it with the same model reading them in context.
 
@@ -143,7 +143,7 @@ class BeforeFineTuning:
     """A model before fine-tuning, with and without demonstrations, read once for comparisons with several tunings."""
 
     @torch.no_grad()
-    def __init__(self, model: Any, shots: Shots, *, seed: int = 0, progress: bool = True):
+    def __init__(self, model: Any, shots: Shots, *, seed: int = 0, progress: bool | None = None):
         self.shots, self.seed = shots, seed
         self.reader = LastTokenReader(ModelAdapter(model), shots, progress=progress)
         self.alone = self.reader.read(shots.zero_shot)

@@ -19,8 +19,8 @@ from mechicl.prompts import Shots
 from mechicl.statistics import Result
 from mechicl.text.scores import Scored, scores_and_losses
 
-LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-EPOCHS = (1, 4, 16)
+SEARCHED_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+SEARCHED_EPOCHS = (1, 4, 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +75,11 @@ def search_tuning(
     held_out: Shots,
     tuning: FineTuning | None = None,
     *,
-    learning_rates: Sequence[Positive] = LEARNING_RATES,
-    epochs: Sequence[Count] = EPOCHS,
+    learning_rates: Sequence[Positive] = SEARCHED_RATES,
+    epochs: Sequence[Count] = SEARCHED_EPOCHS,
     choose_by: Literal["score", "loss"] = "score",
     widen: Natural = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TuningSearch:
     """Search for the learning rate and number of epochs of fine-tuning that are best on held-out queries.
 
@@ -119,7 +119,7 @@ def search_tuning(
 
 def _measure_grid(
     model: Any, held_out: Shots, settings: FineTuning, rates: tuple[float, ...], numbers: tuple[int, ...],
-    progress: bool,
+    progress: bool | None,
 ) -> Float[Tensor, "measure learning_rate epoch query"]:  # fmt: skip
     adapter, linearized = ModelAdapter(model), settings.method == "linearized"
     measures = torch.full((2, len(rates), len(numbers), len(held_out)), math.nan, dtype=torch.float64)

@@ -37,7 +37,7 @@ class LastToken:
 class LastTokenReader:
     """Reads the activations of a model, before or after fine-tuning, at the last tokens of prompts."""
 
-    def __init__(self, adapter: ModelAdapter, shots: Shots, *, progress: bool = True):
+    def __init__(self, adapter: ModelAdapter, shots: Shots, *, progress: bool | None = None):
         self.adapter, self.shots, self.progress = adapter, shots, progress
         self.layers = range(adapter.n_layers)
         for layer in self.layers:

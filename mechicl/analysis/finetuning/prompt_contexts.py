@@ -7,7 +7,12 @@ from typing import Literal
 import torch
 
 from mechicl.analysis.finetuning.context_comparison import FineTuningComparison, compare_with_finetuning
-from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
+from mechicl.analysis.finetuning.hyperparameter_search import (
+    SEARCHED_EPOCHS,
+    SEARCHED_RATES,
+    TuningSearch,
+    search_tuning,
+)
 from mechicl.analysis.finetuning.sgd import FineTuning, fine_tune_each
 from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
@@ -64,10 +69,10 @@ def search_on_prompts(
     prompts: Prompts,
     tuning: FineTuning | None = None,
     *,
-    learning_rates: Sequence[float] = LEARNING_RATES,
-    epochs: Sequence[int] = EPOCHS,
+    learning_rates: Sequence[float] = SEARCHED_RATES,
+    epochs: Sequence[int] = SEARCHED_EPOCHS,
     zero_shot: ZeroShot | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TuningSearch:
     """Search for the learning rate and number of epochs at which fine-tuning on contexts predicts their queries best.
 
@@ -107,7 +112,7 @@ def compare_on_prompts(
     *,
     zero_shot: ZeroShot | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FineTuningComparison:
     """Compare, for each prompt, a model fine-tuned on its context with the same model reading it.
 

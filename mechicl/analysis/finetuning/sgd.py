@@ -100,7 +100,7 @@ class FineTuned(Result):
 
 @checked
 @holds_models
-def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = True) -> FineTuned:
+def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool | None = None) -> FineTuned:
     """Fine-tune a model on demonstrations, one after the other; the model itself stays unchanged.
 
     The loss is the cross entropy of each demonstration's label over the whole vocabulary, in nats, or the squared error
@@ -130,7 +130,9 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
 
 
 @holds_models
-def fine_tune_each(model: Any, shots: Sequence[Shots], tuning: FineTuning, *, progress: bool = True) -> list[FineTuned]:
+def fine_tune_each(
+    model: Any, shots: Sequence[Shots], tuning: FineTuning, *, progress: bool | None = None
+) -> list[FineTuned]:
     """Fine-tune a model on each set of demonstrations, always from its own weights, as `fine_tune` does.
 
     Sets with the same number and lengths of examples share vectorised passes in models of this package.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from mechicl.analysis.finetuning.context_comparison import (
     compare_with_finetuning,
 )
 from mechicl.analysis.finetuning.forward_passes import check_lengths, predict_sequences
-from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_RATES, TuningSearch, search_tuning
+from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
 from mechicl.base.arguments import checked
 from mechicl.models.holding import holds_models
@@ -135,12 +135,9 @@ def study_task(
     methods: Sequence[Method] = METHODS,
     other_labels: Sequence[Labels] = (),
     tuning: FineTuning | None = None,
-    learning_rates: Sequence[float] = LEARNING_RATES,
-    epochs: Sequence[int] = EPOCHS,
-    choose_by: Literal["score", "loss"] = "score",
-    widen: int = 0,
+    search: Mapping[str, Any] | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TaskStudy:
     """Search for the best fine-tuning on held-out queries, then compare it with reading the same demonstrations.
 
@@ -154,9 +151,8 @@ def study_task(
         other_labels: also compare after "flipped" (next class) or "random" labels of the demonstrations, for plain
             fine-tuning with the best settings.
         tuning: settings other than learning rate, epochs and method (`FineTuning`).
-        epochs: numbers of epochs (passes over the demonstrations) to try.
-        choose_by: choose by the highest mean "score" (accuracy) or the lowest mean "loss" of the held-out queries.
-        widen: how often the grid of settings may be extended while the best lies on its border.
+        search: the settings to try and how to choose: `learning_rates`, `epochs`, `choose_by` and `widen` of
+            `search_tuning`.
 
     Returns:
         A `TaskStudy`: `tunings`, the best settings of each method (from its `TuningSearch` in `searches`);
@@ -171,7 +167,7 @@ def study_task(
     Example:
         >>> from mechicl.text import TEXT_TASKS, topic_tokenizer
         >>> texts = draw_texts(TEXT_TASKS["farm"], n_held_out=4, n_queries=8)
-        >>> options = {"methods": ("plain",), "learning_rates": (0.1, 0.3), "epochs": (1,)}
+        >>> options = {"methods": ("plain",), "search": {"learning_rates": (0.1, 0.3), "epochs": (1,)}}
         >>> study_task(load("topics-3l"), topic_tokenizer(), texts, **options).comparisons["plain"].recall()
     """
     shots = text_shots(tokenizer, texts.demonstrations, texts.queries)
@@ -181,8 +177,8 @@ def study_task(
     before = BeforeFineTuning(model, shots, seed=seed, progress=progress)
     for method in methods:
         searches[method] = search_tuning(
-            model, held_out, replace(settings, method=method), learning_rates=learning_rates, epochs=epochs,
-            choose_by=choose_by, widen=widen, progress=progress,
+            model, held_out, replace(settings, method=method), progress=progress,
+            **(search or {}),
         )  # fmt: skip
         comparisons[method] = before.compare_with(fine_tune(model, shots, searches[method].best, progress=progress))
     with_other_labels, tuned_on_other_labels = {}, {}

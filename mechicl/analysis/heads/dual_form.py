@@ -52,7 +52,7 @@ def read_dual_form(
     layer: int = 0,
     n_demonstration_tokens: int | None = None,
     *,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> DualForm:
     """Decompose a layer's attention output at the query into a zero-shot part and an update by the demonstrations.
 

@@ -19,7 +19,7 @@ from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
-from mechicl.models.opening.sites import hook_names, nearest
+from mechicl.models.opening.sites import hook_names, nearest_name
 from mechicl.models.transformer.attention import key_mask
 from mechicl.models.wrapping.wrapped import WrappedModel
 from mechicl.prompts import Prompts, TokenSequences
@@ -57,7 +57,7 @@ class HeadScores(Result):
     def __getitem__(self, name: str) -> Tensor:
         """Return a score; a ValueError for an unknown name suggests the nearest one."""
         if name not in self.scores:
-            raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest(name, self.scores)}")
+            raise ValueError(f"no score {name!r}, only {tuple(self.scores)}{nearest_name(name, self.scores)}")
         return self.scores[name]
 
     @checked
@@ -116,7 +116,7 @@ def score_heads(
     n_prompts: Count = 64,
     seed: int = 0,
     prepend: int | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> HeadScores:
     """Score every head by its attention and, in models with a vocabulary, by its weights.
 

@@ -37,7 +37,7 @@ class TokenSensitivity(Result):
 @checked
 @holds_models
 def measure_token_sensitivity(
-    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, progress: bool = True
+    model: HookedTransformer, prompts: Prompts, layer: int = 1, *, progress: bool | None = None
 ) -> TokenSensitivity:
     """Measure on which tokens the stream at each position of interleaved prompts depends, by exact derivatives.
 
@@ -117,7 +117,7 @@ class TargetCopying(Result):
 @holds_models
 @torch.no_grad()
 def measure_target_copying(
-    model: HookedTransformer, prompts: Prompts, layer: int = 0, *, progress: bool = True
+    model: HookedTransformer, prompts: Prompts, layer: int = 0, *, progress: bool | None = None
 ) -> TargetCopying:
     """Measure how far a layer copies each target y_i onto the token of its input x_i, and whether the model needs it.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
-from mechicl.analysis.interventions.metrics import Inputs, Metrics
+from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics
 from mechicl.analysis.interventions.patching import make_experiment, make_sweep, sweep_grid
 from mechicl.analysis.interventions.runs import CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
@@ -21,7 +21,7 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At
 
-Method = Literal["mean", "zero", "resample"]
+AblationMethod = Literal["mean", "zero", "resample"]
 
 
 @checked
@@ -32,16 +32,16 @@ def ablate(
     component: str = "z",
     axes: Sequence[str] | None = None,
     *,
-    method: Method = "mean",
+    method: AblationMethod = "mean",
     reference: Inputs | None = None,
     directions: Float[Tensor, "direction d_model"] | None = None,
     pairs: bool = False,
-    metrics: Metrics = None,
+    metrics: SomeMetrics = None,
     only: Only | None = None,
     at: At = "query",
     keep_predictions: bool | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> InterventionSweep:
     """Ablate each cell of a grid (for example each head) on its own, or all pairs of cells.
 
@@ -99,7 +99,7 @@ def ablate(
 
 
 def _record_replacements(
-    experiment: Experiment, names: Sequence[str], method: Method, reference: Inputs | None, seed: int
+    experiment: Experiment, names: Sequence[str], method: AblationMethod, reference: Inputs | None, seed: int
 ) -> dict[str, Tensor]:
     adapter, tokens, budget = experiment.adapter, experiment.tokens, experiment.budget
     others = None if reference is None else adapter.encode(reference)
@@ -139,7 +139,7 @@ def _sweep_directions(
     values: Mapping[str, Tensor],
     directions: Float[Tensor, "direction d_model"],
     what: str,
-    progress: bool,
+    progress: bool | None,
 ) -> InterventionSweep:
     activations = record_within(
         experiment.adapter, experiment.tokens, grid.hook_names, experiment.budget.holding(values)
@@ -176,7 +176,7 @@ def _unit_directions(directions: Tensor, activation: Tensor) -> Tensor:
 
 
 def _sweep_pairs(
-    experiment: Experiment, grid: CellGrid, values: Mapping[str, Tensor], what: str, progress: bool
+    experiment: Experiment, grid: CellGrid, values: Mapping[str, Tensor], what: str, progress: bool | None
 ) -> InterventionSweep:
     """Run every two cells together; each pair runs once and is in the sweep in both orders."""
     cells = grid.cells()

@@ -11,12 +11,12 @@ from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
 from mechicl.analysis.interventions.metrics import (
     Inputs,
     Metric,
-    Metrics,
+    SomeMetrics,
     evaluate_metrics,
     evaluate_part,
     name_metrics,
 )
-from mechicl.analysis.interventions.patching import Direction, encode_pair
+from mechicl.analysis.interventions.patching import PatchDirection, encode_pair
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
@@ -37,11 +37,11 @@ def attribute(
     component: str = "z",
     axes: Sequence[str] | None = None,
     *,
-    direction: Direction = "denoising",
-    metrics: Metrics = None,
+    direction: PatchDirection = "denoising",
+    metrics: SomeMetrics = None,
     only: Only | None = None,
     at: At = "query",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> InterventionSweep:
     """Estimate `patch` to first order: the metric's gradient times the change of the activation.
 

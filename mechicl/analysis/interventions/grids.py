@@ -10,7 +10,7 @@ from torch import Tensor
 from mechicl.analysis.interventions.runs import Sites
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
-from mechicl.models.opening.sites import Site, axes_of, check_hook, hook_name, nearest
+from mechicl.models.opening.sites import Site, axes_of, check_hook, hook_name, nearest_name
 
 Only = Mapping[str, Sequence[int] | int]
 
@@ -49,7 +49,7 @@ def make_grid(
         axes = ("layer", "head") if "head" in known else ("layer", "pos")
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     if wrong := [axis for axis in axes if axis not in known]:
-        raise ValueError(f"{component!r} has the axes {known}, not {wrong[0]!r}{nearest(wrong[0], known)}")
+        raise ValueError(f"{component!r} has the axes {known}, not {wrong[0]!r}{nearest_name(wrong[0], known)}")
     if len(set(axes)) < len(axes) or "layer" not in axes:
         raise ValueError(f"axes must contain 'layer', and each axis once; got {axes}")
     if extra := [axis for axis in only if axis not in axes]:

@@ -129,11 +129,11 @@ def _check_vocabulary(ids: Tensor, logits: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be ids in the vocabulary, 0 to {logits.shape[-1] - 1}, got {largest}")
 
 
-Metrics = Metric | Mapping[str, Metric] | None
+SomeMetrics = Metric | Mapping[str, Metric] | None
 """The argument `metrics`: one, several by name, or None for the loss."""
 
 
-def name_metrics(metrics: Metrics, prompts: Inputs, at: At) -> dict[str, Metric]:
+def name_metrics(metrics: SomeMetrics, prompts: Inputs, at: At) -> dict[str, Metric]:
     """Name the metrics of an argument; None is the loss against the prompts' targets, if these predictions have any."""
     if metrics is not None:
         return dict(metrics) if isinstance(metrics, Mapping) else {"metric": metrics}

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
-from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metrics, name_metrics
+from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.runs import Baseline, CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
@@ -16,7 +16,7 @@ from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At, Prompts
 
-Direction = Literal["denoising", "noising"]
+PatchDirection = Literal["denoising", "noising"]
 
 
 @checked
@@ -28,12 +28,12 @@ def patch(
     component: str = "z",
     axes: Sequence[str] | None = None,
     *,
-    direction: Direction = "denoising",
-    metrics: Metrics = None,
+    direction: PatchDirection = "denoising",
+    metrics: SomeMetrics = None,
     only: Only | None = None,
     at: At = "query",
     keep_predictions: bool | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> InterventionSweep:
     """Patch activations of one run into another, one cell of a sweep at a time, and measure the predictions.
 
@@ -89,7 +89,7 @@ def make_experiment(
     adapter: ModelAdapter,
     tokens: Tensor,
     prompts: Inputs,
-    metrics: Metrics,
+    metrics: SomeMetrics,
     keep_predictions: bool | None,
 ) -> Experiment:
     """Make the experiment of arguments of `patch`; by default the loss is against the targets of `prompts`."""
@@ -105,7 +105,7 @@ def sweep_grid(
     what: str,
     *,
     source: Tensor | None = None,
-    progress: bool,
+    progress: bool | None,
 ) -> InterventionSweep:
     """Run the cells of a grid with `values` by hook name patched in, which come from a run on the tokens `source`."""
     cells = grid.cells()
@@ -141,7 +141,7 @@ def make_sweep(
 
 
 def encode_pair(
-    model: Any, clean: Inputs, corrupted: Inputs, direction: Direction, at: At
+    model: Any, clean: Inputs, corrupted: Inputs, direction: PatchDirection, at: At
 ) -> tuple[ModelAdapter, Tensor, Tensor]:
     """Return the adapter, the tokens of the run that is intervened in, and those that activations are taken from."""
     adapter = ModelAdapter(model, at)

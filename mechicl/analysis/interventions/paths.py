@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
-from mechicl.analysis.interventions.metrics import Inputs, Metrics, evaluate_metrics
-from mechicl.analysis.interventions.patching import Direction, encode_pair, make_experiment, make_sweep
+from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics, evaluate_metrics
+from mechicl.analysis.interventions.patching import PatchDirection, encode_pair, make_experiment, make_sweep
 from mechicl.analysis.interventions.runs import CellResults, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
@@ -33,11 +33,11 @@ def patch_paths(
     corrupted: Inputs,
     receiver: Receiver = "q",
     *,
-    direction: Direction = "denoising",
-    metrics: Metrics = None,
+    direction: PatchDirection = "denoising",
+    metrics: SomeMetrics = None,
     at: At = "query",
     keep_predictions: bool | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> InterventionSweep:
     """Patch one head's output, as it reaches another head's query, key or value straight through the residual stream.
 

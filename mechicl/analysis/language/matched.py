@@ -51,7 +51,7 @@ def ablate_matched(
     exclude: Heads = (),
     n_random: Count = 20,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> MatchedAblation:
     """Ablate some heads together, and compare with the same number of random heads in the same layers.
 

@@ -29,7 +29,7 @@ def icl_score(
     labels: Sequence[WordLabels] = ("true", "shuffled", "random"),
     n_prompts: Count = 50,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FewShotScores:
     """Measure few-shot accuracy by number of demonstrations, with controls for the labels.
 
@@ -80,7 +80,7 @@ def icl_score(
 @checked
 @holds_models
 def loss_by_position(
-    language: LanguageModel, ids: Int[Tensor, "text pos"], *, progress: bool = True
+    language: LanguageModel, ids: Int[Tensor, "text pos"], *, progress: bool | None = None
 ) -> Float[Tensor, "pos text"]:
     """Return the next-token loss of texts at every position but the last, in nats.
 

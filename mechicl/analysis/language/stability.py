@@ -50,7 +50,7 @@ class Stability(Result):
 
 @checked
 def stability(
-    find: Callable[[Any], Any], draws: Iterable[Any], *, top: Count | None = 10, progress: bool = True
+    find: Callable[[Any], Any], draws: Iterable[Any], *, top: Count | None = 10, progress: bool | None = None
 ) -> Stability:
     """Repeat an analysis on several draws and measure how much its selections overlap.
 

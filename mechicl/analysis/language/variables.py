@@ -116,7 +116,7 @@ def align_variables(
     epochs: Count = 30,
     learning_rate: Positive = 1e-2,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> VariableAlignment:
     """Find, in each layer, a subspace at a position such that exchanging it acts like exchanging a causal variable.
 

@@ -27,7 +27,7 @@ from mechicl.statistics.results import NOT_SAMPLES
 from mechicl.text import WordPrompts, WordTask, word_prompts
 from mechicl.text.scores import score_answers
 
-Head = tuple[int, int]
+HeadIndex = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class FunctionVector(Result):
     """
 
     task: str
-    heads: tuple[Head, ...]
+    heads: tuple[HeadIndex, ...]
     vector: Tensor = field(metadata=NOT_SAMPLES)
     indirect_effects: Float[Tensor, "layer head prompt"]
     few_shot: Float[Tensor, " prompt"]
@@ -72,7 +72,7 @@ def function_vectors(
     n_prompts: Count = 32,
     n_clean: Count = 100,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FunctionVector:
     """Find the heads that carry a task from demonstrations to the answer, and add up their mean outputs.
 
@@ -156,7 +156,7 @@ def task_vectors(
     n_shots: Count = 10,
     n_prompts: Count = 32,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> TaskVectors:
     """Measure how much of a task one layer's stream carries, by patching it into zero-shot prompts.
 
@@ -242,13 +242,13 @@ def steering(
         yield
 
 
-def strongest_heads(effects: Float[Tensor, "layer head"], n: int) -> tuple[Head, ...]:
+def strongest_heads(effects: Float[Tensor, "layer head"], n: int) -> tuple[HeadIndex, ...]:
     """Return the layers and heads of the `n` largest values, largest first; warn if others tie with the last."""
     return tuple(divmod(index, effects.shape[1]) for index in largest(effects, n, "heads")[0])
 
 
 def sum_of_outputs(
-    adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], heads: Sequence[Head]
+    adapter: ModelAdapter, ids: Int[Tensor, "prompt pos"], heads: Sequence[HeadIndex]
 ) -> Float[Tensor, "d_model"]:
     """Return the sum of what some heads add to the residual stream at the last position, each a mean over prompts."""
     parts, ids = take_apart(adapter), adapter.encode(ids)
@@ -266,7 +266,7 @@ def _streams_at_end(adapter: ModelAdapter, ids: Tensor) -> dict[str, Tensor]:
 
 
 def _with_streams(
-    adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], progress: bool
+    adapter: ModelAdapter, prompts: WordPrompts, streams: dict[str, Tensor], progress: bool | None
 ) -> Float[Tensor, "layer query"]:
     """Return the probability of the right answer with the stream after each layer replaced at the last position."""
     ids = adapter.encode(prompts.ids)

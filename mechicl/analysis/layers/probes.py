@@ -179,7 +179,7 @@ def probe(
     *,
     penalties: Sequence[NonNegative] = PENALTIES,
     folds: Folds = 4,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> ProbeResult:
     """Fit linear probes for quantities at every layer and token position, and measure them on held-out prompts.
 
@@ -250,7 +250,7 @@ def _batches(
     quantities: dict[str, Quantity],
     n_points: Int[Tensor, "pos"],
     prompts: Prompts,
-    progress: bool,
+    progress: bool | None,
     folds: int | None = None,
 ) -> Iterator[tuple[Float[Tensor, "layer prompt pos d_model"], Float[Tensor, "prompt pos quantity"], list[int]]]:
     """Yield streams at all positions; all quantities side by side, then those of each prompt's partner; their sizes.

@@ -72,7 +72,7 @@ def fit_readouts(
     normalize: bool | None = None,
     penalties: Sequence[NonNegative] = PENALTIES,
     folds: Folds = 4,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Readouts:
     """Fit a linear readout after each layer in closed form, to see what the model could predict from there.
 

@@ -175,7 +175,7 @@ def straight_line(a: HookedTransformer, b: HookedTransformer) -> WeightCurve:
 
 
 @torch.no_grad()
-def measure_path(kind: str, curve: WeightCurve, prompts: Prompts, n_alphas: int) -> LossPath:
+def measure_path(kind: str, curve: WeightCurve, prompts: Prompts, n_alphas: int = 11) -> LossPath:
     """Measure losses at evenly spaced models of a curve."""
     alphas = torch.linspace(0, 1, n_alphas, dtype=torch.float64)
     prompts = prompts.to(torch.float64)
@@ -191,11 +191,10 @@ def connect_modes(
     *,
     kinds: Sequence[PathKind] | None = None,
     family: FamilyName | None = None,
-    n_alphas: TwoOrMore = 11,
     n_prompts: Count = 4096,
     bending_steps: Natural = 400,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> ModeConnectivity:
     """Measure the loss along paths between two models, after the removal of more and more symmetries.
 
@@ -223,7 +222,6 @@ def connect_modes(
             values.
         family: hand-written models to fit to the first model: "gd", "gd++", "pgd" (preconditioned gradient descent),
             each also with " per layer", or "newton".
-        n_alphas: number of models on each path, the ends included.
         n_prompts: number of held-out prompts, and of prompts to fit the construction on.
         bending_steps: steps of the optimizer SOAP for "curved", each on 512 fresh prompts.
         seed: seed of the prompts to bend and fit on; the held-out prompts have `seed + 1`.
@@ -254,7 +252,7 @@ def connect_modes(
             curve = straight_line(*PREPARE["aligned" if kind == "curved" else kind](a, other))
             if kind == "curved":
                 curve = bend(curve, task, steps=bending_steps, seed=seed, progress=progress)
-            paths[kind] = measure_path(kind, curve, held_out, n_alphas)
+            paths[kind] = measure_path(kind, curve, held_out)
         return paths
 
     fitted = {}
@@ -265,7 +263,9 @@ def connect_modes(
 
 
 @torch.enable_grad()
-def bend(line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool = True) -> WeightCurve:
+def bend(
+    line: WeightCurve, task: LinearRegression, *, steps: int, seed: int = 0, progress: bool | None = None
+) -> WeightCurve:
     """Bend a line to the Bézier curve with three control points that has the least mean loss over α.
 
     Every step draws fresh prompts: a curve can overfit a few thousand. Returns the line itself where bending does not

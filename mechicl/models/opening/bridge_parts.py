@@ -28,7 +28,7 @@ SPLITTING = ("use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """The arguments of a module's call: the stream is the first one, or `hidden_states`."""
 
     args: tuple[Any, ...]
@@ -46,7 +46,7 @@ class Recording:
 
     tokens: Tensor
     outputs: Tensor
-    calls: dict[str, list[Call]]
+    calls: dict[str, list[RecordedCall]]
     returned: list[Any] = field(default_factory=list)
 
     @property
@@ -189,7 +189,7 @@ class BridgeParts:
         blocks = list(self.model.blocks)
 
         def skip(*args: Any, instead: Tensor | None, wrapped: bool, **kwargs: Any) -> Any:
-            stream = Call(args, kwargs).stream if instead is None else instead
+            stream = RecordedCall(args, kwargs).stream if instead is None else instead
             return (stream,) if wrapped else stream
 
         forwards = [
@@ -237,7 +237,7 @@ class BridgeParts:
 
 
 def _record(adapter: ModelAdapter, tokens: Tensor) -> Recording:
-    calls: dict[str, list[Call]] = {"block": [], "attn": [], "mlp": []}
+    calls: dict[str, list[RecordedCall]] = {"block": [], "attn": [], "mlp": []}
     returned: list[Any] = []
     with ExitStack() as stack:
         for block in adapter.model.blocks:
@@ -250,9 +250,9 @@ def _record(adapter: ModelAdapter, tokens: Tensor) -> Recording:
 
 
 @contextmanager
-def _calling(module: nn.Module, listen: Callable[[Call], object]) -> Iterator[None]:
+def _calling(module: nn.Module, listen: Callable[[RecordedCall], object]) -> Iterator[None]:
     def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        listen(Call(args, kwargs))
+        listen(RecordedCall(args, kwargs))
 
     handle = module.register_forward_pre_hook(record_call, with_kwargs=True)
     try:

@@ -15,7 +15,7 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edges import Edge, Node, list_edges, list_nodes, list_reached
 from mechicl.models.opening.parts import TransformerParts, take_apart
 
-CACHE_SIZE = 2**25
+_CACHE_SIZE = 2**25
 """Upper bound in bytes on a batch of runs, unless one run takes more: larger batches leave the processor's caches."""
 
 
@@ -308,7 +308,7 @@ class EdgeGraph:
         reads = 3 * sum(readers) if backward else 6 * max(readers)
         of_parts = self._bytes_of_parts * (len(self.stages) if backward else 1)
         per_row = one * (len(self.nodes) + sum(map(len, plan)) + reads) + of_parts
-        at_most = max(CACHE_SIZE / per_row, 1) if not backward else 2**31
+        at_most = max(_CACHE_SIZE / per_row, 1) if not backward else 2**31
         return self.budget.rows(per_row, at_most=at_most)
 
 

@@ -100,7 +100,7 @@ def hook_name(component: str, layer: int) -> str:
 def axes_of(component: str) -> tuple[str, ...]:
     """Return the axes of a component's activation."""
     if component not in AXES:
-        raise ValueError(f"component {component!r} is not one of {tuple(AXES)}{nearest(component, AXES)}")
+        raise ValueError(f"component {component!r} is not one of {tuple(AXES)}{nearest_name(component, AXES)}")
     return AXES[component]
 
 
@@ -108,7 +108,7 @@ def check_hook(model: Any, name: str) -> None:
     """Refuse (ValueError) a hook that the model does not have; the message names the nearest that it has."""
     names = hook_names(model)
     if name not in names:
-        hint = nearest(name, names)
+        hint = nearest_name(name, names)
         if hasattr(model, ON_REQUEST.get(name.rsplit(".", 1)[-1], "")):
             hint = how_to_request(name)
         if hasattr(model, "how_to_declare"):
@@ -144,7 +144,7 @@ def hook_names(model: Any) -> list[str]:
     return [*model.hook_dict, *(aliases if isinstance(aliases, dict) else ())]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, known: Iterable[str]) -> str:
     """For messages: "; did you mean ...?", or "" if no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -14,8 +14,8 @@ from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import hook_names
 
-SCORES = "attn.hook_attn_scores"
-Place = Literal["query", "context"]
+SCORES_HOOK = "attn.hook_attn_scores"
+_Place = Literal["query", "context"]
 
 
 class StreamRuns:
@@ -37,7 +37,7 @@ class StreamRuns:
     def exchange(
         self,
         after: int,
-        place: Place,
+        place: _Place,
         basis: Float[Tensor, "d_model dim"] | None = None,
         point: int | None = None,
         *,
@@ -61,11 +61,11 @@ class StreamRuns:
             streams[:, where] = self.source[after][:, where]
         return self._run_query(streams, after) if place == "query" else self._run(streams, after)
 
-    def skip(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
+    def skip(self, layers: range, place: _Place) -> Float[Tensor, "prompt y"]:
         """Undo the change that some layers make at the query, or in the context."""
         return self.freeze((layers.start, layers.stop), place)
 
-    def repeat(self, layers: range, place: Place) -> Float[Tensor, "prompt y"]:
+    def repeat(self, layers: range, place: _Place) -> Float[Tensor, "prompt y"]:
         """Run the query, or the context, through some layers twice, next to the other's first streams both times."""
         where = self._positions(place)
         streams = self.base[layers.start].clone()
@@ -75,7 +75,7 @@ class StreamRuns:
         after[:, where] = again[:, where]
         return self._run(after, layers.stop)
 
-    def freeze(self, stops: Sequence[int], place: Place) -> Float[Tensor, "prompt y"]:
+    def freeze(self, stops: Sequence[int], place: _Place) -> Float[Tensor, "prompt y"]:
         """Keep the streams of the query, or of the context, constant from the first stop (in layers) to the last."""
         where, frozen = self._positions(place), self.base[stops[0]]
         put = partial(_put, where=where, values=frozen[:, where])
@@ -100,7 +100,7 @@ class StreamRuns:
             return scores.masked_fill(others, scores_of_hidden.get(kind, otherwise))
 
         for otherwise in scores_of_hidden.values():
-            hooks = [(f"blocks.{i}.{SCORES}", partial(hide, layer=i, otherwise=otherwise)) for i in layers]
+            hooks = [(f"blocks.{i}.{SCORES_HOOK}", partial(hide, layer=i, otherwise=otherwise)) for i in layers]
             predicted = self._run(self.base[layers.start], layers.start, hooks)
             if predicted.isfinite().all():
                 break
@@ -108,7 +108,7 @@ class StreamRuns:
 
     # ---- runs ----
 
-    def _positions(self, place: Place) -> slice:
+    def _positions(self, place: _Place) -> slice:
         return slice(self.last, None) if place == "query" else slice(0, self.last)
 
     def _run_query(self, streams: Tensor, layer: int) -> Tensor:
@@ -163,7 +163,7 @@ def compute_streams(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
 def has_scores(model: Any) -> bool:
     """True if a model has the hooks at which attention between positions is cut, in all layers."""
     names = hook_names(model)
-    return all(f"blocks.{layer}.{SCORES}" in names for layer in range(max(model.cfg.n_layers, 1)))
+    return all(f"blocks.{layer}.{SCORES_HOOK}" in names for layer in range(max(model.cfg.n_layers, 1)))
 
 
 def has_attention(model: Any) -> bool:

@@ -79,7 +79,7 @@ def with_momentum(
     return einsum((decay * (steps >= 0) * shares).to(z), z, summed)
 
 
-class Part(nn.Module):
+class BlockPart(nn.Module):
     """A part of a transformer, whose parameters and hooks depend on its config."""
 
     if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Part(nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
 
-class Attention(Part):
+class Attention(BlockPart):
     """Multi-head attention with softmax or any elementwise function of the scores.
 
     Weights: W_Q, W_K, W_V `[head d_model d_head]`, W_O `[head d_head d_model]`; biases b_Q, b_K, b_V

@@ -21,13 +21,13 @@ from mechicl.models.transformer.config_rules import (
 from mechicl.prompts import prompt_format
 from mechicl.prompts.formats import PromptFormat
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 # `Filled` fields may be left out and are filled in on construction, so that readers of a config never see None.
 if TYPE_CHECKING:
-    Filled = Annotated[T, "filled"]
+    Filled = Annotated[_T, "filled"]
     Dtype = Any
 else:
-    Filled = T | None
+    Filled = _T | None
     Dtype = str | torch.dtype
 Finite = Annotated[float, strictly_between(-1e300, 1e300)]
 Norm = Literal["LN", "LNPre", "RMS", "RMSPre"]

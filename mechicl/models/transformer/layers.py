@@ -13,7 +13,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.precision import at_least_float32
-from mechicl.models.transformer.attention import Attention, GradientDescentStep, Part
+from mechicl.models.transformer.attention import Attention, BlockPart, GradientDescentStep
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import ELEMENTWISE, RECURRENT
 from mechicl.models.transformer.recurrent import Recurrence
@@ -21,7 +21,7 @@ from mechicl.models.transformer.recurrent import Recurrence
 SPLIT_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
 
 
-class LayerNorm(Part):
+class LayerNorm(BlockPart):
     """Layer norm or root-mean-square norm, with weights or without.
 
     The kind is the config's `normalization_type`: "LN" and "LNPre" subtract the mean, "RMS" and "RMSPre" do not; "LN"
@@ -54,7 +54,7 @@ class LayerNorm(Part):
         return normalized.to(residual.dtype)
 
 
-class MLP(Part):
+class MLP(BlockPart):
     """One hidden layer: `hook_pre` and `hook_post` `[batch pos d_mlp]` around the activation.
 
     A gated one multiplies its activation by a second projection, `hook_pre_linear` (Shazeer 2020); there, as in
@@ -86,7 +86,7 @@ class MLP(Part):
         return self.hook_post(self.act_fn(pre)) @ self.W_out + self.b_out
 
 
-class Block(Part):
+class Block(BlockPart):
     """Attention and MLP, each with its norm and its residual update, then clipping."""
 
     def __init__(self, cfg: TransformerConfig, layer: int):
@@ -160,7 +160,7 @@ class Block(Part):
         return LayerNorm(self.cfg) if self.cfg.normalization_type else nn.Identity()
 
 
-class Embed(Part):
+class Embed(BlockPart):
     """The read-in: token ids looked up in `W_E` `[token d_model]`, continuous tokens mapped by it or padded.
 
     Weights: `W_E` and, for continuous tokens with `read_bias`, `b_E` `[d_model]`; none if the read-in is the identity,
@@ -192,7 +192,7 @@ class Embed(Part):
         return embedded + self.b_E if cfg.read_bias else embedded
 
 
-class PosEmbed(Part):
+class PosEmbed(BlockPart):
     """The update of the stream by positions: rows of `W_pos`, or a table of fixed positions that it maps.
 
     Weights: `W_pos` `[pos d_model]` for "standard" positions; `[d_pos d_model]` for one-hot and sinusoidal ones with a
@@ -230,7 +230,7 @@ class PosEmbed(Part):
         return F.pad(table[rows].double(), (cfg.d_token, cfg.d_model - cfg.d_token - cfg.d_pos))
 
 
-class Unembed(Part):
+class Unembed(BlockPart):
     """The read-out: a linear map `W_U` `[d_model d_out]`, or minus the y-dimensions of the stream.
 
     Weights: `W_U` and, with `read_bias`, `b_U` `[d_out]`; none if the read-out is the identity. Hooks: `hook_in`

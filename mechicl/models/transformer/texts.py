@@ -20,7 +20,7 @@ from mechicl.prompts import Prompts
 from mechicl.prompts.tokenizing import own_ids, start_ids
 
 Text = str | Sequence[str]
-Side = Literal["right"] | None
+PaddingSide = Literal["right"] | None
 Occurrence = Literal["first", "last"]
 MISSING = "this model has no tokenizer: give one of transformers to model.set_tokenizer(tokenizer)"
 
@@ -40,7 +40,7 @@ class TextModel(PromptedModel):
     _start: tuple[int, ...] = ()  # ids that come first with prepend_bos
 
     @checked
-    def set_tokenizer(self, tokenizer: PreTrainedTokenizerBase, default_padding_side: Side = None) -> None:
+    def set_tokenizer(self, tokenizer: PreTrainedTokenizerBase, default_padding_side: PaddingSide = None) -> None:
         """Give the model a copy of a tokenizer of `transformers`, with which it reads and writes text.
 
         Missing special tokens get TransformerLens' names: `<|endoftext|>` for the end of text, and the end of text for
@@ -73,7 +73,7 @@ class TextModel(PromptedModel):
         self,
         input: Text | Prompts | Tensor,
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
-        padding_side: Side = USE_DEFAULT_VALUE,
+        padding_side: PaddingSide = USE_DEFAULT_VALUE,
         move_to_device: bool = True,
         truncate: bool = True,
     ) -> Tensor:
@@ -124,7 +124,7 @@ class TextModel(PromptedModel):
         self,
         input: Text | Int[Tensor, "*one pos"] | np.ndarray | Sequence[Any],
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
-        padding_side: Side = USE_DEFAULT_VALUE,
+        padding_side: PaddingSide = USE_DEFAULT_VALUE,
     ) -> Any:
         """Convert each token of a text, or of ids `[pos]` or `[1 pos]`, to a string; a list of texts gives lists."""
         if isinstance(input, list | tuple):
@@ -162,7 +162,7 @@ class TextModel(PromptedModel):
         input: str | Int[Tensor, "*one pos"],
         mode: Occurrence = "first",
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
-        padding_side: Side = USE_DEFAULT_VALUE,
+        padding_side: PaddingSide = USE_DEFAULT_VALUE,
     ) -> int:
         """Find the first or last position of a token in a text, or in ids `[pos]` or `[1 pos]`."""
         tokens = _one_prompt(self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input)

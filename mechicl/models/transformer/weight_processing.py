@@ -17,7 +17,7 @@ from torch import Tensor
 from mechicl.base.arguments import checked
 from mechicl.models.transformer.config import TransformerConfig
 
-State = dict[str, Tensor]
+NamedWeights = dict[str, Tensor]
 Model = TypeVar("Model", bound=Any)
 CENTRING = ("LN", "LNPre")
 WEIGHTED = {"LN": "LNPre", "RMS": "RMSPre"}  # norms with weights: the same without
@@ -26,7 +26,7 @@ WEIGHTED = {"LN": "LNPre", "RMS": "RMSPre"}  # norms with weights: the same with
 # ---- the steps, on state dicts ----
 
 
-def fold_layer_norm(state: State, cfg: TransformerConfig) -> State:
+def fold_layer_norm(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
     """Move the norms' weights and biases into the weights that read them, which are centred after layer norm."""
     state, centres = dict(state), cfg.normalization_type in CENTRING
 
@@ -56,7 +56,7 @@ def fold_layer_norm(state: State, cfg: TransformerConfig) -> State:
     return state
 
 
-def center_writing_weights(state: State, cfg: TransformerConfig) -> State:
+def center_writing_weights(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
     """Subtract the mean over the stream's dimensions from everything that is written to the stream."""
     writers = {"embed.W_E", "embed.b_E", "pos_embed.W_pos"}
     for layer in range(cfg.n_layers):
@@ -64,13 +64,13 @@ def center_writing_weights(state: State, cfg: TransformerConfig) -> State:
     return {n: weight - weight.mean(-1, keepdim=True) if n in writers else weight for n, weight in state.items()}
 
 
-def center_unembed(state: State, cfg: TransformerConfig) -> State:
+def center_unembed(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
     """Subtract the mean over the vocabulary from the read-out: the logits change, their softmax does not."""
     ends = ("unembed.W_U", "unembed.b_U")
     return {n: weight - weight.mean(-1, keepdim=True) if n in ends else weight for n, weight in state.items()}
 
 
-def fold_value_biases(state: State, cfg: TransformerConfig) -> State:
+def fold_value_biases(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
     """Move the value biases into the output bias of each layer, which they shift by a constant."""
     state = dict(state)
     for layer in range(cfg.n_layers):
@@ -81,14 +81,14 @@ def fold_value_biases(state: State, cfg: TransformerConfig) -> State:
     return state
 
 
-def refactor_factored_attn_matrices(state: State, cfg: TransformerConfig) -> State:
+def refactor_factored_attn_matrices(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
     """Replace the factors of `W_Q W_Kᵀ` and `W_V W_O` by orthogonal ones; value biases move to the output bias."""
     from transformer_lens.weight_processing import ProcessWeights  # loads every architecture of transformers: seconds
 
     return ProcessWeights.refactor_factored_attn_matrices(dict(state), cfg)
 
 
-STEPS: dict[str, Callable[[State, TransformerConfig], State]] = {  # in this order
+STEPS: dict[str, Callable[[NamedWeights, TransformerConfig], NamedWeights]] = {  # in this order
     "fold_ln": fold_layer_norm,
     "center_writing_weights": center_writing_weights,
     "center_unembed": center_unembed,
@@ -233,7 +233,7 @@ def _config_after(cfg: TransformerConfig, folded: bool, biased: bool) -> Transfo
     return cfg.replace(**({name: getattr(cfg, name) for name in filled} | changes))
 
 
-def _with_all_weights(model: Any) -> State:
+def _with_all_weights(model: Any) -> NamedWeights:
     """The state dict in float64, with zeros for missing biases, and an identity read-out as a matrix."""
     cfg, state = model.cfg, {name: weight.detach().double() for name, weight in model.state_dict().items()}
     zeros: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,), "embed.b_E": (cfg.d_model,)}

@@ -67,7 +67,7 @@ def _columns(split: Split, width: int) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class Place:
+class HookPlace:
     """Where a component is read: the input of a sub-module, its output, or inside its fused attention."""
 
     component: str  # name of the component, such as "pattern", as in `Site`
@@ -132,11 +132,11 @@ class HookedParts:
     A sub-module that runs several times (a looped block) is named that often; its calls are the layers, in order.
     """
 
-    def __init__(self, module: nn.Module, parts: Sequence[tuple[str, Place]], blocks: nn.ModuleList):
+    def __init__(self, module: nn.Module, parts: Sequence[tuple[str, HookPlace]], blocks: nn.ModuleList):
         self.module = module
         self.opens_attention = any(place.side == "inside" for _, place in parts)
         self._points: dict[tuple[str, int], tuple[nn.Module, str]] = {}  # as a module and an attribute of it
-        self._places: dict[str, list[Place]] = {}
+        self._places: dict[str, list[HookPlace]] = {}
         self._compared: set[Any] = set()
         for name, place in parts:
             self._places.setdefault(name, []).append(place)
@@ -189,12 +189,12 @@ class HookedParts:
                     f"{name!r} runs {calls[name]} times in a pass, and is named {named} times: name it for each"
                 )
 
-    def _hooked(self, place: Place) -> bool:
+    def _hooked(self, place: HookPlace) -> bool:
         return _is_hooked(self._points[place.component, place.layer])
 
-    def _at_call(self, name: str, side: str, number: int) -> list[Place]:
+    def _at_call(self, name: str, side: str, number: int) -> list[HookPlace]:
         """The places on one side of a part in its call of that number: each component's layer of that number."""
-        by_component: dict[str, list[Place]] = {}
+        by_component: dict[str, list[HookPlace]] = {}
         for place in self._places[name]:
             if place.side == side:
                 by_component.setdefault(place.component, []).append(place)
@@ -253,7 +253,7 @@ class HookedParts:
 
         return see_output
 
-    def _see(self, place: Place, name: str, activation: Any) -> Any:
+    def _see(self, place: HookPlace, name: str, activation: Any) -> Any:
         holder, attribute = self._points[place.component, place.layer]
         point = getattr(holder, attribute)
         # hooks and the module may keep their tensors, and write into them: each has its own

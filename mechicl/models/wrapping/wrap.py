@@ -13,12 +13,12 @@ from transformer_lens import HookedRootModule
 
 from mechicl.base.arguments import Count, check_fields, checked
 from mechicl.models.wrapping.fused_attention import COMPONENTS
-from mechicl.models.wrapping.module_hooks import JointProjection, Place, Side, Split
-from mechicl.models.wrapping.wrapped import Call, Decode, Encode, WrappedModel
+from mechicl.models.wrapping.module_hooks import HookPlace, JointProjection, Side, Split
+from mechicl.models.wrapping.wrapped import CallModule, Decode, Encode, WrappedModel
 from mechicl.prompts.formats import PromptFormatName
 
 Names = str | Sequence[str]
-Attention = Names | Mapping[str, Names | int | Split]
+AttentionNames = Names | Mapping[str, Names | int | Split]
 QKV = ("q", "k", "v")
 PARTS_OF_ATTENTION: dict[str, tuple[str, Side]] = {  # key in `attention`: component, and the side on which it is read
     "out": ("attn_out", "output"),
@@ -39,11 +39,11 @@ def wrap(
     decode: Decode | None = None,
     points: slice | None = None,
     layers: Names | None = None,
-    attention: Attention | None = None,
+    attention: AttentionNames | None = None,
     mlp: Names | None = None,
     resid_mid: Names | None = None,
     unembed: Names | None = None,
-    call: Call | None = None,
+    call: CallModule | None = None,
     batch_first: bool = True,
     name: str | None = None,
 ) -> WrappedModel:
@@ -139,11 +139,11 @@ def wrap(
     if layers is None and (without := [keyword for keyword, names in declared.items() if names is not None]):
         raise ValueError(f"{without[0]}= names parts of layers: name the layers too, layers=")
     stack = [] if layers is None else _expand(module, layers, "layers")
-    parts: list[tuple[str, Place]] = []
+    parts: list[tuple[str, HookPlace]] = []
 
     def add(names: Names, keyword: str, component: str, side: Side, **settings: Any) -> None:
         for layer, part in enumerate(_expand(module, names, keyword, n_layers=len(stack))):
-            parts.append((part, Place(component, layer, side, batch_first=batch_first, **settings)))
+            parts.append((part, HookPlace(component, layer, side, batch_first=batch_first, **settings)))
 
     if stack:
         add(stack, "layers", "resid_pre", "input")
@@ -205,7 +205,7 @@ class _Heads:
         return [part.unflatten(-1, (number, d_head)) for part, number in zip(parts, numbers, strict=True)]
 
 
-def _read_attention(module: nn.Module, attention: Attention | None) -> _Heads:
+def _read_attention(module: nn.Module, attention: AttentionNames | None) -> _Heads:
     if attention is None:
         return _Heads({})
     parts: dict[str, Any] = dict(attention) if isinstance(attention, Mapping) else {"out": attention}

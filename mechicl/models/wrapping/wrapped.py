@@ -18,14 +18,14 @@ from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
 from mechicl.models.holding import holding, in_a_pass, share_lock, without_user_hooks
 from mechicl.models.layered import LayeredModel
-from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, Place
+from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, HookPlace
 from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
 from mechicl.prompts import At, Prompts, prompt_format
 from mechicl.prompts.formats import PromptFormat, PromptFormatName
 
 Encode = Callable[[Prompts], Tensor]
 Decode = Callable[[Any], Tensor]
-Call = Callable[[nn.Module, Tensor], Any]
+CallModule = Callable[[nn.Module, Tensor], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class WrappedModel(LayeredModel):
     def __init__(
         self,
         module: nn.Module,
-        parts: Sequence[tuple[str, Place]],
+        parts: Sequence[tuple[str, HookPlace]],
         encode: Encode | str,
         decode: Decode | None,
         points: slice | None,
@@ -70,7 +70,7 @@ class WrappedModel(LayeredModel):
         n_heads: int,
         unembed: Sequence[str],
         name: str,
-        call: Call | None = None,
+        call: CallModule | None = None,
         batch_first: bool = True,
     ):
         super().__init__()

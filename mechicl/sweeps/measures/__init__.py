@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from mechicl.checkpoints import Checkpoint
 from mechicl.sweeps.measures import general, pools, regression
 
-MEASURES: Mapping[str, Callable[[Checkpoint], general.Measured]] = {
+MEASURES: Mapping[str, Callable[[Checkpoint], general.ColumnValues]] = {
     "loss": general.loss,
     "regret": general.mean_regret,
     "alignment": general.alignment,

@@ -19,7 +19,7 @@ from mechicl.tasks import FixedTasks, LinearRegression, MarkovChains, TokenDistr
 
 HELD_OUT = 1_000_003
 """Seed of the held-out prompts."""
-Measured = dict[str, float]
+ColumnValues = dict[str, float]
 T = TypeVar("T")
 
 
@@ -38,20 +38,21 @@ def task_of(checkpoint: Checkpoint, kind: type[T], measure: str) -> T:
     return task
 
 
-def loss(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
+def loss(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> ColumnValues:
     """Measure the loss on new prompts, and that of the task's best known learner on them (see `mean_regret`)."""
     measured = mean_regret(checkpoint, n_prompts=n_prompts)
     return {name: measured[name] for name in ("held_out_loss", "best_known_loss")}
 
 
-def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
+def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> ColumnValues:
     """Measure the held-out loss minus that of the task's best known learner, on the same prompts: `analysis.regret`.
 
     Returns `regret`, `held_out_loss` and `best_known_loss`: squared errors as trained, or nats per token.
     """
     model, task = one_model(checkpoint), checkpoint.task
     at = "points" if isinstance(task, TokenDistribution) or model.cfg.one_pass else "query"
-    result = regret(model, task, with_references=False, at=at, n_prompts=n_prompts, seed=HELD_OUT, progress=False)
+    best = next(iter(references(task)))  # the others may be slow
+    result = regret(model, task, references=best, at=at, n_prompts=n_prompts, seed=HELD_OUT, progress=False)
     return {
         "regret": result.mean().mean,
         "held_out_loss": result.losses[result.learner].mean().item(),
@@ -59,7 +60,7 @@ def mean_regret(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
     }
 
 
-def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: int = 2000) -> Measured:
+def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: int = 2000) -> ColumnValues:
     """Measure the agreement of the model with a reference learner of its task: `analysis.align`, means over prompts.
 
     Returns `prediction_distance`, `sensitivity_cosine` (where defined) and `sensitivity_distance`. `learner` names one
@@ -75,7 +76,7 @@ def alignment(checkpoint: Checkpoint, *, learner: str | None = None, n_prompts: 
     }
 
 
-def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
+def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> ColumnValues:
     """Measure the distance of each family of algorithms from the model's predictions: `analysis.identify`.
 
     Returns `relative_distance: FAMILY`, the root of the mean squared distance over that of the model's predictions, for
@@ -85,14 +86,14 @@ def identified(checkpoint: Checkpoint, *, n_prompts: int = 2048) -> Measured:
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of models that are hardly trained
         result = identify(one_model(checkpoint), checkpoint.task, **options)
     scale = result.squared_predictions.mean().clamp(min=1e-300)
-    distances: Measured = {}
+    distances: ColumnValues = {}
     for match in result.matches:  # the nearest member of a family first
         name = f"relative_distance: {match.family}"
         distances.setdefault(name, (match.squared_distances.mean() / scale).sqrt().item())
     return {**distances, "confidence": result.confidence}
 
 
-def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measured:
+def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> ColumnValues:
     """Find the step at which the held-out loss falls from its `plateau` (default: the first loss): `find_transitions`.
 
     Returns `transition_step` and its `transition_width` (from a tenth to nine tenths of the fall), NaN if there is
@@ -112,7 +113,7 @@ def transition(checkpoint: Checkpoint, *, plateau: float | None = None) -> Measu
     }
 
 
-def fitting(checkpoint: Checkpoint) -> Measured:
+def fitting(checkpoint: Checkpoint) -> ColumnValues:
     """Measure how much later a model of fixed tasks has a low loss on new tasks than on its own (grokking).
 
     A loss is low if it is below the middle between predicting 0 and the best step of gradient descent, on new tasks of
@@ -158,7 +159,7 @@ def fitting(checkpoint: Checkpoint) -> Measured:
     }
 
 
-def markov_phases(checkpoint: Checkpoint, *, n_prompts: int = 500) -> Measured:
+def markov_phases(checkpoint: Checkpoint, *, n_prompts: int = 500) -> ColumnValues:
     """Find when a model of Markov chains counts tokens, and when pairs of tokens: divergences at its snapshots.
 
     At each snapshot the Kullback-Leibler divergence is measured from each simple learner to the model: "uniform" (all
@@ -191,7 +192,7 @@ def markov_phases(checkpoint: Checkpoint, *, n_prompts: int = 500) -> Measured:
     return _phases(steps, divergences) | {"apart": divergence(logs["unigram"], "bigram")}
 
 
-def _phases(steps: tuple[int, ...], divergences: list[dict[str, float]]) -> Measured:
+def _phases(steps: tuple[int, ...], divergences: list[dict[str, float]]) -> ColumnValues:
     nearest = [min(each, key=each.__getitem__) for each in divergences]
     first = {name: next((float(s) for s, n in zip(steps, nearest, strict=True) if n == name), math.nan)
              for name in ("unigram", "bigram")}  # fmt: skip

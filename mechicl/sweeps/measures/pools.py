@@ -13,11 +13,11 @@ from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner
 from mechicl.prompts import Prompts
 from mechicl.statistics.intervals import student_t_quantile
-from mechicl.sweeps.measures.general import HELD_OUT, Measured, one_model, task_of
+from mechicl.sweeps.measures.general import HELD_OUT, ColumnValues, one_model, task_of
 from mechicl.tasks import TaskPool
 
 
-def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured:
+def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> ColumnValues:
     """Measure if a model of a pool of tasks is near the Bayes learner of the pool, that of all tasks, or neither.
 
     Returns the numbers of `compare_on_pool` and, at each snapshot on the pool's tasks, `position_at_STEP`,
@@ -33,7 +33,7 @@ def pool_distances(checkpoint: Checkpoint, *, n_prompts: int = 4000) -> Measured
     return measured
 
 
-def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) -> Measured:
+def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) -> ColumnValues:
     """Compare a learner (a model or a control) with dMMSE, the Bayes learner of a pool, and ridge, that of all tasks.
 
     Returns for prompts of the `pool`'s tasks and of `new` ones: `to_dmmse` and `to_ridge`, mean squared differences of
@@ -41,7 +41,7 @@ def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) 
     numbers of `fit_mixture`. And `log_ratio`, the decimal logarithm of `pool_to_dmmse` over `pool_to_ridge`: negative
     if nearer to dMMSE.
     """
-    measured: Measured = {}
+    measured: ColumnValues = {}
     for where, source in (("pool", task), ("new", task.new_tasks)):
         prompts = source.sample(n_prompts, seed=HELD_OUT)
         dmmse, ridge = _pool_predictions(task, where, n_prompts)
@@ -63,7 +63,7 @@ def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) 
 @checked
 def fit_mixture(
     predictions: Float[Tensor, "prompt y"], first: Float[Tensor, "prompt y"], second: Float[Tensor, "prompt y"]
-) -> Measured:
+) -> ColumnValues:
     """Fit predictions as a · first + b · second, by least squares without a constant.
 
     A position between two learners cannot distinguish a mixture of them from other predictions, such as 0, so it comes

@@ -11,14 +11,14 @@ from mechicl.analysis.behaviour.identification import limits
 from mechicl.analysis.heads import measure_target_copying
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner, squared_errors
-from mechicl.sweeps.measures.general import HELD_OUT, Measured, one_model, task_of, transition
+from mechicl.sweeps.measures.general import HELD_OUT, ColumnValues, one_model, task_of, transition
 from mechicl.tasks import LinearRegression
 
 N_TUNING = 16_384
 """Prompts for tuning reference learners: rare contexts determine the losses of deep ones."""
 
 
-def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured:
+def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> ColumnValues:
     """Measure a model's loss on linear regression over those of the best learners of its depth, tuned on the task.
 
     Returns `model_loss` and the losses of `gd` (gradient descent, one step size), `gd_plus_plus` (a step size and a γ
@@ -37,7 +37,7 @@ def descent_limits(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
     return losses
 
 
-def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured:
+def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> ColumnValues:
     """Measure a one-layer model's loss over that of a tuned step of gradient descent, and the cosine of sensitivities.
 
     Returns `gap`, the model's loss divided by gradient descent's, minus 1; `model_loss`, `gd_loss`, `zero_loss` (that
@@ -57,7 +57,7 @@ def gap_to_descent(checkpoint: Checkpoint, *, n_prompts: int = 8192) -> Measured
     }
 
 
-def target_copying(checkpoint: Checkpoint, *, n_prompts: int = 2000) -> Measured:
+def target_copying(checkpoint: Checkpoint, *, n_prompts: int = 2000) -> ColumnValues:
     """Measure when the loss falls below that of predicting 0, and if the first layer copies targets to their inputs.
 
     Takes a model on interleaved prompts of linear regression, and a record with a curve. Returns the columns of

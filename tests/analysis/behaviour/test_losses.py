@@ -48,9 +48,9 @@ def test_the_best_learner_has_no_regret_and_no_other_less():
     result = regret(algorithms.references(NOISY)["bayes"], NOISY, n_prompts=2000)
     assert result.regret().abs().max() == 0
     assert result.mean("ols").low > 0
-    few = regret(AlgorithmLearner(nothing), NOISY, with_references=False, n_prompts=4)
+    few = regret(AlgorithmLearner(nothing), NOISY, references="bayes", n_prompts=4)
     assert list(few.losses) == [few.learner, "bayes"]
-    other = regret(AlgorithmLearner(nothing), NOISY, reference="ols", n_prompts=100)
+    other = regret(AlgorithmLearner(nothing), NOISY, references=["ols", "bayes"], n_prompts=100)
     assert torch.equal(other.regret("ols"), torch.zeros(6, 100).double())
     assert (other.regret("bayes").mean() < 0).all()
 
@@ -77,7 +77,7 @@ def test_models_with_an_untrained_control():
                             attention="softmax")  # fmt: skip
     model = HookedTransformer(cfg)
     with mechicl.settings(memory=2e6):
-        result = regret(model, MarkovChains(3, 9), untrained=HookedTransformer(cfg, seed=1), n_prompts=64)
+        result = regret(model, MarkovChains(3, 9), also={"untrained": HookedTransformer(cfg, seed=1)}, n_prompts=64)
     whole = regret(model, MarkovChains(3, 9), n_prompts=64)
     assert list(result.losses) == ["model", "bigram", "unigram", "uniform", "untrained"]
     assert torch.allclose(result.regret(), whole.regret(), atol=1e-6)

@@ -136,7 +136,7 @@ def ranking(n: int = 6):
         (lambda: identify_on_tokens(UNIFORM, CHAINS, also={"w": WIDE}, **QUIET), "'w' predicts 4 tokens, and the net"),
         (lambda: identify_on_tokens(UNIFORM, CHAINS, **QUIET).gap("other"), "learner must be one of 'uniform'"),
         # ---- regret ----
-        (lambda: regret(OLS, THREE_INPUTS, reference="newton"), "reference must be one of .*; got 'newton'"),
+        (lambda: regret(OLS, THREE_INPUTS, references="newton"), "references must be one of .*; got 'newton'"),
         (lambda: regret(OLS, THREE_INPUTS, loss="errors"), "targets that are ±1 or one-hot"),
         (lambda: regret(UNIFORM, CHAINS, loss="errors"), "'nats'"),
         (lambda: regret(OLS, THREE_INPUTS, also={"short": Short()}, **QUIET), "'short', given .* must return"),

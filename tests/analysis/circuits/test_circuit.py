@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
 from mechicl.analysis.circuits import EMBEDDING, Circuit, Edge, EdgeScores, Node, compare_circuits
-from mechicl.analysis.circuits.circuit_comparison import Kind, order_edges
+from mechicl.analysis.circuits.circuit_comparison import PartKind, order_edges
 from mechicl.analysis.circuits.cuts import between_ends
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
@@ -116,7 +116,7 @@ def some(parts):
 @given(some([EMBEDDING, *KNOWN]), some([EMBEDDING, *KNOWN]), some(LINKS), some(LINKS))
 def test_shared_missing_and_false_are_those_of_sets(nodes, true_nodes, edges, true_edges):
     made = compare_circuits(Parts(nodes, edges), Parts(true_nodes, true_edges))
-    every: list[tuple[Kind, list, list]] = [("nodes", nodes, true_nodes), ("edges", edges, true_edges)]
+    every: list[tuple[PartKind, list, list]] = [("nodes", nodes, true_nodes), ("edges", edges, true_edges)]
     for kind, circuit, truth in every:
         ours, theirs = set(circuit) - {EMBEDDING}, set(truth) - {EMBEDDING}
         assert set(getattr(made, f"shared_{kind}")) == ours & theirs

@@ -174,8 +174,10 @@ def test_subsets_are_all_or_different_ones_with_every_node_in_half_of_them():
 def test_subsets_of_a_circuit_of_edges_lose_all_edges_from_their_nodes():
     model = model_of("gpt")
     prompts, others = inputs(model, 0, 5), inputs(model, 1, 5)
-    circuit = find_circuit(model, prompts, method="resample", reference=others, tolerance=0.2, progress=False)
-    measured = measure_circuit(model, circuit, prompts, reference=others, n_subsets=5, effects=False, progress=False)
+    circuit = find_circuit(
+        model, prompts, method="resample", reference=others, tolerance=0.2, effects=False, progress=False
+    )
+    measured = measure_circuit(model, circuit, prompts, reference=others, n_subsets=5, progress=False)
     adapter, metric = ModelAdapter(model), squared_error(prompts)
     graph = EdgeGraph(adapter, adapter.encode(prompts), record_writes(adapter, adapter.encode(others)))
     assert len(measured.subsets) == 5

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from mechicl import constructions
-from mechicl.analysis.circuits import circuit_curve, find_circuit
+from mechicl.analysis.circuits import Ranked, circuit_curve, find_circuit
 from mechicl.analysis.circuits.curves import FRACTIONS, CircuitCurve
 from mechicl.analysis.interventions import next_token_loss, squared_error
 from mechicl.models.opening.edges import EMBEDDING, Edge, list_edges
@@ -32,8 +32,8 @@ def test_a_curve_is_that_of_a_plain_loop(only_paths):
     scores = torch.randn(len(edges), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     fractions = (0.02, 0.1, 0.3, 0.6, 0.9, 1.0)
     by_edge = dict(zip(edges, scores.tolist(), strict=True))
-    curve = circuit_curve(model, by_edge, prompts, method="resample", reference=others, fractions=fractions,
-                          only_paths=only_paths, n_random=0, progress=False)  # fmt: skip
+    curve = circuit_curve(model, by_edge, prompts, method="resample", reference=others,
+                          ranked=Ranked(fractions, 0, only_paths=only_paths), progress=False)  # fmt: skip
     tokens, references = model.encode(prompts), write_all(model, model.encode(others))
 
     @torch.no_grad()
@@ -81,8 +81,8 @@ def test_a_planted_circuit_has_the_area_of_its_size():
     circuit = find_circuit(model, SEQUENCES, method="zero", progress=False)
     scores = {edge: float(edge in circuit.edges) for edge in list_edges(model)}
     worst = {edge: -score for edge, score in scores.items()}
-    curve = circuit_curve(model, {"true": scores, "worst": worst}, SEQUENCES, method="zero", absolute=False,
-                          progress=False)  # fmt: skip
+    both, ranked = {"true": scores, "worst": worst}, Ranked(absolute=False)
+    curve = circuit_curve(model, both, SEQUENCES, method="zero", ranked=ranked, progress=False)
     # all 7 of 81 edges are needed: nothing is kept before 0.1 of them, and all from there on
     expected = (0.1 - 0.05) / 2 + (1 - 0.1)
     assert curve.cpr("true").mean == pytest.approx(expected, abs=1e-6)
@@ -91,7 +91,7 @@ def test_a_planted_circuit_has_the_area_of_its_size():
     assert curve.cpr("worst").mean == pytest.approx(0.25, abs=1e-6)  # nothing up to one half
     assert curve.cpr("random").mean < 0.5
     same = circuit_curve(
-        model, scores, SEQUENCES.read, metric, at="positions", method="zero", n_random=0, progress=False
+        model, scores, SEQUENCES.read, metric, at="positions", method="zero", ranked=Ranked(n_random=0), progress=False
     )
     assert_close(same.alone["scores"], curve.alone["true"])
 

@@ -14,6 +14,7 @@ from mechicl.analysis.circuits import (
     Edge,
     EdgeScores,
     Node,
+    Ranked,
     circuit_curve,
     compare_circuits,
     find_circuit,
@@ -34,7 +35,7 @@ SCORES = EdgeScores(EDGES, torch.ones(len(EDGES), 4), "loss", "eap-ig", "mean")
 OF_ZERO = dataclasses.replace(SCORES, method="zero")
 DEEPER = tuple(list_edges(model_of("gpt", n_layers=3)))
 QUIET: dict[str, Any] = {"progress": False}
-NO_CONTROL: dict[str, Any] = {"n_random": 0}
+NO_CONTROL: dict[str, Any] = {"ranked": Ranked(n_random=0)}
 HIDDEN = TokenSequences(torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.bool))
 
 
@@ -124,7 +125,7 @@ CASES: list[tuple[Any, str]] = [
     (lambda: curve(dataclasses.replace(SCORES, edges=DEEPER, scores=torch.ones(len(DEEPER), 4))),
      "'eap-ig' are of another model: this one has no edge MLP 0 → MLP 2"),
     (lambda: curve(metrics=finite(2)), "not finite on some circuit"),
-    *((lambda bad=bad: curve(fractions=bad), "fractions must increase")
+    *((lambda bad=bad: Ranked(bad), "fractions must increase")
       for bad in ((0.5, 0.1), (), (0.0, 1.0), (0.5, 1.5))),
     (lambda: curve().cpr("eap"), r"name must be one of \['scores'\], got 'eap'"),
     (lambda: read_scores({Edge(Node(7, 0), None): 1.0, **ALL}, EDGES), r"no edge head 7\.0 → output"),

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from mechicl import viz
-from mechicl.analysis.dynamics import LearningCoefficient, SamplingWarning, learning_coefficient
+from mechicl.analysis import dynamics
+from mechicl.analysis.dynamics import LearningCoefficient, Sampler, SamplingWarning
 from mechicl.analysis.dynamics.langevin import _mask
 from mechicl.base.settings import settings
 from mechicl.checkpoints import Checkpoint, Snapshots, load_checkpoint, stack_models
@@ -20,6 +21,13 @@ from mechicl.learners import squared_errors
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.statistics import load_result
 from mechicl.tasks import LinearRegression, RepeatedTokens
+
+
+def learning_coefficient(models: Any, data: Any, **options: Any) -> LearningCoefficient:
+    """Estimate with the sampler's settings among the other options."""
+    sampler = {name: options.pop(name) for name in Sampler.__dataclass_fields__ if name in options}
+    return dynamics.learning_coefficient(models, data, sampler=Sampler(**sampler), **options)
+
 
 TASK = LinearRegression(x_dim=2, n_context=4)
 CFG = TransformerConfig(x_dim=2, n_context=4, n_layers=2, n_heads=2)

@@ -81,7 +81,7 @@ def texts():
 def study(texts) -> TaskStudy:
     return study_task(
         reader(), topic_tokenizer(), texts, methods=("plain", "per_layer"), other_labels=("flipped",),
-        learning_rates=RATES, epochs=EPOCHS, seed=3,
+        search={"learning_rates": RATES, "epochs": EPOCHS}, seed=3,
     )  # fmt: skip
 
 
