@@ -148,7 +148,7 @@ def wide_program(n_heads: int = 5, n_layers: int = 5) -> Program:
             ends = [combine(lambda a, b: "a" if a == b else "b", *pair) if len(pair) > 1 else pair[0] for pair in pairs]
         return ends[0]
 
-    return Program("wide", words=("a", "b"), length=8, build=build, compute=list)
+    return Program("wide", "ab", 8, "Chains of heads side by side.", compute=list, build=build)
 
 
 def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
