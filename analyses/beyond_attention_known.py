@@ -15,7 +15,7 @@ from mechicl.reports import Comparison, Row
 from support.script import Option, script
 
 
-@script(n_prompts=Option(64, "Prompts of the interventions"), seed=Option(0, "Seed of prompts and disguises"))
+@script(n_prompts=Option(64, "prompts of the interventions"), seed=Option(0, "seed of prompts and disguises"))
 def compare(args: Any) -> Comparison:
     """Weakest R² of each layer's own hypothesis, and of those of all other hand-written models."""
     options = known_answers.options(n_prompts=args.n_prompts, seed=args.seed)

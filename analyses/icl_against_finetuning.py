@@ -34,6 +34,7 @@ from mechicl.base.tensor_files import write_tensors
 from mechicl.checkpoints import UnknownSeedError, are_weights_random
 from mechicl.interop.language_models import LanguageModel, load_language_model
 from mechicl.reports import Comparison, Row, Section, published
+from mechicl.reports.comparison import finite
 from mechicl.statistics import interval
 from mechicl.text import TEXT_TASKS, Labels, text_shots
 from support.script import Option, script
@@ -51,15 +52,13 @@ METRICS = {  # of the tables: their key, and the field here
 }
 SWITCHED: tuple[Labels, ...] = ("flipped", "random")
 SWITCHED_WORDS = {
-    "in_context_score": "accuracy, in context",
-    "finetuned_score": "accuracy, fine-tuned",
+    "in_context_score": "accuracy, in context", "finetuned_score": "accuracy, fine-tuned",
     "update_similarity": "SimAOU",
-}
+}  # fmt: skip
 RANKS = {
-    "rank_correlation": "fine-tuned",
-    "rank_correlation_before": "before fine-tuning",
+    "rank_correlation": "fine-tuned", "rank_correlation_before": "before fine-tuning",
     "random_rank_correlation": "random weights",
-}
+}  # fmt: skip
 SETTINGS = {  # of the first picture: method, and the field
     "zero-shot": ("plain", "zero_shot_score"),
     "in context": ("plain", "in_context_score"),
@@ -74,45 +73,21 @@ Value = Callable[[dict[str, Any]], float]
 
 @script(
     model=Option(
-        "topics-3l",
-        "A checkpoint that reads texts, or a causal language model of transformers: a name on the hub, or a folder",
+        "topics-3l", "a checkpoint that reads texts, or a causal language model: a name on the hub, or a folder"
     ),
-    tasks=Option(
-        (),
-        "Some of sst2, sst5, mr, subj, agnews, cb, farm, town, home, leisure; by default the last four, made by rule",
-        kind=tuple[str, ...],
-    ),
-    seeds=Option(
-        (0, 1, 2),
-        "Each draws its own demonstrations and queries; of a checkpoint with several seeds, each takes another one",
-    ),
-    n_demonstrations=Option(None, "By default 32, 22 for agnews, 19 for cb, 8 for those made by rule", kind=int | None),
-    n_queries=Option(100, "To measure on"),
-    n_held_out=Option(50, "To choose learning rate and epochs by"),
-    learning_rates=Option((0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0), "Learning rates to choose from"),
-    epochs=Option((1, 4, 12, 36), "Numbers of epochs to choose from"),
-    choose_by=Option(
-        "loss",
-        "The mean of what on held-out queries decides; their accuracies tie, or differ by one of 50",
-        kind=Literal["score", "loss"],
-    ),
-    widen=Option(
-        1, "How often the learning rates and epochs grow while the best lies on an edge (untrained models: see `grid`)"
-    ),
-    methods=Option(
-        METHODS, "Kinds of fine-tuning: the model itself, linearised, layer by layer", kind=tuple[Method, ...]
-    ),
-    data=Option(
-        None,
-        "Folder with TASK_SPLIT.csv (or .tsv, .json, .jsonl, .parquet, or a folder of save_to_disk), not the hub",
-        kind=Path | None,
-    ),
-    device=Option("cpu", "Where the model runs"),
-    memory=Option(2**30, "Bound in bytes on what a run takes: less for large models and long prompts"),
-    out=Option(
-        Path("analyses/results"),
-        "Folder for the results, and for icl_against_finetuning_MODEL/, what was measured for each task and seed",
-    ),
+    tasks=Option(MADE, f"some of {', '.join(TEXT_TASKS)}; by default those made by rule", kind=tuple[str, ...]),
+    seeds=Option((0, 1, 2), "each draws its own demonstrations and queries, and takes another seed of a checkpoint"),
+    n_demonstrations=Option(None, "by default 32, 22 for agnews, 19 for cb, 8 for those made by rule", kind=int | None),
+    n_queries=Option(100, "to measure on"),
+    n_held_out=Option(50, "to choose learning rate and epochs by"),
+    learning_rates=Option((0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0), "to choose from"),
+    epochs=Option((1, 4, 12, 36), "numbers of epochs to choose from"),
+    choose_by=Option("loss", "what decides on held-out queries; accuracies often tie", kind=Literal["score", "loss"]),
+    widen=Option(1, "how often the learning rates and epochs grow while the best lies on an edge"),
+    methods=Option(METHODS, "the model itself, linearised, layer by layer", kind=tuple[Method, ...]),
+    data=Option(None, "folder with TASK_SPLIT.csv (or another of ENDINGS, or of save_to_disk)", kind=Path | None),
+    device=Option("cpu", "where the model runs"),
+    memory=Option(MEMORY, "bound in bytes on what a run takes: less for large models and long prompts"),
     quiet=False,
 )
 def compare(args: Any) -> Comparison:
@@ -122,8 +97,7 @@ def compare(args: Any) -> Comparison:
         raise ValueError(f"unknown tasks {unknown}: there are {', '.join(TEXT_TASKS)}")
     if not args.seeds or "plain" not in args.methods:
         raise ValueError(f"at least one seed and the plain kind are needed, got {args.seeds} and {args.methods}")
-    tasks = args.tasks or MADE
-    by_task: dict[str, list[dict[str, Any]]] = {task: [] for task in tasks}
+    tasks, by_task = args.tasks, {task: [] for task in args.tasks}
     with progress_bar(total=len(tasks) * len(args.seeds), unit="trial", progress=not args.quiet) as bar:
         for seed in args.seeds:  # one model in memory at a time
             language = language_model(args, seed)
@@ -141,15 +115,10 @@ def compare(args: Any) -> Comparison:
         f"heads and queries; intervals are over seeds, each with its own demonstrations and queries, and weights if "
         f"there are several; averages are over tasks."
     )
-    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": by_task, **time_of(by_task)}
+    seconds = sum(each["cpu_time_s"] for trials in by_task.values() for each in trials)  # whenever it was measured
+    data = {"tasks": list(tasks), "seeds": list(args.seeds), "trials": by_task, "wall_time_s": None,
+            "cpu_time_s": round(seconds, 1)}  # fmt: skip
     return Comparison("Reading demonstrations against fine-tuning", lead, rows, figures(measured), data)
-
-
-def time_of(by_task: dict[str, list[dict[str, Any]]]) -> dict[str, float | None]:
-    """On a core, of all trials, whenever each was measured; None where one does not say."""
-    times = [trial.get("cpu_time_s") for trials in by_task.values() for trial in trials]
-    known = [seconds for seconds in times if seconds is not None]
-    return {"wall_time_s": None, "cpu_time_s": round(sum(known), 1) if len(known) == len(times) else None}
 
 
 # ---- one task and seed, kept in a file ----
@@ -176,24 +145,20 @@ def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str,
         if saved.get("settings") == settings:
             return saved
     start = time.process_time()
-    with mechicl.settings(memory=args.memory):
-        study = study_task(
-            language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
-            learning_rates=rates, epochs=epochs, choose_by=args.choose_by, widen=widen, seed=seed,
-            progress=not args.quiet,
-        )  # fmt: skip
-    kinds = {
-        "comparisons": study.comparisons, "switched": study.with_other_labels,
-        "crossed": study.tuned_on_other_labels,
+    study = study_task(
+        language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
+        learning_rates=rates, epochs=epochs, choose_by=args.choose_by, widen=widen, seed=seed, memory=args.memory,
+        progress=not args.quiet,
+    )  # fmt: skip
+    kinds = {"comparisons": study.comparisons, "switched": study.with_other_labels,
+             "crossed": study.tuned_on_other_labels}  # fmt: skip
+    searches = study.searches.items()
+    record: dict[str, Any] = {
+        "settings": settings, "n_demonstrations": study.n_demonstrations, "n_queries": len(texts.queries),
+        "tunings": {method: {**asdict(search.best), "at_edge": search.at_edge} for method, search in searches},
+        **{kind: {name: summary(each) for name, each in compared.items()} for kind, compared in kinds.items()},
+        "dual_form_error": dual_form_error(language, texts), "cpu_time_s": round(time.process_time() - start, 1),
     }  # fmt: skip
-    record: dict[str, Any] = {"settings": settings, "n_demonstrations": study.n_demonstrations}
-    record["n_queries"] = len(texts.queries)
-    record["tunings"] = {
-        method: {**asdict(search.best), "at_edge": search.at_edge} for method, search in study.searches.items()
-    }
-    record |= {kind: {name: summary(each) for name, each in compared.items()} for kind, compared in kinds.items()}
-    record["dual_form_error"] = dual_form_error(language, texts)
-    record["cpu_time_s"] = round(time.process_time() - start, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"{kind}.{name}.{field}": value.clone()  # some are shared
@@ -247,21 +212,14 @@ def sources(args: Any, task: str) -> list[Path] | None:
 def summary(comparison: FineTuningComparison) -> dict[str, Any]:
     """Means over the queries for which a measure is defined: a number, or one a layer, with heads averaged."""
     means: dict[str, Any] = {
-        "recall": comparison.recall().mean,
-        "recall_if_independent": comparison.recall_if_independent().mean,
-    }
+        "recall": comparison.recall().mean, "recall_if_independent": comparison.recall_if_independent().mean,
+    }  # fmt: skip
     for name, value in comparison.samples().items():
         mean = value.nanmean(-1)
         means[name] = (mean.nanmean(-1) if mean.ndim == 2 else mean).tolist()
         if value.isnan().any():
             means[f"{name}_undefined"] = value.isnan().double().mean().item()
-    return {name: none_for_nan(value) for name, value in means.items()}
-
-
-def none_for_nan(value: Any) -> Any:
-    if isinstance(value, list):
-        return [none_for_nan(item) for item in value]
-    return value if math.isfinite(value) else None
+    return finite(means)
 
 
 def grid(args: Any) -> tuple[tuple[float, ...], tuple[int, ...], int]:
@@ -293,17 +251,21 @@ def dual_form_error(language: LanguageModel, texts: TaskTexts) -> list[float] | 
 # ---- tables ----
 
 
-def mean_of(record: dict[str, Any], name: str) -> float:
-    """A number, or the mean of those over layers that are defined."""
-    value = record[name]
-    if isinstance(value, list):
-        known = [v for v in value if v is not None]
+def value_of(*path: str | int) -> Value:
+    """A number of a trial by its keys; NaN if it is not defined, and the mean of those that are for one a layer."""
+
+    def value(trial: dict[str, Any]) -> float:
+        found: Any = trial
+        for key in path:
+            found = found[key]
+        known = [each for each in (found if isinstance(found, list) else [found]) if each is not None]
         return sum(known) / len(known) if known else math.nan
-    return math.nan if value is None else value
+
+    return value
 
 
-def of_kind(method: str, name: str, record: dict[str, Any]) -> float:
-    return mean_of(record["comparisons"][method], name)
+def minus(first: Value, second: Value) -> Value:
+    return lambda trial: first(trial) - second(trial)
 
 
 @dataclass(frozen=True)
@@ -320,9 +282,8 @@ class Trials:
         average = round(sum(printed.values()) / len(printed), 4) if printed else None
         rows = [self.row(f"{quantity}, average", average, self.averages(value), note)]
         for task, trials in zip(self.tasks, self.by_task, strict=True):
-            rows.append(
-                self.row(f"{quantity}, {task}", printed.get(PAPERS.get(task, "")), list(map(value, trials)), note)
-            )
+            known = printed.get(PAPERS.get(task, ""))
+            rows.append(self.row(f"{quantity}, {task}", known, list(map(value, trials)), note))
         return rows if len(self.tasks) > 1 else rows[1:]
 
     def average(self, quantity: str, value: Value, note: str = "") -> Row:
@@ -356,8 +317,8 @@ def table_rows(trials: Trials) -> list[Row]:
         printed = published(TABLES[method])
         for metric, (key, name) in METRICS.items():
             known = dict(zip(printed["tasks"], printed[key], strict=True))
-            rows += trials.rows(f"{metric}, {METHOD_NAMES[method]}", partial(of_kind, method, name), known)
-        rows.append(trials.average(f"SimAM, after minus before, {METHOD_NAMES[method]}", partial(map_change, method)))
+            rows += trials.rows(f"{metric}, {METHOD_NAMES[method]}", value_of("comparisons", method, name), known)
+        rows.append(trials.average(f"SimAM, after minus before, {METHOD_NAMES[method]}", map_change(method)))
         for task, records in zip(trials.tasks, trials.by_task, strict=True):
             kept = [record["tunings"][method] for record in records]
             words = ", ".join(f"{t['learning_rate']:g} ({t['epochs']}){'*' * t['at_edge']}" for t in kept)
@@ -372,80 +333,53 @@ def layer_rows(trials: Trials) -> list[Row]:
     rows = []
     for layer in range(trials.n_layers):
         for method in trials.methods:
-            value = partial(at_layer, layer, method, "update_similarity")
-            rows.append(trials.average(f"SimAOU, {METHOD_NAMES[method]}, layer {layer}", value))
-            quantity = f"SimAM, after minus before, {METHOD_NAMES[method]}, layer {layer}"
-            rows.append(trials.average(quantity, partial(map_change_at, layer, method)))
-        value = partial(at_layer, layer, "plain", "map_similarity_before")
+            name, value = METHOD_NAMES[method], value_of("comparisons", method, "update_similarity", layer)
+            rows.append(trials.average(f"SimAOU, {name}, layer {layer}", value))
+            rows.append(trials.average(f"SimAM, after minus before, {name}, layer {layer}", map_change(method, layer)))
+        value = value_of("comparisons", "plain", "map_similarity_before", layer)
         rows.append(trials.average(f"SimAM before, layer {layer}", value))
-        value = partial(at_layer, layer, "plain", "random_update_similarity")
+        value = value_of("comparisons", "plain", "random_update_similarity", layer)
         rows.append(trials.average(f"SimAOU, random change, layer {layer}", value))
     return rows
 
 
-def at_layer(layer: int, method: str, name: str, record: dict[str, Any]) -> float:
-    """A measure of one layer; NaN where it is not defined."""
-    value = record["comparisons"][method][name][layer]
-    return math.nan if value is None else value
-
-
-def map_change_at(layer: int, method: str, record: dict[str, Any]) -> float:
-    after, before = (at_layer(layer, method, f"map_similarity_{when}", record) for when in ("after", "before"))
-    return after - before
-
-
-def map_change(method: Method, record: dict[str, Any]) -> float:
-    return of_kind(method, "map_similarity_after", record) - of_kind(method, "map_similarity_before", record)
+def map_change(method: Method, *layer: int) -> Value:
+    """How much nearer fine-tuning brings the scores, on average or in one layer."""
+    path = "comparisons", method
+    return minus(value_of(*path, "map_similarity_after", *layer), value_of(*path, "map_similarity_before", *layer))
 
 
 def accuracy_rows(trials: Trials) -> list[Row]:
-    def gained(record: dict[str, Any]) -> float:
-        return of_kind("plain", "in_context_score", record) - of_kind("plain", "zero_shot_score", record)
-
-    def above_independence(method: Method, record: dict[str, Any]) -> float:
-        return of_kind(method, "recall", record) - of_kind(method, "recall_if_independent", record)
-
-    rows = trials.rows("accuracy, zero-shot", partial(of_kind, "plain", "zero_shot_score"))
-    rows += trials.rows("accuracy, in context", partial(of_kind, "plain", "in_context_score"))
-    rows += trials.rows("accuracy gained by demonstrations", gained)
+    plain = partial(value_of, "comparisons", "plain")
+    rows = trials.rows("accuracy, zero-shot", plain("zero_shot_score"))
+    rows += trials.rows("accuracy, in context", plain("in_context_score"))
+    rows += trials.rows("accuracy gained by demonstrations", minus(plain("in_context_score"), plain("zero_shot_score")))
     note = "share of the queries that are wrong without demonstrations which demonstrations put right"
-    rows += trials.rows(INDEPENDENT, partial(of_kind, "plain", "recall_if_independent"), note=note)
+    rows += trials.rows(INDEPENDENT, plain("recall_if_independent"), note=note)
     for method in trials.methods:
-        rows += trials.rows(f"accuracy, {METHOD_NAMES[method]}", partial(of_kind, method, "finetuned_score"))
-        rows += trials.rows(f"Rec2FTP, {METHOD_NAMES[method]}", partial(of_kind, method, "recall"))
-        quantity = f"Rec2FTP above independence, {METHOD_NAMES[method]}"
-        rows += trials.rows(quantity, partial(above_independence, method))
+        of_kind, name = partial(value_of, "comparisons", method), METHOD_NAMES[method]
+        rows += trials.rows(f"accuracy, {name}", of_kind("finetuned_score"))
+        rows += trials.rows(f"Rec2FTP, {name}", of_kind("recall"))
+        excess = minus(of_kind("recall"), of_kind("recall_if_independent"))
+        rows += trials.rows(f"Rec2FTP above independence, {name}", excess)
     return rows
 
 
 def further_rows(trials: Trials) -> list[Row]:
-    rows = [
-        trials.average(f"rank correlation of attention to demonstrations, {words}", partial(of_kind, "plain", name))
-        for name, words in RANKS.items()
-    ]
+    quantity = "rank correlation of attention to demonstrations"
+    rows = [trials.average(f"{quantity}, {words}", value_of("comparisons", "plain", name))
+            for name, words in RANKS.items()]  # fmt: skip
     for labels in SWITCHED:
         for name, words in SWITCHED_WORDS.items():
             note = "by the true labels" if "accuracy" in words else ""
-            value = partial(_nested, ("switched", labels), name)
-            rows.append(trials.average(f"{words}, {labels} labels", value, note))
-        value = partial(_nested, ("crossed", labels), "update_similarity")
-        rows.append(trials.average(f"{CROSSED} {labels} ones", value))
+            rows.append(trials.average(f"{words}, {labels} labels", value_of("switched", labels, name), note))
+        rows.append(trials.average(f"{CROSSED} {labels} ones", value_of("crossed", labels, "update_similarity")))
     if trials.all_have("dual_form_error"):
         note = "relative to what heads write; 0 for linear attention"
         for layer in range(len(trials.by_task[0][0]["dual_form_error"])):
             quantity = f"error of reading softmax attention as a weight update, layer {layer}"
-            rows.append(trials.average(quantity, partial(_dual_form_error, layer), note))
+            rows.append(trials.average(quantity, value_of("dual_form_error", layer), note))
     return rows
-
-
-def _nested(path: Sequence[str], name: str, record: dict[str, Any]) -> float:
-    for step in path:
-        record = record[step]
-    return mean_of(record, name)
-
-
-def _dual_form_error(layer: int, record: dict[str, Any]) -> float:
-    return record["dual_form_error"][layer]
 
 
 # ---- pictures ----
@@ -454,48 +388,32 @@ def _dual_form_error(layer: int, record: dict[str, Any]) -> float:
 def figures(trials: Trials) -> list[Section]:
     scores = {
         setting: {
-            task: interval(torch.tensor([of_kind(method, name, record) for record in records]))
+            task: interval(torch.tensor([value_of("comparisons", method, name)(record) for record in records]))
             for task, records in zip(trials.tasks, trials.by_task, strict=True)
         }
         for setting, (method, name) in SETTINGS.items()
         if method in trials.methods
     }
     chance = [1 / TEXT_TASKS[task].n_classes for task in trials.tasks]
-    drawn = [
-        Section(
-            "Accuracy",
-            "Means over seeds with 95% intervals; dotted: one over the number of classes.",
-            viz.settings_figure(scores, chance=chance),
-        )
-    ]
-    by_method = {METHOD_NAMES[method]: (method, "update_similarity") for method in trials.methods}
-    drawn.append(
-        by_layer(
-            trials,
-            "Attention outputs (SimAOU)",
-            "Cosine between what demonstrations and what fine-tuning change in each attention layer's output at the "
-            "last token, mean over tasks; bands are 95% intervals over seeds.",
-            by_method | {"random change": ("plain", "random_update_similarity")},
-        )
-    )
-    by_method = {METHOD_NAMES[method]: (method, "map_similarity_after") for method in trials.methods}
-    drawn.append(
-        by_layer(
-            trials,
-            "Attention scores (SimAM)",
-            "Cosine of the scores that the last token gives to the query's own tokens, with demonstrations and "
-            "without, mean over heads and tasks.",
-            {"before": ("plain", "map_similarity_before")} | by_method,
-        )
-    )
-    return drawn
+    updates, maps = ({METHOD_NAMES[method]: (method, name) for method in trials.methods}
+                     for name in ("update_similarity", "map_similarity_after"))  # fmt: skip
+    return [
+        Section("Accuracy", "Means over seeds with 95% intervals; dotted: one over the number of classes.",
+                viz.settings_figure(scores, chance=chance)),
+        by_layer(trials, "Attention outputs (SimAOU)", "Cosine between what demonstrations and what fine-tuning change"
+                 " in each attention layer's output at the last token, mean over tasks; bands are 95% intervals over "
+                 "seeds.", updates | {"random change": ("plain", "random_update_similarity")}),
+        by_layer(trials, "Attention scores (SimAM)", "Cosine of the scores that the last token gives to the query's own"
+                 " tokens, with demonstrations and without, mean over heads and tasks.",
+                 {"before": ("plain", "map_similarity_before")} | maps),
+    ]  # fmt: skip
 
 
 def by_layer(trials: Trials, title: str, words: str, lines: dict[str, tuple[str, str]]) -> Section:
     layers = range(trials.n_layers)
     intervals = {
-        label: [interval(torch.tensor(trials.averages(partial(at_layer, layer, method, name)))) for layer in layers]
-        for label, (method, name) in lines.items()
+        label: [interval(torch.tensor(trials.averages(value_of("comparisons", *path, layer)))) for layer in layers]
+        for label, path in lines.items()
     }
     figure = viz.interval_lines(title, "layer", "cosine", list(layers), intervals)
     figure.update_xaxes(dtick=1)

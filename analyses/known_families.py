@@ -47,6 +47,8 @@ GRID = [
     for price in (0.0, 0.125, 0.25, 0.5, 1.0)
     for elsewhere in (0.1, 0.2, 0.4, 0.8)
 ]
+NOISE = 1e-4
+"""Of the noisy models' weights."""
 BINS = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
 LEAST = 1e-3  # probability, whose logarithm a wrong answer costs at most
 
@@ -80,29 +82,20 @@ class Case:
 
 
 @script(
-    n_prompts=Option(256, "Prompts for the known models"),
-    noise=Option(1e-4, "Of the noisy ones' weights"),
-    n_varied=Option(220, "Variations: other sizes, parameters, disguises and noise, on 8 to 256 prompts"),
-    seed=Option(0, "Seed of prompts and disguises"),
+    n_prompts=Option(256, "prompts for the known models"),
+    n_varied=Option(220, "variations: other sizes, parameters, disguises and noise, on 8 to 256 prompts"),
+    seed=Option(0, "seed of prompts and disguises"),
 )
 def compare(args: Any) -> Comparison:
     """The known models, plain, hidden and noisy; then the variations."""
     rows, known = [], []
-    for label, options in (
-        ("plain", {}),
-        ("hidden", {"hidden": True}),
-        ("noisy", {"hidden": True, "noise": args.noise}),
-    ):
-        cases, place = [], len(rows)
+    for label, options in {"plain": {}, "hidden": {"hidden": True}, "noisy": {"hidden": True, "noise": NOISE}}.items():
+        cases = []
         for model in known_models(**options, seed=args.seed):
-            right = right_family(model.name)
-            if right is None:
-                continue
-            result = _identified(model.model, model.task, args.n_prompts, args.seed)
-            cases.append(_case(f"{model.name} ({label})", right, result, options.get("noise", 0.0)))
-            rows.append(_row(cases[-1]))
-        share = f"{sum(case.is_right for case in cases)} of {len(cases)}"
-        rows.insert(place, Row(f"right families, {label}", None, share))
+            if (right := right_family(model.name)) is not None:
+                result = _identified(model.model, model.task, args.n_prompts, args.seed)
+                cases.append(_case(f"{model.name} ({label})", right, result, options.get("noise", 0.0)))
+        rows += [Row(f"right families, {label}", None, _n_right(cases)), *map(_row, cases)]
         known += cases
     varied, results = [], []
     for i in range(args.n_varied):
@@ -113,18 +106,15 @@ def compare(args: Any) -> Comparison:
             continue
         results.append(result)
         varied.append(_case(drawn.name, drawn.right, result, drawn.noise))
-    sections, numbers = [], {}
-    if varied:
-        rows_of_calibration, picture, numbers = _calibrated(varied, results)
-        rows = [*rows_of_calibration, *rows]
-        sections = [Section("Is it as sure as it is right?", "", [picture])]
+    of_calibration, picture, numbers = _calibrated(varied, results)
+    sections = [Section("Is it as sure as it is right?", "", [picture])]
     lead = (
-        f"Known models (`constructions.known_models()`) on {args.n_prompts} prompts, noise {args.noise:g} of each "
+        f"Known models (`constructions.known_models()`) on {args.n_prompts} prompts, noise {NOISE:g} of each "
         f"weight matrix's size; {len(varied)} variations of them: 3 to 6 dimensions, other parameters and steps, all "
         f"disguised, noise of 0 to 0.1, 8 to 256 prompts."
     )
     data = {"known": _columns(known), "varied": _columns(varied), **numbers}
-    return Comparison("Are known algorithms named?", lead, rows, sections, data)
+    return Comparison("Are known algorithms named?", lead, [*of_calibration, *rows], sections, data)
 
 
 def _columns(cases: Sequence[Case]) -> dict[str, str]:
@@ -132,7 +122,7 @@ def _columns(cases: Sequence[Case]) -> dict[str, str]:
     rows = [asdict(case) for case in cases]
     return {
         name: "; ".join(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for row in rows)
-        for name in (rows[0] if rows else ())
+        for name in rows[0]
     }
 
 
@@ -172,11 +162,9 @@ def varied_model(i: int, seed: int = 0) -> Varied:
         model = constructions.gradient_descent(**sizes, step_size=step_size, steps=number(1, 8))
     elif kind == "GD++":
         steps, growth = number(2, 5), uniform(1, 2.5)
-        each = (
-            [step_size * growth**k for k in range(steps)],
-            [20 / n * uniform(0.01, 0.05) * growth**k for k in range(steps)],
-        )
-        model = constructions.gd_plus_plus(**sizes, step_size=each[0], gamma=each[1], steps=steps)
+        step_sizes = [step_size * growth**k for k in range(steps)]
+        gammas = [20 / n * uniform(0.01, 0.05) * growth**k for k in range(steps)]
+        model = constructions.gd_plus_plus(**sizes, step_size=step_sizes, gamma=gammas, steps=steps)
     elif kind == "preconditioned gradient descent":
         turned = torch.linalg.qr(torch.randn(x_dim, x_dim, generator=generator, dtype=torch.float64)).Q
         matrix = turned @ torch.diag(torch.tensor([uniform(0.5, 4) for _ in range(x_dim)]).double()) @ turned.T
@@ -217,6 +205,10 @@ def _case(name: str, right: str, result: Identification, noise: float) -> Case:
     return Case(name, right, answer.name, result.confidence, distance, noise, n_prompts)
 
 
+def _n_right(cases: Sequence[Case]) -> str:
+    return f"{sum(case.is_right for case in cases)} of {len(cases)}"
+
+
 def _row(case: Case) -> Row:
     words = f"{case.called} ({case.confidence:.0%})"
     note = f"distance {case.distance:.2g}" + ("" if case.is_right else f", wrong: {case.right}")
@@ -230,12 +222,8 @@ def _calibrated(cases: Sequence[Case], results: Sequence[Identification]) -> tup
     """Rows, the curve and numbers: the three numbers chosen on one half of the cases, measured on the other."""
     halves = [[i for i in range(len(cases)) if (i // len(KINDS)) % 2 == half] for half in (0, 1)]
     table = [[_by_family(result, *numbers) for numbers in GRID] for result in results]
-    scores = torch.tensor(
-        [
-            [math.log(max(each.get(case.right, 0.0), LEAST)) for each in row]
-            for case, row in zip(cases, table, strict=True)
-        ]
-    )
+    scores = torch.tensor([[math.log(max(each.get(case.right, 0.0), LEAST)) for each in row]
+                           for case, row in zip(cases, table, strict=True)])  # fmt: skip
     chosen = [int(scores[half].mean(0).argmax()) for half in halves]
     everything = GRID[int(scores.mean(0).argmax())]
     crossed = [(i, table[i][chosen[1 - half]]) for half in (0, 1) for i in halves[half]]
@@ -244,7 +232,7 @@ def _calibrated(cases: Sequence[Case], results: Sequence[Identification]) -> tup
     measured = curve([case.confidence for case in cases], [case.is_right for case in cases])
     words = "evidence {:g}, price {:g}, elsewhere {:g}"
     rows = [
-        Row("right families, variations", None, f"{sum(case.is_right for case in cases)} of {len(cases)}"),
+        Row("right families, variations", None, _n_right(cases)),
         *_rows_of(measured, "", f"with {words.format(EVIDENCE, PRICE, ELSEWHERE)}, chosen on other variations"),
         *_rows_of(refitted, ", refitted", "with the numbers that are best on the other half of the variations"),
         Row("best numbers for these variations", None, words.format(*everything), "",
@@ -257,14 +245,10 @@ def curve(confidences: Sequence[float], right: Sequence[bool]) -> list[dict[str,
     """By bin of confidence: its ends, the mean confidence, the share of right names, and the number of cases."""
     bins = []
     for low, high in itertools.pairwise(BINS):
-        inside = [
-            (sure, ok)
-            for sure, ok in zip(confidences, right, strict=True)
-            if low < sure <= high or (low == BINS[0] and sure <= low)
-        ]
-        if inside:
-            n = len(inside)
-            mean, share = sum(sure for sure, _ in inside) / n, sum(ok for _, ok in inside) / n
+        inside = [(sure, ok) for sure, ok in zip(confidences, right, strict=True)
+                  if low < sure <= high or (low == BINS[0] and sure <= low)]  # fmt: skip
+        if n := len(inside):
+            mean, share = (sum(values) / n for values in zip(*inside, strict=True))
             bins.append({"low": low, "high": high, "confidence": mean, "right": share, "n": n})
     return bins
 

@@ -52,14 +52,6 @@ STEPS = (0, 50, 100, 153, 202, 266, 352, 535, 1420, 10_000)
 """Snapshots of the linear models; all of `induction-2l` are measured."""
 
 
-class Weights(nn.Module):
-    """A module with one vector of weights."""
-
-    def __init__(self, start: Tensor):
-        super().__init__()
-        self.weights = nn.Parameter(start.double())
-
-
 @dataclass(frozen=True)
 class Case:
     """A loss whose learning coefficient is known."""
@@ -73,21 +65,13 @@ class Case:
 
 
 @script(
-    folder=Option(
-        Path("runs/coefficients"), "Folder of the sampled chains of checkpoints, which are not sampled again"
-    ),
-    checkpoints=Option(tuple(CHAINS), "Checkpoints to measure"),
-    record=Option(
-        None,
-        "Folder of the checkpoints, to write the coefficients of the linear models into their records (for reports)",
-        kind=Path | None,
-    ),
+    folder=Option(Path("runs/coefficients"), "folder of the sampled chains, which are not sampled again"),
+    checkpoints=tuple(CHAINS),
+    record=Option(None, "folder of checkpoints, to write coefficients of linear models into records", kind=Path | None),
 )
 def compare(args: Any) -> Comparison:
     """The known cases, the speed of stacked chains, and the coefficients along trainings."""
-    rows, data = known_rows(), {}
-    rows += speed_rows()
-    sections = []
+    rows, sections, data = [*known_rows(), *speed_rows()], [], {}
     for name in args.checkpoints:
         found, pictures, data[name] = along_training(name, args.folder)
         rows, sections = rows + found, sections + pictures
@@ -175,12 +159,16 @@ def known_rows() -> list[Row]:
 
 def estimate(case: Case) -> LearningCoefficient:
     """The estimate of a case, at a fixed nβ."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        return learning_coefficient(
-            Weights(case.start), torch.zeros(1), loss=lambda model, _: case.loss(model.weights), n_beta=1000.0,
-            localization=1.0, n_chains=64, burn_in=1500, n_draws=4000, progress=False,
-        )  # fmt: skip
+    return coefficient(
+        nn.ParameterList([case.start.double()]), torch.zeros(1), loss=lambda model, _: case.loss(model[0]),
+        n_beta=1000.0, localization=1.0, n_chains=64, burn_in=1500, n_draws=4000,
+    )  # fmt: skip
+
+
+def coefficient(*what: Any, **options: Any) -> LearningCoefficient:
+    """An estimate without warnings: the rows list its failures."""
+    with warnings.catch_warnings(action="ignore", category=SamplingWarning):
+        return learning_coefficient(*what, progress=False, **options)
 
 
 # ---- speed ----
@@ -194,24 +182,15 @@ def speed_rows(n_chains: int = 32, n_steps: int = 200) -> list[Row]:
         ratios = []
         for _ in range(3):
             start = time.process_time()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SamplingWarning)
-                learning_coefficient(model, prompts, batch_size=batch_size, n_chains=n_chains, n_draws=n_steps,
-                                     burn_in=0, step_size=1e-4, progress=False)  # fmt: skip
+            coefficient(model, prompts, batch_size=batch_size, n_chains=n_chains, n_draws=n_steps, burn_in=0,
+                        step_size=1e-4)  # fmt: skip
             middle = time.process_time()
             for _ in range(n_chains // 4):
                 plain_chain(model, prompts, batch_size, n_steps)
             ratios.append(4 * (time.process_time() - middle) / (middle - start))
         name = f"{n_chains} chains of lsa-1l, minibatches of {batch_size} prompts: times faster when stacked"
-        rows.append(
-            Row(
-                name,
-                None,
-                median_interval(torch.tensor(ratios)),
-                "repeats",
-                "CPU time; a quarter of the plain chains were timed",
-            )
-        )
+        note = "CPU time; a quarter of the plain chains were timed"
+        rows.append(Row(name, None, median_interval(torch.tensor(ratios)), "repeats", note))
         print(name, rows[-1], flush=True)
     return rows
 
@@ -239,9 +218,9 @@ def plain_chain(model: PromptedModel, prompts: Any, batch_size: int, n_steps: in
 
 def along_training(name: str, folder: Path) -> tuple[list[Row], list[Section], dict[str, Any]]:
     """The coefficients at a checkpoint's snapshots, and when they change compared with its loss and its algorithm."""
-    checkpoint, found = load_checkpoint(name), sampled(name, folder)
-    result, curves = found, {"learning coefficient": found.coefficients[:, 0].mean(-1), "log loss": found.losses.log()}
-    curves |= algorithm_curves(checkpoint, result.steps)
+    checkpoint, result = load_checkpoint(name), sampled(name, folder)
+    nearness = algorithm_curves(checkpoint, result.steps)
+    curves = {"learning coefficient": result.coefficients[:, 0].mean(-1), "log loss": result.losses.log(), **nearness}
     rows = [
         Row(f"{name}: coefficient at step {step}", None, result.estimate(step), "seeds",
             f"loss {result.losses[i].mean():.3g}")
@@ -274,11 +253,7 @@ def along_training(name: str, folder: Path) -> tuple[list[Row], list[Section], d
         "coefficient": [[round(v, 3) for v in (e.mean, e.low, e.high)] for e in means],
         "loss": [round(v, 5) for v in result.losses.mean(1).tolist()],
         "failures": result.failures,
-        **{
-            words: [round(v, 4) for v in values.mean(1).tolist()]
-            for words, values in curves.items()
-            if words not in ("learning coefficient", "log loss")
-        },
+        **{words: [round(v, 4) for v in values.mean(1).tolist()] for words, values in nearness.items()},
     }
     settings = ", ".join(f"{key} {value:g}" for key, value in CHAINS[name].items())
     return rows, [Section(name, f"{settings}. {'; '.join(result.failures)}", figure)], numbers
@@ -287,10 +262,9 @@ def along_training(name: str, folder: Path) -> tuple[list[Row], list[Section], d
 def record_coefficients(folder: Path, found: LearningCoefficient) -> None:
     """Write the coefficient of each seed at each step into a checkpoint's record, from which reports draw it."""
     checkpoint = load_checkpoint(folder)
-    kept = {
-        "steps": list(found.steps), "coefficients": found.samples()["coefficients"][:, 0].round(decimals=3).tolist(),
-        "command": "python analyses/learning_coefficients.py --record checkpoints",
-    }  # fmt: skip
+    coefficients = found.samples()["coefficients"][:, 0].round(decimals=3).tolist()
+    command = "python analyses/learning_coefficients.py --record checkpoints"
+    kept = {"steps": list(found.steps), "coefficients": coefficients, "command": command}
     save(folder, checkpoint.models, {**checkpoint.record, "learning_coefficient": kept}, checkpoint.snapshots)
 
 
@@ -307,11 +281,8 @@ def sampled(name: str, folder: Path) -> LearningCoefficient:
         seeds = checkpoint.record["seeds"]
         initial = [build(checkpoint.models[0].cfg, seed).eval() for seed in seeds]
         models = {0: initial, checkpoint.record["training"]["steps"]: checkpoint.models}
-    linear = name.startswith("lsa")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        found = learning_coefficient(models, checkpoint.task, steps=STEPS if linear else None, n_chains=2, seed=1,
-                                     progress=False, **CHAINS[name])  # fmt: skip
+    steps = STEPS if name.startswith("lsa") else None
+    found = coefficient(models, checkpoint.task, steps=steps, n_chains=2, seed=1, **CHAINS[name])
     folder.mkdir(parents=True, exist_ok=True)
     found.save(path)
     return found

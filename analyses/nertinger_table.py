@@ -27,7 +27,9 @@ from mechicl.statistics import Interval, crossed_interval, ratio_interval
 from mechicl.statistics.intervals import resampled_means
 from mechicl.tasks import LinearRegression
 from support.script import Option, script
+from support.seeds import in_float64, kept_seeds, query_errors
 
+ROWS = ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")
 HELD_STEPS, HELD_EVERY = 1500, 20
 """Training of softmax heads with a fixed output scale, and how often they are aligned."""
 
@@ -80,20 +82,10 @@ def tuned_pgd(covariance: Tensor, prompts: Prompts) -> AlgorithmLearner:
 
 
 @script(
-    checkpoints=Option(
-        (
-            "nertinger-linear",
-            "nertinger-leaky-relu-0.75",
-            "nertinger-leaky-relu-0.5",
-            "nertinger-leaky-relu-0.25",
-            "nertinger-relu",
-            "nertinger-softmax",
-        ),
-        "Names or folders, one for each row of the table",
-    ),
-    n_prompts=Option(30_000, "Held-out prompts for each setting"),
-    n_aligned=Option(256, "Held-out prompts that models are aligned on at each snapshot"),
-    seed=Option(1_000_003, "Seed of the held-out prompts; the step size of PGD is tuned on 10,000 others"),
+    checkpoints=tuple(f"nertinger-{row}" for row in ROWS),
+    n_prompts=Option(30_000, "held-out prompts for each setting"),
+    n_aligned=Option(256, "held-out prompts that models are aligned on at each snapshot"),
+    seed=Option(1_000_003, "seed of the held-out prompts; the step size of PGD is tuned on 10,000 others"),
     quiet=False,
 )
 def compare(args: Any) -> Comparison:
@@ -118,7 +110,7 @@ def compare(args: Any) -> Comparison:
             rows.append(row)
             cells.append(losses.tolist())
             if part.snapshots is not None and not setting.noise_variance:
-                kept = part.select([i for i in range(len(part.models)) if i not in part.stuck])
+                kept = part.select(kept_seeds(part))
                 alignment = align_over_training(kept, setting.pgd, setting.prompts[: args.n_aligned])
                 over_training.setdefault(setting.name, {})[name] = alignment
                 rows += _aligned_rows(name, setting, kept, args.n_aligned)
@@ -135,15 +127,9 @@ def compare(args: Any) -> Comparison:
             f"step {HELD_STEPS}"),
     ]  # fmt: skip
     rows += _relu_rows(settings[0]) + [row for setting in settings[::3] for row in _softmax_rows(setting)]
-    figures = [
-        Section(
-            f"Against PGD during training, {name}",
-            "Cosine of sensitivities and distance of predictions, mean over seeds that are not stuck with 95% bands "
-            "(Fig. 1).",
-            viz.alignments_over_training(alignment),
-        )
-        for name, alignment in over_training.items()
-    ]
+    words = "Cosine of sensitivities and distance of predictions, mean over seeds not stuck with 95% bands (Fig. 1)."
+    figures = [Section(f"Against PGD during training, {name}", words, viz.alignments_over_training(alignment))
+               for name, alignment in over_training.items()]  # fmt: skip
     data["over_training"] = {
         name: {row: _plain(alignment) for row, alignment in by_row.items()} for name, by_row in over_training.items()
     }
@@ -166,8 +152,8 @@ def _row(checkpoint: Checkpoint) -> str:
 
 def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) -> tuple[Row, Tensor]:
     """A cell of the table, the best seed's loss as in the paper, and every seed's loss."""
-    errors = [squared_errors(copy.deepcopy(model).double(), setting.prompts)[:, 0] for model in part.models]
-    losses = torch.stack([each.mean() for each in errors]) * setting.exact / setting.optimum_errors.mean()
+    errors = query_errors(in_float64(part.models), setting.prompts)
+    losses = errors.mean(1) * setting.exact / setting.optimum_errors.mean()
     best = setting.scaled(errors[int(losses.argmin())])
     notes = []
     if name == "linear":
@@ -175,7 +161,7 @@ def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) 
     if printed is not None:
         notes.append(f"{best.mean / printed:.3f} of the printed")
     optimum = resampled_means(setting.optimum_errors)[:, None]
-    resampled = resampled_means(torch.stack(errors)) * setting.exact / optimum
+    resampled = resampled_means(errors) * setting.exact / optimum
     median, _, without = over_resamples(resampled, part, len(setting.prompts))
     notes.append(f"median over seeds {median}")
     over = f"prompts, best of {len(losses)} seeds"
@@ -185,7 +171,7 @@ def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) 
 def _aligned_rows(name: str, setting: Setting, kept: Checkpoint, n_prompts: int) -> list[Row]:
     """Alignment with PGD after training, of the seeds outside local minima."""
     prompts, over = setting.prompts[:n_prompts], seeds_and_prompts(len(kept.models), n_prompts)
-    found = [align(copy.deepcopy(model).double(), setting.pgd, prompts) for model in kept.models]
+    found = [align(model, setting.pgd, prompts) for model in in_float64(kept.models)]
     return [
         Row(f"{measure} with PGD after training, {name}, {setting.name}", None,
             crossed_interval(torch.stack([getattr(each, measure) for each in found])), over)
@@ -244,7 +230,8 @@ def fixed_head_over_training(setting: Setting, n_prompts: int = 256) -> Float[Te
     scores = scores.double().requires_grad_()
     optimizer = torch.optim.Adam([scores], lr=0.01)
     held_out = setting.prompts[:n_prompts]
-    expected = _sensitivity_of_pgd(setting, held_out)
+    covariance = setting.basis.T @ setting.eigenvalues.diag() @ setting.basis
+    expected = (held_out.context.xs * held_out.context.ys).sum(1) @ torch.linalg.inv(covariance)  # up to its scale
     cosines = []
     for step in range(HELD_STEPS + 1):
         if step % HELD_EVERY == 0:
@@ -269,12 +256,6 @@ def _fixed_head(
     return mean / xs.shape[1], gradient / xs.shape[1]
 
 
-def _sensitivity_of_pgd(setting: Setting, prompts: Prompts) -> Float[Tensor, "prompt d"]:
-    """The linear model that one step of PGD makes of each prompt, up to its scale."""
-    covariance = setting.basis.T @ setting.eigenvalues.diag() @ setting.basis
-    return (prompts.context.xs * prompts.context.ys).sum(1) @ torch.linalg.inv(covariance)
-
-
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> float:
     at = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS([at], max_iter=60, line_search_fn="strong_wolfe")
@@ -290,11 +271,8 @@ def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> float:
 
 
 def _plain(alignment: AlignmentOverTraining) -> dict[str, object]:
-    return {
-        "steps": alignment.steps,
-        "prediction_distance": alignment.prediction_distance.tolist(),
-        "sensitivity_cosine": alignment.sensitivity_cosine.tolist(),
-    }
+    return {"steps": alignment.steps, "prediction_distance": alignment.prediction_distance.tolist(),
+            "sensitivity_cosine": alignment.sensitivity_cosine.tolist()}  # fmt: skip
 
 
 @compare.derive

@@ -18,6 +18,7 @@ from mechicl.reports import Comparison, Row, Section, published
 from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import COLORS, add_band, add_line, colors_for, figure, panel, panels
 from support.script import Option, regression_checkpoint, script
+from support.seeds import by_seed
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)
 """γ of the distributions over tasks; according to the paper, condition numbers explode above 0.1."""
@@ -54,13 +55,10 @@ class GammaStudy:
 
 
 @script(
-    checkpoints=Option(
-        ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100"),
-        "Names or folders of looped two-layer models",
-    ),
-    n_prompts=Option(10_000, "Tasks in a draw, as in the paper"),
-    draws=Option(40, "Draws that the extreme eigenvalues are taken over; everything else is measured on the first"),
-    seed=Option(0, "Seed of the first draw; the others have the next ones"),
+    checkpoints=("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100"),
+    n_prompts=Option(10_000, "tasks in a draw, as in the paper"),
+    draws=Option(40, "draws that the extreme eigenvalues are taken over; everything else is measured on the first"),
+    seed=Option(0, "seed of the first draw; the others have the next ones"),
 )
 def compare(args: Any) -> Comparison:
     """Rows for each number of points, and the three panels of Fig. 13."""
@@ -70,32 +68,24 @@ def compare(args: Any) -> Comparison:
     by_name = {f"n = {m.n}": m for m in studies}
     observed = {name: m.typical or m.best.mean for name, m in by_name.items()}  # models without training have none
     grids = {name: m.conditioning.at(_grid(m)) for name, m in by_name.items()}
+    ranges = {name: m.conditioning.extremes for name, m in by_name.items()}
     figures = [
-        Section(
-            "Map of the eigenvalues",
-            f"For the γ in the weights of the median seed; solid over the eigenvalues of {args.n_prompts:,} tasks. All "
-            "of them lie below the root 1/γ.",
-            eigenvalue_map({name: m.conditioning.extremes for name, m in by_name.items()}, observed),
-        ),
-        Section(
-            "Condition number against γ",
-            "Above: from the smallest and the largest eigenvalue of all tasks, the paper's heuristic (star: without "
-            "transformation; diamond: the least). Below: of each task separately. Dotted: γ in the trained weights.",
-            condition_numbers(grids, observed),
-        ),
-    ]
+        Section("Map of the eigenvalues",
+                f"For the γ in the weights of the median seed; solid over the eigenvalues of {args.n_prompts:,} tasks. "
+                "All of them lie below the root 1/γ.", eigenvalue_map(ranges, observed)),
+        Section("Condition number against γ",
+                "Above: from the smallest and the largest eigenvalue of all tasks, the paper's heuristic (star: without"
+                " transformation; diamond: the least). Below: of each task separately. Dotted: γ in the trained "
+                "weights.", condition_numbers(grids, observed)),
+    ]  # fmt: skip
     shown = next((m for m in studies if m.n == DISTRIBUTION), None)
     if shown is not None:
         several = shown.conditioning.at(SHOWN)
         rows += _distribution_rows(shown, several)
         data["distribution"] = _quantiles(several)
-        figures.append(
-            Section(
-                f"Distribution over tasks, n = {shown.n}",
-                f"Condition numbers of {args.n_prompts:,} tasks. The γ in the weights is {shown.typical:.4f}.",
-                condition_number_distribution(several),
-            )
-        )
+        words = f"Condition numbers of {args.n_prompts:,} tasks. The γ in the weights is {shown.typical:.4f}."
+        drawn = condition_number_distribution(several)
+        figures.append(Section(f"Distribution over tasks, n = {shown.n}", words, drawn))
     figures.append(_ratio_figure(studies))
     lead = (
         f"Eigenvalues of S, the sum of x xᵀ over the context points, for draws of {args.n_prompts:,} tasks with x ~ "
@@ -145,7 +135,7 @@ def _eigenvalue_rows(m: GammaStudy) -> list[Row]:
 def _gamma_rows(m: GammaStudy) -> list[Row]:
     printed = _printed(m.n)
     paper = printed.get("gamma_of_trained_2_layer_recurrent")
-    typical, by_seed = m.typical, ", ".join(f"{gamma:.4f}" for gamma in m.gamma.tolist())
+    typical = m.typical
     heuristic_note = f"{_over(m.heuristic.mean, typical):.2f} times the median seed's"
     if printed:
         from_printed = EigenvalueRange(printed["smallest_eigenvalue"], printed["largest_eigenvalue"]).heuristic_gamma
@@ -153,7 +143,7 @@ def _gamma_rows(m: GammaStudy) -> list[Row]:
     beyond = m.conditioning.beyond_root()[0].mean
     return [
         Row(f"γ in the weights, n = {m.n}", paper, interval(m.gamma), "seeds",
-            f"median {typical:.4g}; by seed {by_seed}"),
+            f"median {typical:.4g}; {by_seed(m.gamma, '.4f')}"),
         Row(f"γ with the least condition number of all tasks' range, n = {m.n}", "slightly larger than in the weights",
             m.heuristic, "draws", heuristic_note),
         Row(f"γ with the least mean log condition number, n = {m.n}", None, m.best, "prompts",
@@ -172,22 +162,11 @@ def _condition_rows(m: GammaStudy) -> list[Row]:
         improved = conditioning.improved()[0]
         return f"all {improved.n:,}" if improved.mean == 1 else improved
 
+    after = "median condition number after,"
     return [
         Row(f"median condition number before, n = {m.n}", None, c.median_before(), "prompts"),
-        Row(
-            f"median condition number after, γ in the weights, n = {m.n}",
-            "smaller",
-            c.medians()[0],
-            "prompts",
-            f"γ = {gamma:.4f}",
-        ),
-        Row(
-            f"median condition number after, our best γ, n = {m.n}",
-            None,
-            at_best.medians()[0],
-            "prompts",
-            f"γ = {m.best.mean:.4f}",
-        ),
+        Row(f"{after} γ in the weights, n = {m.n}", "smaller", c.medians()[0], "prompts", f"γ = {gamma:.4f}"),
+        Row(f"{after} our best γ, n = {m.n}", None, at_best.medians()[0], "prompts", f"γ = {m.best.mean:.4f}"),
         Row(f"share of tasks that improve, γ in the weights, n = {m.n}", None, share(c), "prompts"),
         Row(f"share of tasks that improve, our best γ, n = {m.n}", None, share(at_best), "prompts"),
     ]
@@ -261,22 +240,17 @@ def _data(m: GammaStudy) -> dict[str, Any]:
 # ---- figures ----
 
 
-def eigenvalue_map(
-    ranges: Mapping[str, EigenvalueRange],
-    gammas: Mapping[str, float],
-    title: str = "Eigenvalues after one transformation of GD++",
-) -> go.Figure:
+def eigenvalue_map(ranges: Mapping[str, EigenvalueRange], gammas: Mapping[str, float]) -> go.Figure:
     """`λ (1 - γλ)²` against λ for several γ: solid where a task's eigenvalues lie, dotted past 1/γ (Fig. 13, left)."""
-    fig = figure(title, "eigenvalue λ of S", "λ (1 − γλ)²")
+    fig = figure("Eigenvalues after one transformation of GD++", "eigenvalue λ of S", "λ (1 − γλ)²")
     for color, (name, span) in zip(colors_for(list(ranges)), ranges.items(), strict=True):
         gamma = gammas[name]
         for low, high, dash in ((span.smallest, span.largest, "solid"), (span.largest, 4 / (3 * gamma), "dot")):
             if low >= high:  # eigenvalues up to where the map is as high as at its local maximum
                 continue
             x = torch.linspace(low, high, 200, dtype=torch.float64)
-            label = f"{name}, γ = {gamma:.3g}"
-            y = transformed_eigenvalues(x, gamma)
-            add_line(fig, x.tolist(), y.tolist(), label, color, dash=dash, showlegend=dash == "solid",
+            y = transformed_eigenvalues(x, gamma).tolist()
+            add_line(fig, x.tolist(), y, f"{name}, γ = {gamma:.3g}", color, dash=dash, showlegend=dash == "solid",
                      legendgroup=name)  # fmt: skip
     end = 1.05 * max(4 / (3 * gamma) for gamma in gammas.values())
     add_line(fig, [0, end], [0, end], "unchanged", "#999999", dash="dash")
@@ -286,17 +260,14 @@ def eigenvalue_map(
     return fig
 
 
-def condition_numbers(
-    results: Mapping[str, Conditioning],
-    observed: Mapping[str, float],
-    title: str = "Condition numbers after one transformation of GD++",
-) -> go.Figure:
+def condition_numbers(results: Mapping[str, Conditioning], observed: Mapping[str, float]) -> go.Figure:
     """Condition numbers against γ: of the range of eigenvalues (top), and of each prompt (Fig. 13, centre).
 
     Above, a star is the range's condition number without transformation, a diamond the γ with the least; lines end at
     1/λ_max, where the range comes to contain the map's root. Below, lines are medians over prompts, bands their middle
     half. Dotted are the observed γ.
     """
+    title = "Condition numbers after one transformation of GD++"
     names = ("smallest and largest eigenvalue of all tasks", "each task separately: median and middle half")
     fig = panels(title, names, columns=1, shared_xaxes=True, vertical_spacing=0.09)
     above, below = panel(0, 1), panel(1, 1)
@@ -317,20 +288,20 @@ def condition_numbers(
             fig.add_vline(x=observed[name], line={"color": color, "dash": "dot", "width": 1.5}, **place)
     fig.update_layout(height=680)
     fig.update_xaxes(title_text="γ", row=2)
-    for row, decades in enumerate(_decades_shown(results), start=1):
+    of_ranges = max(result.extremes.largest / result.extremes.smallest for result in results.values())
+    of_prompts = max(result.before.median().item() for result in results.values())
+    for row, decades in enumerate((math.log10(of_ranges), math.log10(of_prompts)), start=1):
         fig.update_yaxes(title_text="condition number", type="log", exponentformat="power", row=row,
                          dtick=max(1, math.ceil(decades / 6)))  # fmt: skip
     return fig
 
 
-def condition_number_distribution(
-    result: Conditioning, title: str = "Condition numbers of single tasks, by γ"
-) -> go.Figure:
+def condition_number_distribution(result: Conditioning) -> go.Figure:
     """A violin over prompts for S itself and one for each γ, on a logarithmic axis (Fig. 13, right).
 
     The outermost eighth of a percent of the prompts at either end is left out.
     """
-    fig = figure(title, "γ", "condition number")
+    fig = figure("Condition numbers of single tasks, by γ", "γ", "condition number")
     probabilities = (torch.arange(QUANTILES, dtype=torch.float64) + 0.5) / QUANTILES
     labelled = [("before", result.before), *zip((f"{g:g}" for g in result.gammas), result.after, strict=True)]
     decades = 1
@@ -350,12 +321,6 @@ def condition_number_distribution(
     fig.update_xaxes(type="category")
     fig.update_layout(height=420)
     return fig
-
-
-def _decades_shown(results: Mapping[str, Conditioning]) -> tuple[float, float]:
-    """Decades up to the largest condition number before: of a range, and of the prompts' medians."""
-    of_ranges = max(result.extremes.largest / result.extremes.smallest for result in results.values())
-    return math.log10(of_ranges), math.log10(max(result.before.median().item() for result in results.values()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl import constructions, viz
+from mechicl import viz
 from mechicl.analysis import connect_modes
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights import LossPath
@@ -24,13 +24,14 @@ from mechicl.reports.rows import as_text, over_seeds_and_prompts
 from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
 from support.script import Option, regression_checkpoint, script
+from support.seeds import descent_layers
 
 
 @script(
-    checkpoint=Option("lsa-5l", "Name or folder of a checkpoint of linear attention, with two seeds or more"),
+    checkpoint="lsa-5l",
     n_prompts=10_000,
-    bending_steps=Option(1500, "Optimisation steps for a curve"),
-    seed=Option(0, "Seed of the prompts that curves are bent on; the held-out ones have the next"),
+    bending_steps=Option(1500, "optimisation steps for a curve"),
+    seed=Option(0, "seed of the prompts that curves are bent on; the held-out ones have the next"),
 )
 def compare(args: Any) -> Comparison:
     """Straight and curved paths between all pairs of seeds, and from each seed to GD++ tuned on the task."""
@@ -39,7 +40,9 @@ def compare(args: Any) -> Comparison:
     pairs = list(itertools.combinations(range(len(models)), 2))
     if not pairs:
         raise ValueError(f"{checkpoint.name} has one seed only: a path between seeds needs two")
-    tuned = tuned_gd_plus_plus(task, models[0].cfg.n_layers)
+    steps = models[0].cfg.n_layers
+    learner = tuned_descent(task.sample(8192, seed=2**31 + 1, dtype=torch.float64), steps, gamma=True, per_step=True)
+    tuned = descent_layers(learner, steps, x_dim=task.x_dim, n_context=task.n_context)
     by_end: dict[str, list[dict[str, LossPath]]] = {
         "between seeds": [_connect(models[i], models[j], task, args, curved=False) for i, j in pairs],
         "to tuned GD++": [_connect(model, tuned, task, args, curved=True) for model in models],
@@ -60,7 +63,8 @@ def compare(args: Any) -> Comparison:
             median, mean = crossed_median_interval(values, args.n_prompts, pairs if paired else None)
             largest = max((paths[kind].barrier() for paths in of_pairs), key=lambda barrier: barrier.mean)
             note = f"median; mean {as_text(mean)}, largest {largest} over prompts"
-            rows.append(Row(f"barrier {where}, {kind}", _claim(where, kind), median, over, note))
+            claim = "a barrier for most seeds (A.4)" if (where, kind) == ("between seeds", "rescaled") else None
+            rows.append(Row(f"barrier {where}, {kind}", claim, median, over, note))
     figures = [
         Section("Seeds 0 and 1", "Loss on held-out prompts.", viz.connectivity_paths(by_end["between seeds"][0])),
         Section("From seed 0 to tuned GD++", "Loss on held-out prompts.", viz.connectivity_paths(ends[0])),
@@ -85,30 +89,13 @@ def _barriers(path: LossPath) -> Float[Tensor, "resample"]:
     return (losses - line).amax(1) / losses[:, [0, -1]].mean(1)
 
 
-def tuned_gd_plus_plus(task: LinearRegression, steps: int) -> HookedTransformer:
-    """Build a model of steps of GD++, each with its own step size and γ, tuned on the task's prompts."""
-    tuning = task.sample(8192, seed=2**31 + 1, dtype=torch.float64)
-    tuned = tuned_descent(tuning, steps, gamma=True, per_step=True).hyperparameters
-    step_sizes = [tuned[f"step_size_{i + 1}"] for i in range(steps)]
-    gammas = [tuned.get(f"gamma_{i + 1}", 0.0) for i in range(steps)]  # the last one does nothing, and is not tuned
-    return constructions.gd_plus_plus(
-        x_dim=task.x_dim, n_context=task.n_context, steps=steps, step_size=step_sizes, gamma=gammas
-    )
-
-
 def _connect(
     a: HookedTransformer, b: HookedTransformer, task: LinearRegression, args: Any, *, curved: bool
 ) -> dict[str, LossPath]:
     kinds: tuple[PathKind, ...] = ("raw", "rescaled", "aligned", "lifted")
     kinds += ("curved",) if curved else ()
-    result = connect_modes(
-        a, b, task, kinds=kinds, n_prompts=args.n_prompts, bending_steps=args.bending_steps, seed=args.seed
-    )
-    return result.paths
-
-
-def _claim(where: str, kind: str) -> str | None:
-    return "a barrier for most seeds (A.4)" if (where, kind) == ("between seeds", "rescaled") else None
+    options = {"n_prompts": args.n_prompts, "bending_steps": args.bending_steps, "seed": args.seed}
+    return connect_modes(a, b, task, kinds=kinds, **options).paths
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 python analyses/oswald_copying.py
 """
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import Interval, interval, median_interval, ratio_interval
 from support.script import Option, script
+from support.seeds import by_seed, in_float64, query_errors
 
 FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",
           "errors_without_elsewhere", "errors_transplanted")  # fmt: skip
@@ -44,17 +44,14 @@ class CopyStudy:
 
 
 @script(
-    checkpoints=Option(
-        ("copy-2l", "copy-2l-one-hot", "copy-2l-linear"),
-        "Names or folders of two-layer models on interleaved prompts of one task",
-    ),
+    checkpoints=("copy-2l", "copy-2l-one-hot", "copy-2l-linear"),
     constant=Option(
         ("copy-2l-dense", "copy-2l-late"),
-        "The seeds of the first at a constant rate, as in the paper: those whose loss falls early, and the others",
+        "the seeds of the first at a constant rate, as in the paper: those whose loss falls early, and the others",
     ),
-    n_prompts=Option(10_000, "Held-out prompts for losses"),
-    n_opened=Option(1024, "Held-out prompts that activations are read on; derivatives are taken on a 64th of these"),
-    seed=Option(1_000_003, "Seed of the held-out prompts"),
+    n_prompts=10_000,
+    n_opened=Option(1024, "held-out prompts that activations are read on; derivatives are taken on a 64th of these"),
+    seed=1_000_003,
 )
 def compare(args: Any) -> Comparison:
     """Losses, transitions, derivatives, attention, ablations and transplants of every seed."""
@@ -72,42 +69,28 @@ def compare(args: Any) -> Comparison:
     for name in args.checkpoints:
         study = _measure(load_checkpoint(name), held_out, read_on, nothing)
         rows += _rows(study, reference)
-        curve = study.checkpoint.record["curve"]
-        seeds = study.checkpoint.record["seeds"]
-        figures.append(
-            Section(
-                f"{name}: loss during training",
-                "Half the held-out mean squared error of each seed; diamonds mark where it has fallen half of the way.",
-                viz.losses_over_training(
-                    curve["eval_step"],
-                    {"seeds": curve["eval_loss"]},
-                    transitions={"seeds": study.transitions},
-                    references={"one step of gradient descent": reference.mean().item(), "predicting 0": nothing},
-                    log_y=max(map(max, curve["eval_loss"])) > 10 * nothing,  # large initial weights
-                ),
-            )
-        )
+        curve, seeds = study.checkpoint.record["curve"], study.checkpoint.record["seeds"]
+        words = "Half the held-out mean squared error of each seed; diamonds mark where it has fallen half of the way."
+        drawn = viz.losses_over_training(
+            curve["eval_step"], {"seeds": curve["eval_loss"]}, transitions={"seeds": study.transitions},
+            references={"one step of gradient descent": reference.mean().item(), "predicting 0": nothing},
+            log_y=max(map(max, curve["eval_loss"])) > 10 * nothing,  # large initial weights
+        )  # fmt: skip
+        figures.append(Section(f"{name}: loss during training", words, drawn))
         if study.checkpoint.snapshots is not None:
-            copied = [seed for seed, fine in zip(range(len(seeds)), study.copying.tolist(), strict=True) if fine]
-            figures += [_patterns_figure(study, seed, read_on) for seed in copied[:1]]
+            figures += [_patterns_figure(study, seed, read_on) for seed in study.copying.nonzero()[:1, 0].tolist()]
         data[name] = {
-            "seeds": seeds,
-            "mse": study.losses.tolist(),
-            "copies": study.copying.tolist(),
+            "seeds": seeds, "mse": study.losses.tolist(), "copies": study.copying.tolist(),
             "transition": [study.transitions.before.tolist(), study.transitions.after.tolist()],
-            **{
-                field: [getattr(c, field).mean().item() for c in study.copies]
-                for field in FIELDS
-            },
+            **{field: [getattr(c, field).mean().item() for c in study.copies] for field in FIELDS},
         }  # fmt: skip
-    constant = [load_checkpoint(name) for name in args.constant]
-    models = [copy.deepcopy(model).double() for checkpoint in constant for model in checkpoint.models]
+    models = in_float64(model for name in args.constant for model in load_checkpoint(name).models)
     copied = [measure_target_copying(model, read_on) for model in models]
-    ratios = torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models]) / reference.mean()
-    by_seed = f"loss over one step's by seed {', '.join(f'{ratio:.2f}' for ratio in ratios)}"
+    ratios = query_errors(models, held_out).mean(1) / reference.mean()
     which = f"{sum(map(_pairs, copied))} of {len(models)} seeds"
     targets = sum((c.decoding_errors.mean() < COPIES).item() for c in copied)
-    note = f"{targets} targets to their inputs' tokens, the others inputs to their targets'; {by_seed}"
+    note = f"{targets} targets to their inputs' tokens, the others inputs to their targets'; loss over one step's "
+    note += by_seed(ratios, ".2f")
     rows.append(Row("constant rate: first layers that copy, either way", "all", which, "seeds", note))
     lead = (
         f"Two layers of attention on alternate tokens, x ~ U(-1/2, 1/2), d = n = 10, on {args.n_prompts:,} held-out "
@@ -118,14 +101,14 @@ def compare(args: Any) -> Comparison:
 
 
 def _measure(checkpoint: Checkpoint, held_out: Prompts, read_on: Prompts, nothing: float) -> CopyStudy:
-    models = [copy.deepcopy(model).double() for model in checkpoint.models]
-    curve = checkpoint.record["curve"]
+    models, curve = in_float64(checkpoint.models), checkpoint.record["curve"]
+    few = read_on[: max(1, len(read_on) // 64)]  # derivatives cost much more than a forward pass
     return CopyStudy(
         checkpoint,
         [measure_target_copying(model, read_on) for model in models],
-        [measure_token_sensitivity(model, _for_derivatives(read_on)) for model in models],
+        [measure_token_sensitivity(model, few) for model in models],
         find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing),
-        torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models]),
+        query_errors(models, held_out).mean(1),
     )
 
 
@@ -135,27 +118,16 @@ def _pairs(copied: TargetCopying) -> bool:
     return any((errors < COPIES).item() for errors in both)
 
 
-def _for_derivatives(prompts: Prompts) -> Prompts:
-    """The prompts on which derivatives are taken: they cost much more than a forward pass."""
-    return prompts[: max(1, len(prompts) // 64)]
-
-
 def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
     """Rows of one checkpoint; intervals are over the seeds that copy, where there are two or more."""
     name, n, fine = study.checkpoint.name, len(study.copies), study.copying
     linear_only = "softmax" not in study.checkpoint.models[0].cfg.attention
     claim = "none (could not be trained)" if linear_only else "all"
-    which = f"{int(fine.sum())} of {n} seeds"
-    falls = study.transitions
+    falls, either = study.transitions, f"{sum(map(_pairs, study.copies))} of {n} seeds"
     seen = f"{int(falls.fell.sum())} of {n} seeds"
     rows = [
-        Row(f"{name}: first layers that copy", claim, which, "seeds"),
-        Row(
-            f"{name}: first layers that copy, either way",
-            None,
-            f"{sum(map(_pairs, study.copies))} of {n} seeds",
-            "seeds",
-        ),
+        Row(f"{name}: first layers that copy", claim, f"{int(fine.sum())} of {n} seeds", "seeds"),
+        Row(f"{name}: first layers that copy, either way", None, either, "seeds"),
         Row(f"{name}: step of the transition", None, median_interval(falls.steps[falls.fell]), "seeds", seen),
         Row(f"{name}: latest transition over the earliest", None, falls.spread(), "", seen),
     ]
@@ -165,17 +137,17 @@ def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
     def mean(values: list[torch.Tensor]) -> Interval:
         return interval(torch.stack(values)[kept])
 
-    ratios = study.losses / reference.mean()
-    by_seed = f"by seed {', '.join(f'{r:.3f}' for r in ratios)}"
-    expected = None if linear_only else 1
-    rows.append(Row(f"{name}: loss over one step of gradient descent", expected, interval(ratios[kept]), over, by_seed))
-    rows.append(Row(f"{name}: loss over one step of gradient descent, all seeds", expected, interval(ratios), "seeds"))
+    ratios, expected = study.losses / reference.mean(), None if linear_only else 1
+    words = f"{name}: loss over one step of gradient descent"
+    rows.append(Row(words, expected, interval(ratios[kept]), over, by_seed(ratios, ".3f")))
+    rows.append(Row(f"{words}, all seeds", expected, interval(ratios), "seeds"))
     for label, words, values in (
         ("the token itself", None, [s.itself.mean() for s in study.sensitivities]),
         ("the next token, its target", None if linear_only else "high", [s.next.mean() for s in study.sensitivities]),
         ("any other token", None if linear_only else "near 0", [s.other.mean() for s in study.sensitivities]),
     ):
         rows.append(Row(f"{name}: |d first layer / d token| at x tokens, {label}", words, mean(values), over))
+    of_inputs = [c.decoding_errors_of_inputs.mean() for c in study.copies]
     rows += [
         Row(f"{name}: share of attention on the target's token", None, mean([c.attention.mean() for c in study.copies]),
             over),
@@ -184,12 +156,9 @@ def _rows(study: CopyStudy, reference: torch.Tensor) -> list[Row]:
         Row(f"{name}: target not readable at its input's token, before and after the layer", None,
             mean([c.decoding_errors.mean() for c in study.copies]), over,
             f"before: {study.copies[0].decoding_errors_before.mean():.3f}; share of the mean square"),
+        Row(f"{name}: input not readable at its target's token after the layer", None, mean(of_inputs), over,
+            by_seed(of_inputs, ".2f")),
     ]  # fmt: skip
-    rows.append(
-        Row(f"{name}: input not readable at its target's token after the layer", None,
-            mean([c.decoding_errors_of_inputs.mean() for c in study.copies]), over,
-            "by seed " + ", ".join(f"{c.decoding_errors_of_inputs.mean():.2f}" for c in study.copies))
-    )  # fmt: skip
     for label, field in (
         ("without the first layer at x tokens", "errors_without"),
         ("without it elsewhere", "errors_without_elsewhere"),

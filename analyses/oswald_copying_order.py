@@ -3,12 +3,10 @@
 python analyses/oswald_copying_order.py
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import plotly.graph_objects as go
 import torch
 
 from mechicl.analysis.behaviour import tuned_descent
@@ -27,12 +25,9 @@ READS, FALLS = 3, 0.05
 
 
 @script(
-    checkpoints=Option(
-        ("copy-2l-dense", "copy-2l-linear-dense"),
-        "Names or folders of two-layer models on interleaved prompts, with such weights",
-    ),
-    n_prompts=Option(16, "Held-out prompts that derivatives are taken on"),
-    seed=Option(1_000_003, "Seed of the held-out prompts"),
+    checkpoints=("copy-2l-dense", "copy-2l-linear-dense"),
+    n_prompts=Option(16, "held-out prompts that derivatives are taken on"),
+    seed=1_000_003,
 )
 def compare(args: Any) -> Comparison:
     """The step from which the next token is read, and the last one before the loss has fallen, of every seed."""
@@ -143,39 +138,14 @@ def _figure(checkpoint: Checkpoint, sensitivities: Sequence[TokenSensitivity]) -
     lines = {words: [getattr(s, name).mean().item() for s in sensitivities] for name, words in names.items()}
     curve, task = checkpoint.record["curve"], checkpoint.task
     descent = tuned_descent(task.sample(8192, seed=2**31 + 1, dtype=torch.float64), 1)
-    figure = sensitivity_over_training(
-        list(checkpoint.snapshots.steps), lines, curve["eval_step"], [line[0] for line in curve["eval_loss"]],
-        gd_mse=squared_errors(descent, task.sample(8192, seed=1, dtype=torch.float64)).mean().item(),
-    )  # fmt: skip
-    words = (
-        f"Norm of the derivative of the first layer's output at the context's x tokens, seed "
-        f"{checkpoint.record['seeds'][0]}, at the saved snapshots, above its loss."
-    )
-    return Section(f"{checkpoint.name}: what the first layer depends on", words, figure)
-
-
-def sensitivity_over_training(
-    steps: Sequence[int],
-    norms: Mapping[str, Sequence[float]],
-    eval_steps: Sequence[int],
-    losses: Sequence[float],
-    *,
-    gd_mse: float,
-) -> go.Figure:
-    """Norms of derivatives at the snapshots of one seed (above) over its loss (below); step 0 is at half the next."""
-    fig = panels(
-        "What the first layer depends on during training",
-        ["", ""],
-        columns=1,
-        shared_xaxes=True,
-        vertical_spacing=0.08,
-        row_heights=[0.6, 0.4],
-    )
+    gd_mse = squared_errors(descent, task.sample(8192, seed=1, dtype=torch.float64)).mean().item()
+    title = "What the first layer depends on during training"
+    fig = panels(title, ["", ""], columns=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
     colors = (COLORS["trained"], COLORS["interpolated"], COLORS["other"])
     above, below = panel(0, 1), panel(1, 1)
-    for (name, values), color in zip(norms.items(), itertools.cycle(colors), strict=False):
-        add_line(fig, on_log_axis(steps), values, name, color, mode="lines+markers", place=above)
-    later = [(step, value / 2) for step, value in zip(eval_steps, losses, strict=True) if step > 0]
+    for (name, values), color in zip(lines.items(), colors, strict=True):  # step 0 is at half the next
+        add_line(fig, on_log_axis(checkpoint.snapshots.steps), values, name, color, mode="lines+markers", place=above)
+    later = [(step, loss[0] / 2) for step, loss in zip(curve["eval_step"], curve["eval_loss"], strict=True) if step > 0]
     add_line(fig, [step for step, _ in later], [value for _, value in later], "loss", COLORS["gradient descent"],
              place=below)  # fmt: skip
     fig.add_hline(y=gd_mse / 2, line={"color": "#888888", "dash": "dash", "width": 1}, **below,
@@ -185,7 +155,11 @@ def sensitivity_over_training(
     fig.update_yaxes(title_text="half mean squared error", rangemode="tozero", row=2)
     fig.update_xaxes(type="log", dtick=1)
     fig.update_xaxes(title_text="optimisation step", row=2)
-    return fig
+    words = (
+        f"Norm of the derivative of the first layer's output at the context's x tokens, seed "
+        f"{checkpoint.record['seeds'][0]}, at the saved snapshots, above its loss."
+    )
+    return Section(f"{checkpoint.name}: what the first layer depends on", words, fig)
 
 
 if __name__ == "__main__":

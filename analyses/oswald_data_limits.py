@@ -3,7 +3,6 @@
 python analyses/oswald_data_limits.py
 """
 
-import copy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,18 +19,14 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval, median_interval
 from mechicl.tasks import FixedTasks, LinearRegression
-from support.script import Option, script
+from support.script import script
+from support.seeds import in_float64, query_errors
 
 N_ALIGNED = 4096  # prompts for derivatives and paths
-TASKS = (128, 512, 2048, 8192)
 OVER = "draws of tasks"
 
 
-@script(
-    checkpoints=Option(tuple(f"lsa-1l-tasks{n}" for n in TASKS), "Names or folders of trainings on fixed tasks"),
-    n_prompts=10_000,
-    seed=Option(1_000_003, "Seed of the held-out prompts"),
-)
+@script(checkpoints=tuple(f"lsa-1l-tasks{n}" for n in (128, 512, 2048, 8192)), n_prompts=10_000, seed=1_000_003)
 def compare(args: Any) -> Comparison:
     """Loss, alignment, weights and paths, by number of tasks, at the end and where the held-out loss is least."""
     rows: list[Row] = []
@@ -52,12 +47,11 @@ def compare(args: Any) -> Comparison:
             shared = held_out, construction, step_size
             reference = squared_errors(tuned, held_out)[:, 0]
             rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
-        more_rows, numbers = _rows(draws, task.n_tasks, task.task, *shared)
-        rows += more_rows
-        data[name] = numbers
-        over_training[f"{task.n_tasks} tasks"] = align_over_training(
-            _first_seeds(checkpoint, draws), shared[1], shared[0][:500]
-        )
+        measured = [_measure(draw, task.task, *shared) for draw in draws]
+        rows += _rows(measured, task.n_tasks, len(draws[0].models))
+        data[name] = {"draws": [asdict(draw) for draw in measured]}
+        first_seeds = checkpoint.select(range(0, len(checkpoint.models), len(draws[0].models)))
+        over_training[f"{task.n_tasks} tasks"] = align_over_training(first_seeds, shared[1], shared[0][:500])
     lead = (
         f"One layer of linear attention, x ~ U(-1/2, 1/2), d = n = 10, trained by full-batch Adam on a fixed set of "
         f"tasks, on {args.n_prompts:,} held-out prompts (seed {args.seed}); intervals are over draws of the tasks, "
@@ -67,12 +61,6 @@ def compare(args: Any) -> Comparison:
     figures = [Section("Alignment with gradient descent during training", words,
                       viz.alignments_over_training(over_training))]  # fmt: skip
     return Comparison("Training on few tasks (A.12, Fig. 16)", lead, rows, figures, data)
-
-
-def _first_seeds(checkpoint: Checkpoint, draws: list[Checkpoint]) -> Checkpoint:
-    """The first seed of every draw."""
-    n_seeds = len(checkpoint.models) // len(draws)
-    return checkpoint.select(range(0, len(checkpoint.models), n_seeds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +91,10 @@ class Draw:
 def _measure(
     draw: Checkpoint, drawn_from: LinearRegression, held_out: Prompts, construction: HookedTransformer, step_size: float
 ) -> Draw:
-    models = [copy.deepcopy(model).double() for model in draw.models]
+    models = in_float64(draw.models)
     assert isinstance(draw.task, FixedTasks)
     reference = squared_errors(construction, held_out)[:, 0].mean()
-    losses = torch.stack([squared_errors(model, held_out)[:, 0].mean() for model in models])
+    losses = query_errors(models, held_out).mean(1)
     alignments = [align(model, construction, held_out[:N_ALIGNED]) for model in models]
     cosines = torch.stack([alignment.sensitivity_cosine.nanmean() for alignment in alignments])
     fit = fit_construction(models, "gd", drawn_from, refine=False)
@@ -126,26 +114,15 @@ def _measure(
     )
 
 
-def _rows(
-    draws: list[Checkpoint],
-    n: int,
-    drawn_from: LinearRegression,
-    held_out: Prompts,
-    construction: HookedTransformer,
-    step_size: float,
-) -> tuple[list[Row], dict[str, object]]:
-    measured = [_measure(draw, drawn_from, held_out, construction, step_size) for draw in draws]
-
+def _rows(measured: list[Draw], n: int, n_seeds: int) -> list[Row]:
     def values(name: str) -> torch.Tensor:
         return torch.tensor([getattr(draw, name) for draw in measured], dtype=torch.float64)
 
-    by_draw = ", ".join(f"{value:.3g}" for value in values("cosine"))
-    n_seeds = len(draws[0].models)
-    seeds = f"by draw {by_draw}"
+    seeds = "by draw " + ", ".join(f"{value:.3g}" for value in values("cosine"))
     if n_seeds > 1:
         seeds += f"; {n_seeds} seeds of a draw differ by up to {values('spread').max():.2g}"
     claim = "aligned" if n > 2048 else "not aligned" if n == 128 else None
-    rows = [
+    return [
         Row(f"{n} tasks: held-out loss over gradient descent's, at the end", None, median_interval(values("loss")),
             OVER),
         Row(f"{n} tasks: held-out loss at the end over where it was least", None, median_interval(values("rise")), OVER,
@@ -157,7 +134,6 @@ def _rows(
         Row(f"{n} tasks: η in the weights over tuned η, at the end", None, interval(values("step")), OVER),
         Row(f"{n} tasks: excess loss half-way to the construction", None, median_interval(values("excess")), OVER),
     ]  # fmt: skip
-    return rows, {"draws": [asdict(draw) for draw in measured]}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 python analyses/oswald_descent.py --checkpoint lsa-5l
 """
 
-import copy
 import math
 from functools import cache, partial
 from typing import Any
@@ -25,6 +24,7 @@ from mechicl.statistics import interval, median_interval
 from mechicl.training import TrainingConfig
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
 from support.script import Option, regression_checkpoint, script
+from support.seeds import in_float64, query_errors
 
 N_POOL = 100_000
 """Prompts that GD++ is trained on where it is trained as a model is."""
@@ -33,11 +33,11 @@ N_POOL = 100_000
 @script(
     checkpoint=Option(
         "lsa-5l",
-        "Name or folder: lsa-2l-looped and lsa-5l (Fig. 3), lsa-3l-looped (Fig. 9), lsa-10l-looped (Fig. 7), "
-        "lsa-12l-mlp (Fig. 8), lsa-1l-ln and lsa-2l-ln (Fig. 14)",
+        "lsa-2l-looped and lsa-5l (Fig. 3), lsa-3l-looped (Fig. 9), lsa-10l-looped (Fig. 7), lsa-12l-mlp "
+        "(Fig. 8), lsa-1l-ln and lsa-2l-ln (Fig. 14), or a folder",
     ),
     n_prompts=10_000,
-    seed=Option(1_000_003, "Seed of the held-out prompts"),
+    seed=1_000_003,
 )
 def compare(args: Any) -> Comparison:
     """One checkpoint, all its seeds."""
@@ -68,10 +68,9 @@ def _trained_rows(checkpoint: Checkpoint, args: Any) -> list[Row]:
     reference = squared_errors(learner, held_out)[:, 0]
     name = f"GD++, {checkpoint.models[0].cfg.n_layers} steps, each its own, trained as the model"
     found = ", ".join(f"{key}={value:.3g}" for key, value in learner.hyperparameters.items())
-    models = [copy.deepcopy(model).double() for model in checkpoint.models]
+    models = in_float64(checkpoint.models)
     cosines = torch.stack([align(model, learner, held_out[:2048]).sensitivity_cosine for model in models])
-    errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
-    over = partial(over_seeds_and_prompts, errors, checkpoint, reference)
+    over = partial(over_seeds_and_prompts, query_errors(models, held_out), checkpoint, reference)
     return [
         Row(f"sensitivity cosine with {name}", None, *over_seeds_and_prompts(cosines, checkpoint)),
         Row(f"half-MSE, {name}", None, interval(reference / 2), "prompts", found),
@@ -107,18 +106,15 @@ def _early_rows(checkpoint: Checkpoint, args: Any) -> list[Row]:
 
 
 def trained_descent(
-    prompts: Prompts,
-    steps: int,
-    training: TrainingConfig,
-    *,
-    gamma: bool = False,
-    per_step: bool = False,
+    prompts: Prompts, steps: int, training: TrainingConfig, *, gamma: bool = False, per_step: bool = False,
     seed: int = 0,
-) -> SpectralLearner:
+) -> SpectralLearner:  # fmt: skip
     """Gradient descent or GD++ with parameters from a model's training: its optimiser, rate, batches and clipping.
 
     A search (`tuned_descent`) finds better parameters than a training does where the loss has a narrow valley or is
     made by rare prompts; this is what a model that was trained the same way may be compared with as well.
+
+    The training begins with all parameters at 0 (A.12: "an identical training setup" for η and γ).
 
     Args:
         prompts: the pool that batches are drawn from, each prompt once before any comes again.
@@ -127,17 +123,6 @@ def trained_descent(
         gamma: as for `tuned_descent`.
         per_step: as for `tuned_descent`.
         seed: of the order of the prompts.
-
-    Returns:
-        The learner at the end of the training, which begins with all parameters at 0.
-
-    Source: von Oswald et al. 2023, A.12: "an identical training setup" for η and γ.
-
-    Example:
-        >>> training = TrainingConfig.from_dict(load_checkpoint("lsa-5l").record["training"])
-        >>> pool = LinearRegression().sample(50_000, seed=0)
-        >>> trained_descent(pool, 5, training, gamma=True, per_step=True).name
-        'GD++, 5 steps, parameters for each step, trained'
     """
     if steps < 1 or (gamma and steps == 1):
         raise ValueError(f"descent needs a step, and GD++ two: its last γ does nothing; got steps={steps}")

@@ -23,12 +23,10 @@ from support.script import Option, regression_checkpoint, script
 
 
 @script(
-    checkpoints=Option(
-        ("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100"), "Names or folders"
-    ),
-    n_prompts=Option(8192, "Prompts that parameters are matched on, in each draw"),
-    draws=Option(5, "Independent draws of prompts that GD++ is matched and tuned on"),
-    n_tuned=Option(50_000, "Prompts in each draw that GD++ is tuned on"),
+    checkpoints=("lsa-2l-looped", "lsa-2l-looped-n25", "lsa-2l-looped-n50", "lsa-2l-looped-n100"),
+    n_prompts=Option(8192, "prompts that parameters are matched on, in each draw"),
+    draws=Option(5, "independent draws of prompts that GD++ is matched and tuned on"),
+    n_tuned=Option(50_000, "prompts in each draw that GD++ is tuned on"),
     seed=0,
 )
 def compare(args: Any) -> Comparison:

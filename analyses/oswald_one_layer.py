@@ -3,7 +3,6 @@
 python analyses/oswald_one_layer.py
 """
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -12,23 +11,20 @@ import torch
 from mechicl.analysis import interpolate
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import load_checkpoint
-from mechicl.constructions import gradient_descent
 from mechicl.learners import squared_errors
 from mechicl.reports import Comparison, Row
 from mechicl.reports.one_layer import OneLayer
 from mechicl.reports.rows import over_seeds_and_prompts
 from mechicl.statistics import interval
 from support.script import Option, regression_checkpoint, script
+from support.seeds import descent_layers, in_float64, query_errors
 
 N_SIZES = 4096  # prompts at each number of points
 
 
 @script(
-    checkpoint=Option("lsa-1l", "Name or folder of a model with one layer of linear attention and one head"),
-    sizes=Option(
-        ("lsa-1l-d5", "lsa-1l", "lsa-1l-d20", "lsa-1l-d40"),
-        "The same with other numbers of points, as many as dimensions",
-    ),
+    checkpoint="lsa-1l",
+    sizes=Option(("lsa-1l-d5", "lsa-1l", "lsa-1l-d20", "lsa-1l-d40"), "models of as many points as dimensions"),
     n_prompts=10_000,
     quiet=False,
 )
@@ -60,19 +56,16 @@ def _size_rows(name: str) -> list[Row]:
     """Losses of the trained layer and of what is half-way to gradient descent, over gradient descent's."""
     checkpoint, task = regression_checkpoint(name)
     prompts = task.sample(N_SIZES, seed=1_000_003, dtype=torch.float64)
-    step = float(
-        tuned_descent(task.sample(20_000, seed=2**31 + 1, dtype=torch.float64), 1).hyperparameters["step_size"]
-    )
-    construction = gradient_descent(x_dim=task.x_dim, n_context=task.n_context, step_size=step)
-    models = [copy.deepcopy(model).double() for model in checkpoint.models]
+    tuned = tuned_descent(task.sample(20_000, seed=2**31 + 1, dtype=torch.float64), 1)
+    construction = descent_layers(tuned, 1, x_dim=task.x_dim, n_context=task.n_context)
+    models = in_float64(checkpoint.models)
     halves = [interpolate(model, construction, prompts[:2]).model(0.5) for model in models]
     descent = squared_errors(construction, prompts)[:, 0]
     rows = [Row(f"{task.x_dim} points in as many dimensions: half-MSE of gradient descent", None, interval(descent / 2),
                 "prompts")]  # fmt: skip
     for kind, learners in (("trained", models), ("half-way", halves)):
-        errors = torch.stack([squared_errors(learner, prompts)[:, 0] for learner in learners])
         rows.append(Row(f"{task.x_dim} points in as many dimensions: loss over gradient descent's, {kind}", "1",
-                        *over_seeds_and_prompts(errors, checkpoint, descent)))  # fmt: skip
+                        *over_seeds_and_prompts(query_errors(learners, prompts), checkpoint, descent)))  # fmt: skip
     return rows
 
 

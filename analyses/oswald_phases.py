@@ -16,35 +16,29 @@ from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval, median_interval
-from mechicl.tasks import FixedTasks, LinearRegression
+from mechicl.tasks import FixedTasks
 from support.script import Option, regression_checkpoint, script
+from support.sweeps import count
 
 
 @script(
-    checkpoints=Option(("lsa-1l-phases", "lsa-1l-2h-phases"), "Names or folders of trainings on one task"),
-    grokking=Option("lsa-1l-mlp-tasks8192", "Name or folder of a training on fixed tasks"),
-    few=Option(
-        "lsa-1l-tasks128", "Name or folder of a training of a layer alone on few fixed tasks, which does memorise"
-    ),
+    checkpoints=("lsa-1l-phases", "lsa-1l-2h-phases"),
+    grokking=Option("lsa-1l-mlp-tasks8192", "name or folder of a training on fixed tasks"),
+    few=Option("lsa-1l-tasks128", "the same of a layer alone on few fixed tasks, which does memorise"),
 )
 def compare(args: Any) -> Comparison:
     """Transition steps by number of heads, and train and test loss of the block on fixed tasks."""
-    loaded = [load_checkpoint(name) for name in args.checkpoints]
     _, task = regression_checkpoint(args.checkpoints[0])
-    nothing, best = _predicting_0(task), one_step_optimum(task).mse
+    nothing, best = task.sample(100_000, seed=0).query.ys.square().mean().item(), one_step_optimum(task).mse
     rows: list[Row] = [Row("half-MSE, best single step of gradient descent", 0.2, best / 2, "exact")]
     figures: list[Section] = []
     data: dict[str, object] = {}
-    n_fallen: dict[str, Transitions] = {}
-    for checkpoint in loaded:
-        heads = checkpoint.models[0].cfg.n_heads
-        name = f"{heads} head{'s' if heads > 1 else ''}"
-        curve = checkpoint.record["curve"]
-        falls = n_fallen[name] = find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
-        n, last = len(falls.steps), curve["eval_step"][-1]
-        rows += _rows(name, falls, last)
+    for checkpoint in map(load_checkpoint, args.checkpoints):
+        name, curve = count(checkpoint.models[0].cfg.n_heads, "head"), checkpoint.record["curve"]
+        falls = find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
+        rows += _rows(name, falls, curve["eval_step"][-1])
         data[name] = {"before": falls.before.tolist(), "after": falls.after.tolist(), "final": falls.final.tolist()}
-        words = f"{n} seeds; diamonds mark where a loss has come half of the way down."
+        words = f"{len(falls.steps)} seeds; diamonds mark where a loss has come half of the way down."
         references = {"best step of gradient descent": best, "predicting 0": nothing}
         picture = viz.losses_over_training(
             curve["eval_step"], {name: curve["eval_loss"]}, references=references, transitions={name: falls}, log_x=True
@@ -59,32 +53,23 @@ def compare(args: Any) -> Comparison:
     return Comparison("Phase transitions (A.11, Fig. 15)", lead, rows, figures, data)
 
 
-def _predicting_0(task: LinearRegression) -> float:
-    """Mean squared error of predicting 0, on many prompts."""
-    return task.sample(100_000, seed=0).query.ys.square().mean().item()
-
-
 def _rows(name: str, falls: Transitions, last: int) -> list[Row]:
     n, n_fallen = len(falls.steps), int(falls.fell.sum())
     claim = "some seeds very late" if name == "1 head" else "fast in all"
     steps = falls.steps.nan_to_num(torch.inf)  # of those that stay: later than the last
-    seen = f"from {steps.min():.0f} to {_latest(falls, last)}"
+    seen = f"from {steps.min():.0f} to {f'{falls.steps.max():.0f}' if falls.fell.all() else f'later than {last}'}"
+    first, latest = (min(step.item(), float(last)) for step in (steps.min(), steps.max()))
     return [
         Row(f"seeds that leave the plateau, {name}", claim, f"{n_fallen} of {n} seeds", "seeds", f"at steps {seen}"),
-        Row(f"earliest transition, {name}", None, min(steps.min().item(), float(last)), "", "steps"),
-        Row(f"latest transition, {name}", None, min(steps.max().item(), float(last)), "", "steps"),
-        Row(f"latest transition over the earliest, {name}", None, min(steps.max().item(), float(last))
-            / min(steps.min().item(), float(last)), "", seen),
+        Row(f"earliest transition, {name}", None, first, "", "steps"),
+        Row(f"latest transition, {name}", None, latest, "", "steps"),
+        Row(f"latest transition over the earliest, {name}", None, latest / first, "", seen),
         Row(f"step of the transition where there is one, {name}", None, median_interval(falls.steps[falls.fell]),
             "seeds", f"steps {seen}"),
         Row(f"its width, from a tenth to nine tenths of the fall, {name}", None,
             median_interval((falls.end - falls.start)[falls.fell]), "seeds", "steps"),
         Row(f"half-MSE at the end where there is one, {name}", 0.2, interval(falls.final[falls.fell] / 2), "seeds"),
     ]  # fmt: skip
-
-
-def _latest(falls: Transitions, last: int) -> str:
-    return f"{falls.steps.max():.0f}" if falls.fell.all() else f"later than {last}"
 
 
 def _grokking(
@@ -105,16 +90,11 @@ def _grokking(
     lowest = trains.where(memorising, torch.inf).min(0).values[fine]
     begin = tests.gather(0, memorising.int().argmax(0)[None])[0][fine]
     data["grokking"] = {"steps": common, "test": tests.tolist(), "train": trains.tolist()}
-    figures.append(
-        Section(
-            "Train and test loss of a block on 8,192 tasks",
-            "Attention and MLP, trained on a fixed set of prompts.",
-            viz.losses_over_training(
-                common, {"test": tests.tolist(), "train": trains.tolist()},
-                references={"best step of gradient descent": best, "predicting 0": nothing}, log_x=True,
-            ),
-        )
-    )  # fmt: skip
+    references = {"best step of gradient descent": best, "predicting 0": nothing}
+    lines = {"test": tests.tolist(), "train": trains.tolist()}
+    picture = viz.losses_over_training(common, lines, references=references, log_x=True)
+    words = "Attention and MLP, trained on a fixed set of prompts."
+    figures.append(Section("Train and test loss of a block on 8,192 tasks", words, picture))
     return [
         Row("grokking: highest test half-MSE while memorising", "increases drastically", interval(peak / 2),
             "seeds", f"predicting 0: {nothing / 2:.3f}"),

@@ -3,7 +3,6 @@
 python analyses/oswald_shifts.py --checkpoint lsa-2l-looped
 """
 
-import copy
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl import constructions, viz
+from mechicl import viz
 from mechicl.analysis import align, align_over_training, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
 from mechicl.analysis.behaviour.losses import FOREIGN_INPUTS
@@ -25,6 +24,7 @@ from mechicl.reports.rows import over_resamples, over_seeds, over_seeds_and_prom
 from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
 from support.script import Option, regression_checkpoint, script
+from support.seeds import descent_layers, in_float64
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 LAST = SCALES[-1]
@@ -38,19 +38,17 @@ PANELS = ("input scale", "weight scale", "foreign inputs", "foreign inputs over 
 
 
 @script(
-    checkpoint=Option("lsa-2l-looped", "Name or folder of a model on paired prompts of linear regression"),
-    n_prompts=Option(2048, "Prompts at each scale, the same for all learners and scales"),
-    seed=Option(1_000_003, "Seed of the prompts; descent is tuned on others"),
+    checkpoint="lsa-2l-looped",
+    n_prompts=Option(2048, "prompts at each scale, the same for all learners and scales"),
+    seed=1_000_003,
 )
 def compare(args: Any) -> Comparison:
     """Curves of the seeds, of tuned descent and of what lies half-way between, in four panels."""
     checkpoint, task = regression_checkpoint(args.checkpoint)
-    models = [copy.deepcopy(model).double() for model in checkpoint.models if isinstance(model, HookedTransformer)]
+    models = in_float64(checkpoint.models)
     cfg = models[0].cfg
     if cfg.prompt_format != "paired":
-        raise CheckpointError(
-            f"{args.checkpoint} has {cfg.prompt_format} prompts, and this script compares paired ones"
-        )
+        raise CheckpointError(f"{args.checkpoint} has {cfg.prompt_format} prompts, this script compares paired ones")
     tuned = _tuned(task, cfg.n_layers, cfg.recurrent, cfg.token_clip)
     references = {name: as_layers(learner, cfg) for name, learner in tuned.items()}
     main = _main(checkpoint.name, references)
@@ -67,9 +65,10 @@ def compare(args: Any) -> Comparison:
     rows = [row for panel, curves in losses.items() for row in _rows(panel, curves, checkpoint, main, n_prompts)]
     rows += _robust_rows(losses, checkpoint, main, n_prompts)
     rows += _early_rows(checkpoint, tuned, task, args.seed)
+    clipped = "" if cfg.token_clip is None else f", whose tokens are clipped at {cfg.token_clip:g} too"
     lead = (
         f"{checkpoint.name}: {len(models)} seeds, compared with {cfg.n_layers} step{'s' if cfg.n_layers > 1 else ''} "
-        f"of tuned descent as layers of the same kind{_clipped(cfg)}, at scales {SCALES[0]:g} to {LAST:g} of inputs "
+        f"of tuned descent as layers of the same kind{clipped}, at scales {SCALES[0]:g} to {LAST:g} of inputs "
         f"and of weights, and on inputs from distributions that training never showed, as they are drawn and divided "
         f"by the "
         f"norm of their context as in the authors' code; {args.n_prompts:,} prompts (seed {args.seed}). The distance "
@@ -79,26 +78,16 @@ def compare(args: Any) -> Comparison:
     figure = viz.shifted_losses(
         {
             name: measure_shifted_losses(
-                {"trained": models[0], **references}, *_drawn(task, name), n_prompts=min(512, args.n_prompts),
+                {"trained": models[0], **references}, _drawn(task, name), SCALES, n_prompts=min(512, args.n_prompts),
                 seed=args.seed,
             )
             for name in PANELS
         }
     )  # fmt: skip
-    data = {
-        "scales": list(SCALES),
-        "reference": main,
-        "mse": {
-            panel: {name: curve[0].tolist() for name, curve in curves.items()}
-            for panel, curves in losses.items()
-        },
-    }  # fmt: skip
+    mse = {panel: {name: curve[0].tolist() for name, curve in curves.items()} for panel, curves in losses.items()}
+    data = {"scales": list(SCALES), "reference": main, "mse": mse}
     section = Section("Losses out of distribution", "The first seed and tuned descent.", figure)
     return Comparison(f"Out of distribution ({checkpoint.name})", lead, rows, [section], data)
-
-
-def _clipped(cfg: TransformerConfig) -> str:
-    return "" if cfg.token_clip is None else f", whose tokens are clipped at {cfg.token_clip:g} too"
 
 
 @cache
@@ -128,19 +117,7 @@ def _tuned_elsewhere(task: LinearRegression, steps: int, clip: float, per_step: 
 
 def as_layers(learner: Tuned, cfg: TransformerConfig) -> HookedTransformer:
     """Tuned descent as layers, whose tokens are clipped where the model's are (A.2: for both)."""
-    tuned, steps = learner.hyperparameters, cfg.n_layers
-
-    def each(name: str) -> list[float]:  # one for all steps, or one a step; the last γ does nothing and was not tuned
-        return [float(tuned.get(name, tuned.get(f"{name}_{i + 1}", 0.0))) for i in range(steps)]
-
-    assert cfg.x_dim is not None
-    assert cfg.n_context is not None
-    made = constructions.gd_plus_plus(
-        x_dim=cfg.x_dim, n_context=cfg.n_context, step_size=each("step_size"), gamma=each("gamma"), steps=steps
-    )
-    clipped = HookedTransformer(made.cfg.replace(token_clip=cfg.token_clip))
-    clipped.load_state_dict(made.state_dict())
-    return clipped.eval()
+    return descent_layers(learner, cfg.n_layers, cfg.token_clip, x_dim=cfg.x_dim, n_context=cfg.n_context)
 
 
 def _main(name: str, references: Mapping[str, object]) -> str:
@@ -150,11 +127,10 @@ def _main(name: str, references: Mapping[str, object]) -> str:
     return next(kind for kind in (EACH, PLUS_PLUS, DESCENT) if kind in references)
 
 
-def _drawn(task: LinearRegression, panel: str) -> tuple[LinearRegression, tuple[float, ...]]:
-    """Where a panel's prompts come from, and the scales."""
-    if panel.startswith("foreign"):
-        task = task.replace(inputs=FOREIGN_INPUTS, normalize_inputs=panel.endswith("norm"))
-    return task, SCALES
+def _drawn(task: LinearRegression, panel: str) -> LinearRegression:
+    """Where a panel's prompts come from."""
+    foreign = {"inputs": FOREIGN_INPUTS, "normalize_inputs": panel.endswith("norm")}
+    return task.replace(**foreign) if panel.startswith("foreign") else task
 
 
 def _panels(
@@ -164,7 +140,7 @@ def _panels(
     panels = {}
     for panel in PANELS:
         measured = measure_shifted_losses(
-            learners, *_drawn(task, panel), scaled="weight_scale" if panel == "weight scale" else "input_scale",
+            learners, _drawn(task, panel), SCALES, scaled="weight_scale" if panel == "weight scale" else "input_scale",
             n_prompts=args.n_prompts, seed=args.seed,
         )  # fmt: skip
         panels[panel] = dict(zip(measured.learners, resampled_means(measured.squared_errors).unbind(1), strict=True))
@@ -209,10 +185,7 @@ def _rows(
     return rows
 
 
-def _robust_rows(
-    panels: Mapping[str, Mapping[str, Float[Tensor, "resample scale"]]], checkpoint: Checkpoint, main: str,
-    n_prompts: int,
-) -> list[Row]:  # fmt: skip
+def _robust_rows(panels: Mapping[str, Mapping[str, Tensor]], checkpoint: Checkpoint, main: str, n: int) -> list[Row]:
     """The seeds' losses over that of descent on the task itself, and how much more it is where a panel ends."""
 
     def over(panel: str, at: int) -> Float[Tensor, "resample seed"]:
@@ -223,7 +196,7 @@ def _robust_rows(
         f"{panel}: loss over that of {main} at scale {LAST:g}, over the same on the task itself": over(panel, -1) / task
         for panel in panels
     }
-    return [Row(words, None, *over_resamples(values, checkpoint, n_prompts)) for words, values in found.items()]
+    return [Row(words, None, *over_resamples(values, checkpoint, n)) for words, values in found.items()]
 
 
 def _early_rows(checkpoint: Checkpoint, tuned: Mapping[str, Tuned], task: LinearRegression, seed: int) -> list[Row]:

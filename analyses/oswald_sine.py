@@ -4,7 +4,6 @@ section 3, Fig. 4, A.7 and A.8).
 python analyses/oswald_sine.py
 """
 
-import copy
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,6 +29,7 @@ from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, panels
 from mechicl.viz.elements import panel as place_of
 from mechicl.viz.weights import kernel_heatmaps
 from support.script import Option, script
+from support.seeds import by_seed, in_float64, query_errors
 
 DRAWS = {
     "independent": "amplitude and phase independent, as in the text (the authors' code draws both with one key)",
@@ -42,13 +42,11 @@ OVER_SEEDS = "distance over the mean distance of the seed's models from the othe
 
 
 @script(
-    transformer=Option("sine-lsa", "Name or folder of the models with learned attention"),
-    descent=Option(
-        "sine-gd", "Name or folder of the models with a step of gradient descent in its place, from the same seeds"
-    ),
+    transformer=Option("sine-lsa", "name or folder of the models with learned attention"),
+    descent=Option("sine-gd", "the same with a step of gradient descent in its place, from the same seeds"),
     n_prompts=10_000,
-    n_drawn=Option(6, "Held-out prompts that are drawn"),
-    seed=Option(1_000_003, "Seed of the held-out prompts"),
+    n_drawn=Option(6, "held-out prompts that are drawn"),
+    seed=1_000_003,
 )
 def compare(args: Any) -> Comparison:
     """Hold each seed's two models against each other."""
@@ -59,20 +57,21 @@ def compare(args: Any) -> Comparison:
     if transformer.record["seeds"] != descent.record["seeds"]:
         raise ValueError(f"{transformer.name} and {descent.name} must have the same seeds")
     held_out = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
-    learned, constructed = (_in_float64(checkpoint) for checkpoint in (transformer, descent))
+    learned, constructed = (in_float64(checkpoint.models) for checkpoint in (transformer, descent))
     bandwidth = algorithms.tuned_bandwidth(task.sample(5000, seed=args.seed + 1, dtype=torch.float64))
     smoothing = AlgorithmLearner(algorithms.kernel_smoothing, {"bandwidth": bandwidth})
-    errors = {name: _errors(models, held_out) for name, models in (("lsa", learned), ("gd", constructed))}
+    errors = {name: query_errors(models, held_out) for name, models in (("lsa", learned), ("gd", constructed))}
     mse = {name: values.mean(1) for name, values in errors.items()}
+    listed = {name: by_seed(values / 2, ".5f") for name, values in mse.items()}
     losses = {name: resampled_means(values) for name, values in errors.items()}
     rows = [
         Row("half-MSE, predicting 0", None, interval(held_out.query.ys[:, 0].square() / 2), "prompts"),
         Row("half-MSE, Nadaraya-Watson smoothing, tuned", None, interval(squared_errors(smoothing, held_out)[:, 0] / 2),
             "prompts", f"Gaussian kernel, bandwidth {bandwidth:.3g}"),
         Row("half-MSE, MLP and linear attention", None, *over_seeds_and_prompts(errors["lsa"] / 2, transformer)[:2],
-            _listed(mse["lsa"] / 2)),
+            listed["lsa"]),
         Row("half-MSE, MLP and a step of gradient descent", None,
-            *over_seeds_and_prompts(errors["gd"] / 2, descent)[:2], _listed(mse["gd"] / 2)),
+            *over_seeds_and_prompts(errors["gd"] / 2, descent)[:2], listed["gd"]),
         Row("loss, attention over gradient descent", 1,
             *over_resamples(losses["lsa"] / losses["gd"], transformer, args.n_prompts, "median, paired by seed")),
         Row("loss, attention over gradient descent, each without the 1% of prompts that it is worst on", None,
@@ -85,9 +84,10 @@ def compare(args: Any) -> Comparison:
     ]  # fmt: skip
     rows += _alignment_rows(learned, constructed, smoothing, held_out)
     grid = torch.linspace(*task.x_range, 101, dtype=torch.float64)[:, None]
-    rows += _initial_rows(learned, constructed, grid, held_out)
+    kinds = {"attention": learned, "gradient descent": constructed}
+    rows += _initial_rows(kinds, grid, held_out)
     views = {}
-    for name, models in (("attention", learned), ("gradient descent", constructed)):
+    for name, models in kinds.items():
         by_seed = [view_kernel(model, grid[::2], held_out[:1000]) for model in models]
         views[name] = by_seed[0]
         nonlinear = torch.stack([_relative(view.parts.remainder, view.parts.prediction) for view in by_seed], 1)
@@ -100,7 +100,7 @@ def compare(args: Any) -> Comparison:
                 *over_resamples(nonlinear, transformer, 1000)),
         ]  # fmt: skip
     figures = [
-        _functions(learned[0], constructed[0], smoothing, task, held_out[: args.n_drawn], grid),
+        _functions({name: models[0] for name, models in kinds.items()}, smoothing, held_out[: args.n_drawn], grid),
         _curves(transformer, descent),
         Section("Kernels", "What a prediction gains by a unit of y at a context point, first seed. The paper's view is "
                "k(x, x') = m(x)·m(x'); where MLPs read y too, it is the model's part that is linear in the targets.",
@@ -115,14 +115,6 @@ def compare(args: Any) -> Comparison:
     )
     data = {"mse": {name: values.tolist() for name, values in mse.items()}, "bandwidth": bandwidth}
     return Comparison("Sine waves (Fig. 4, A.7, A.8)", lead, rows, figures, data)
-
-
-def _in_float64(checkpoint: Checkpoint) -> list[HookedTransformer]:
-    return [copy.deepcopy(model).double() for model in checkpoint.models]
-
-
-def _errors(models: list[HookedTransformer], prompts: Prompts) -> Float[Tensor, "seed prompt"]:
-    return torch.stack([squared_errors(model, prompts)[:, 0] for model in models])
 
 
 def _last_quarter(checkpoint: Checkpoint) -> Float[Tensor, "seed"]:
@@ -151,24 +143,17 @@ def _rms(values: torch.Tensor) -> torch.Tensor:
     return values.square().mean().sqrt()
 
 
-def _listed(values: torch.Tensor) -> str:
-    return "by seed " + ", ".join(f"{value:.5f}" for value in values.tolist())
-
-
 def _alignment_rows(
     learned: list[HookedTransformer], constructed: list[HookedTransformer], smoothing: Learner, held_out: Prompts
 ) -> list[Row]:
     """Compare the two models of each seed; controls are two seeds of one kind, and smoothing."""
     seeds = range(len(learned))
     pairs = list(itertools.combinations(seeds, 2))
-    alone = [(i,) for i in seeds]
+    alone, others = [(i,) for i in seeds], list(itertools.permutations(seeds, 2))
     compared: dict[str, tuple[list[tuple[int, ...]], list[tuple[Learner, Learner]]]] = {
         ARMS: (alone, list(zip(learned, constructed, strict=True))),
         "two seeds of attention": (pairs, list(itertools.combinations(learned, 2))),
-        f"{ARMS} of other seeds": (
-            list(itertools.permutations(seeds, 2)),
-            [(learned[i], constructed[j]) for i, j in itertools.permutations(seeds, 2)],
-        ),
+        f"{ARMS} of other seeds": (others, [(learned[i], constructed[j]) for i, j in others]),
         "two seeds of gradient descent": (pairs, list(itertools.combinations(constructed, 2))),
         "attention and Nadaraya-Watson smoothing": (alone, [(model, smoothing) for model in learned]),
     }
@@ -189,19 +174,14 @@ def _alignment_rows(
         mine = torch.stack([between[:, [i in pair for pair in pairs * 2]].mean(1) for i in seeds], 1)
         ratios = distances[name] / mine
         median, mean = crossed_median_interval(ratios, n)
-        note = f"of predictions; by seed {', '.join(f'{ratio:.3g}' for ratio in ratios[0].tolist())}; mean {mean}"
+        note = f"of predictions; {by_seed(ratios[0])}; mean {mean}"
         over = seeds_and_prompts(len(seeds), n)
         rows.append(Row(f"{OVER_SEEDS}, {name}", "1" if name == ARMS else None, median, over, note))
     return rows
 
 
-def _initial_rows(
-    learned: list[HookedTransformer], constructed: list[HookedTransformer], grid: torch.Tensor, held_out: Prompts
-) -> list[Row]:
-    functions = {
-        "attention": [initial_function(model, grid) for model in learned],
-        "gradient descent": [initial_function(model, grid) for model in constructed],
-    }
+def _initial_rows(kinds: Mapping[str, list[HookedTransformer]], grid: torch.Tensor, held_out: Prompts) -> list[Row]:
+    functions = {name: [initial_function(model, grid) for model in models] for name, models in kinds.items()}
     both = list(zip(*functions.values(), strict=True))
     target = _rms(held_out.query.ys)
 
@@ -221,59 +201,26 @@ def _initial_rows(
 
 
 def _functions(
-    learned: HookedTransformer,
-    constructed: HookedTransformer,
-    smoothing: Learner,
-    task: SineRegression,
-    prompts: Prompts,
-    grid: torch.Tensor,
+    models: Mapping[str, HookedTransformer], smoothing: Learner, prompts: Prompts, grid: Float[Tensor, "query 1"]
 ) -> Section:
-    learners = {"attention": learned, "gradient descent": constructed, "Nadaraya-Watson": smoothing}
-    figure = adapted_functions_figure(
-        prompts,
-        grid,
-        {name: adapted_functions(learner, prompts, grid) for name, learner in learners.items()},
-        initial={name: initial_function(model, grid) for name, model in (("attention", learned),
-                                                                         ("gradient descent", constructed))},
-        truth=_waves(prompts, grid),
-    )  # fmt: skip
-    return Section("Initial and adapted functions", "First seed; dashed: before the context is read.", figure)
-
-
-def adapted_functions_figure(
-    prompts: Prompts,
-    grid: Float[Tensor, "query 1"],
-    functions: Mapping[str, Float[Tensor, "prompt query 1"]],
-    *,
-    initial: Mapping[str, Float[Tensor, "query 1"]],
-    truth: Float[Tensor, "prompt query 1"],
-    columns: int = 3,
-) -> go.Figure:
-    """Functions that learners have made of some contexts, a panel for each prompt (Fig. 4, left).
-
-    Args:
-        prompts: with inputs and targets of one dimension.
-        grid: the queries, ascending.
-        functions: by learner, predictions from each prompt's context.
-        initial: by learner, predictions before attention; dashed, in the learner's colour.
-        truth: the targets' function on the grid for each prompt.
-        columns: panels in a row.
-    """
-    n_columns = min(columns, len(prompts))
+    """Functions that learners have made of some contexts, a panel for each prompt (Fig. 4, left)."""
+    learners: dict[str, Learner] = {**models, "Nadaraya-Watson": smoothing}
+    functions = {name: adapted_functions(learner, prompts, grid) for name, learner in learners.items()}
+    initial = {name: initial_function(model, grid) for name, model in models.items()}
+    truth, n_columns = _waves(prompts, grid), min(3, len(prompts))
     n_rows = -(-len(prompts) // n_columns)
     fig = panels(
         "Functions before and after the context", [f"prompt {i + 1}" for i in range(len(prompts))],
         columns=n_columns, shared_xaxes=True,
         shared_yaxes="all", horizontal_spacing=0.03, vertical_spacing=0.25 / n_rows**1.5 if n_rows > 1 else 0,
     )  # fmt: skip
-    names = [*functions, *(name for name in initial if name not in functions)]
-    colors = dict(zip(names, colors_for(names), strict=True))
+    colors = dict(zip(functions, colors_for(list(functions)), strict=True))
     inputs = grid[:, 0].tolist()
     for i in range(len(prompts)):
         place = place_of(i, n_columns)
+        dashed = {"dash": "dash", "width": 1.5}
         lines: list[tuple[str, Tensor, str, dict[str, Any]]] = [("true function", truth[i], "#bbbbbb", {"width": 6})]
-        for name, values in initial.items():
-            lines.append((f"{name}, before", values, colors[name], {"dash": "dash", "width": 1.5}))
+        lines += [(f"{name}, before", values, colors[name], dashed) for name, values in initial.items()]
         lines += [(name, values[i], colors[name], {}) for name, values in functions.items()]
         for name, values, color, look in lines:
             add_line(fig, inputs, values[:, 0].tolist(), name, color, place=place, legendgroup=name,
@@ -288,7 +235,7 @@ def adapted_functions_figure(
         lowest = (len(prompts) - 1 - i) // n_columns + 1  # the row of the lowest panel in this column
         fig.update_xaxes(title_text="x", showticklabels=True, row=lowest, col=i + 1)
         fig.update_yaxes(showticklabels=i == 0, title_text="y" if i == 0 else "", col=i + 1)
-    return fig
+    return Section("Initial and adapted functions", "First seed; dashed: before the context is read.", fig)
 
 
 def _waves(prompts: Prompts, grid: torch.Tensor) -> torch.Tensor:

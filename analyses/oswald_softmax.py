@@ -3,8 +3,6 @@
 python analyses/oswald_softmax.py
 """
 
-import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,18 +18,16 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_resamples, over_seeds
 from mechicl.statistics import interval, median_interval
 from mechicl.statistics.intervals import resampled_means
-from support.script import Option, script
+from support.script import script
+from support.seeds import in_float64, kept_seeds, query_errors
 
 NOT_STUCK = "seeds that are not stuck"
 
 
-@script(
-    checkpoints=Option(
-        ("softmax-1h", "softmax-2h", "softmax-2h-sink", "lsa-1l"), "Names or folders of one-layer models on one task"
-    ),
-    n_prompts=20_000,
-    seed=Option(1_000_003, "Seed of the held-out prompts"),
-)
+CLAIMS = {"softmax-1h": "large (Fig. 12)", "softmax-2h": "smaller, not 0 (Fig. 12)", "lsa-1l": "0 (Fig. 2)"}
+
+
+@script(checkpoints=("softmax-1h", "softmax-2h", "softmax-2h-sink", "lsa-1l"), n_prompts=20_000, seed=1_000_003)
 def compare(args: Any) -> Comparison:
     """Loss gap to tuned gradient descent, alignment, and the cancellation of the heads' off-diagonals."""
     rows: list[Row] = []
@@ -41,25 +37,26 @@ def compare(args: Any) -> Comparison:
         task = checkpoint.task
         held_out = task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
         descent = tuned_descent(task.sample(args.n_prompts, seed=args.seed + 1, dtype=torch.float64), 1)
-        models = [copy.deepcopy(model).double() for model in checkpoint.models]
-        reference = squared_errors(descent, held_out)[:, 0]
-        errors = torch.stack([squared_errors(model, held_out)[:, 0] for model in models])
+        models = in_float64(checkpoint.models)
+        reference, errors = squared_errors(descent, held_out)[:, 0], query_errors(models, held_out)
         if not rows:
             rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
         data[name] = {"mse": errors.mean(-1).tolist(), "gd_mse": reference.mean().item()}
         cosines = torch.stack([align(each, descent, held_out[:4096]).sensitivity_cosine for each in models])
-        seeds = BySeed(checkpoint)
-        losses = resampled_means(torch.cat([errors, reference[None]]))
-        rows += seeds.resampled(f"half-MSE, {name}", losses[:, :-1] / 2, len(held_out))
+        losses, n = resampled_means(torch.cat([errors, reference[None]])), len(held_out)
+        rows += _resampled(checkpoint, f"half-MSE, {name}", losses[:, :-1] / 2, n)
         above = losses[:, :-1] / losses[:, -1:] - 1
-        rows += seeds.resampled(f"loss above gradient descent's, {name}", above, len(held_out), _claim(name))
+        rows += _resampled(checkpoint, f"loss above gradient descent's, {name}", above, n, CLAIMS.get(name))
         finite = cosines.isfinite().all(0)
-        rows += seeds.resampled(f"sensitivity cosine, {name}", resampled_means(cosines[:, finite]), int(finite.sum()))
+        alike = resampled_means(cosines[:, finite])
+        rows += _resampled(checkpoint, f"sensitivity cosine, {name}", alike, int(finite.sum()))
         if models[0].cfg.n_heads > 1:
             alone, together = zip(*(_cancellation(read_weight_products(model)) for model in models), strict=True)
             words = "off-diagonal share of the x-block of"
-            rows += seeds.rows(f"{words} a head's W_KQ η, {name}", torch.stack(alone))
-            rows += seeds.rows(f"{words} the heads' sum, {name}", torch.stack(together), "near 0 (Fig. 11)")
+            rows += _over_seeds(checkpoint, f"{words} a head's W_KQ η, {name}", torch.stack(alone))
+            rows += _over_seeds(
+                checkpoint, f"{words} the heads' sum, {name}", torch.stack(together), "near 0 (Fig. 11)"
+            )
     lead = (
         f"One layer of attention on 10 points in 10 dimensions, x ~ U(-1/2, 1/2), on {args.n_prompts:,} held-out "
         f"prompts (seed {args.seed}); rows are over all seeds, and over those whose training is not stuck. Losses and "
@@ -70,38 +67,29 @@ def compare(args: Any) -> Comparison:
     return Comparison("Softmax attention and gradient descent (A.9)", lead, rows, (), data)
 
 
-@dataclass(frozen=True, eq=False)
-class BySeed:
-    """Rows of a checkpoint by the one rule for seeds: over all, and over those that are not stuck where some are."""
-
-    checkpoint: Checkpoint
-
-    @property
-    def kept(self) -> list[int]:
-        """The seeds that are not stuck."""
-        return [i for i in range(len(self.checkpoint.models)) if i not in self.checkpoint.stuck]
-
-    @property
-    def words(self) -> str:
-        """How many are stuck."""
-        return f"{len(self.checkpoint.stuck)} of {len(self.checkpoint.models)} stuck"
-
-    def rows(self, quantity: str, values: Float[Tensor, "seed"], published: str | None = None) -> list[Row]:
-        """One row over all seeds, and a second, named so, without stuck ones: the same where there are none."""
-        without = Row(f"{quantity}, {NOT_STUCK}", None, median_interval(values[self.kept]), "seeds", self.words)
-        return [Row(quantity, published, *over_seeds(values, self.checkpoint, median=True)), without]
-
-    def resampled(
-        self, quantity: str, values: Float[Tensor, "resample seed"], n_prompts: int, published: str | None = None
-    ) -> list[Row]:
-        """The same two rows over seeds and prompts."""
-        kept, words = self.checkpoint.select(self.kept), self.words
-        without = Row(f"{quantity}, {NOT_STUCK}", None, *over_resamples(values[:, self.kept], kept, n_prompts, words))
-        return [Row(quantity, published, *over_resamples(values, self.checkpoint, n_prompts)), without]
+# Two rows for each quantity: over all seeds, and over those that are not stuck; the same where none is.
 
 
-def _claim(name: str) -> str | None:
-    return {"softmax-1h": "large (Fig. 12)", "softmax-2h": "smaller, not 0 (Fig. 12)", "lsa-1l": "0 (Fig. 2)"}.get(name)
+def _over_seeds(
+    checkpoint: Checkpoint, quantity: str, values: Float[Tensor, "seed"], published: str | None = None
+) -> list[Row]:
+    without = median_interval(values[kept_seeds(checkpoint)])
+    return [Row(quantity, published, *over_seeds(values, checkpoint, median=True)),
+            Row(f"{quantity}, {NOT_STUCK}", None, without, "seeds", _stuck(checkpoint))]  # fmt: skip
+
+
+def _resampled(
+    checkpoint: Checkpoint, quantity: str, values: Float[Tensor, "resample seed"], n_prompts: int,
+    published: str | None = None,
+) -> list[Row]:  # fmt: skip
+    kept = kept_seeds(checkpoint)
+    without = over_resamples(values[:, kept], checkpoint.select(kept), n_prompts, _stuck(checkpoint))
+    return [Row(quantity, published, *over_resamples(values, checkpoint, n_prompts)),
+            Row(f"{quantity}, {NOT_STUCK}", None, *without)]  # fmt: skip
+
+
+def _stuck(checkpoint: Checkpoint) -> str:
+    return f"{len(checkpoint.stuck)} of {len(checkpoint.models)} stuck"
 
 
 def _cancellation(products: WeightProducts) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from query_side import FIRST, exchanged_sources
 from torch import Tensor
 
 from mechicl.algorithms.stepwise import AddressDescent, Hypothesis, fit_address_descent
-from mechicl.analysis.causes import exchange_patterns, sample_sources
+from mechicl.analysis.causes import exchange_patterns
 from mechicl.analysis.causes.interchange import interchange_each
 from mechicl.constructions import address_descent, gradient_descent, newton
 from mechicl.models import HookedTransformer
@@ -23,15 +24,11 @@ from mechicl.statistics import ratio_interval
 from mechicl.tasks import LinearRegression
 from support.script import Option, regression_checkpoint, script
 
-FIRST = 2
-"""The layer in which the query of a trained model starts to read the context."""
 HYPOTHESES: Mapping[str, dict[str, Any]] = {
     "H1": {"kernel": "softmax"},
     "linear kernels": {"kernel": "linear"},
     "H2": {"kernel": "softmax", "moving_keys": True},
 }
-LEARNING_RATES = {"H1": (0.03,), "linear kernels": (0.01, 0.003), "H2": (0.03,)}
-"""Of the fits; the better one counts. Matrices of linear kernels are about twenty times as small."""
 TASK = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
 
 
@@ -48,25 +45,19 @@ class Studied:
 
 
 @script(
-    checkpoint=Option(
-        "gpt2-8l",
-        'Name or folder of a model with softmax attention on interleaved prompts; "known" for hand-written models',
-    ),
-    n_prompts=Option(96, "Held-out prompts, of interventions too"),
-    n_fitting=Option(1536, "Prompts that hypotheses are fitted to"),
-    iterations=Option(400, "Of each fit by Adam"),
-    seed=Option(0, "Seed of prompts and fits"),
+    checkpoint=Option("gpt2-8l", 'name or folder of a model; "known" for hand-written models'),
+    n_prompts=Option(96, "held-out prompts, of interventions too"),
+    n_fitting=1536,
+    iterations=Option(400, "of each fit by Adam"),
+    seed=Option(0, "seed of prompts and fits"),
 )
 def compare(args: Any) -> Comparison:
     """Fit all hypotheses to all seeds of a checkpoint, or to hand-written models, and intervene."""
-    task = TASK
-    prompts = TASK.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
-    if args.checkpoint == "known":
-        studied = known_models(prompts)
-    else:
-        checkpoint, task = regression_checkpoint(args.checkpoint)
-        prompts = task.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
-        studied = []
+    known = args.checkpoint == "known"
+    checkpoint, task = (None, TASK) if known else regression_checkpoint(args.checkpoint)
+    prompts = task.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
+    studied = known_models(prompts) if known else []
+    if checkpoint is not None:
         for i, model in enumerate(checkpoint.models):
             layers = range(FIRST, model.cfg.n_layers)
             schedule = ((0, 0), *((layer, layer - FIRST) for layer in (*layers, model.cfg.n_layers)))
@@ -125,7 +116,9 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
             r2 = 1 - (made - true).square().mean((2, 3)) / true.square().mean((2, 3))
             found[name] |= {"score_r2": _rounded(r2), "weakest_score": r2.min().item()}
         print(studied.name, name, found[name], flush=True)
-    sources = sample_sources(task, held_out, seed=args.seed + 11)
+    others = task.sample(len(held_out), seed=args.seed + 10)
+    exchanged = exchanged_sources(task, held_out, others, args.seed + 11)
+    sources = exchanged["X"]
     hypotheses = [Hypothesis(algorithm, studied.schedule, name=name) for name, algorithm in fits.items()]
     for test in interchange_each(model, hypotheses, held_out.to(dtype=dtype), sources.to(dtype=dtype),
                                  progress=False):  # fmt: skip
@@ -137,14 +130,6 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
         weakest_state = min(value for kind, value in kinds.items() if "exchanged" in kind)
         found[test.hypothesis] |= {"weakest_state": weakest_state, "weakest_by_intervention": kinds}
         print(studied.name, test.hypothesis, test.effects, test.score, test.cells[test.weakest], flush=True)
-    others = task.sample(len(held_out), seed=args.seed + 10)
-    weights = torch.linalg.lstsq(others.xs.double(), others.ys.double()).solution.float()
-    exchanged = {
-        "query": held_out.with_query(others.query.xs),
-        "y": Prompts(held_out.xs, held_out.xs @ weights),
-        "X": sources,
-        "prompt": others,
-    }
     for name, values in exchange_effects(studied, fits, held_out, exchanged).items():
         found[name] |= values
         print(studied.name, name, values, flush=True)
@@ -209,16 +194,13 @@ def known_models(prompts: Prompts) -> list[Studied]:
         schedule = ((0, 0), (1, 0), (2, 1), (3, 2), (4, 3))
         studied.append(Studied(f"model that runs {name}", model, schedule, scores, range(1, 4), causal=False))
     sizes: dict[str, Any] = {"x_dim": prompts.x_dim, "n_context": prompts.n_context}
-    for name, model in (
-        (
-            "model that runs gradient descent, residuals in the context",
-            gradient_descent(**sizes, step_size=0.02, steps=3),
-        ),
-        ("model that runs Newton's method", newton(**sizes, steps=3, alpha=2e-4)),
-    ):
+    for name, model in {
+        "gradient descent, residuals in the context": gradient_descent(**sizes, step_size=0.02, steps=3),
+        "Newton's method": newton(**sizes, steps=3, alpha=2e-4),
+    }.items():
         n = model.cfg.n_layers
         schedule = tuple((k, k) for k in range(n + 1))
-        studied.append(Studied(name, model, schedule, None, range(n), causal=False))
+        studied.append(Studied(f"model that runs {name}", model, schedule, None, range(n), causal=False))
     return studied
 
 

@@ -31,9 +31,8 @@ FITTED = (2, 8, 32, 128)
 HELD_OUT = (4, 16, 64)
 """Pool sizes that the boundary's model is fitted to, and those that it predicts."""
 SIZES = tuple(sorted(FITTED + HELD_OUT))
-MEMORISING = ("dmmse", "pool", "pool's unigrams")
-"""Learners that know the pool and use the context. NOTHING are those that do not use it, and the others generalise."""
-NOTHING = ("zero", "uniform", "pool's average")
+MEMORISING, NOTHING = ("dmmse", "pool", "pool's unigrams"), ("zero", "uniform", "pool's average")
+"""Learners that know the pool and use the context, and those that do not use it; the others generalise."""
 EARLY = 0.25
 """Share of the steps that the law is fitted to where it predicts the others."""
 HELD_OUT_SEED = 2**32
@@ -75,12 +74,8 @@ FIELD = {"regression": "n_tasks", "chains": "n_chains", "second-order chains": "
 
 
 @script(
-    folder=Option(
-        None,
-        "Folder to train in, or to resume a training; by default the table is read that comes with the script",
-        kind=Path | None,
-    ),
-    settings=Option(tuple(SETTINGS), "Settings to train, of those in `SETTINGS`; the others are read from the table"),
+    folder=Option(None, "folder to train in; by default the saved table is read", kind=Path | None),
+    settings=Option(tuple(SETTINGS), "settings to train; the others are read from the table"),
 )
 def compare(args: Any) -> Comparison:
     """The phase diagrams, their boundaries, and the fit of loss and complexity on some pool sizes."""
@@ -121,13 +116,9 @@ def measured(setting: str, folder: Path) -> pd.DataFrame:
         of_size = slice(len(SEEDS) * i, len(SEEDS) * (i + 1))
         checkpoint = Checkpoint(f"{setting}-{size}", result.models[of_size], {}, snapshots.select(of_size))
         task = config_of(setting).tasks[i]
-        tables.append(_table(track(checkpoint, task), task).assign(size=size))
+        found = track_strategies(checkpoint, strategies(task), mixed(task, N_PROMPTS), progress=False)
+        tables.append(_table(found, task).assign(size=size))
     return pd.concat(tables, ignore_index=True).assign(setting=setting)
-
-
-def track(checkpoint: Checkpoint, task: Any) -> StrategyTracking:
-    """Track the strategies of the models of one pool, half on its sequences and half on new ones."""
-    return track_strategies(checkpoint, strategies(task), mixed(task, N_PROMPTS), progress=False)
 
 
 def strategies(task: Any) -> dict[str, Any]:
@@ -154,12 +145,8 @@ def mixed(task: Any, n: int) -> Any:
 def loss_gap(task: Any) -> float:
     """Loss of the best generalising learner minus that of the best memorising one on the pool, in nats."""
     learners, sample = strategies(task), task.sample(4000, seed=HELD_OUT_SEED + 1)
-    if isinstance(task, TaskPool):
-        losses = {
-            name: squared_errors(each, sample).mean() / (2 * task.noise_std**2) for name, each in learners.items()
-        }
-    else:
-        losses = {name: token_losses(each, sample).nanmean() for name, each in learners.items()}
+    loss, unit = (squared_errors, 2 * task.noise_std**2) if isinstance(task, TaskPool) else (token_losses, 1.0)
+    losses = {name: loss(each, sample).nanmean() / unit for name, each in learners.items()}
     memorising = min(losses[name].item() for name in losses if name in MEMORISING)
     others = [losses[name].item() for name in losses if name not in (*MEMORISING, *NOTHING)]
     return max(min(others) - memorising, 0.0)
@@ -217,17 +204,17 @@ def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Sect
         rows.append(Row(f"{setting}: error of {name} on held-out sizes (nats)", None, interval(scores), "seeds", note))
         rows.append(Row(f"{setting}: error of {name} on fitted sizes (nats)", None, interval(fit.fitted_scores[name]),
                         "seeds"))  # fmt: skip
-    better = fit.scores["logistic"] - fit.scores["loss and complexity"]
-    rows.append(Row(f"{setting}: logistic minus loss and complexity (nats)", None, interval(better), "seeds"))
-    gain = fit.scores["constant"] - fit.scores["loss and complexity"]
-    rows.append(Row(f"{setting}: constant minus loss and complexity (nats)", None, interval(gain), "seeds"))
+    for name in ("logistic", "constant"):
+        better = interval(fit.scores[name] - fit.scores["loss and complexity"])
+        rows.append(Row(f"{setting}: {name} minus loss and complexity (nats)", None, better, "seeds"))
     rows += _later(setting, shares, sizes, steps, gaps)
-    diagram = viz.phase_diagram(
-        frame, "size", "step", "share", threshold=0.5, log=False, title=f"Share of memorising, {setting}"
-    )
-    residual = viz.phase_diagram(frame, "size", "step", "residual", threshold=0.2, log=False, title="Residual")
-    sections = [Section(f"{setting}: share of memorising", "Medians of three seeds.", diagram),
-                Section(f"{setting}: residual", "Above the line no mixture explains the model.", residual)]  # fmt: skip
+    sections = []
+    for column, threshold, title, words in (
+        ("share", 0.5, "share of memorising", "Medians of three seeds."),
+        ("residual", 0.2, "residual", "Above the line no mixture explains the model."),
+    ):
+        diagram = viz.phase_diagram(frame, "size", "step", column, threshold=threshold, log=False, title=title)
+        sections.append(Section(f"{setting}: {title}", words, diagram))
     parameters = {name: list(values) for name, values in fit.parameters.items()}
     return rows, sections, {"boundaries": boundaries, "parameters": parameters, "loss_gaps": gaps, "sizes": sizes}
 

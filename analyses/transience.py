@@ -4,6 +4,7 @@ python analyses/transience.py --folder runs/transience   # trains 30 small model
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ def trained(args: Any) -> dict[str, Checkpoint]:
 
 
 @script(
-    folder=Option(Path("runs/transience"), "Folder of the trainings, which resume"),
-    n_prompts=Option(1000, "Held-out prompts of each kind"),
+    folder=Option(Path("runs/transience"), "folder of the trainings, which resume"),
+    n_prompts=Option(1000, "held-out prompts of each kind"),
 )
 def compare(args: Any) -> Comparison:
     """Accuracies over training in each condition, and the heads of the base condition."""
@@ -79,7 +80,9 @@ def compare(args: Any) -> Comparison:
     data: dict[str, Any] = {"seed": SEED, "n_prompts": args.n_prompts}
     sections, tables = [], []
     for name, checkpoint in trained(args).items():
-        curves = measure_over_training(checkpoint, Accuracies(checkpoint.task, args.n_prompts), progress=False)
+        prompts = prompts_of_each_kind(checkpoint.task, args.n_prompts, SEED)
+        stored = stored_labels(checkpoint.task, prompts["swapped"])
+        curves = measure_over_training(checkpoint, partial(accuracies, prompts, stored), progress=False)
         rows += condition_rows(name, curves, checkpoint.record["curve"])
         for i, seed in enumerate(SEEDS):
             columns = {key: each[:, i].numpy() for key, each in curves.quantities.items()}
@@ -99,23 +102,24 @@ def compare(args: Any) -> Comparison:
     return Comparison("Transience of in-context learning", lead, rows, sections, data)
 
 
-class Accuracies:
-    """Accuracies of a model on the kinds of prompts, and how often it gives the stored label of swapped prompts."""
+def prompts_of_each_kind(task: Any, n_prompts: int, seed: int) -> dict[str, Prompts]:
+    return {kind: task.replace(classes=kind, bursty_share=1.0).sample(n_prompts, seed=seed) for kind in KINDS}
 
-    def __init__(self, task: Any, n_prompts: int):
-        self.prompts = {
-            kind: task.replace(classes=kind, bursty_share=1.0).sample(n_prompts, seed=SEED) for kind in KINDS
-        }
-        inputs = self.prompts["swapped"].query.xs.double()
-        centres = task.means / (1 + task.within_class_noise**2) ** 0.5
-        self.stored = task.labels[torch.cdist(inputs, centres).argmin(1)]
 
-    @torch.no_grad()
-    def __call__(self, model: HookedTransformer) -> dict[str, Float[Tensor, "prompt"]]:
-        guesses = {kind: model.predict(prompts).argmax(-1) for kind, prompts in self.prompts.items()}
-        right = {kind: (guesses[kind] == prompts.query.ys.argmax(-1)) for kind, prompts in self.prompts.items()}
-        right["stored"] = guesses["swapped"] == self.stored
-        return {name: each.double() for name, each in right.items()}
+def stored_labels(task: Any, prompts: Prompts) -> Tensor:
+    """The labels that the nearest classes of the queries have in training."""
+    centres = task.means / (1 + task.within_class_noise**2) ** 0.5
+    return task.labels[torch.cdist(prompts.query.xs.double(), centres).argmin(1)]
+
+
+@torch.no_grad()
+def accuracies(
+    prompts: Mapping[str, Prompts], stored: Tensor, model: HookedTransformer
+) -> dict[str, Float[Tensor, "prompt"]]:
+    """Whether a model is right on the kinds of prompts, and whether it gives the stored label of swapped prompts."""
+    guesses = {kind: model.predict(each).argmax(-1) for kind, each in prompts.items()}
+    right = {kind: guesses[kind] == each.query.ys.argmax(-1) for kind, each in prompts.items()}
+    return {name: each.double() for name, each in (right | {"stored": guesses["swapped"] == stored}).items()}
 
 
 def condition_rows(name: str, curves: OverTraining, curve: Mapping[str, Any]) -> list[Row]:
@@ -124,26 +128,25 @@ def condition_rows(name: str, curves: OverTraining, curve: Mapping[str, Any]) ->
     best = new.argmax(0)
     takes_over = [first_for_good(curves, seed) for seed in range(new.shape[1])]
     by_step = dict(zip(curve["eval_step"], curve["eval_loss"], strict=True))
-    losses = torch.tensor([
-        [by_step[curves.steps[int(i)]][seed] for seed, i in enumerate(best)], curve["eval_loss"][-1]
-    ])  # fmt: skip
-    rows = [
-        over_seeds(f"{name}: highest accuracy on new classes", new.amax(0)),
-        over_seeds(f"{name}: step of the highest accuracy on new classes", steps[best]),
-        over_seeds(f"{name}: last accuracy on new classes", new[-1]),
-        over_seeds(f"{name}: last accuracy on absent classes", curves.quantities["absent"][-1]),
-        over_seeds(f"{name}: last share of swapped prompts with the context's label", curves.quantities["swapped"][-1]),
-        over_seeds(f"{name}: last share of swapped prompts with the stored label", curves.quantities["stored"][-1]),
-        over_seeds(f"{name}: loss when accuracy on new classes is highest", losses[0]),
-        over_seeds(f"{name}: last loss", losses[1]),
-    ]
-    found = torch.tensor([step for step in takes_over if step is not None])
-    if len(found):
-        words = f"{len(found)} of {len(takes_over)} seeds"
-        rows.append(over_seeds(f"{name}: step from which the stored label wins", found, words))
-    else:
-        rows.append(Row(f"{name}: step from which the stored label wins", None, "never", "seeds"))
-    return rows
+    loss_at_best = torch.tensor([by_step[curves.steps[int(i)]][seed] for seed, i in enumerate(best)])
+    quantities = {
+        "highest accuracy on new classes": new.amax(0),
+        "step of the highest accuracy on new classes": steps[best],
+        "last accuracy on new classes": new[-1],
+        "last accuracy on absent classes": curves.quantities["absent"][-1],
+        "last share of swapped prompts with the context's label": curves.quantities["swapped"][-1],
+        "last share of swapped prompts with the stored label": curves.quantities["stored"][-1],
+        "loss when accuracy on new classes is highest": loss_at_best,
+        "last loss": torch.tensor(curve["eval_loss"][-1]),
+    }
+    rows = [over_seeds(f"{name}: {words}", values) for words, values in quantities.items()]
+    found, words = (
+        torch.tensor([step for step in takes_over if step is not None]),
+        "step from which the stored label wins",
+    )
+    if not len(found):
+        return [*rows, Row(f"{name}: {words}", None, "never", "seeds")]
+    return [*rows, over_seeds(f"{name}: {words}", found, f"{len(found)} of {len(takes_over)} seeds")]
 
 
 def first_for_good(curves: OverTraining, seed: int) -> float | None:
@@ -167,7 +170,7 @@ def head_rows(name: str, checkpoint: Checkpoint, curves: OverTraining, n_prompts
     steps, task = checkpoint.snapshots.steps, checkpoint.task
     best = int(curves.quantities["new"].mean(1).argmax())
     ends = {f"step {steps[best]}": best, f"step {steps[-1]}": len(steps) - 1}
-    prompts = {kind: task.replace(classes=kind, bursty_share=1.0).sample(n_prompts, seed=SEED + 1) for kind in KINDS}
+    prompts = prompts_of_each_kind(task, n_prompts, SEED + 1)
     rows: list[Row] = []
     numbers: dict[str, Any] = {}
     for words, snapshot in ends.items():
@@ -196,9 +199,7 @@ def attention_to_class(model: HookedTransformer, prompts: Prompts) -> Float[Tens
     """Mean attention of the query to the context's points of its class (to their targets, if those are tokens)."""
     same = same_class(prompts)
     _, cache = model.run_with_cache(model.encode(prompts))
-    patterns = torch.stack(
-        [cache[f"blocks.{layer}.attn.hook_pattern"][:, :, -1] for layer in range(model.cfg.n_layers)]
-    )
+    patterns = torch.stack([cache["pattern", layer][:, :, -1] for layer in range(model.cfg.n_layers)])
     interleaved = model.cfg.prompt_format == "interleaved"
     keys = patterns[..., 1:-1:2] if interleaved else patterns[..., : prompts.n_context]
     return (keys * same[None, :, None]).sum(-1).mean(1).double()
@@ -237,9 +238,11 @@ def accuracy_without(model: HookedTransformer, hook: str, prompts: Prompts) -> F
 def section(name: str, curves: OverTraining) -> Section:
     """Draw the accuracies of a condition."""
     fig = figure(name, "step", "share of prompts")
-    names = {"new": ("new classes: right from the context", "#0072b2"), "absent": ("absent: right from the weights",
-             "#d55e00"), "stored": ("swapped: label in the weights", "#999999")}  # fmt: skip
-    for key, (words, color) in names.items():
+    for key, words, color in (
+        ("new", "new classes: right from the context", "#0072b2"),
+        ("absent", "absent: right from the weights", "#d55e00"),
+        ("stored", "swapped: label in the weights", "#999999"),
+    ):
         add_intervals(fig, list(curves.steps), [interval(each) for each in curves.quantities[key]], words, color)
     return Section(name, "Means over seeds with 95% intervals.", fig)
 

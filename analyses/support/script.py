@@ -35,7 +35,8 @@ class ScriptArgs:
 HOW = ("--control", "--no-control", "--random-weights", "--no-random-weights")
 """Options that say how to measure, and not what; the saved command is without them."""
 HELP = {
-    "seed": "seed of the prompts", "n_prompts": "held-out prompts", "n_fitting": "prompts to fit readouts on",
+    "checkpoint": "name or folder of a model", "checkpoints": "names or folders of models",
+    "seed": "seed of the prompts", "n_prompts": "held-out prompts", "n_fitting": "prompts to fit on",
     "quiet": "no progress bar",
 }  # fmt: skip
 """Help of options that most scripts have; the others are an `Option`."""
