@@ -18,11 +18,11 @@ from support.script import Option, script
 
 
 @script(
-    checkpoint=Option("lsa-1l", "Name or folder of a transformer trained on points; its first seed is taken"),
-    n_prompts=Option(16, "Number of prompts to measure on, each with its own fine-tuning"),
-    n_held_out=Option(4, "To choose learning rate and epochs by"),
-    learning_rates=Option((0.003, 0.01, 0.03, 0.1), "Learning rates to choose from"),
-    epochs=Option((1, 4, 8), "Numbers of epochs to choose from"),
+    checkpoint="lsa-1l",
+    n_prompts=Option(16, "number of prompts to measure on, each with its own fine-tuning"),
+    n_held_out=Option(4, "to choose learning rate and epochs by"),
+    learning_rates=Option((0.003, 0.01, 0.03, 0.1), "to choose from"),
+    epochs=Option((1, 4, 8), "numbers of epochs to choose from"),
     seed=0,
     quiet=False,
 )

@@ -22,8 +22,8 @@ OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))
 
 
 @script(
-    transformer=Option("gpt2-8l", "Name or folder of an interleaved transformer"),
-    lstm=Option("lstm-4l", "Name or folder of an LSTM trained on the same task"),
+    transformer=Option("gpt2-8l", "name or folder of an interleaved transformer"),
+    lstm=Option("lstm-4l", "name or folder of an LSTM trained on the same task"),
     n_prompts=2048,
     seed=1,
 )
@@ -67,27 +67,18 @@ def compare(args: Any) -> Comparison:
     gaps = {
         name: [ratio_interval(point, square) for point in result.squared_errors] for name, result in forgotten.items()
     }
+    title, points, since = (
+        "Loss by number of context points",
+        list(range(task.n_context + 1)),
+        forgotten["transformer"].gaps,
+    )
     figures = [
-        Section(
-            "Loss by number of context points",
-            "Means with 95% intervals over prompts (Fig. 14, left).",
-            viz.interval_lines(
-                "Loss by number of context points",
-                "context points",
-                "MSE / E y²",
-                list(range(task.n_context + 1)),
-                by_points,
-            ),
-        ),
-        Section(
-            "Forgetting",
-            "Each context point asked again after the whole context, by how long ago it stood (Fig. 14, centre). "
-            "Online gradient descent fits the last point exactly.",
-            viz.interval_lines(
-                "Forgetting", "points since it was shown", "MSE / E y²", forgotten["transformer"].gaps, gaps
-            ),
-        ),
-    ]
+        Section(title, "Means with 95% intervals over prompts (Fig. 14, left).",
+                viz.interval_lines(title, "context points", "MSE / E y²", points, by_points)),
+        Section("Forgetting", "Each context point asked again after the whole context, by how long ago it stood (Fig. "
+                "14, centre). Online gradient descent fits the last point exactly.",
+                viz.interval_lines("Forgetting", "points since it was shown", "MSE / E y²", since, gaps)),
+    ]  # fmt: skip
     lead = (
         f"{args.transformer} and {args.lstm} (d = {task.x_dim}, {task.n_context} points) on {args.n_prompts} held-out "
         f"prompts (seed {args.seed}), the models' own predictions against the best step of every family. Published "
@@ -103,12 +94,9 @@ def compare(args: Any) -> Comparison:
 
 
 def _similarities(
-    kind: str,
-    checkpoint: Checkpoint,
-    families: Mapping[str, Trajectory],
-    prompts: Prompts,
+    kind: str, checkpoint: Checkpoint, families: Mapping[str, Trajectory], prompts: Prompts,
     printed: Mapping[str, float],
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """The models' own predictions against each family: by its best step, and gradient descent's after few steps."""
     finals = [Trajectory((1,), Lens(model).trajectory(prompts).predictions[-1:], kind) for model in checkpoint.models]
     rows = []

@@ -14,27 +14,18 @@ from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Row
 from mechicl.reports.layers import Layers, match_layers
 from mechicl.statistics import median_interval
-from support.script import Option, script
+from support.script import script
+
+SIMILARITIES: tuple[Similarity, ...] = ("errors", "normalised errors", "weights")
 
 
-@script(
-    checkpoint=Option("gpt2-8l", "Name or folder of an interleaved model"),
-    similarities=Option(
-        ("errors", "normalised errors", "weights"),
-        "Similarities to match layers and iterations by",
-        kind=tuple[Similarity, ...],
-    ),
-    n_prompts=Option(1024, "Held-out prompts to compare on"),
-    n_fitting=4096,
-    seed=0,
-)
+@script(checkpoint="gpt2-8l", n_prompts=1024, n_fitting=4096, seed=0)
 def compare(args: Any) -> Comparison:
     """Match every layer by every similarity."""
     checkpoint = load_checkpoint(args.checkpoint)
     kind = Layers(checkpoint, n_prompts=args.n_prompts, seed=args.seed)
-    measured = match_layers(
-        checkpoint, similarities=args.similarities, n_prompts=args.n_prompts, n_fitting=args.n_fitting, seed=args.seed
-    )
+    sizes = {"n_prompts": args.n_prompts, "n_fitting": args.n_fitting, "seed": args.seed}
+    measured = match_layers(checkpoint, similarities=SIMILARITIES, **sizes)
     return Comparison(kind.title, kind.lead, *measured)
 
 

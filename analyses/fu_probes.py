@@ -11,15 +11,10 @@ from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weight
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Section
 from mechicl.reports.rows import over_models
-from support.script import Option, script
+from support.script import script
 
 
-@script(
-    checkpoint=Option("gpt2-8l", "Name or folder of an interleaved model"),
-    n_fitting=Option(3072, "Prompts to fit probes on"),
-    n_prompts=1024,
-    seed=0,
-)
+@script(checkpoint="gpt2-8l", n_fitting=3072, n_prompts=1024, seed=0)
 def compare(args: Any) -> Comparison:
     """Probe for XᵀY, S, and weights after some iterations."""
     checkpoint = load_checkpoint(args.checkpoint)
@@ -53,23 +48,14 @@ def compare(args: Any) -> Comparison:
         )
         quantity = f"{name}: best R² after {task.x_dim} points"
         rows.append(over_models(quantity, [explained for _, _, explained in best], checkpoint, note=where))
-    figures = [
-        Section(
-            name,
-            "R² on held-out prompts minus that of probes fitted to another prompt's quantity.",
-            viz.plot(result, quantity=name),
-        )
-        for name in quantities
-    ]
+    words = "R² on held-out prompts minus that of probes fitted to another prompt's quantity."
+    figures = [Section(name, words, viz.plot(result, quantity=name)) for name in quantities]
     lead = (
         f"{checkpoint.name}: ridge probes in closed form at every layer and position, fitted on {args.n_fitting} "
         f"prompts and measured on {args.n_prompts} (seeds {args.seed} and {args.seed + 1})."
     )
-    data = {
-        "quantities": list(quantities),
-        "explained": result.explained().tolist(),
-        "control": result.control().tolist(),
-    }
+    data = {"quantities": list(quantities), "explained": result.explained().tolist(),
+            "control": result.control().tolist()}  # fmt: skip
     return Comparison(f"What do the layers carry? ({checkpoint.name})", lead, rows, figures, data)
 
 

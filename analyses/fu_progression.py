@@ -21,8 +21,8 @@ from support.script import Option, script
 
 
 @script(
-    checkpoint=Option("gpt2-8l", "Name or folder of an interleaved transformer"),
-    lstm=Option("lstm-4l", "Name or folder of an LSTM trained on the same task; None to leave it out", kind=str | None),
+    checkpoint="gpt2-8l",
+    lstm=Option("lstm-4l", "name or folder of an LSTM trained on the same task; None to leave it out", kind=str | None),
     n_prompts=1024,
     n_fitting=4096,
     seed=0,
@@ -50,10 +50,8 @@ def compare(args: Any) -> Comparison:
         rows.append(over_models(f"{kind}: MSE after {at_twice_d} points, last layer, over E y²", after, opened))
         for i, ordinal in enumerate(("first", "second", "third"), 1):
             if i < len(errors.squared_errors) - 1:
-                over_last = [
-                    ratio_interval(each.squared_errors[i].mean(0), each.squared_errors[-1].mean(0))
-                    for each in all_errors
-                ]
+                by_layer = [each.squared_errors.mean(1) for each in all_errors]
+                over_last = [ratio_interval(each[i], each[-1]) for each in by_layer]
                 known = "1 (Fig. 3c)" if kind == "LSTM" else "falls from layer to layer (Fig. 3a)"
                 words = f"{kind}: MSE of the {ordinal} layer over that of the last, all points"
                 rows.append(over_models(words, over_last, opened, known if i == 1 else None))

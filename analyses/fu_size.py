@@ -12,7 +12,7 @@ from mechicl.models import build
 from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import RIVALS, LayerMatching, seed_rows
 from mechicl.statistics import Interval
-from support.script import Option, script
+from support.script import script
 
 SIZES = ("gpt2-4l", "gpt2-6l", "gpt2-8l", "gpt2-12l-medium", "gpt2-12l")
 STATISTICS = {  # words for what a statistic is of a size
@@ -31,11 +31,8 @@ UNTRAINED_SEED = 2_000_003
 
 
 @script(
-    checkpoints=Option(
-        tuple(name for name in SIZES if name in available()),
-        "Names or folders of interleaved models, from small to large",
-    ),
-    n_prompts=Option(512, "Held-out prompts to compare on"),
+    checkpoints=tuple(name for name in SIZES if name in available()),
+    n_prompts=512,
     n_fitting=2048,
     seed=0,
 )
@@ -59,15 +56,12 @@ def compare(args: Any) -> Comparison:
                             source="fu2024"))  # fmt: skip
             if isinstance(row.measured, Interval):
                 lines.setdefault(words, {})[cfg.n_layers] = row.measured
+    caption = "By size, with 95% intervals over seeds, or over prompts where there is one."
     figures = [
-        Section(
-            words[:1].upper() + words[1:],
-            "By size, with 95% intervals over seeds, or over prompts where there is one.",
-            viz.interval_lines(words, "layers", words, list(each), {words: list(each.values())}),
-        )
-        for words, each in lines.items()
-        if len(each) > 1
-    ]
+        Section(words[:1].upper() + words[1:], caption,
+                viz.interval_lines(words, "layers", words, list(each), {words: list(each.values())}))
+        for words, each in lines.items() if len(each) > 1
+    ]  # fmt: skip
     lead = (
         f"Errors after each layer of {', '.join(data['sizes'])}, by linear readouts fitted on {args.n_fitting} "
         f"prompts, against algorithms on {args.n_prompts} held-out ones (seed {args.seed + 1}). The paper's model has "

@@ -16,10 +16,10 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import reference_families
 from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, interval
-from support.script import Option, script
+from support.script import script
 
 
-@script(checkpoint=Option("gpt2-8l", "Name or folder of an interleaved model"), n_prompts=512, n_fitting=4096, seed=0)
+@script(checkpoint="gpt2-8l", n_prompts=512, n_fitting=4096, seed=0)
 def compare(args: Any) -> Comparison:
     """Similarities of induced weights for each number of points, and the share outside the span."""
     checkpoint = load_checkpoint(args.checkpoint)
@@ -41,14 +41,9 @@ def compare(args: Any) -> Comparison:
         data[name] = {layer: [i.mean for i in intervals] for layer, intervals in by_family[name].items()}
     for layer in sorted({1, 2, 3, n_layers}):
         lines = {name: by_layer[layer] for name, by_layer in by_family.items()}
-        title = f"Similarity of induced weights, layer {layer}"
-        figures.append(
-            Section(
-                title,
-                "Cosine with the best-matching step of each family (Fig. 8).",
-                viz.interval_lines(title, "context points", "cosine", list(range(1, task.n_context + 1)), lines),
-            )
-        )
+        title, points = f"Similarity of induced weights, layer {layer}", list(range(1, task.n_context + 1))
+        drawn = viz.interval_lines(title, "context points", "cosine", points, lines)
+        figures.append(Section(title, "Cosine with the best-matching step of each family (Fig. 8).", drawn))
         for name in lines:
             known = "a dip for OLS, none for Newton (Fig. 8)" if layer == n_layers else None
             quantity = f"cosine of weights at {d} points (n = d), layer {layer} and {name}"
@@ -57,14 +52,10 @@ def compare(args: Any) -> Comparison:
     span = spans[0]
     data["outside_span"] = span.share.mean(-1).tolist()
     lines = {f"layer {layer}": span.by_point(layer)[1:d] for layer in range(1, n_layers + 1)}
-    figures.append(
-        Section(
-            "Share of the weights outside the span of the points seen",
-            "Squared norm of that part over the whole's, while fewer points than dimensions were seen (Fig. 15); "
-            "random weights would have 1 - n/d.",
-            viz.interval_lines("Outside the span", "context points", "share", list(range(1, d)), lines),
-        )
-    )
+    words = ("Squared norm of that part over the whole's, while fewer points than dimensions were seen (Fig. 15); "
+             "random weights would have 1 - n/d.")  # fmt: skip
+    drawn = viz.interval_lines("Outside the span", "context points", "share", list(range(1, d)), lines)
+    figures.append(Section("Share of the weights outside the span of the points seen", words, drawn))
     for t in range(1, d):
         quantity, note = f"share outside the span of {t} points, last layer", f"random weights: {1 - t / d:.2f}"
         values = [each.by_point()[t] for each in spans]

@@ -38,25 +38,15 @@ Part = tuple[list[Row], list[go.Figure], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Pair:
-    """A hypothesis on a known model.
+    """A hypothesis on a known model."""
 
-    Attributes:
-        model: its name.
-        hypothesis: whose it is.
-        weakest: R² of its weakest counterfactual.
-        where: which one that is.
-        effects: of the interventions, what it explains.
-        prediction: R² without intervention.
-        reason: why it comes so near that it is above the bar, if it does.
-    """
-
-    model: str
-    hypothesis: str
-    weakest: float
-    where: str
-    effects: float
-    prediction: float
-    reason: str = ""
+    model: str  # its name
+    hypothesis: str  # whose it is
+    weakest: float  # R² of its weakest counterfactual
+    where: str  # which one that is
+    effects: float  # of the interventions, what it explains
+    prediction: float  # R² without intervention
+    reason: str = ""  # why it comes so near that it is above the bar, if it does
 
 
 @script(

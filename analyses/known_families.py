@@ -55,25 +55,15 @@ LEAST = 1e-3  # probability, whose logarithm a wrong answer costs at most
 
 @dataclass(frozen=True)
 class Case:
-    """One identification.
+    """One identification."""
 
-    Attributes:
-        model: its name.
-        right: the family that it should be called by.
-        called: what it was called.
-        confidence: how sure.
-        distance: of what it was called, over squared predictions.
-        noise: in the model's weights.
-        n_prompts: that it was identified on.
-    """
-
-    model: str
-    right: str
-    called: str
-    confidence: float
-    distance: float
-    noise: float
-    n_prompts: int
+    model: str  # its name
+    right: str  # the family that it should be called by
+    called: str  # what it was called
+    confidence: float  # how sure
+    distance: float  # of what it was called, over squared predictions
+    noise: float  # in the model's weights
+    n_prompts: int  # that it was identified on
 
     @property
     def is_right(self) -> bool:

@@ -24,7 +24,7 @@ TERMS = (10, 100, 1000)
 NEWTON_STEPS = 20
 
 
-@script(n_prompts=Option(1000, "Random prompts where the lecture shows one"), seed=0)
+@script(n_prompts=Option(1000, "random prompts where the lecture shows one"), seed=0)
 def compare(args: Any) -> Comparison:
     """Rows for every theorem, example and demonstration."""
     rows = [*_one_step(args), *_bayes(args), *_worked_examples(), *_damping(args), *_power_series(args)]

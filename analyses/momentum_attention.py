@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.analysis.finetuning import draw_texts, measure_accuracy
-from mechicl.checkpoints import Checkpoint, available, load_checkpoint
+from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.models import HookedTransformer
 from mechicl.prompts import TokenSequences
 from mechicl.reports import Comparison, Row, Section
@@ -32,16 +32,13 @@ LABELS_BEFORE = ((0, 0), (1, 3), (4, 7), (8, 15))
 
 
 @script(
-    plain=Option("topics-3l", "A checkpoint that reads texts, without momentum"),
-    momentum=Option("topics-3l-momentum", "Its twin with momentum, and the same seeds"),
-    others=Option(
-        tuple(name for name in ("topics-3l-momentum-0.1",) if name in available()),
-        "Twins with momentum of another strength, with some of the seeds: controls",
-    ),
-    n_sequences=Option(4000, "Held-out sequences of labelled texts"),
-    n_demonstrations=Option((0, 2, 4, 8), "Numbers of demonstrations of the text tasks"),
-    n_queries=Option(500, "Queries of each text task"),
-    seed=Option(2_000_003, "Seed of the sequences and texts"),
+    plain=Option("topics-3l", "a checkpoint that reads texts, without momentum"),
+    momentum=Option("topics-3l-momentum", "its twin with momentum, and the same seeds"),
+    others=Option(("topics-3l-momentum-0.1",), "controls: twins of another strength, with some of the seeds"),
+    n_sequences=Option(4000, "held-out sequences of labelled texts"),
+    n_demonstrations=Option((0, 2, 4, 8), "numbers of demonstrations of the text tasks"),
+    n_queries=Option(500, "queries of each text task"),
+    seed=Option(2_000_003, "seed of the sequences and texts"),
 )
 def compare(args: Any) -> Comparison:
     """The twins' losses, accuracies and training curves, with intervals over seeds."""
@@ -133,35 +130,28 @@ def _accuracies(args: Any, twins: Mapping[str, Checkpoint]) -> dict[int, dict[st
         [draw_texts(task, n_queries=args.n_queries, seed=args.seed + i) for task in made]
         for i in range(len(twins[PLAIN].models))
     ]
-    tokenizer = topic_tokenizer()
-    accuracies: dict[int, dict[str, Tensor]] = {number: {} for number in args.n_demonstrations}
-    for name, twin in twins.items():
-        by_seed = torch.stack([
-            torch.stack([
-                measure_accuracy(model, tokenizer, texts, args.n_demonstrations).accuracy[0, 0].mean(1)
-                for texts in of_seed
-            ]).mean(0)
-            for model, of_seed in zip(twin.models, draws, strict=True)
-        ], dim=1)  # fmt: skip
-        for number, values in zip(args.n_demonstrations, by_seed, strict=True):
-            accuracies[number][name] = values
-    return accuracies
+    tokenizer, numbers = topic_tokenizer(), args.n_demonstrations
+
+    def of_model(model: Any, texts: Sequence[Any]) -> Float[Tensor, "number"]:
+        by_task = [measure_accuracy(model, tokenizer, each, numbers).accuracy.mean(1) for each in texts]
+        return torch.stack(by_task).mean(0)
+
+    by_twin = {name: torch.stack([of_model(*pair) for pair in zip(twin.models, draws, strict=True)], 1)
+               for name, twin in twins.items()}  # fmt: skip
+    return {number: {name: each[i] for name, each in by_twin.items()} for i, number in enumerate(numbers)}
 
 
 def _steps_until(checkpoint: Checkpoint, level: float) -> Float[Tensor, "seed"]:
     """When a held-out loss passes a level, on straight lines between evaluations; NaN if it never does."""
     curve = checkpoint.record["curve"]
     steps, losses = torch.tensor(curve["eval_step"]).double(), torch.tensor(curve["eval_loss"]).double()
-    reached = []
-    for values in losses.T:
-        below = (values <= level).nonzero()
-        i = int(below[0]) if len(below) else -1
-        if i <= 0:
-            reached.append(float("nan"))
-            continue
-        share = (values[i - 1] - level) / (values[i - 1] - values[i])
-        reached.append((steps[i - 1] + share * (steps[i] - steps[i - 1])).item())
-    return torch.tensor(reached)
+    reached = torch.full((losses.shape[1],), torch.nan)
+    for seed, values in enumerate(losses.T):
+        i = int((values <= level).int().argmax())  # 0 where none is
+        if i > 0:
+            share = (values[i - 1] - level) / (values[i - 1] - values[i])
+            reached[seed] = steps[i - 1] + share * (steps[i] - steps[i - 1])
+    return reached
 
 
 def _paired(quantity: str, values: dict[str, Float[Tensor, "seed"]]) -> list[Row]:
@@ -177,9 +167,8 @@ def _curves(twins: dict[str, Checkpoint]) -> Sequence[Section]:
     fig = figure("Held-out loss", "step", "nats")
     for name, twin in twins.items():
         curve = twin.record["curve"]
-        add_intervals(
-            fig, curve["eval_step"], [interval(torch.tensor(each)) for each in curve["eval_loss"]], name, COLORS[name]
-        )
+        losses = [interval(torch.tensor(each)) for each in curve["eval_loss"]]
+        add_intervals(fig, curve["eval_step"], losses, name, COLORS[name])
     return [Section("Held-out loss", "Of both trainings, mean over seeds with 95% intervals.", fig)]
 
 

@@ -20,12 +20,7 @@ CAUSAL = ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill", "lstm-4l")
 SHARE = "variance over orders / mean square of predictions"
 
 
-@script(
-    checkpoints=Option((*UNORDERED, *CAUSAL), "Names or folders of models that read points"),
-    n_prompts=Option(512, "Held-out prompts for each model"),
-    n_orders=Option(16, "Random orders of each context"),
-    seed=Option(1, "Seed of the prompts and the orders"),
-)
+@script(checkpoints=(*UNORDERED, *CAUSAL), n_prompts=512, n_orders=Option(16, "random orders of each context"), seed=1)
 def compare(args: Any) -> Comparison:
     """Variance over orders as a share of the predictions' mean square, and of the model's own loss."""
     rows: list[Row] = []

@@ -28,20 +28,13 @@ DISTRIBUTION = 25  # points of the task whose distribution the paper shows
 
 @dataclass(frozen=True, eq=False)
 class GammaStudy:
-    """The measurements for one number of points.
-
-    Attributes:
-        conditioning: of the first draw, with the γ in the weights (median of the seeds).
-        ranges: extreme eigenvalues of each draw.
-        gamma: in the weights, one a seed.
-        best: with the least mean logarithm of the condition number.
-    """
+    """The measurements for one number of points."""
 
     n: int
-    conditioning: Conditioning
-    ranges: list[EigenvalueRange]
-    gamma: torch.Tensor
-    best: Interval
+    conditioning: Conditioning  # of the first draw, with the γ in the weights (median of the seeds)
+    ranges: list[EigenvalueRange]  # extreme eigenvalues of each draw
+    gamma: torch.Tensor  # in the weights, one a seed
+    best: Interval  # with the least mean logarithm of the condition number
 
     @property
     def typical(self) -> float:

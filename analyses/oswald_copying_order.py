@@ -51,18 +51,13 @@ def compare(args: Any) -> Comparison:
 
 @dataclass(frozen=True)
 class Order:
-    """The order, in one seed, of reading the next token and the fall of the loss.
+    """The order, in one seed, of reading the next token and the fall of the loss."""
 
-    Attributes:
-        reads: first snapshot from which on the first layer's sensitivity to the next token is above READS times that to
-            the others; None where it never is.
-        previous: the same of the token before, in the next one's place.
-        unfallen: last evaluation at which the loss has not fallen by FALLS of that of predicting 0; None if it never
-            falls.
-    """
-
+    # first snapshot from which on the first layer's sensitivity to the next token is above READS times that to the
+    # others; None where it never is
     reads: int | None
-    previous: int | None
+    previous: int | None  # the same of the token before, in the next one's place
+    # last evaluation at which the loss has not fallen by FALLS of that of predicting 0; None if it never falls
     unfallen: int | None
 
     def first(self, reads: int | None) -> bool:

@@ -65,27 +65,16 @@ def compare(args: Any) -> Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """The measurements for one draw of tasks: means over seeds, compared with tuned gradient descent.
+    """The measurements for one draw of tasks: means over seeds, compared with tuned gradient descent."""
 
-    Attributes:
-        loss: held-out, at the end.
-        rise: held-out loss at the end over where it was least.
-        training: loss on the draw's own tasks.
-        cosine: of sensitivities.
-        distance: of predictions.
-        step: step size in the weights.
-        excess: loss half-way to the construction, above the ends'.
-        spread: largest difference of the cosine between seeds.
-    """
-
-    loss: float
-    rise: float
-    training: float
-    cosine: float
-    distance: float
-    step: float
-    excess: float
-    spread: float
+    loss: float  # held-out, at the end
+    rise: float  # held-out loss at the end over where it was least
+    training: float  # loss on the draw's own tasks
+    cosine: float  # of sensitivities
+    distance: float  # of predictions
+    step: float  # step size in the weights
+    excess: float  # loss half-way to the construction, above the ends'
+    spread: float  # largest difference of the cosine between seeds
 
 
 def _measure(

@@ -21,25 +21,16 @@ Predicate = Callable[[Any, Any], bool]  # of key and query
 
 @dataclass(frozen=True)
 class Program:
-    """A program, what it computes, and what it is to be compiled for.
+    """A program, what it computes, and what it is to be compiled for."""
 
-    Attributes:
-        name: which `compile_program` takes.
-        words: that it reads.
-        length: largest number of words.
-        text: a description of the program.
-        compute: the same in plain Python: words to values, None where the program has no value.
-        build: makes the RASP expression.
-        causal: whether it is compiled with causal attention.
-    """
-
-    name: str
-    words: Sequence[Any]
-    length: int
-    text: str
+    name: str  # which `compile_program` takes
+    words: Sequence[Any]  # that it reads
+    length: int  # largest number of words
+    text: str  # a description of the program
+    # the same in plain Python: words to values, None where the program has no value
     compute: Callable[[Any], list[Any]]
-    build: Callable[[], Sop]
-    causal: bool = False
+    build: Callable[[], Sop]  # makes the RASP expression
+    causal: bool = False  # whether it is compiled with causal attention
 
 
 # ---- operations of RASP ----

@@ -29,8 +29,8 @@ COLORS = {"dmmse": "#d55e00", "ridge": "#0072b2"}
 
 
 @script(
-    checkpoints=Option(("pool-8", "pool-8192"), "Names or folders of trainings on a pool of tasks"),
-    n_prompts=Option(2000, "Prompts of the pool's tasks, and as many of new ones"),
+    checkpoints=("pool-8", "pool-8192"),
+    n_prompts=Option(2000, "prompts of the pool's tasks, and as many of new ones"),
     seed=1_000_003,
 )
 def compare(args: Any) -> Comparison:
@@ -75,12 +75,9 @@ def _distances(
 
 
 def _rows(
-    label: str,
-    checkpoint: Checkpoint,
-    predicted: Mapping[str, Float[Tensor, "prompt point y"]],
-    distances: Mapping[str, Float[Tensor, "point seed"]],
-    prompts: Prompts,
-) -> list[Row]:
+    label: str, checkpoint: Checkpoint, predicted: Mapping[str, Float[Tensor, "prompt point y"]],
+    distances: Mapping[str, Float[Tensor, "point seed"]], prompts: Prompts,
+) -> list[Row]:  # fmt: skip
     to = {known: values.mean(0) for known, values in distances.items()}
     nothing = {known: each.square().mean().double() for known, each in predicted.items()}
     losses = torch.stack([squared_errors(model, prompts, at="points").mean() for model in checkpoint.models])

@@ -85,11 +85,9 @@ def control_pairs(prompts: Prompts, errors: Float[Tensor, "prompt point"]) -> di
 
 
 @script(
-    checkpoint=Option("gpt2-8l", "Name or folder of an interleaved model"),
-    n_prompts=1024,
-    n_fitting=4096,
-    seed=Option(0, "Seed of the prompts for readouts; the held-out ones have the next"),
-)
+    checkpoint="gpt2-8l", n_prompts=1024, n_fitting=4096,
+    seed=Option(0, "seed of the prompts for readouts; the held-out ones have the next"),
+)  # fmt: skip
 def compare(args: Any) -> Comparison:
     """Measure the share of errors, the control pairs, and all layers by the three measures."""
     checkpoint = load_checkpoint(args.checkpoint)

@@ -15,7 +15,7 @@ BOUNDS = (1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1.0, inf)
 """Errors are rounded up to one of these: their digits are rounding, and differ between machines."""
 
 
-@script(n_prompts=Option(64, "Random prompts"), seed=0)
+@script(n_prompts=Option(64, "random prompts"), seed=0)
 def compare(args: Any) -> Comparison:
     """Error and size of every construction."""
     rows, sizes = [], []

@@ -1,13 +1,13 @@
 """The time of analyses of layers, compared with plain loops."""
 
-import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2Model
 
-from benchmarks.rows import Row, Settings, row
+from benchmarks.rows import Row, Settings, row, timed
 from mechicl import algorithms
 from mechicl.analysis import Lens, Readouts, fit_readouts
 from mechicl.analysis.behaviour import regressed_weights
@@ -21,12 +21,13 @@ from mechicl.tasks import LinearRegression
 
 NEWTON_STEPS = list(range(1, 24))
 GD_STEPS = sorted({round(4096 ** (i / 43)) for i in range(44)})  # 40 columns
+RESTARTS = (sum(NEWTON_STEPS) + sum(GD_STEPS)) / (len(NEWTON_STEPS) + GD_STEPS[-1])
 
 
 def loops(xs: torch.Tensor, ys: torch.Tensor, step_size: float) -> torch.Tensor:
     """Run every step of both algorithms for every prefix of one prompt; returns the columns' steps, `[column point]`.
 
-    If each column's learner starts anew, the number of steps grows by the factor `restarts`.
+    If each column's learner starts anew, the number of steps grows by the factor `RESTARTS`.
     """
     columns = []
     for t in range(len(xs)):
@@ -46,25 +47,18 @@ def loops(xs: torch.Tensor, ys: torch.Tensor, step_size: float) -> torch.Tensor:
     return torch.tensor(columns, dtype=torch.float64).T
 
 
-def restarts() -> float:
-    """Steps of loops that start over for every column, relative to those of loops that keep what they pass."""
-    return (sum(NEWTON_STEPS) + sum(GD_STEPS)) / (len(NEWTON_STEPS) + GD_STEPS[-1])
-
-
 def heatmap_rows(rounds: int, n_prompts: int = 320) -> list[Row]:
     """Both axes of Fu et al.'s Fig. 2 at the paper's size."""
     prompts = LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(n_prompts, seed=0, dtype=torch.float64)
     step_size = algorithms.stable_step_size(prompts)
     ratios, kept, ours = [], [], []
     for i in range(rounds):
-        started = time.perf_counter()
-        newton = algorithms.newton(prompts, NEWTON_STEPS)
-        descent = algorithms.gradient_descent(prompts, GD_STEPS, step_size=step_size)
-        ours.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        plain = loops(prompts.xs[i], prompts.ys[i], step_size)
-        kept.append((time.perf_counter() - started) * n_prompts / ours[-1])
-        ratios.append(kept[-1] * restarts())
+        newton_time, newton = timed(lambda: algorithms.newton(prompts, NEWTON_STEPS))
+        descent_time, descent = timed(lambda: algorithms.gradient_descent(prompts, GD_STEPS, step_size=step_size))
+        ours.append(newton_time + descent_time)
+        loop_time, plain = timed(partial(loops, prompts.xs[i], prompts.ys[i], step_size))
+        kept.append(loop_time * n_prompts / ours[-1])
+        ratios.append(kept[-1] * RESTARTS)
         quick = torch.cat([newton.predictions[:, i, :, 0], descent.predictions[:, i, :, 0]])
         difference = ((quick - plain).norm() / plain.norm()).item()
     detail = f"{len(NEWTON_STEPS)} Newton and {len(GD_STEPS)} GD columns, {n_prompts} prompts, 41 points, d = 20"
@@ -102,12 +96,9 @@ def readout_rows(name: str, n_fitting: int, steps: int, timed_steps: int) -> lis
     checkpoint = load_checkpoint(name)
     model, task = checkpoint.models[0], checkpoint.task
     fitting, held_out = task.sample(n_fitting, seed=0), task.sample(2048, seed=1)
-    started = time.perf_counter()
-    closed = fit_readouts(model, fitting, progress=False)
-    seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    trained = train_readouts(closed, fitting, timed_steps)
-    ratio = (time.perf_counter() - started) * steps / timed_steps / seconds
+    seconds, closed = timed(lambda: fit_readouts(model, fitting, progress=False))
+    of_training, trained = timed(lambda: train_readouts(closed, fitting, timed_steps))
+    ratio = of_training * steps / timed_steps / seconds
     errors = [readouts.errors(held_out, at="points").squared_errors.mean((1, 2)) for readouts in (closed, trained)]
     per_layer = (errors[0] / errors[1]).tolist()
     return [
@@ -124,19 +115,13 @@ def induced_weights_rows(name: str, n_prompts: int, n_queries: int) -> list[Row]
     lens, task = Lens(checkpoint.models[0]), checkpoint.task
     prompts = task.sample(n_prompts, seed=0)
     queries = torch.randn(n_queries, task.x_dim, generator=torch.Generator().manual_seed(0))
-    started = time.perf_counter()
-    shared = regressed_weights(lens, prompts, queries)
-    seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    with torch.no_grad():
-        apart = torch.linalg.pinv(queries.double()) @ predict_queries_one_by_one(lens, prompts, queries).double()
-    ratio = (time.perf_counter() - started) / seconds
+    seconds, shared = timed(lambda: regressed_weights(lens, prompts, queries))
+    by_query, predicted = timed(torch.no_grad()(lambda: predict_queries_one_by_one(lens, prompts, queries)))
+    apart = torch.linalg.pinv(queries.double()) @ predicted.double()
     difference = ((shared - apart).norm() / apart.norm()).item()
-    started = time.perf_counter()
-    lens.trajectory(prompts, with_weights=True)
-    exact = time.perf_counter() - started
+    exact, _ = timed(lambda: lens.trajectory(prompts, with_weights=True))
     return [
-        row("induced weights of all layers and prefixes, separate passes over shared", [ratio], ">= 20",
+        row("induced weights of all layers and prefixes, separate passes over shared", [by_query / seconds], ">= 20",
             f"{n_prompts} prompts, {n_queries} queries, {task.n_context + 1} prefixes; shared {seconds:.2f} s; "
             f"exact by differentiation {exact:.2f} s"),
         row("the same, relative difference", [difference], "<= 1e-4", "float32"),

@@ -112,7 +112,7 @@ def compare(words: str, theirs: str, ours: str, n_theirs: int, rounds: int) -> l
         "theirs": lambda: Apart("learners:Solver", name=theirs, n_prompts=n_theirs),
     }
     with peers(solvers) as both:
-        times = alternate({name: lambda one=one: one.call("seconds") for name, one in both.items()}, rounds)
+        times = alternate({name: partial(one.call, "seconds") for name, one in both.items()}, rounds)
         mine, others = (
             torch.tensor(both[name].call("predictions", n_theirs), dtype=torch.float64) for name in ("ours", "theirs")
         )

@@ -26,36 +26,25 @@ Standing = Literal["agrees", "agrees in part", "differs", "unresolved", "no evid
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """A claim of a paper's figure, table or theorem, and the rows it is checked on: an entry of analyses/README.md.
+    """A claim of a paper's figure, table or theorem, and the rows it is checked on: an entry of analyses/README.md."""
 
-    Attributes:
-        source: the paper's key in sources.bib.
-        item: figure, table or theorem.
-        what: what it shows, values in the order of the rows.
-        lines: measured rows; by label where there are several lines of them. Empty if no script measures it.
-        check: decides value by value whether the paper is right (`support.checks`); None if numbers printed in the rows
-            decide, or where the claim was read from a file.
-        published: the paper's words; empty if they are in the rows.
-        why: what a reader of the verdict should know.
-        controls: rows to compare the claim with, by label: the same quantities, or others, of a control.
-        cause: why it differs, in a word or two: one of `CAUSES` first.
-        trained: whether it is about trained models; otherwise untrained models are not a control.
-        control_verdicts: by label, the verdict that the claim would get with a control's rows.
-        saved_outcomes: results of the check, of a claim that was read from a file; None if words were measured for a
-            number.
-    """
-
-    source: str
-    item: str
-    what: str
+    source: str  # the paper's key in sources.bib
+    item: str  # figure, table or theorem
+    what: str  # what it shows, values in the order of the rows
+    # measured rows; by label where there are several lines of them. Empty if no script measures it
     lines: Mapping[str, Sequence[Row]]
+    # decides value by value whether the paper is right (`support.checks`); None if numbers printed in the rows decide,
+    # or where the claim was read from a file
     check: Check | None = None
-    published: str = ""
-    why: str = ""
+    published: str = ""  # the paper's words; empty if they are in the rows
+    why: str = ""  # what a reader of the verdict should know
+    # rows to compare the claim with, by label: the same quantities, or others, of a control
     controls: Mapping[str, Sequence[Row]] = field(default_factory=dict)
-    cause: str = ""
-    trained: bool = True
+    cause: str = ""  # why it differs, in a word or two: one of `CAUSES` first
+    trained: bool = True  # whether it is about trained models; otherwise untrained models are not a control
+    # by label, the verdict that the claim would get with a control's rows
     control_verdicts: Mapping[str, str] = field(default_factory=dict)
+    # results of the check, of a claim that was read from a file; None if words were measured for a number
     saved_outcomes: tuple[bool, ...] | None = ()
 
     @property
@@ -169,16 +158,11 @@ class Paper:
     name of `support.checks`; `printed` are published values that replace those of the rows, in order; in `why` and
     `cause`, {quantity} is a row's value, {quantity : note} its note and {quantity : first note} that up to a semicolon;
     an `optional` claim is left out where a row is missing.
-
-    Attributes:
-        source: the paper's key in sources.bib.
-        lead: what to know before reading the numbers.
-        entries: the claims, as data.
     """
 
-    source: str
-    lead: str
-    entries: Sequence[Mapping[str, Any]]
+    source: str  # the paper's key in sources.bib
+    lead: str  # what to know before reading the numbers
+    entries: Sequence[Mapping[str, Any]]  # the claims, as data
 
 
 @cache

@@ -15,21 +15,13 @@ DETERMINISTIC = 1e-6
 
 @dataclass(frozen=True)
 class Moved:
-    """A value that is another one than is written.
+    """A value that is another one than is written."""
 
-    Attributes:
-        entry: the index's entry, or "table" for a row of the script's table.
-        quantity: of the row.
-        written: as in the results file.
-        measured: now.
-        apart: how far: in half-widths of the interval, or relative.
-    """
-
-    entry: str
-    quantity: str
-    written: str
-    measured: str
-    apart: str
+    entry: str  # the index's entry, or "table" for a row of the script's table
+    quantity: str  # of the row
+    written: str  # as in the results file
+    measured: str  # now
+    apart: str  # how far: in half-widths of the interval, or relative
 
 
 def apart(written: Row, measured: Row) -> str:

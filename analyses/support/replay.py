@@ -34,20 +34,13 @@ DONE = "done.json"
 
 @dataclass(frozen=True)
 class Job:
-    """A script with its options, and what it measured when its results were written.
+    """A script with its options, and what it measured when its results were written."""
 
-    Attributes:
-        name: of the results file.
-        words: the script's path and its options.
-        written: the results that are there.
-        claims: indices of the claims that were asked for; None for all, and the table.
-        seconds: of a core that it took, or its wall time where only that was saved; infinite where neither is known.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    written: Results
-    claims: tuple[int, ...] | None
+    name: str  # of the results file
+    words: tuple[str, ...]  # the script's path and its options
+    written: Results  # the results that are there
+    claims: tuple[int, ...] | None  # indices of the claims that were asked for; None for all, and the table
+    # of a core that it took, or its wall time where only that was saved; infinite where neither is known
     seconds: float
 
     @property
@@ -58,24 +51,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one script.
+    """The outcome of one script."""
 
-    Attributes:
-        job: the script.
-        state: whether it ran now, had run before with nothing changed since, or ended with an error.
-        seconds: its wall time.
-        cpu_seconds: of a core that its measurement took, without start-up; None where it ended with an error.
-        moved: what is not as it is written, in its claims and its table.
-        passed: entries that depend on training and did not move: what should be empty with random weights.
-        error: its last words, where it ended with an error.
-    """
-
-    job: Job
+    job: Job  # the script
+    # whether it ran now, had run before with nothing changed since, or ended with an error
     state: Literal["ran", "known", "failed"]
-    seconds: float
-    moved: tuple[Moved, ...] = ()
+    seconds: float  # its wall time
+    moved: tuple[Moved, ...] = ()  # what is not as it is written, in its claims and its table
+    # entries that depend on training and did not move: what should be empty with random weights
     passed: tuple[str, ...] = ()
-    error: str = ""
+    error: str = ""  # its last words, where it ended with an error
+    # of a core that its measurement took, without start-up; None where it ended with an error
     cpu_seconds: float | None = None
 
 

@@ -12,13 +12,9 @@ from support.claims import Claim
 
 @dataclass(frozen=True, eq=False)
 class Results(Comparison):
-    """A comparison and what a paper claims of its rows.
+    """A comparison and what a paper claims of its rows."""
 
-    Attributes:
-        claims: made by the script.
-    """
-
-    claims: Sequence[Claim] = ()
+    claims: Sequence[Claim] = ()  # made by the script
 
     @classmethod
     def of(cls, comparison: Comparison, claims: Sequence[Claim] = ()) -> "Results":
