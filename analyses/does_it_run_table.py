@@ -12,14 +12,8 @@ from support.results import Results
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("lsa-2l-looped", "lsa-5l", "lsa-12l-mlp", "copy-2l", "gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill", "lstm-4l")
-HEADER = (
-    "model",
-    "best hypothesis",
-    "effects explained",
-    "weakest R²",
-    "seeds that support it",
-    "next best hypothesis",
-)
+HEADER = ("model", "best hypothesis", "effects explained", "weakest R²", "seeds that support it",
+          "next best hypothesis")  # fmt: skip
 LEAST = -9.0  # values below are printed as "below -9"
 
 
@@ -37,16 +31,12 @@ def make_table(results: Mapping[str, Mapping[str, Row]]) -> str:
         explained = sorted((q for q in rows if q.startswith(EXPLAINED)), key=lambda q: rows[q].ends[1], reverse=True)
         best, second = explained[:2]
         weakest = rows[WEAKEST].ends[1]
-        lines.append(
-            (
-                f"`{name}`",
-                best.removeprefix(EXPLAINED),
-                str(rows[best].measured),
-                f"below {LEAST:g}" if weakest < LEAST else f"{weakest:.2f}",
-                str(rows[STAND].measured).removesuffix(" seeds have one"),
-                f"{second.removeprefix(EXPLAINED)} ({rows[second].ends[1]:.2f})",
-            )
-        )
+        lines.append((
+            f"`{name}`", best.removeprefix(EXPLAINED), str(rows[best].measured),
+            f"below {LEAST:g}" if weakest < LEAST else f"{weakest:.2f}",
+            str(rows[STAND].measured).removesuffix(" seeds have one"),
+            f"{second.removeprefix(EXPLAINED)} ({rows[second].ends[1]:.2f})",
+        ))  # fmt: skip
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

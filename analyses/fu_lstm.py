@@ -67,11 +67,8 @@ def compare(args: Any) -> Comparison:
     gaps = {
         name: [ratio_interval(point, square) for point in result.squared_errors] for name, result in forgotten.items()
     }
-    title, points, since = (
-        "Loss by number of context points",
-        list(range(task.n_context + 1)),
-        forgotten["transformer"].gaps,
-    )
+    title, points = "Loss by number of context points", list(range(task.n_context + 1))
+    since = forgotten["transformer"].gaps
     figures = [
         Section(title, "Means with 95% intervals over prompts (Fig. 14, left).",
                 viz.interval_lines(title, "context points", "MSE / E y²", points, by_points)),

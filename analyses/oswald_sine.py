@@ -88,13 +88,13 @@ def compare(args: Any) -> Comparison:
     rows += _initial_rows(kinds, grid, held_out)
     views = {}
     for name, models in kinds.items():
-        by_seed = [view_kernel(model, grid[::2], held_out[:1000]) for model in models]
-        views[name] = by_seed[0]
-        nonlinear = torch.stack([_relative(view.parts.remainder, view.parts.prediction) for view in by_seed], 1)
+        kernels = [view_kernel(model, grid[::2], held_out[:1000]) for model in models]
+        views[name] = kernels[0]
+        nonlinear = torch.stack([_relative(view.parts.remainder, view.parts.prediction) for view in kernels], 1)
         rows += [
-            Row(f"kernel of {name}: effective rank", None, interval(torch.tensor([v.effective_rank for v in by_seed])),
+            Row(f"kernel of {name}: effective rank", None, interval(torch.tensor([v.effective_rank for v in kernels])),
                 "seeds", "on a grid of inputs"),
-            Row(f"kernel of {name}: |K - Kᵀ| / |K|", None, interval(torch.tensor([v.symmetry_error for v in by_seed])),
+            Row(f"kernel of {name}: |K - Kᵀ| / |K|", None, interval(torch.tensor([v.symmetry_error for v in kernels])),
                 "seeds", "on a grid of inputs"),
             Row(f"kernel of {name}: share of predictions not linear in the targets (rms)", None,
                 *over_resamples(nonlinear, transformer, 1000)),

@@ -23,9 +23,8 @@ from mechicl.training import TrainingConfig
 from support.claims import Claim, Paper, restated, state_claim
 from support.results import Results
 from support.script import Option, script, words_of
-from support.subspaces import subspaces_part
 from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
-from tests.scripts import ANALYSES
+from tests.scripts import ANALYSES, import_script
 
 
 @script(checkpoint=Option("lsa-1l", "a checkpoint"))
@@ -230,10 +229,12 @@ def test_rows_say_what_the_searches_are_beside_their_controls():
     model = gradient_descent(x_dim=2, n_context=5, step_size=0.4, steps=3)
     (hypothesis,) = fit_hypotheses(model, task, {"three steps": ResidualDescent(3, step_size=0.4)}, progress=False)
     assert tuple(hypothesis.schedule) == ((0, 0), (1, 1), (2, 2), (3, 3))
-    rows, sections, data = subspaces_part(
-        model, [(hypothesis, "residual")], task, layers=(1, 7), dims=(1, 3), n_fitting=16, n_prompts=16, iterations=5,
+    script = import_script("learned_subspaces")
+    (search,) = script.search_subspaces(
+        model, [hypothesis], "residual", task, (1, 7), dims=(1, 3), n_fitting=16, n_prompts=16, iterations=5,
         restarts=0, progress=False,
     )  # fmt: skip
+    rows = script.rows_of(search)
     assert [row.quantity[:25] for row in rows] == ["residual in 1 dimensions ", "residual in 3 dimensions "]
     first: Row = rows[0]
     assert isinstance(first.measured, Interval)
@@ -241,7 +242,6 @@ def test_rows_say_what_the_searches_are_beside_their_controls():
     assert "three steps; of the rest 1.0000" in first.note
     assert "random targets" in first.note
     assert "untrained model" in first.note
-    assert "three steps" in sections[0].title
-    numbers = data["subspaces"][0]["rows"]
+    numbers = search.to_dataframe().to_dict("records")
     assert len(numbers) == 6
     assert numbers[0]["r2"] == pytest.approx(first.measured.mean)
