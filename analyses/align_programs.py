@@ -82,7 +82,6 @@ def draw_prompts(model: CompiledTransformer, known: Known, causal: CausalModel) 
 
 
 def align_program(name: str, **options: Any) -> VariableAlignment:
-    """Search for the variable of a program."""
     model, known = compile_program(name), KNOWN[name]
     causal = causal_model(model, known)
     ids, rank = draw_prompts(model, known, causal)
@@ -93,7 +92,6 @@ def align_program(name: str, **options: Any) -> VariableAlignment:
 
 
 def row(name: str) -> dict[str, str]:
-    """Return a program's row of the table."""
     found = align_program(name)
     right, n_pairs = int(found.accuracy.sum()), found.accuracy.numel()
     ends = binomtest(right, n_pairs).proportion_ci()  # the interval of t would have no width where all are right

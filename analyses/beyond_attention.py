@@ -1,7 +1,4 @@
-"""Which algorithm do layers with a state run? DeltaNet, gated linear attention, Mamba-2 and Mesa, after training.
-
-python analyses/beyond_attention.py
-"""
+"""Which algorithm do layers with a state run? DeltaNet, gated linear attention, Mamba-2 and Mesa, after training."""
 
 import warnings
 from collections.abc import Callable

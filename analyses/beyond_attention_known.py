@@ -1,7 +1,4 @@
-"""Does the causal test find the algorithm of hand-written layers with a state, and reject all others?
-
-python analyses/beyond_attention_known.py
-"""
+"""Does the causal test find the algorithm of hand-written layers with a state, and reject all others?"""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Do layers with a state forget where that pays, and recall? One layer of each kind, trained on drift and on recall.
-
-python analyses/beyond_attention_tasks.py
-"""
+"""Do layers with a state forget where that pays, and recall? One layer of each kind, trained on drift and on recall."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Print the best hypothesis about each model as one table, from the results of `does_it_run.py`.
-
-python analyses/does_it_run_table.py
-"""
+"""Print the best hypothesis about each model as one table, from the results of `does_it_run.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +15,6 @@ LEAST = -9.0  # values below are printed as "below -9"
 
 
 def read_results(folder: Path = RESULTS) -> dict[str, dict[str, Row]]:
-    """Read the rows of the existing results files, by model and quantity."""
     files = {name: folder / f"does_it_run_{name}.json" for name in MODELS}
     read = {name: Results.read(path).rows for name, path in files.items() if path.exists()}
     return {name: {row.quantity: row for row in rows} for name, rows in read.items()}

@@ -1,7 +1,4 @@
-"""Fu et al. 2024, Table 1 and Fig. 14: transformer against LSTM against online gradient descent, and forgetting.
-
-python analyses/fu_lstm.py
-"""
+"""Fu et al. 2024, Table 1 and Fig. 14: transformer against LSTM against online gradient descent, and forgetting."""
 
 from collections.abc import Mapping
 from typing import Any

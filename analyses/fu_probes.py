@@ -1,7 +1,4 @@
-"""Which layer and token carries what an algorithm would hold (the quantities of Fu et al. 2024, section 3).
-
-python analyses/fu_probes.py
-"""
+"""Which layer and token carries what an algorithm would hold (the quantities of Fu et al. 2024, section 3)."""
 
 from typing import Any
 

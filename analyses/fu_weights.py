@@ -1,7 +1,4 @@
-"""Fu et al. 2024, Figs. 8 and 15: induced weights by number of points, and whether they lie in the examples' span.
-
-python analyses/fu_weights.py
-"""
+"""Fu et al. 2024, Figs. 8 and 15: induced weights by number of points, and whether they lie in the examples' span."""
 
 from typing import Any
 

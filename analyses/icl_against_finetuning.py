@@ -172,7 +172,6 @@ def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str,
 
 
 def digest_of_weights(model: Any) -> str:
-    """Identify a model's weights by a digest."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         values = weight.double()
@@ -181,7 +180,6 @@ def digest_of_weights(model: Any) -> str:
 
 
 def digest_of_texts(texts: TaskTexts) -> str:
-    """Identify demonstrations, queries, template and labels by a digest."""
     parts = (texts.demonstrations, texts.held_out, texts.queries)
     shown = [[part.task.demonstration(*pair) for pair in zip(part.texts, part.labels, strict=True)] for part in parts]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()

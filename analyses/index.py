@@ -87,7 +87,6 @@ def stated(name: str, comparison: Results) -> list[Claim]:
 
 
 def command(comparison: Results) -> str:
-    """The script that measured, with its options."""
     return comparison.data["command"].removeprefix("python ").removeprefix("analyses/")
 
 
@@ -143,7 +142,6 @@ def place(claim: Claim) -> tuple[int, int, str]:
 
 
 def shown(row: Row) -> str:
-    """A measured value alone."""
     if isinstance(row.measured, str):
         return row.measured
     if not math.isfinite(row.ends[1]):
@@ -232,7 +230,6 @@ def why_cell(claim: Claim) -> str:
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """A table in markdown."""
     escaped = [[cell.replace("|", r"\|") for cell in line] for line in (header, *lines)]
     rows = [f"| {' | '.join(line)} |" for line in escaped]
     return [rows[0], "|" + "---|" * len(header), *rows[1:], ""]

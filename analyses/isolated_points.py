@@ -110,7 +110,6 @@ def predict_prefixes(model: HookedTransformer, prompts: Prompts, *, cut: bool) -
 
 @torch.no_grad()
 def query_errors(model: HookedTransformer, prompts: Prompts, *, cut: bool) -> Float[Tensor, "prompt"]:
-    """Return the squared error of the query's prediction on each prompt."""
     parts = [prompts[start : start + 512] for start in range(0, len(prompts), 512)]
     return torch.cat([(predict_prefixes(model, part, cut=cut) - part.ys)[:, -1].square().sum(-1) for part in parts])
 

@@ -1,7 +1,4 @@
-"""Tests of "which algorithm" on models whose algorithm is known: the right hypothesis, the others, and none at all.
-
-python analyses/known_answers.py
-"""
+"""Tests of "which algorithm" on models whose algorithm is known: the right hypothesis, the others, and none at all."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

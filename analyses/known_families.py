@@ -1,7 +1,4 @@
-"""Does `identify` name the right family, and is it as sure as it is right? On models whose algorithm is known.
-
-python analyses/known_families.py
-"""
+"""Does `identify` name the right family, and is it as sure as it is right? On models whose algorithm is known."""
 
 import itertools
 import math
@@ -117,7 +114,6 @@ def _columns(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def right_family(name: str) -> str | None:
-    """Return the family that a known model belongs to, or None."""
     return next((family for start, family in RIGHT.items() if name.startswith(start)), None)
 
 

@@ -1,7 +1,4 @@
-"""Where in a model's stream the running prediction of gradient descent and of Newton's method lies, with controls.
-
-python analyses/learned_subspaces.py
-"""
+"""Where in a model's stream the running prediction of gradient descent and of Newton's method lies, with controls."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""The lecture text on transformers as meta-optimisers: its theorems, worked examples and coding demonstrations.
-
-python analyses/lecture_meta_optimizers.py
-"""
+"""The lecture text on transformers as meta-optimisers: its theorems, worked examples and coding demonstrations."""
 
 import copy
 from typing import Any
@@ -175,7 +172,6 @@ def _power_series(args: Any) -> list[Row]:
 
 
 def _prompt(xs: list[list[float]], ys: list[float], query: list[float]) -> Prompts:
-    """One prompt in float64."""
     points = torch.tensor([*xs, query], dtype=torch.float64)[None]
     return Prompts(points, torch.tensor([*ys, 0.0], dtype=torch.float64)[None, :, None])
 

@@ -67,7 +67,6 @@ def compare(args: Any) -> Comparison:
 
 
 def stacked(models: Sequence[HookedTransformer]) -> Weights:
-    """The weights of several models of one config by name."""
     by_model = [dict(model.named_parameters()) for model in models]
     return {name: torch.stack([each[name].detach() for each in by_model]) for name in by_model[0]}
 
@@ -285,7 +284,6 @@ def _softmax(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
 
 
 def _scale(models: Sequence[HookedTransformer]) -> float:
-    """Geometric mean of the heads' scales."""
     products = [read_weight_products(model).W_KQ[0].norm(dim=(-2, -1)) for model in models]
     return torch.stack(products).log().mean().exp().item() / math.sqrt(models[0].cfg.x_dim or 0)
 

@@ -1,7 +1,4 @@
-"""Momentum attention against plain attention, trained alike (Dai et al. 2023, section 5; the abstract's last claim).
-
-python analyses/momentum_attention.py
-"""
+"""Momentum attention against plain attention, trained alike (Dai et al. 2023, section 5; the abstract's last claim)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -155,7 +152,6 @@ def _steps_until(checkpoint: Checkpoint, level: float) -> Float[Tensor, "seed"]:
 
 
 def _paired(quantity: str, values: dict[str, Float[Tensor, "seed"]]) -> list[Row]:
-    """Each twin's row, and their difference's."""
     if not all(each.isfinite().all() for each in values.values()):
         return [Row(f"{quantity}, {name}", None, "not reached by all seeds") for name in (*values, "difference")]
     rows = [Row(f"{quantity}, {name}", None, interval(each), OVER) for name, each in values.items()]

@@ -1,7 +1,4 @@
-"""Nertinger, Theorem 3: does a model's prediction depend on the order of its context?
-
-python analyses/nertinger_order.py
-"""
+"""Nertinger, Theorem 3: does a model's prediction depend on the order of its context?"""
 
 from typing import Any
 

@@ -1,9 +1,6 @@
 """Best in-context loss of six activations and PGD on nine kinds of prompts (Nertinger, Table 1 and Fig. 1).
 
-`make table` trains what is missing, one activation at a time, all of its models at once; then
-
-python analyses/nertinger_table.py
-"""
+`make table` trains what is missing, one activation at a time, all of its models at once; then"""
 
 import copy
 from collections.abc import Callable
@@ -59,11 +56,9 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """In words."""
         return f"κ = {self.task.condition_number:g}, ν² = {self.noise_variance:.1f}"
 
     def loss(self, learner: Learner) -> Interval:
-        """Its loss, with the interval of the ratio over prompts."""
         return self.scaled(squared_errors(learner, self.prompts)[:, 0])
 
     def scaled(self, errors: Float[Tensor, "prompt"]) -> Interval:

@@ -195,7 +195,6 @@ def go_on(config: TrainingConfig, fields: dict[str, Any], folder: Path, deadline
 
 
 def run(words: Sequence[str] | None = None) -> int:
-    """Parse the command line and run."""
     return main(tyro.cli(Args, args=words))
 
 

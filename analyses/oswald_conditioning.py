@@ -1,7 +1,4 @@
-"""The effect of GD++ on condition numbers, and whether it explains its γ (von Oswald et al. 2023, A.10, Fig. 13).
-
-python analyses/oswald_conditioning.py
-"""
+"""The effect of GD++ on condition numbers, and whether it explains its γ (von Oswald et al. 2023, A.10, Fig. 13)."""
 
 import math
 from collections.abc import Mapping
@@ -43,7 +40,6 @@ class GammaStudy:
 
     @property
     def heuristic(self) -> Interval:
-        """The paper's heuristic γ, over draws."""
         return interval(torch.tensor([r.heuristic_gamma for r in self.ranges], dtype=torch.float64))
 
 

@@ -1,8 +1,5 @@
 """Paths between ends that were found apart: seeds, and GD++ tuned on the task, where von Oswald et al. 2023 (section 3,
-A.3) left mode connectivity of deep models open.
-
-python analyses/oswald_connectivity.py
-"""
+A.3) left mode connectivity of deep models open."""
 
 import itertools
 from functools import partial

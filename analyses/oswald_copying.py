@@ -1,7 +1,4 @@
-"""Copying emerges on alternate tokens (von Oswald et al. 2023, section 4, Fig. 5 and Proposition 3).
-
-python analyses/oswald_copying.py
-"""
+"""Copying emerges on alternate tokens (von Oswald et al. 2023, section 4, Fig. 5 and Proposition 3)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +36,6 @@ class CopyStudy:
 
     @property
     def copying(self) -> torch.Tensor:
-        """Which seeds' first layers copy."""
         return torch.stack([copying.decoding_errors.mean() for copying in self.copies]) < COPIES
 
 

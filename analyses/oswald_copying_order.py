@@ -1,7 +1,4 @@
-"""The order of copying and the fall of the loss (von Oswald et al. 2023, Fig. 5, right).
-
-python analyses/oswald_copying_order.py
-"""
+"""The order of copying and the fall of the loss (von Oswald et al. 2023, Fig. 5, right)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Training on a fixed set of tasks: how few are enough for gradient descent (von Oswald et al. 2023, A.12, Fig. 16).
-
-python analyses/oswald_data_limits.py
-"""
+"""Training on a fixed set of tasks: how few are enough for gradient descent (von Oswald et al. 2023, A.12, Fig. 16)."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,4 @@
-"""γ of GD++ in the weights of looped two-layer models, by number of points (von Oswald et al. 2023, A.10, Fig. 13).
-
-python analyses/oswald_gamma.py
-"""
+"""γ of GD++ in the weights of looped two-layer models, by number of points (von Oswald et al. 2023, A.10, Fig. 13)."""
 
 from functools import cache
 from typing import Any

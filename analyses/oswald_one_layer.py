@@ -1,7 +1,4 @@
-"""One layer of linear attention and one step of gradient descent (von Oswald et al. 2023, Figs. 1, 2, 6, 9 and 10).
-
-python analyses/oswald_one_layer.py
-"""
+"""One layer of linear attention and one step of gradient descent (von Oswald et al. 2023, Figs. 1, 2, 6, 9 and 10)."""
 
 from dataclasses import replace
 from typing import Any

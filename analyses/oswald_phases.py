@@ -1,7 +1,4 @@
-"""Phase transitions during training: seeds, heads, grokking (von Oswald et al. 2023, A.11, Fig. 15).
-
-python analyses/oswald_phases.py
-"""
+"""Phase transitions during training: seeds, heads, grokking (von Oswald et al. 2023, A.11, Fig. 15)."""
 
 from typing import Any
 

@@ -156,7 +156,6 @@ def distance(
 
 
 def _of(curves: Mapping[str, Float[Tensor, "resample scale"]], name: str) -> Float[Tensor, "seed resample scale"]:
-    """The curves of all seeds."""
     return torch.stack([curve for label, curve in curves.items() if label.startswith(name)])
 
 

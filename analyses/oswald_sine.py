@@ -1,8 +1,5 @@
 """Sine waves: an MLP and linear attention against the same MLP with a step of gradient descent (von Oswald et al. 2023,
-section 3, Fig. 4, A.7 and A.8).
-
-python analyses/oswald_sine.py
-"""
+section 3, Fig. 4, A.7 and A.8)."""
 
 import itertools
 from collections.abc import Iterable, Mapping

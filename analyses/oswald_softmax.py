@@ -1,7 +1,4 @@
-"""Softmax attention against one step of gradient descent: heads and sinks (von Oswald et al. 2023, Figs. 11, 12).
-
-python analyses/oswald_softmax.py
-"""
+"""Softmax attention against one step of gradient descent: heads and sinks (von Oswald et al. 2023, Figs. 11, 12)."""
 
 from typing import Any
 

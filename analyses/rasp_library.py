@@ -94,7 +94,6 @@ def count(word: Any) -> Sop:
 
 
 def histogram(values: Sop = tokens) -> Sop:
-    """How often each value occurs."""
     return width(values, values, equal)
 
 
@@ -165,7 +164,6 @@ def wrongly_closed(level: Sop) -> Sop:
 
 
 def follow(hops: int) -> Sop:
-    """The token after following positions."""
     place = tokens
     for _ in range(hops):
         place = fetch(indices, place, equal, tokens)

@@ -31,7 +31,6 @@ def compile_program(name: str, *, dtype: torch.dtype = torch.float64) -> Compile
 
 
 def compile_by_tracr(program: Program) -> Any:
-    """Compile a program with tracr."""
 
     def zeros(_: Any, shape: Any, dtype: Any) -> np.ndarray:
         return np.zeros(shape, dtype)
@@ -42,7 +41,6 @@ def compile_by_tracr(program: Program) -> Any:
 
 
 def random_texts(program: Program, *, n: int, seed: int) -> list[list[Any]]:
-    """Draw n random inputs of every length."""
     generator = np.random.default_rng(seed)
     lengths = np.repeat(np.arange(1, program.length + 1), n)
     return [[program.words[i] for i in generator.integers(len(program.words), size=length)] for length in lengths]

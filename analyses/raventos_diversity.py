@@ -1,7 +1,4 @@
-"""How many tasks teach regression instead of the tasks themselves (Raventós et al. 2023, Figs. 1 and 2).
-
-python analyses/raventos_diversity.py
-"""
+"""How many tasks teach regression instead of the tasks themselves (Raventós et al. 2023, Figs. 1 and 2)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Test the similarity of errors of Fu et al. 2024 (A.3.1) on controls, and on layers after more points than d.
-
-python analyses/similarity_of_errors.py
-"""
+"""Test the similarity of errors of Fu et al. 2024 (A.3.1) on controls, and on layers after more points than d."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Hand-written weights compared with their theorem: the library's algorithm, or the theorem's formula.
-
-python analyses/theorems.py
-"""
+"""Hand-written weights compared with their theorem: the library's algorithm, or the theorem's formula."""
 
 from math import inf
 from typing import Any

@@ -100,7 +100,6 @@ class Apart:
         return answer["value"]
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.communicate()
 

@@ -182,7 +182,6 @@ def bridge_rows() -> list[Row]:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     names = NAMES[:: settings.every]
     return [
         *program_rows(names),

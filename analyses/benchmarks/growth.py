@@ -150,7 +150,6 @@ def power_law(sizes: Any, values: Any) -> tuple[float, float]:
 
 
 def medians(costs: Mapping[str, Any]) -> list[float]:
-    """The median milliseconds at each size."""
     return [median(times) for times in zip(*costs["milliseconds"], strict=True)]
 
 
@@ -172,7 +171,6 @@ def rows_of(what: str, by: str, costs: dict[str, Any]) -> list[Row]:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures, on one core."""
     rows, rounds = [], max(settings.rounds, 3)
     for what, names in GROWING.items():
         with Apart("growth:Costs", ours=True, one_core=True, what=what) as process:

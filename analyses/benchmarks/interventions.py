@@ -179,7 +179,6 @@ def session_rows() -> list[Row]:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures, on one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -178,7 +178,6 @@ class Quickest:
         self.steps_per_second = twins[self.chosen].steps_per_second
 
     def form(self) -> str:
-        """In words."""
         return ", ".join(self.chosen)
 
 

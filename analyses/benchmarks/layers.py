@@ -158,7 +158,6 @@ def accuracy_row(name: str) -> Row:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     return [
         *heatmap_rows(min(settings.rounds, 3)),
         *readout_rows("gpt2-8l", n_fitting=4096, steps=5000, timed_steps=5000 if settings.full else 1000),

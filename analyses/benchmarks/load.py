@@ -24,7 +24,6 @@ class Load:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether numbers may be quoted."""
         return self.others <= CORES_TAKEN
 
     def __str__(self) -> str:

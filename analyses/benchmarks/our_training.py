@@ -60,7 +60,6 @@ class OfPreset:
         self.config = GPT2.replace(compile=compiled)
 
     def steps_per_second(self, steps: int) -> float:
-        """Return the speed of a training of n steps."""
         return steps_per_second(self.config.replace(steps=steps))
 
 

@@ -39,7 +39,6 @@ class Counted(TorchDispatchMode):
 
 
 def milliseconds(call: Callable[[], object], n: int = 40) -> float:
-    """The median time of a call."""
     return 1e3 * median(seconds(call) for _ in range(n))
 
 
@@ -56,19 +55,16 @@ class Step:
         use_route(self.ensemble, self.route)
 
     def draw(self) -> Batch:
-        """Draw a batch."""
         across = self.route.prompts_last
         return sample_batch(
             self.config, self.ensemble.template, self.generators, self.config.steps - 1, prompts_last=across
         )
 
     def passes(self, batch: Batch) -> None:
-        """Run forwards and backwards."""
         self.ensemble.flat.grad = None
         losses(self.ensemble(batch.tokens, self.config.loss_at), batch.targets).sum().backward()
 
     def update(self) -> None:
-        """Clip the gradient and update the weights."""
         assert self.ensemble.flat.grad is not None
         clip_each_seed(self.ensemble.flat.grad, 1.0)
         self.optimizer.step()

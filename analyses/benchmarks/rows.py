@@ -104,7 +104,6 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """All rows as text."""
     lines = [f"{'quantity':74} {'value':>10} {'low':>10} {'high':>10}  bar"]
     for r in rows:
         missed = "   MISSED" if r.is_met is False else ""

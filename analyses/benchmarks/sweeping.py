@@ -92,7 +92,6 @@ def cells_of(config: TrainingConfig, n_cells: int) -> Sweep:
 
 
 def wall_seconds(sweep: Sweep, measure: Callable[[Any], float] | None, **how: Any) -> float:
-    """Return the seconds of a sweep in a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         return seconds(lambda: sweep.run(folder, measure, progress=False, **how))
 
@@ -225,7 +224,6 @@ def kills_rows(n: int) -> list[Row]:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     n_cells = MANY if settings.full else 40
     works = {"sleeping": sleep_for_a_second, "counting": partial(count_to, calibrated())}
 

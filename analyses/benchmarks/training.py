@@ -108,7 +108,6 @@ def ensemble_row(name: str, batch_size: int, rounds: int, steps: int = 200) -> R
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     few = min(settings.rounds, 3)
     return [
         *linear_rows(settings.rounds, 1),

@@ -60,7 +60,6 @@ def both(*checks: Check) -> Check:
 
 
 def far(row: Row, value: float) -> bool:
-    """Not near a value."""
     return not near(row, value)
 
 
@@ -80,7 +79,6 @@ def between(row: Row, low: float, high: float) -> bool:
 
 
 def covers(row: Row, value: float) -> bool:
-    """The interval contains a value."""
     return ends(row)[0] <= value <= ends(row)[2]
 
 

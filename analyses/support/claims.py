@@ -49,7 +49,6 @@ class Claim:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of all lines."""
         return [row for rows in self.lines.values() for row in rows]
 
     @property
@@ -115,7 +114,6 @@ class Claim:
         return ", ".join(lacking)
 
     def with_rows(self, rows: Sequence[Row]) -> "Claim":
-        """Return the claim with other rows."""
         rest = iter(rows)
         return replace(self, lines={label: [next(rest) for _ in line] for label, line in self.lines.items()})
 

@@ -18,7 +18,6 @@ class Results(Comparison):
 
     @classmethod
     def of(cls, comparison: Comparison, claims: Sequence[Claim] = ()) -> "Results":
-        """A comparison with claims on it."""
         known = {each.name: getattr(comparison, each.name) for each in fields(Comparison)}
         return cls(**known, claims=claims)
 
@@ -39,7 +38,6 @@ class Results(Comparison):
         return cls(title, lead, rows, (), data, claims)
 
     def more_data(self) -> dict[str, Any]:
-        """The claims."""
         return {"claims": [claim.to_json() for claim in self.claims]}
 
     def verdict_on(self, row: Row) -> str:

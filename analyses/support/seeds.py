@@ -15,12 +15,10 @@ from mechicl.prompts import Prompts
 
 
 def in_float64(models: Iterable[Any]) -> list[Any]:
-    """Copies of models in float64."""
     return [copy.deepcopy(model).double() for model in models]
 
 
 def query_errors(learners: Iterable[Learner], prompts: Prompts) -> Float[Tensor, "seed prompt"]:
-    """Squared errors of each learner at the query."""
     return torch.stack([squared_errors(learner, prompts)[:, 0] for learner in learners])
 
 
@@ -30,7 +28,6 @@ def by_seed(values: Iterable[float] | Tensor, digits: str = ".3g") -> str:
 
 
 def kept_seeds(checkpoint: Any) -> Sequence[int]:
-    """The seeds that are not stuck."""
     return [i for i in range(len(checkpoint.models)) if i not in checkpoint.stuck]
 
 
