@@ -37,13 +37,11 @@ N_STATES = 512  # prompts whose states are recorded, and as many whose states ar
 @script(checkpoints=CHECKPOINTS, n_identify=Option(256, "prompts that families are fitted on"))
 def compare(args: Any) -> Comparison:
     """Losses, families, order, forgetting and exchanged states of every checkpoint's seeds."""
-    rows, data = _references(), {}
+    rows = _references()
     for name in args.checkpoints:
         checkpoint = load_checkpoint(name)
         for label, models in ((name, checkpoint.models[:3]), (f"{name}, untrained", untrained(checkpoint).models[:1])):
             found = [measured(model, args) for model in models]
-            if label == name:
-                data[name] = [{key: _number(value) for key, value in one.items()} for one in found]
             shown = [key for key in found[0] if label == name or not key.endswith(" points")]
             rows += [
                 Row(f"{label}: {key}", None, _over_seeds([one[key] for one in found]),
@@ -56,7 +54,7 @@ def compare(args: Any) -> Comparison:
         f"others over seeds. Drifting prompts renew "
         f"{DRIFT.renewed:.0%} of the weights' variance at each point."
     )
-    return Comparison("Beyond attention: layers with a state", lead, rows, (), {"measured": data})
+    return Comparison("Beyond attention: layers with a state", lead, rows)
 
 
 def _over_seeds(values: list[Any]) -> Any:
@@ -66,13 +64,6 @@ def _over_seeds(values: list[Any]) -> Any:
         seeds = torch.stack(values)
         return crossed_interval(seeds) if seeds.ndim == 2 else 1 - crossed_interval(seeds[:, 0], seeds[:, 1])
     return interval(torch.tensor(values, dtype=torch.float64)) if len(values) > 1 else values[0]
-
-
-def _number(value: Any) -> Any:
-    """A mean over prompts, or an R², as a number."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.mean().item() if value.ndim == 1 else 1 - (value[0].sum() / value[1].sum()).item()
 
 
 def measured(model: Any, args: Any) -> dict[str, Any]:

@@ -50,7 +50,6 @@ def compare(args: Any) -> Comparison:
         "OLS": AlgorithmLearner(algorithms.ols),
     }
     square = prompts.ys.double().square().mean((1, 2))  # of each prompt's targets
-    signal = square.mean().item()
     losses = {name: squared_errors(learner, prompts, at="points") for name, learner in learners.items()}
     by_points = {name: [ratio_interval(point, square) for point in loss.T] for name, loss in losses.items()}
     forgotten = {name: measure_forgetting(learner, prompts) for name, learner in learners.items() if name != "OLS"}
@@ -79,12 +78,7 @@ def compare(args: Any) -> Comparison:
         f"numbers are of the paper's "
         f"12-layer transformer and 10-layer LSTM with d = 20 and 40 points."
     )
-    data = {
-        "n_prompts": args.n_prompts,
-        "losses": {name: (loss.mean(0) / signal).tolist() for name, loss in losses.items()},
-        "forgetting": {name: (r.squared_errors / signal).mean(-1).tolist() for name, r in forgotten.items()},
-    }
-    return Comparison("Transformer, LSTM and online gradient descent", lead, rows, figures, data)
+    return Comparison("Transformer, LSTM and online gradient descent", lead, rows, figures)
 
 
 def _similarities(

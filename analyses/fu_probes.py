@@ -51,9 +51,7 @@ def compare(args: Any) -> Comparison:
         f"{checkpoint.name}: ridge probes in closed form at every layer and position, fitted on {args.n_fitting} "
         f"prompts and measured on {args.n_prompts} (seeds {args.seed} and {args.seed + 1})."
     )
-    data = {"quantities": list(quantities), "explained": result.explained().tolist(),
-            "control": result.control().tolist()}  # fmt: skip
-    return Comparison(f"What do the layers carry? ({checkpoint.name})", lead, rows, figures, data)
+    return Comparison(f"What do the layers carry? ({checkpoint.name})", lead, rows, figures)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ def compare(args: Any) -> Comparison:
     d, n_layers = task.x_dim, checkpoint.models[0].cfg.n_layers
     rows: list[Row] = []
     figures: list[Section] = []
-    data: dict[str, object] = {"checkpoint": checkpoint.name, "n_prompts": args.n_prompts}
     by_family: dict[str, dict[int, list[Interval]]] = {}  # of the first seed
     at_d: dict[str, list[list[Interval]]] = {}  # of n = d: by seed and layer
     for name, learner in reference_families(task).items():
@@ -35,7 +34,6 @@ def compare(args: Any) -> Comparison:
         by_seed = [_cosines(trajectory, reference, prompts) for trajectory in trajectories]
         by_family[name] = by_seed[0]
         at_d[name] = [[layers[layer][d - 1] for layer in range(n_layers + 1)] for layers in by_seed]
-        data[name] = {layer: [i.mean for i in intervals] for layer, intervals in by_family[name].items()}
     for layer in sorted({1, 2, 3, n_layers}):
         lines = {name: by_layer[layer] for name, by_layer in by_family.items()}
         title, points = f"Similarity of induced weights, layer {layer}", list(range(1, task.n_context + 1))
@@ -47,7 +45,6 @@ def compare(args: Any) -> Comparison:
             rows.append(over_models(quantity, [layers[layer] for layers in at_d[name]], checkpoint, known))
     spans = [measure_outside_span(readouts, prompts) for readouts in all_readouts]
     span = spans[0]
-    data["outside_span"] = span.share.mean(-1).tolist()
     lines = {f"layer {layer}": span.by_point(layer)[1:d] for layer in range(1, n_layers + 1)}
     words = ("Squared norm of that part over the whole's, while fewer points than dimensions were seen (Fig. 15); "
              "random weights would have 1 - n/d.")  # fmt: skip
@@ -61,7 +58,7 @@ def compare(args: Any) -> Comparison:
         f"Induced weights of {checkpoint.name}: exact derivatives of each layer's readout with respect to the query, "
         f"on {args.n_prompts} held-out prompts (seed {args.seed + 1}), d = {d}, {task.n_context} points."
     )
-    return Comparison(f"Induced weights, point by point ({checkpoint.name})", lead, rows, figures, data)
+    return Comparison(f"Induced weights, point by point ({checkpoint.name})", lead, rows, figures)
 
 
 def _cosines(trajectory: Trajectory, reference: Trajectory, prompts: Prompts) -> dict[int, list[Interval]]:

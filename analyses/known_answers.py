@@ -30,7 +30,7 @@ SAME, ALIKE = 0.999, 0.5
 MATRIX, FITTED, LAYERS = "Its own hypothesis and the others", "Fitted hypotheses", "What layers hold"
 NOISE = 1e-4
 """Of the noisy models' weights, relative to the size of each matrix."""
-Part = tuple[list[Row], list[go.Figure], dict[str, Any]]
+Part = tuple[list[Row], list[go.Figure]]
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,17 @@ class Pair:
 def compare(args: Any) -> Comparison:
     """All parts, one after the other."""
     known = known_models()
-    rows, sections, data = [], [], {}
+    rows, sections = [], []
     for name, measure in ((MATRIX, _matrix), (FITTED, _fitted), (LAYERS, _layers)):
-        more, pictures, numbers = measure(args, known)
+        more, pictures = measure(args, known)
         rows += [replace(row, section=name) for row in more]
         sections.append(Section(name, "", pictures))
-        data |= numbers
     lead = (
         f"{len(known)} models with known algorithms (`constructions.known_models()`), {args.n_prompts} prompts for "
         f"counterfactuals, {args.n_fitting:,} to fit readouts on. R² of a hypothesis is that of its weakest "
         f"counterfactual."
     )
-    return Comparison("Known answers", lead, rows, sections, data)
+    return Comparison("Known answers", lead, rows, sections)
 
 
 # ---- every hypothesis on every model ----
@@ -98,17 +97,7 @@ def _matrix(args: Any, known: Sequence[KnownModel]) -> Part:
     words = f"{len(others) - len(above)} of {len(others)}"
     rows.insert(0, Row("others' hypotheses with R² at most 0.5", None, words))
     rows.insert(1, Row("others above 0.5 without a reason", None, str(sum(not pair.reason for pair in above))))
-    data: dict[str, Any] = {"matrix": _columns(pairs)}
-    data["own"] = {label: _columns(each) for label, each in owns.items()}
-    return rows, [_picture(known, pairs)], data
-
-
-def _columns(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Models, hypotheses and numbers of pairs, each as one line."""
-    names = {"model": "; ", "hypothesis": "; ", "weakest": " ", "effects": " ", "prediction": " "}
-    values = {name: [getattr(pair, name) for pair in pairs] for name in names}
-    words = {name: [each if isinstance(each, str) else f"{each:.4g}" for each in values[name]] for name in names}
-    return {name: separator.join(words[name]) for name, separator in names.items()}
+    return rows, [_picture(known, pairs)]
 
 
 def _own(known: KnownModel, args: Any) -> Pair:
@@ -206,7 +195,7 @@ def _fitted(args: Any, known: Sequence[KnownModel]) -> Part:
         if kind != "known" and best:
             rows.append(Row(f"largest R² of any fitted hypothesis, {kind}", None, max(pair[0] for pair in best)))
             rows.append(Row(f"most effects explained, {kind}", None, max(pair[1] for pair in best)))
-    return rows, [], {}
+    return rows, []
 
 
 def _tested(model: HookedTransformer, task: Task, args: Any) -> Any:
@@ -260,10 +249,10 @@ def _layers(args: Any, known: Sequence[KnownModel]) -> Part:
     for each in known_models(hidden=True, seed=args.seed):
         steps = _matched_steps(each, args)
         if steps is not None:
-            matched.append({"model": each.name, **steps})
+            matched.append(steps)
             right = f"{sum(steps['right'])} of {len(steps['right'])}"
             rows.append(Row(f"layers matched with their iteration, {each.name}", None, right))
-        read.append({"model": each.name, **_read_variables(each, args)})
+        read.append(_read_variables(each, args))
     right = [flag for each in matched for flag in each["right"]]
     rows.insert(0, Row("layers matched with their iteration, all models", None, f"{sum(right)} of {len(right)}"))
     planted = [value for each in read for value in each["planted"].values()]
@@ -277,27 +266,10 @@ def _layers(args: Any, known: Sequence[KnownModel]) -> Part:
         values = [value for each in read for value in each[name].values()]
         median = sorted(values)[len(values) // 2] if values else float("nan")
         rows.append(Row(f"largest R² of a readout of {words}", None, max(values), "", f"median {median:.3f}"))
-    probed = _probed(args)
-    for name, (least, largest, absent, control) in probed.items():
+    for name, (least, largest, absent, control) in _probed(args).items():
         words = f"{least:.3f} to {largest:.3f}; of what is not there up to {absent:.3f}; control task {control:.3f}"
         rows.append(Row(f"R² of probes of the input before, by target, {name}", None, words))
-    return rows, [], _in_lines(matched, read) | {"probed": probed}
-
-
-def _in_lines(matched: Sequence[Mapping[str, Any]], read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Matched layers and readouts of each model, as one line for each kind."""
-    layers = {
-        each["model"]: "; ".join(f"{name} {' '.join(f'{v:g}' for v in each[name])}" for name in ("expected", "matched"))
-        for each in matched
-    }
-    values = {
-        each["model"]: {
-            kind: "; ".join(f"{place}: {value:.4g}" for place, value in each[kind].items())
-            for kind in ("planted", "absent", "control", "untrained")
-        }
-        for each in read
-    }
-    return {"matched": layers, "read": values}
+    return rows, []
 
 
 def _probed(args: Any) -> dict[str, tuple[float, float, float, float]]:

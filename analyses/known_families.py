@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
@@ -75,7 +75,7 @@ class Case:
 )
 def compare(args: Any) -> Comparison:
     """The known models, plain, hidden and noisy; then the variations."""
-    rows, known = [], []
+    rows = []
     for label, options in {"plain": {}, "hidden": {"hidden": True}, "noisy": {"hidden": True, "noise": NOISE}}.items():
         cases = []
         for model in known_models(**options, seed=args.seed):
@@ -83,7 +83,6 @@ def compare(args: Any) -> Comparison:
                 result = _identified(model.model, model.task, args.n_prompts, args.seed)
                 cases.append(_case(f"{model.name} ({label})", right, result, options.get("noise", 0.0)))
         rows += [Row(f"right families, {label}", None, _n_right(cases)), *map(_row, cases)]
-        known += cases
     varied, results = [], []
     for i in range(args.n_varied):
         drawn = varied_model(i, args.seed)
@@ -100,17 +99,7 @@ def compare(args: Any) -> Comparison:
         f"weight matrix's size; {len(varied)} variations of them: 3 to 6 dimensions, other parameters and steps, all "
         f"disguised, noise of 0 to 0.1, 8 to 256 prompts."
     )
-    data = {"known": _columns(known), "varied": _columns(varied), **numbers}
-    return Comparison("Are known algorithms named?", lead, [*of_calibration, *rows], sections, data)
-
-
-def _columns(cases: Sequence[Case]) -> dict[str, str]:
-    """Cases as one line for each of their attributes."""
-    rows = [asdict(case) for case in cases]
-    return {
-        name: "; ".join(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for row in rows)
-        for name in rows[0]
-    }
+    return Comparison("Are known algorithms named?", lead, [*of_calibration, *rows], sections, numbers)
 
 
 def right_family(name: str) -> str | None:

@@ -95,22 +95,17 @@ def compare(args: Any) -> Comparison:
         rows.append(Row(f"closed form (Theorem 2), {setting.name}", None, setting.exact, "exact"))
         note = f"exactly {setting.exact_pgd:.5g}, {setting.exact_pgd / table['PGD'][i]:.3f} of the printed"
         rows.append(Row(f"PGD, {setting.name}", table["PGD"][i], setting.loss(setting.pgd), "prompts", note))
-    data: dict[str, object] = {"settings": [setting.name for setting in settings]}
     over_training: dict[str, dict[str, AlignmentOverTraining]] = {}
     stages = tqdm(total=len(parts) * len(settings), desc="table", disable=args.quiet)
     for name, parts_by_task in parts.items():
-        cells = []
         for i, (setting, part) in enumerate(zip(settings, parts_by_task, strict=True)):
-            row, losses = _cell(name, setting, part, table.get(name, [None] * len(settings))[i])
-            rows.append(row)
-            cells.append(losses.tolist())
+            rows.append(_cell(name, setting, part, table.get(name, [None] * len(settings))[i]))
             if part.snapshots is not None and not setting.noise_variance:
                 kept = part.select(kept_seeds(part))
                 alignment = align_over_training(kept, setting.pgd, setting.prompts[: args.n_aligned])
                 over_training.setdefault(setting.name, {})[name] = alignment
                 rows += _aligned_rows(name, setting, kept, args.n_aligned)
             stages.update()
-        data[name] = cells
     stages.close()
     fixed = fixed_head_over_training(settings[0])
     highest = int(fixed.mean((1, 2)).argmax())
@@ -125,9 +120,7 @@ def compare(args: Any) -> Comparison:
     words = "Cosine of sensitivities and distance of predictions, mean over seeds not stuck with 95% bands (Fig. 1)."
     figures = [Section(f"Against PGD during training, {name}", words, viz.alignments_over_training(alignment))
                for name, alignment in over_training.items()]  # fmt: skip
-    data["over_training"] = {
-        name: {row: _plain(alignment) for row, alignment in by_row.items()} for name, by_row in over_training.items()
-    }
+    plain = {name: {row: _plain(each) for row, each in by_row.items()} for name, by_row in over_training.items()}
     lead = (
         f"One layer of attention on 20 points in 5 dimensions, x ~ N(0, Σ), eigenvalues κ^(i/4), w ~ N(0, I), noise of "
         f"variance ν² on the context's targets, measured against the clean query target on {args.n_prompts:,} "
@@ -136,7 +129,7 @@ def compare(args: Any) -> Comparison:
         f"As in the paper the best seed counts, with an interval over prompts; notes say what all seeds reach, and "
         f"those that are not stuck (held-out loss more than 10% above the best one's)."
     )
-    return Comparison("Activations and conditioning (Table 1, Fig. 1)", lead, rows, figures, data)
+    return Comparison("Activations and conditioning (Table 1, Fig. 1)", lead, rows, figures, {"over_training": plain})
 
 
 def _row(checkpoint: Checkpoint) -> str:
@@ -145,8 +138,8 @@ def _row(checkpoint: Checkpoint) -> str:
     return f"leaky_relu_{cfg.attention_slope:g}" if cfg.attention == "leaky_relu" else cfg.attention
 
 
-def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) -> tuple[Row, Tensor]:
-    """A cell of the table, the best seed's loss as in the paper, and every seed's loss."""
+def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) -> Row:
+    """A cell of the table, the best seed's loss as in the paper."""
     errors = query_errors(in_float64(part.models), setting.prompts)
     losses = errors.mean(1) * setting.exact / setting.optimum_errors.mean()
     best = setting.scaled(errors[int(losses.argmin())])
@@ -160,7 +153,7 @@ def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) 
     median, _, without = over_resamples(resampled, part, len(setting.prompts))
     notes.append(f"median over seeds {median}")
     over = f"prompts, best of {len(losses)} seeds"
-    return Row(f"{name}, {setting.name}", printed, best, over, "; ".join(filter(None, [*notes, without]))), losses
+    return Row(f"{name}, {setting.name}", printed, best, over, "; ".join(filter(None, [*notes, without])))
 
 
 def _aligned_rows(name: str, setting: Setting, kept: Checkpoint, n_prompts: int) -> list[Row]:

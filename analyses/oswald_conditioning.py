@@ -53,7 +53,6 @@ def compare(args: Any) -> Comparison:
     """Rows for each number of points, and the three panels of Fig. 13."""
     studies = [_measure(name, args) for name in args.checkpoints]
     rows = [row for part in (_eigenvalue_rows, _gamma_rows, _condition_rows) for m in studies for row in part(m)]
-    data: dict[str, Any] = {"by_n": [_data(m) for m in studies]}
     by_name = {f"n = {m.n}": m for m in studies}
     observed = {name: m.typical or m.best.mean for name, m in by_name.items()}  # models without training have none
     grids = {name: m.conditioning.at(_grid(m)) for name, m in by_name.items()}
@@ -71,7 +70,6 @@ def compare(args: Any) -> Comparison:
     if shown is not None:
         several = shown.conditioning.at(SHOWN)
         rows += _distribution_rows(shown, several)
-        data["distribution"] = _quantiles(several)
         words = f"Condition numbers of {args.n_prompts:,} tasks. The γ in the weights is {shown.typical:.4f}."
         drawn = condition_number_distribution(several)
         figures.append(Section(f"Distribution over tasks, n = {shown.n}", words, drawn))
@@ -81,7 +79,7 @@ def compare(args: Any) -> Comparison:
         f"U(-1/2, 1/2), d = 10, and looped two-layer linear attention trained on them. One transformation of GD++ maps "
         f"λ to λ (1 - γλ)²."
     )
-    return Comparison("Condition numbers under GD++ (A.10, Fig. 13)", lead, rows, figures, data)
+    return Comparison("Condition numbers under GD++ (A.10, Fig. 13)", lead, rows, figures)
 
 
 def _measure(name: str, args: Any) -> GammaStudy:
@@ -203,27 +201,6 @@ def _grid(m: GammaStudy) -> list[float]:
     span = m.conditioning.extremes
     corners = [span.heuristic_gamma, 0.999 / span.largest]
     return sorted({*torch.linspace(0, 1.5 * m.best.mean, 97, dtype=torch.float64).tolist(), *corners})
-
-
-def _quantiles(c: Conditioning) -> dict[str, Any]:
-    probabilities = [0.01, 0.25, 0.5, 0.75, 0.99]
-    return {
-        "probabilities": probabilities,
-        "before": c.before.quantile(torch.tensor(probabilities, dtype=torch.float64)).tolist(),
-        "gammas": list(c.gammas),
-        "after": c.quantiles(probabilities).T.tolist(),
-    }
-
-
-def _data(m: GammaStudy) -> dict[str, Any]:
-    return {
-        "n": m.n,
-        "smallest_eigenvalues": [r.smallest for r in m.ranges],
-        "largest_eigenvalues": [r.largest for r in m.ranges],
-        "heuristic_gammas": [r.heuristic_gamma for r in m.ranges],
-        "gamma_in_weights": m.gamma.tolist(),
-        "condition_numbers": _quantiles(m.conditioning),
-    }
 
 
 # ---- figures ----

@@ -72,11 +72,7 @@ def compare(args: Any) -> Comparison:
         f"mean loss; intervals are over seeds and prompts. Lifted models have the heads of both ends; all others "
         f"keep the architecture. Curves have three control points and are bent on other prompts."
     )
-    data = {
-        where: {kind: [paths[kind].squared_errors.mean(-1).tolist() for paths in of_pairs] for kind in of_pairs[0]}
-        for where, of_pairs in by_end.items()
-    }
-    return Comparison(f"Paths between ends found apart ({checkpoint.name})", lead, rows, figures, {"losses": data})
+    return Comparison(f"Paths between ends found apart ({checkpoint.name})", lead, rows, figures)
 
 
 def _barriers(path: LossPath) -> Float[Tensor, "resample"]:

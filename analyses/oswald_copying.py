@@ -18,8 +18,6 @@ from mechicl.statistics import Interval, interval, median_interval, ratio_interv
 from support.script import Option, script
 from support.seeds import by_seed, in_float64, query_errors
 
-FIELDS = ("attention", "pattern_cosine", "decoding_errors", "decoding_errors_of_inputs", "errors", "errors_without",
-          "errors_without_elsewhere", "errors_transplanted")  # fmt: skip
 COPIES = 0.5
 """A first layer copies if a linear readout of it has less than this share of the targets' mean square as its error."""
 
@@ -65,7 +63,7 @@ def compare(args: Any) -> Comparison:
     for name in args.checkpoints:
         study = _measure(load_checkpoint(name), held_out, read_on, nothing)
         rows += _rows(study, reference)
-        curve, seeds = study.checkpoint.record["curve"], study.checkpoint.record["seeds"]
+        curve = study.checkpoint.record["curve"]
         words = "Half the held-out mean squared error of each seed; diamonds mark where it has fallen half of the way."
         drawn = viz.losses_over_training(
             curve["eval_step"], {"seeds": curve["eval_loss"]}, transitions={"seeds": study.transitions},
@@ -75,11 +73,7 @@ def compare(args: Any) -> Comparison:
         figures.append(Section(f"{name}: loss during training", words, drawn))
         if study.checkpoint.snapshots is not None:
             figures += [_patterns_figure(study, seed, read_on) for seed in study.copying.nonzero()[:1, 0].tolist()]
-        data[name] = {
-            "seeds": seeds, "mse": study.losses.tolist(), "copies": study.copying.tolist(),
-            "transition": [study.transitions.before.tolist(), study.transitions.after.tolist()],
-            **{field: [getattr(c, field).mean().item() for c in study.copies] for field in FIELDS},
-        }  # fmt: skip
+        data[name] = {"mse": study.losses.tolist(), "copies": study.copying.tolist()}
     models = in_float64(model for name in args.constant for model in load_checkpoint(name).models)
     copied = [measure_target_copying(model, read_on) for model in models]
     ratios = query_errors(models, held_out).mean(1) / reference.mean()

@@ -30,11 +30,10 @@ def compare(args: Any) -> Comparison:
     """The step from which the next token is read, and the last one before the loss has fallen, of every seed."""
     rows: list[Row] = []
     figures: list[Section] = []
-    data: dict[str, object] = {}
     for name in args.checkpoints:
         checkpoint = load_checkpoint(name)
         prompts = checkpoint.task.sample(args.n_prompts, seed=args.seed)
-        more_rows, figure, data[name] = _order(checkpoint, prompts)
+        more_rows, figure = _order(checkpoint, prompts)
         rows += more_rows
         figures.append(figure)
     lead = (
@@ -43,7 +42,7 @@ def compare(args: Any) -> Comparison:
         f"tokens stays above {READS} times that for others (mean over {args.n_prompts} prompts, seed {args.seed}); the "
         f"loss falls where it first is {FALLS:.0%} below that of predicting 0."
     )
-    return Comparison("What comes first, copying or the fall (section 4, Fig. 5)", lead, rows, figures, data)
+    return Comparison("What comes first, copying or the fall (section 4, Fig. 5)", lead, rows, figures)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Order:
         return reads is not None and self.unfallen is not None and reads <= self.unfallen
 
 
-def _order(checkpoint: Checkpoint, prompts: Prompts) -> tuple[list[Row], Section, dict[str, object]]:
+def _order(checkpoint: Checkpoint, prompts: Prompts) -> tuple[list[Row], Section]:
     """Which comes first in every seed of a checkpoint with weights from around the fall, and by how much."""
     assert checkpoint.snapshots is not None
     steps, name = checkpoint.snapshots.steps, checkpoint.name
@@ -102,9 +101,7 @@ def _order(checkpoint: Checkpoint, prompts: Prompts) -> tuple[list[Row], Section
     if leads:
         rows.append(Row(f"{name}: steps from reading the next token to the fall", None,
                         median_interval(torch.tensor(leads, dtype=torch.float64)), "seeds"))  # fmt: skip
-    figure = _figure(checkpoint, [row[0] for row in sensitivities])
-    data = {"steps": list(steps), "next_over_others": following.tolist(), "previous_over_others": previous.tolist()}
-    return rows, figure, data
+    return rows, _figure(checkpoint, [row[0] for row in sensitivities])
 
 
 def _last_rise(steps: Sequence[int], ratios: torch.Tensor) -> int | None:

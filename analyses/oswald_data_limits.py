@@ -1,6 +1,6 @@
 """Training on a fixed set of tasks: how few are enough for gradient descent (von Oswald et al. 2023, A.12, Fig. 16)."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ OVER = "draws of tasks"
 def compare(args: Any) -> Comparison:
     """Loss, alignment, weights and paths, by number of tasks, at the end and where the held-out loss is least."""
     rows: list[Row] = []
-    data: dict[str, object] = {}
     over_training = {}
     shared: tuple[Prompts, HookedTransformer, float] | None = None
     for name in args.checkpoints:
@@ -46,7 +45,6 @@ def compare(args: Any) -> Comparison:
             rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
         measured = [_measure(draw, task.task, *shared) for draw in draws]
         rows += _rows(measured, task.n_tasks, len(draws[0].models))
-        data[name] = {"draws": [asdict(draw) for draw in measured]}
         first_seeds = checkpoint.select(range(0, len(checkpoint.models), len(draws[0].models)))
         over_training[f"{task.n_tasks} tasks"] = align_over_training(first_seeds, shared[1], shared[0][:500])
     lead = (
@@ -57,7 +55,7 @@ def compare(args: Any) -> Comparison:
     words = "Cosine of sensitivities and distance of predictions on held-out prompts, mean over draws with 95% bands."
     figures = [Section("Alignment with gradient descent during training", words,
                       viz.alignments_over_training(over_training))]  # fmt: skip
-    return Comparison("Training on few tasks (A.12, Fig. 16)", lead, rows, figures, data)
+    return Comparison("Training on few tasks (A.12, Fig. 16)", lead, rows, figures)
 
 
 @dataclass(frozen=True, eq=False)

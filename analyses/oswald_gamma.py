@@ -29,7 +29,7 @@ from support.script import Option, regression_checkpoint, script
 def compare(args: Any) -> Comparison:
     """Published γ, γ in the weights, γ of the most similar predictions, and γ tuned on the task."""
     by_n = published_gammas()
-    rows, numbers, lines = [], [], {"in the weights": [], "published": [], "best on the task": []}
+    rows, lines = [], {"in the weights": [], "published": [], "best on the task": []}
     for name in args.checkpoints:
         checkpoint, task = regression_checkpoint(name)
         n = task.n_context
@@ -44,8 +44,6 @@ def compare(args: Any) -> Comparison:
             Row(f"γ matched to predictions, n = {n}", by_n.get(n), crossed_interval(matched["gamma"]), over,
                 f"step size a = {found}"),
         ]  # fmt: skip
-        for kind, values in (("in the weights", weights), ("matched to predictions", matched)):
-            numbers.append({"n": n, "kind": kind, **{key: each.tolist() for key, each in values.items()}})
         best = torch.tensor(
             [_least_loss(task, args.n_tuned, args.seed + 2 + draw) for draw in range(args.draws)], dtype=torch.float64
         )
@@ -65,7 +63,7 @@ def compare(args: Any) -> Comparison:
         "the mean diagonal of W_KQ is 1 and projected on GD++: γ is minus the mean diagonal of W_PV's x-block."
     )
     figures = [Section("γ by number of points", "Bands are 95% intervals over seeds.", figure)]
-    return Comparison("γ of GD++ in trained weights (A.10)", lead, rows, figures, {"fits": numbers})
+    return Comparison("γ of GD++ in trained weights (A.10)", lead, rows, figures)
 
 
 def _matched(fit: ConstructionFit, name: str) -> Float[Tensor, "seed"]:

@@ -29,25 +29,23 @@ def compare(args: Any) -> Comparison:
     nothing, best = task.sample(100_000, seed=0).query.ys.square().mean().item(), one_step_optimum(task).mse
     rows: list[Row] = [Row("half-MSE, best single step of gradient descent", 0.2, best / 2, "exact")]
     figures: list[Section] = []
-    data: dict[str, object] = {}
     for checkpoint in map(load_checkpoint, args.checkpoints):
         name, curve = count(checkpoint.models[0].cfg.n_heads, "head"), checkpoint.record["curve"]
         falls = find_transitions(curve["eval_step"], curve["eval_loss"], plateau=nothing)
         rows += _rows(name, falls, curve["eval_step"][-1])
-        data[name] = {"before": falls.before.tolist(), "after": falls.after.tolist(), "final": falls.final.tolist()}
         words = f"{len(falls.steps)} seeds; diamonds mark where a loss has come half of the way down."
         references = {"best step of gradient descent": best, "predicting 0": nothing}
         picture = viz.losses_over_training(
             curve["eval_step"], {name: curve["eval_loss"]}, references=references, transitions={name: falls}, log_x=True
         )
         figures.append(Section(f"Loss during training, {name}", words, picture))
-    rows += _grokking(load_checkpoint(args.grokking), best, nothing, figures, data)
+    rows += _grokking(load_checkpoint(args.grokking), best, nothing, figures)
     rows += _few(load_checkpoint(args.few))
     lead = (
         "One layer of linear attention, x ~ U(-1/2, 1/2), d = n = 10, initial weights of deviation 0.002. A transition "
         "is where the held-out loss has come half of the way from that of predicting 0 to its final value for good."
     )
-    return Comparison("Phase transitions (A.11, Fig. 15)", lead, rows, figures, data)
+    return Comparison("Phase transitions (A.11, Fig. 15)", lead, rows, figures)
 
 
 def _rows(name: str, falls: Transitions, last: int) -> list[Row]:
@@ -69,10 +67,8 @@ def _rows(name: str, falls: Transitions, last: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def _grokking(
-    checkpoint: Checkpoint, best: float, nothing: float, figures: list[Section], data: dict[str, object]
-) -> list[Row]:
-    """Rows on train and test loss; the picture and the numbers are added to what is there."""
+def _grokking(checkpoint: Checkpoint, best: float, nothing: float, figures: list[Section]) -> list[Row]:
+    """Rows on train and test loss; the picture is added to those that are there."""
     curve = checkpoint.record["curve"]
     common = sorted(set(curve["eval_step"]) & set(curve["step"]))
     test = dict(zip(curve["eval_step"], torch.tensor(curve["eval_loss"]), strict=True))
@@ -86,7 +82,6 @@ def _grokking(
     peak = tests.where(memorising, 0).max(0).values[fine]
     lowest = trains.where(memorising, torch.inf).min(0).values[fine]
     begin = tests.gather(0, memorising.int().argmax(0)[None])[0][fine]
-    data["grokking"] = {"steps": common, "test": tests.tolist(), "train": trains.tolist()}
     references = {"best step of gradient descent": best, "predicting 0": nothing}
     lines = {"test": tests.tolist(), "train": trains.tolist()}
     picture = viz.losses_over_training(common, lines, references=references, log_x=True)

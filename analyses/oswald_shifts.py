@@ -84,10 +84,8 @@ def compare(args: Any) -> Comparison:
             for name in PANELS
         }
     )  # fmt: skip
-    mse = {panel: {name: curve[0].tolist() for name, curve in curves.items()} for panel, curves in losses.items()}
-    data = {"scales": list(SCALES), "reference": main, "mse": mse}
     section = Section("Losses out of distribution", "The first seed and tuned descent.", figure)
-    return Comparison(f"Out of distribution ({checkpoint.name})", lead, rows, [section], data)
+    return Comparison(f"Out of distribution ({checkpoint.name})", lead, rows, [section])
 
 
 @cache

@@ -110,8 +110,7 @@ def compare(args: Any) -> Comparison:
         f"units, one layer of linear attention; the control has gradient descent on the last dimension, with a learned "
         f"step size, in its place."
     )
-    data = {"mse": {name: values.tolist() for name, values in mse.items()}, "bandwidth": bandwidth}
-    return Comparison("Sine waves (Fig. 4, A.7, A.8)", lead, rows, figures, data)
+    return Comparison("Sine waves (Fig. 4, A.7, A.8)", lead, rows, figures)
 
 
 def _last_quarter(checkpoint: Checkpoint) -> Float[Tensor, "seed"]:

@@ -28,7 +28,6 @@ CLAIMS = {"softmax-1h": "large (Fig. 12)", "softmax-2h": "smaller, not 0 (Fig. 1
 def compare(args: Any) -> Comparison:
     """Loss gap to tuned gradient descent, alignment, and the cancellation of the heads' off-diagonals."""
     rows: list[Row] = []
-    data = {}
     for name in args.checkpoints:
         checkpoint = load_checkpoint(name)
         task = checkpoint.task
@@ -38,7 +37,6 @@ def compare(args: Any) -> Comparison:
         reference, errors = squared_errors(descent, held_out)[:, 0], query_errors(models, held_out)
         if not rows:
             rows.append(Row("half-MSE, one tuned step of gradient descent", 0.2, interval(reference / 2), "prompts"))
-        data[name] = {"mse": errors.mean(-1).tolist(), "gd_mse": reference.mean().item()}
         cosines = torch.stack([align(each, descent, held_out[:4096]).sensitivity_cosine for each in models])
         losses, n = resampled_means(torch.cat([errors, reference[None]])), len(held_out)
         rows += _resampled(checkpoint, f"half-MSE, {name}", losses[:, :-1] / 2, n)
@@ -61,7 +59,7 @@ def compare(args: Any) -> Comparison:
         f"A.9: without a sink, two softmax heads can only reach the centred sum Σ y (s - mean s); with one (a key with "
         f"a constant score and value 0) the limit is gradient descent."
     )
-    return Comparison("Softmax attention and gradient descent (A.9)", lead, rows, (), data)
+    return Comparison("Softmax attention and gradient descent (A.9)", lead, rows)
 
 
 # Two rows for each quantity: over all seeds, and over those that are not stuck; the same where none is.

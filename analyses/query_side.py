@@ -67,7 +67,6 @@ def compare(args: Any) -> Comparison:
     for name in found[0].values:
         *trained, control = [each.values[name] for each in found]
         rows.append(over_models(name, trained, checkpoint, note=f"untrained model {control.mean:.3f}"))
-    data = {"scores": [each.scores for each in found[:-1]]}
     for name in found[0].scores:
         for i in range(len(found[0].scores[name])):
             values = torch.tensor([each.scores[name][i] for each in found])
@@ -81,7 +80,7 @@ def compare(args: Any) -> Comparison:
         f"(inputs or targets) that a head attends to most, of scores minus their mean over prompts at each position "
         f"and over points; layers are numbered from 0. Sources of scores: those at the query; those at the keys."
     )
-    return Comparison(f"The query's side of {checkpoint.name}", lead, rows, [], data)
+    return Comparison(f"The query's side of {checkpoint.name}", lead, rows)
 
 
 @dataclass(frozen=True)

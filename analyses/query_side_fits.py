@@ -66,10 +66,9 @@ def compare(args: Any) -> Comparison:
         assert first.scores is not None
         other = first.scores.roll(1, 2)
         studied.append(Studied("other prompts' scores (control)", first.model, first.schedule, other, layers, True))
-    rows, data = [], []
+    rows: list[Row] = []
     for each in studied:
         results = study(args, task, each, prompts)
-        data.append({"model": each.name, "fits": results})
         for name, values in results.items():
             for quantity, words in QUANTITIES.items():
                 if quantity in values:
@@ -79,7 +78,7 @@ def compare(args: Any) -> Comparison:
         f"{args.n_prompts} other prompts. H1: softmax kernels of a moving address; linear kernels: the rival with the "
         f"same freedom; H2: H1 and keys that move."
     )
-    return Comparison(f"Address descent fitted to {args.checkpoint}", lead, rows, [], {"fits": data})
+    return Comparison(f"Address descent fitted to {args.checkpoint}", lead, rows)
 
 
 QUANTITIES = {
@@ -114,7 +113,7 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
             true = _centred(studied.scores[:, :, -args.n_prompts :])
             made = _centred(algorithm.run_query(held_out)[1])
             r2 = 1 - (made - true).square().mean((2, 3)) / true.square().mean((2, 3))
-            found[name] |= {"score_r2": _rounded(r2), "weakest_score": r2.min().item()}
+            found[name]["weakest_score"] = r2.min().item()
         print(studied.name, name, found[name], flush=True)
     others = task.sample(len(held_out), seed=args.seed + 10)
     exchanged = exchanged_sources(task, held_out, others, args.seed + 11)
@@ -122,29 +121,25 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
     hypotheses = [Hypothesis(algorithm, studied.schedule, name=name) for name, algorithm in fits.items()]
     for test in interchange_each(model, hypotheses, held_out.to(dtype=dtype), sources.to(dtype=dtype),
                                  progress=False):  # fmt: skip
-        found[test.hypothesis] |= {"effects": test.effects.mean, "weakest_intervention": test.score.mean}
-        found[test.hypothesis]["weakest"] = str(test.cells[test.weakest])
-        kinds: dict[str, float] = {}
-        for r2, cell in zip(test.r2, test.cells, strict=True):
-            kinds[cell.intervention] = min(kinds.get(cell.intervention, 1.0), round(r2.mean, 3))
-        weakest_state = min(value for kind, value in kinds.items() if "exchanged" in kind)
-        found[test.hypothesis] |= {"weakest_state": weakest_state, "weakest_by_intervention": kinds}
+        by_cell = zip(test.r2, test.cells, strict=True)
+        states = [min(1.0, round(r2.mean, 3)) for r2, cell in by_cell if "exchanged" in cell.intervention]
+        found[test.hypothesis] |= {
+            "effects": test.effects.mean, "weakest_intervention": test.score.mean, "weakest_state": min(states),
+        }  # fmt: skip
         print(studied.name, test.hypothesis, test.effects, test.score, test.cells[test.weakest], flush=True)
-    for name, values in exchange_effects(studied, fits, held_out, exchanged).items():
-        found[name] |= values
-        print(studied.name, name, values, flush=True)
+    for name, share in exchange_effects(studied, fits, held_out, exchanged).items():
+        found[name]["exchanges"] = share
     return found
 
 
 def exchange_effects(
     studied: Studied, fits: Mapping[str, AddressDescent], prompts: Prompts, exchanged: Mapping[str, Prompts]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, float]:
     """Compare what exchanged patterns and addresses do to model and algorithms, in all layers or in the last ones.
 
     The explained share of the effects is `1 - E|Δmodel - Δalgorithm|² / (E|Δmodel|² + E|Δalgorithm|²)`.
     """
     dtype, prompts64 = studied.model.W_Q.dtype, prompts.to(dtype=torch.float64)
-    parts: dict[str, dict[str, list[float]]] = {name: {} for name in fits}
     sums = {name: (torch.zeros(len(prompts)).double(), torch.zeros(len(prompts)).double()) for name in fits}
     for component in ("pattern", "q"):
         for kind, source in exchanged.items():
@@ -163,9 +158,7 @@ def exchange_effects(
                     power = moved.square().sum(1) + change.square().sum(1)
                     for total, each in zip(sums[name], (distance, power), strict=True):
                         total += each
-                    share = 1 - distance.sum() / power.sum().clamp(min=1e-12)
-                    parts[name].setdefault(f"{component} from another {kind}", []).append(round(share.item(), 3))
-    return {name: {"exchanges": 1 - ratio_interval(*sums[name]).mean, "by_exchange": parts[name]} for name in fits}
+    return {name: 1 - ratio_interval(*sums[name]).mean for name in fits}
 
 
 @torch.no_grad()
@@ -206,10 +199,6 @@ def known_models(prompts: Prompts) -> list[Studied]:
 
 def _centred(scores: Tensor) -> Tensor:
     return scores - scores.mean(-1, keepdim=True)
-
-
-def _rounded(values: Tensor) -> Any:
-    return torch.round(values.double(), decimals=3).tolist()
 
 
 if __name__ == "__main__":

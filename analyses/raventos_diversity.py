@@ -34,7 +34,6 @@ def compare(args: Any) -> Comparison:
     """Squared distances of predictions to dMMSE's and to ridge regression's, on the pool's tasks and on new ones."""
     rows: list[Row] = []
     sections = []
-    data: dict[str, object] = {}
     for name in args.checkpoints:
         checkpoint = load_checkpoint(name)
         task = checkpoint.task
@@ -51,7 +50,6 @@ def compare(args: Any) -> Comparison:
             distances = {known: _distances(checkpoint, each, prompts) for known, each in predicted.items()}
             rows += _rows(label, checkpoint, predicted, distances, prompts)
             sections.append(_section(label, distances))
-            data[label] = {known: values.tolist() for known, values in distances.items()}
     lead = (
         f"Small transformers (3 layers, width 48) trained on y = x w + noise, d = 8, noise variance 0.25, 16 points, "
         f"where w is one of a pool of M draws from N(0, I). dMMSE is the Bayes learner of the pool, ridge regression "
@@ -59,7 +57,7 @@ def compare(args: Any) -> Comparison:
         f"{args.n_prompts:,} prompts (seed {args.seed}): medians with bootstrap intervals over seeds of weights and of "
         f"the training prompts, which share one pool."
     )
-    return Comparison("Task diversity: the pool or all tasks", lead, rows, sections, data)
+    return Comparison("Task diversity: the pool or all tasks", lead, rows, sections)
 
 
 @torch.no_grad()

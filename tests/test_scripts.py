@@ -76,7 +76,7 @@ def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
     weights = {name: tensor[few] for name, tensor in checkpoint.snapshots.weights.items()}
     snapshots = Snapshots(checkpoint.snapshots.steps[few], weights)
     short = Checkpoint(checkpoint.name, checkpoint.models, checkpoint.record, snapshots)
-    rows, _, _ = order._order(short, checkpoint.task.sample(2, seed=0))
+    rows, _ = order._order(short, checkpoint.task.sample(2, seed=0))
     assert [str(row.measured) for row in rows[:3]] == ["1 of 1 seeds", "1 of 1 seeds", "0 of 1 seeds"]
 
 
