@@ -142,7 +142,7 @@ def exchange_effects(
     dtype, prompts64 = studied.model.W_Q.dtype, prompts.to(dtype=torch.float64)
     sums = {name: (torch.zeros(len(prompts)).double(), torch.zeros(len(prompts)).double()) for name in fits}
     for component in ("pattern", "q"):
-        for kind, source in exchanged.items():
+        for source in exchanged.values():
             for start in range(0, len(studied.layers), 2):
                 layers, steps = list(studied.layers)[start:], range(start, studied.schedule[-1][1])
                 in_model = exchange_patterns(
