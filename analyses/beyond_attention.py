@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl import algorithms
 from mechicl.algorithms.card import FitProblem
 from mechicl.algorithms.recursive import discounted_moments, fit_discounted, fit_normalized, fit_recursive
@@ -19,7 +20,6 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import DriftingRegression, LinearRegression
-from support.script import Option, script
 
 KINDS = ("delta", "mesa", "gated-linear", "mamba2")
 CHECKPOINTS = (

@@ -7,9 +7,9 @@ from known_answers import _others as others_of
 from known_answers import _own as own_of
 from known_answers import compare as known_answers
 
+from analyses.support.script import Option, script
 from mechicl.constructions import known_models
 from mechicl.reports import Comparison, Row
-from support.script import Option, script
 
 
 @script(n_prompts=Option(64, "prompts of the interventions"), seed=Option(0, "seed of prompts and disguises"))

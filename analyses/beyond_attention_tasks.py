@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from beyond_attention import _loss, forgetting
 
+from analyses.support.script import Option, script
 from mechicl import algorithms
 from mechicl.algorithms.card import FitProblem
 from mechicl.algorithms.recursive import fit_discounted, fit_normalized, fit_recursive
@@ -18,7 +19,6 @@ from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import AssociativeRecall, DriftingRegression
 from mechicl.training import PRESETS, train
-from support.script import Option, script
 
 SIZES: dict[str, Any] = {"x_dim": 5, "n_context": 20}
 TASKS = {"drift": DriftingRegression(**SIZES, renewed=0.05), "recall": AssociativeRecall(**SIZES, n_keys=8)}

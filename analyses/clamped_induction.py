@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 import torch
 
+from analyses.support.script import Option, script
+from analyses.support.sweeps import coverage_words, over_seeds
 from mechicl import constructions, viz
 from mechicl.analysis import score_heads
 from mechicl.checkpoints import load, load_checkpoint, save
@@ -18,8 +20,6 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval
 from mechicl.sweeps import Sweep
 from mechicl.training import PRESETS, Clamp, TrainingConfig
-from support.script import Option, script
-from support.sweeps import coverage_words, over_seeds
 
 SOURCE_SEED = 0
 """Training seed of the model that activations are copied from."""

@@ -5,10 +5,10 @@ python analyses/does_it_run.py --checkpoint gpt2-8l
 
 from typing import Any
 
+from analyses.support.script import Option, script
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison
 from mechicl.reports.causes import causal_part
-from support.script import Option, script
 
 
 @script(checkpoint="gpt2-8l", n_prompts=1024, seed=Option(0, "seed of the prompts, fits and shuffled weights"))

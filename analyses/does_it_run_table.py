@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from analyses.support.results import Results
 from mechicl.reports import Row
 from mechicl.reports.causes import EXPLAINED, STAND, WEAKEST
-from support.results import Results
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("lsa-2l-looped", "lsa-5l", "lsa-12l-mlp", "copy-2l", "gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill", "lstm-4l")

@@ -3,7 +3,7 @@
 python analyses/index.py             # after a script of this folder has saved new results
 python analyses/index.py --check     # exit code 1 if README.md is not what would be written; lists what entries lack
 python analyses/index.py --strict    # and exit code 1 if an entry lacks something (a cause, a control, to be measured)
-python analyses/index.py --restate   # first state the claims of papers/*.toml anew on the saved rows, after a change
+python analyses/index.py --restate   # first state the claims of */claims.toml anew on the saved rows, after a change
 """
 
 import argparse
@@ -19,11 +19,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
+from analyses.support.claims import UNTRAINED, Claim, Standing, read_papers, restated, state_claims
+from analyses.support.results import Results
 from mechicl.reports import Row
 from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.statistics import Interval
-from support.claims import UNTRAINED, Claim, Standing, read_papers, restated, state_claims
-from support.results import Results
 
 HERE = Path(__file__).parent
 NOTHING = "—"
@@ -41,8 +41,8 @@ python analyses/index.py           # writes this file from analyses/results/; --
 ```
 
 All numbers come from the results files. Intervals are 95%, with their population in brackets. The values of an entry
-are in the order of the column "what". The papers' tables (`papers/`) state the entries; an entry's verdict is computed
-by the check that it names, from `support/checks.py`:
+are in the order of the column "what". The papers' tables (`*/claims.toml`) state the entries; an entry's verdict is
+computed by the check that it names, from `support/checks.py`:
 
 - **agrees**: the published and the measured number are within 5%, or the published one is inside the measured interval,
   and this is not wider than half the published number. A claim without a number is true of the measured rows: "near 1",
@@ -73,6 +73,13 @@ def read_results(folder: Path) -> dict[str, Results]:
     return {path.stem: Results.read(path) for path in sorted(folder.glob("*.json"))}
 
 
+def find_scripts() -> list[Path]:
+    """All scripts: those of papers, in the folders that have claims, and the others."""
+    return sorted(
+        [*HERE.glob("*.py"), *(path for table in HERE.glob("*/claims.toml") for path in table.parent.glob("*.py"))]
+    )
+
+
 def restate(folder: Path) -> None:
     """Write the claims that the papers' tables make today into the results files, for what these have measured."""
     for name, comparison in read_results(folder).items():
@@ -82,7 +89,7 @@ def restate(folder: Path) -> None:
 
 def stated(name: str, comparison: Results) -> list[Claim]:
     """The claims of the papers' tables on a results file, with the rows that its script derives."""
-    script = importlib.import_module(command(comparison).split()[0].removesuffix(".py"))
+    script = importlib.import_module(command(comparison).split()[0].removesuffix(".py").replace("/", "."))
     return script.compare.claims(name, comparison)
 
 
@@ -264,9 +271,9 @@ def write(comparisons: Sequence[Results], scripts: Sequence[Path]) -> str:
     ]  # fmt: skip
     measuring = {command(comparison).split()[0] for comparison in comparisons}
     for path in scripts:
-        if path.name not in measuring:
+        if (name := path.relative_to(HERE).as_posix()) not in measuring:
             words = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-            made.append((f"`python analyses/{path.name}`", words, NOTHING, NOTHING))
+            made.append((f"`python analyses/{name}`", words, NOTHING, NOTHING))
     lines += table(("command", "what", "checkpoints it opens", "saved on"), sorted(made))
     lines += ["## Sources\n", "All papers that the package cites; entries are in `mechicl/sources.bib`.\n"]
     cited = [(authors_and_year(entry), entry["title"], f"`{key}`") for key, entry in sources.items()]
@@ -296,7 +303,7 @@ def main() -> None:
         if args.restate:
             restate(HERE / "results")
         results = list(read_results(HERE / "results").values())
-        text = write(results, sorted(HERE.glob("*.py")))
+        text = write(results, find_scripts())
     except (ValueError, TypeError) as error:
         sys.exit(f"index.py: {error}")
     path = HERE / "README.md"

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer, build
 from mechicl.models.transformer.fast import after_attention, fast_norm, join_heads, masked_softmax, queries_keys_values
@@ -20,7 +21,6 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval
 from mechicl.training import PRESETS
-from support.script import Option, script
 
 Arm = Literal["tuned", "scratch", "scratch-uncut", "tuned-uncut"]
 ARMS: dict[Arm, str] = {

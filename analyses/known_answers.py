@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, StepwiseAlgorithm, query_of
 from mechicl.analysis import fit_readouts, interchange, match, sample_sources, test_hypotheses
 from mechicl.analysis.layers import Lens, probe
@@ -23,7 +24,6 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.tasks import Task
 from mechicl.viz.elements import figure
-from support.script import Option, script
 
 SAME, ALIKE = 0.999, 0.5
 """R² of hypotheses that say the same of a model, and bar for others."""

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl import constructions
 from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour.families import ELSEWHERE, EVIDENCE, PRICE, family_weights
@@ -18,7 +19,6 @@ from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
 from mechicl.tasks import LinearRegression, Task
 from mechicl.viz.elements import add_line, figure
-from support.script import Option, script
 
 RIGHT = {  # a known model's name begins with: the family that is right
     "copying, then gradient descent": "gradient descent",  # predictions show nothing of the copying

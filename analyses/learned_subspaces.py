@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from analyses.support.script import Option, script
 from mechicl import viz
 from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.analysis import SubspaceSearch, fit_subspace
@@ -11,7 +12,6 @@ from mechicl.analysis.causes.subspaces import MODEL
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Row, Section
 from mechicl.tasks import Task
-from support.script import Option, script
 
 ASKED = ("a step size each, by the query alone", "running prediction")
 """Words in the names of the hypotheses whose running prediction is looked for."""

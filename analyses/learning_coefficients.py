@@ -15,6 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from analyses.support.script import Option, script
+from analyses.support.sweeps import over_seeds
 from mechicl import viz
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.dynamics import (
@@ -31,8 +33,6 @@ from mechicl.models import PromptedModel, build
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import load_result, median_interval
 from mechicl.training.data import examples
-from support.script import Option, script
-from support.sweeps import over_seeds
 
 SEED = 1_000_003
 WITHIN = 0.1

@@ -17,6 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import by_seed, in_float64, kept_seeds, query_errors
 from mechicl.analysis import read_weight_products
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights.construction_families import Family, family_for, project_weights
@@ -31,8 +33,6 @@ from mechicl.statistics import crossed_interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, train
 from mechicl.training.optimizers import OptimizerName, clip_each_seed, make_optimizer
-from support.script import Option, regression_checkpoint, script
-from support.seeds import by_seed, in_float64, kept_seeds, query_errors
 
 Weights = dict[str, Float[Tensor, "seed ..."]]
 SCALES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)

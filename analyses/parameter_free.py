@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analyses.support.script import Option, script
+from analyses.support.seeds import kept_seeds, query_errors
 from mechicl import algorithms
 from mechicl.analysis import align
 from mechicl.checkpoints import Checkpoint, load_checkpoint, untrained
@@ -20,8 +22,6 @@ from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression, ReluNetworks
 from mechicl.training import PRESETS, train
 from mechicl.viz.elements import interval_dots
-from support.script import Option, script
-from support.seeds import kept_seeds, query_errors
 
 SHIFTS = {
     "as in training": (1.0, 1.0, 1.0, 1.0, 1.0),

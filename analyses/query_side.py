@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import by_seed
 from mechicl.analysis.causes import exchange_patterns, sample_sources
 from mechicl.checkpoints import untrained
 from mechicl.models import HookedTransformer
@@ -20,8 +22,6 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, ratio_interval
 from mechicl.tasks import LinearRegression
-from support.script import Option, regression_checkpoint, script
-from support.seeds import by_seed
 
 FIRST = 2
 """The layer in which the query starts to read the context."""

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from query_side import FIRST, exchanged_sources
 from torch import Tensor
 
+from analyses.support.script import Option, regression_checkpoint, script
 from mechicl.algorithms.stepwise import AddressDescent, Hypothesis, fit_address_descent
 from mechicl.analysis.causes import exchange_patterns
 from mechicl.analysis.causes.interchange import interchange_each
@@ -22,7 +23,6 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import ratio_interval
 from mechicl.tasks import LinearRegression
-from support.script import Option, regression_checkpoint, script
 
 HYPOTHESES: Mapping[str, dict[str, Any]] = {
     "H1": {"kernel": "softmax"},

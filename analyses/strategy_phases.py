@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from analyses.support.script import Option, script
 from mechicl import viz
 from mechicl.algorithms import dmmse, pool_bayes, references
 from mechicl.analysis.dynamics import StrategyTracking, fit_strategy_odds, track_strategies
@@ -23,7 +24,6 @@ from mechicl.statistics import interval
 from mechicl.sweeps import find_threshold
 from mechicl.tasks import BallsAndUrns, MarkovChains, TaskPool
 from mechicl.training import TrainingConfig, train
-from support.script import Option, script
 
 TABLE = Path(__file__).parent / "results" / "strategy_phases.csv"
 SEEDS = (0, 1, 2)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, change, coverage_words, over_seeds, rows_of
 from mechicl import viz
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -16,8 +18,6 @@ from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import SWEEPS, find_threshold
 from mechicl.sweeps.measures.pools import compare_on_pool
 from mechicl.tasks import TaskPool
-from support.script import script
-from support.sweeps import SweepArgs, change, coverage_words, over_seeds, rows_of
 
 MAIN, TASKS, POSITION, NEARNESS = "diversity", "task.n_tasks", "pool_position", "nearness"
 MAIN_STEPS = 3000

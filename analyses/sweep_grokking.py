@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, coverage_words, over_seeds, rows_of
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from support.script import script
-from support.sweeps import SweepArgs, coverage_words, over_seeds, rows_of
 
 WIDTH, SCALE = "model.d_mlp", "model.initializer_range"
 FACTOR = 1.2

@@ -6,10 +6,10 @@ python analyses/sweep_sink.py --folder runs/sweeps   # train it: `mechicl sweep 
 
 from typing import Any
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, count, coverage_words, over_seeds, rows_of
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from support.script import script
-from support.sweeps import SweepArgs, count, coverage_words, over_seeds, rows_of
 
 HEADS, WIDTH, SINK = "model.n_heads", "model.d_head", "sink"
 

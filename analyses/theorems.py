@@ -3,10 +3,10 @@
 from math import inf
 from typing import Any
 
+from analyses.support.checks import numbers
+from analyses.support.script import Option, script
 from mechicl.constructions.certificates import certificates
 from mechicl.reports import Comparison, Row
-from support.checks import numbers
-from support.script import Option, script
 
 BOUNDS = (1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1.0, inf)
 """Errors are rounded up to one of these: their digits are rounding, and differ between machines."""

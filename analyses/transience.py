@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from analyses.support import sweeps
+from analyses.support.script import Option, script
 from mechicl.analysis import ablate, score_heads
 from mechicl.analysis.dynamics import OverTraining, measure_over_training
 from mechicl.checkpoints import Checkpoint, Snapshots
@@ -23,8 +25,6 @@ from mechicl.statistics import interval
 from mechicl.tasks import GaussianClusters
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.viz.elements import add_intervals, figure
-from support import sweeps
-from support.script import Option, script
 
 PRESET = PRESETS["clusters-transient"]
 SEEDS = (0, 1, 2)

@@ -17,11 +17,11 @@ import pytest
 from playwright.sync_api import Browser
 
 import mechicl
+from analyses.support.results import Results
 from mechicl.algorithms import card
 from mechicl.checkpoints import available
 from mechicl.tasks import registry
 from mechicl.training import PRESETS
-from support.results import Results
 from tests.pages import NEEDS_SMOLLM2, ROOT, blocks, compare, compare_roughly, fences, run
 from tests.scripts import import_script
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.support.results import Results
 from mechicl.algorithms import tuned_step_size
 from mechicl.algorithms.stepwise import AfterCopying, ResidualDescent
 from mechicl.analysis.behaviour import tuned_descent
@@ -23,7 +24,6 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
 from mechicl.training.state import RunState
-from support.results import Results
 from tests.analysis.behaviour.test_losses import in_a_plain_loop
 from tests.scripts import ANALYSES, import_script
 

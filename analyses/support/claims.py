@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from analyses.support.checks import Check, named_check
 from mechicl.checkpoints import are_weights_random
 from mechicl.reports import Row
 from mechicl.reports.rows import NoNumberError, equal
-from support.checks import Check, named_check
 
-PAPERS = Path(__file__).parents[1] / "papers"
+SCRIPTS = Path(__file__).parents[1]
 CAUSES = ("erratum", "size", "setting", "measure", "unresolved")
 """Why a claim may differ: the paper errs; the model is smaller or trained on less; another setting than the paper's;
 another measure of the same thing. "unresolved" if no experiment supports any of these."""
@@ -149,7 +149,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's table of claims, `analyses/papers/SOURCE.toml`.
+    """A paper's table of claims, `analyses/SOURCE/claims.toml`.
 
     A `[[claim]]` there has the attributes of `Claim`, with these differences: `results` is the shell pattern of the
     results files with its rows; `rows`, `lines` and `controls` name rows by quantity or shell pattern; `check` is a
@@ -166,7 +166,8 @@ class Paper:
 @cache
 def read_papers() -> Sequence[Paper]:
     """All papers' tables, in the order of the index."""
-    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in PAPERS.glob("*.toml")}
+    paths = SCRIPTS.glob("*/claims.toml")
+    tables = {path.parent.name: tomllib.loads(path.read_text(encoding="utf-8")) for path in paths}
     in_order = sorted(tables.items(), key=lambda item: item[1]["order"])
     return [Paper(source, table["lead"], table["claim"]) for source, table in in_order]
 

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analyses.support.claims import Claim
 from mechicl.reports.rows import ROUNDING, Row
 from mechicl.statistics import Interval
-from support.claims import Claim
 
 DETERMINISTIC = 1e-6
 """How far apart two measurements of a number without an interval may be, relative to the larger."""

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal
 
 import mechicl
+from analyses.support.claims import Claim
+from analyses.support.moved import Moved, moved_claims, moved_rows
+from analyses.support.results import Results
 from mechicl.base.files import read_json, write_json
 from mechicl.base.progress import progress_bar
 from mechicl.base.shipped import available, shipped_folder
-from support.claims import Claim
-from support.moved import Moved, moved_claims, moved_rows
-from support.results import Results
 
 PACKAGE = Path(mechicl.__file__).parent
 SCRIPTS = Path(__file__).parents[1]
@@ -203,7 +203,7 @@ def _library() -> list[Path]:
     library = (
         path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json") and "_checkpoints" not in path.parts
     )
-    return sorted([*library, *(SCRIPTS / "support").glob("*.py"), *(SCRIPTS / "papers").glob("*.toml")])
+    return sorted([*library, *(SCRIPTS / "support").glob("*.py"), *SCRIPTS.glob("*/claims.toml")])
 
 
 def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable[[str], object] = print) -> bool:

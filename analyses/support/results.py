@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from analyses.support.claims import Claim
 from mechicl.base.files import read_json
 from mechicl.reports import Comparison, Row
-from support.claims import Claim
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from analyses.support.script import ScriptArgs
 from mechicl.reports import Row
 from mechicl.statistics import difference_interval, median_interval
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.presets import ready_table
-from support.script import ScriptArgs
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -9,6 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.support.claims import Claim, Paper, restated, state_claim
+from analyses.support.results import Results
+from analyses.support.script import Option, script, words_of
+from analyses.support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis.causes import fit_hypotheses
 from mechicl.checkpoints import are_weights_random, load_checkpoint
@@ -20,10 +24,6 @@ from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.presets import SweepPreset
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
-from support.claims import Claim, Paper, restated, state_claim
-from support.results import Results
-from support.script import Option, script, words_of
-from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 from tests.scripts import ANALYSES, import_script
 
 
@@ -51,13 +51,13 @@ ENTRIES = (
 
 
 def stated(monkeypatch, comparison: Comparison, entries=ENTRIES) -> list[Claim]:
-    monkeypatch.setattr("support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
+    monkeypatch.setattr("analyses.support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
     return compare.claims("mine_lsa-1l", comparison)
 
 
 def run(monkeypatch, tmp_path, *words: str, compare=compare, entries=ENTRIES) -> Results:
     monkeypatch.setattr(sys, "argv", ["somewhere/mine.py", "--out", str(tmp_path), *words])
-    monkeypatch.setattr("support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
+    monkeypatch.setattr("analyses.support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
     compare.run()
     return Results.read(tmp_path / "mine_lsa-1l.json")
 

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import descent_layers
 from mechicl import viz
 from mechicl.analysis import connect_modes
 from mechicl.analysis.behaviour import tuned_descent
@@ -20,8 +22,6 @@ from mechicl.reports.descent import TRIM, TRIMMED
 from mechicl.reports.rows import as_text, over_seeds_and_prompts
 from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
-from support.script import Option, regression_checkpoint, script
-from support.seeds import descent_layers
 
 
 @script(

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl import algorithms, viz
 from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.behaviour import rank_families
@@ -18,7 +19,6 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import reference_families
 from mechicl.reports.rows import seeds_and_prompts
 from mechicl.statistics import Interval, crossed_interval, interval
-from support.script import Option, script
 
 FAMILIES = ("Newton", "gradient descent", "steepest descent", "ridge path")
 PUBLISHED, NORMALISED, LATE = "as published", "every number of points equally", "after more than d points alone"

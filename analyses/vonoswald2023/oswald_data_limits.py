@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from analyses.support.script import script
+from analyses.support.seeds import in_float64, query_errors
 from mechicl import viz
 from mechicl.analysis import align, align_over_training, fit_construction, interpolate
 from mechicl.analysis.behaviour import tuned_descent
@@ -16,8 +18,6 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval, median_interval
 from mechicl.tasks import FixedTasks, LinearRegression
-from support.script import script
-from support.seeds import in_float64, query_errors
 
 N_ALIGNED = 4096  # prompts for derivatives and paths
 OVER = "draws of tasks"

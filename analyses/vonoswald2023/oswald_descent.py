@@ -1,6 +1,6 @@
 """A trained model against as many steps of gradient descent and GD++ (von Oswald et al. 2023, Figs. 3, 7, 8 and 14).
 
-python analyses/oswald_descent.py --checkpoint lsa-5l
+python analyses/vonoswald2023/oswald_descent.py --checkpoint lsa-5l
 """
 
 import math
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import in_float64, query_errors
 from mechicl.algorithms.descent_cards import descent_filter, parameter_labels
 from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.analysis import align, align_over_training
@@ -23,8 +25,6 @@ from mechicl.reports.rows import over_seeds, over_seeds_and_prompts
 from mechicl.statistics import interval, median_interval
 from mechicl.training import TrainingConfig
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
-from support.script import Option, regression_checkpoint, script
-from support.seeds import in_float64, query_errors
 
 N_POOL = 100_000
 """Prompts that GD++ is trained on where it is trained as a model is."""

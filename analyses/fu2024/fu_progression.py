@@ -1,13 +1,14 @@
 """Fu et al. 2024, Figs. 3 and 9: loss by number of context points, layer by layer, compared with Newton's iterations.
 
-python analyses/fu_progression.py                                   # transformer, Newton, LSTM
-python analyses/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
+python analyses/fu2024/fu_progression.py                                   # transformer, Newton, LSTM
+python analyses/fu2024/fu_progression.py --checkpoint gpt2-8l-ill --lstm None
 """
 
 from typing import Any
 
 import torch
 
+from analyses.support.script import Option, script
 from mechicl import algorithms
 from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.layers import LayerErrors
@@ -17,7 +18,6 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layers import loss_figure
 from mechicl.reports.rows import over_models
 from mechicl.statistics import ratio_interval
-from support.script import Option, script
 
 
 @script(

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.sweeps import count
 from mechicl import viz
 from mechicl.analysis import find_transitions
 from mechicl.analysis.behaviour import tuned_descent
@@ -14,8 +16,6 @@ from mechicl.learners import squared_errors
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval, median_interval
 from mechicl.tasks import FixedTasks
-from support.script import Option, regression_checkpoint, script
-from support.sweeps import count
 
 
 @script(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl.analysis.finetuning import draw_texts, measure_accuracy
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.models import HookedTransformer
@@ -18,7 +19,6 @@ from mechicl.statistics import interval
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 from mechicl.text import TEXT_TASKS
 from mechicl.viz.elements import add_intervals, figure
-from support.script import Option, script
 
 PLAIN, MOMENTUM = "plain attention", "momentum attention"
 COLORS = {PLAIN: "#0072b2", MOMENTUM: "#d55e00"}

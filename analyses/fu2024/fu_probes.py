@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from analyses.support.script import script
 from mechicl import algorithms, viz
 from mechicl.analysis import probe
 from mechicl.analysis.layers import algorithm_weights, cross_moments, ols_weights, second_moments
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Section
 from mechicl.reports.rows import over_models
-from support.script import script
 
 
 @script(checkpoint="gpt2-8l", n_fitting=3072, n_prompts=1024, seed=0)

@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from analyses.support.script import Option, script
+from analyses.support.seeds import in_float64, kept_seeds, query_errors
 from mechicl import algorithms, constructions, viz
 from mechicl.analysis import align, align_over_training
 from mechicl.analysis.dynamics import AlignmentOverTraining
@@ -23,8 +25,6 @@ from mechicl.reports.rows import over_resamples, seeds_and_prompts
 from mechicl.statistics import Interval, crossed_interval, ratio_interval
 from mechicl.statistics.intervals import resampled_means
 from mechicl.tasks import LinearRegression
-from support.script import Option, script
-from support.seeds import in_float64, kept_seeds, query_errors
 
 ROWS = ("linear", "leaky-relu-0.75", "leaky-relu-0.5", "leaky-relu-0.25", "relu", "softmax")
 HELD_STEPS, HELD_EVERY = 1500, 20

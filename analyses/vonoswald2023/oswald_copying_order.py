@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from analyses.support.script import Option, script
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.heads import TokenSensitivity, measure_token_sensitivity
 from mechicl.checkpoints import Checkpoint, load_checkpoint
@@ -15,7 +16,6 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import median_interval
 from mechicl.viz.elements import COLORS, add_line, on_log_axis, panel, panels
-from support.script import Option, script
 
 READS, FALLS = 3, 0.05
 """Ratio of derivatives above which a token counts as read, and share by which a loss must have fallen."""

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl import algorithms, constructions
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import Interval, ratio_interval
 from mechicl.tasks import LinearRegression
-from support.script import Option, script
 
 RATE = 0.1
 """Learning rate of the first demonstration."""

@@ -1,11 +1,12 @@
 """Fine-tuning on a prompt's context against reading it, by regression models (metrics of Bar Natan, Deutch & Magar).
 
-python analyses/finetuning_on_contexts.py --checkpoint lsa-1l
-python analyses/finetuning_on_contexts.py --checkpoint gpt2-8l
+python analyses/barnatan/finetuning_on_contexts.py --checkpoint lsa-1l
+python analyses/barnatan/finetuning_on_contexts.py --checkpoint gpt2-8l
 """
 
 from typing import Any
 
+from analyses.support.script import Option, script
 from mechicl.analysis import FineTuning, compare_on_prompts, read_dual_form
 from mechicl.analysis.finetuning import METHOD_NAMES, METHODS, search_on_prompts
 from mechicl.checkpoints import load_checkpoint
@@ -14,7 +15,6 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.finetuning import finetuning_sections
 from mechicl.statistics import interval
-from support.script import Option, script
 
 
 @script(

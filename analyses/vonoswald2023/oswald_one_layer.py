@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import descent_layers, in_float64, query_errors
 from mechicl.analysis import interpolate
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.checkpoints import load_checkpoint
@@ -13,8 +15,6 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.one_layer import OneLayer
 from mechicl.reports.rows import over_seeds_and_prompts
 from mechicl.statistics import interval
-from support.script import Option, regression_checkpoint, script
-from support.seeds import descent_layers, in_float64, query_errors
 
 N_SIZES = 4096  # prompts at each number of points
 

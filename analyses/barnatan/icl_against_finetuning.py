@@ -1,7 +1,6 @@
 """Reading demonstrations against fine-tuning on them (Bar Natan, Deutch & Magar, Tables 1 and 2).
 
-python analyses/icl_against_finetuning.py
-python analyses/icl_against_finetuning.py --model EleutherAI/gpt-neo-1.3B --tasks sst2 mr agnews cb --device cuda
+python analyses/barnatan/icl_against_finetuning.py --model EleutherAI/gpt-neo-1.3B --tasks sst2 mr agnews cb
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-import mechicl
+from analyses.support.script import Option, script
 from mechicl import viz
 from mechicl.analysis import read_dual_form
 from mechicl.analysis.finetuning import (
@@ -37,7 +36,6 @@ from mechicl.reports import Comparison, Row, Section, published
 from mechicl.reports.comparison import finite
 from mechicl.statistics import interval
 from mechicl.text import TEXT_TASKS, Labels, text_shots
-from support.script import Option, script
 
 MADE = tuple(name for name, task in TEXT_TASKS.items() if task.topics)
 PAPERS = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import script
+from analyses.support.seeds import in_float64, kept_seeds, query_errors
 from mechicl.analysis import align, read_weight_products
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights import WeightProducts
@@ -15,8 +17,6 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_resamples, over_seeds
 from mechicl.statistics import interval, median_interval
 from mechicl.statistics.intervals import resampled_means
-from support.script import script
-from support.seeds import in_float64, kept_seeds, query_errors
 
 NOT_STUCK = "seeds that are not stuck"
 

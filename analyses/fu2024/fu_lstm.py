@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from analyses.support.script import Option, script
 from mechicl import algorithms, viz
 from mechicl.analysis import Lens, match, measure_forgetting
 from mechicl.checkpoints import Checkpoint, load_checkpoint
@@ -12,7 +13,6 @@ from mechicl.reports import Comparison, Row, Section, published
 from mechicl.reports.layer_matches import reference_families
 from mechicl.reports.rows import over_models
 from mechicl.statistics import interval, ratio_interval
-from support.script import Option, script
 
 FEW_STEPS = 16
 OGD_STEP_SIZES = tuple(round(0.5 * 2 ** (-i / 2), 4) for i in range(16))

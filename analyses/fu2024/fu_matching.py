@@ -1,20 +1,20 @@
 """Fu et al. 2024, Figs. 2, 4, 5 and 7 (errors), 6 (weights), 10 to 13: which iteration does each layer match?
 
-python analyses/fu_matching.py                              # the small isotropic model
-python analyses/fu_matching.py --checkpoint gpt2-8l-1h      # one head (Figs. 12, 13)
-python analyses/fu_matching.py --checkpoint gpt2-8l-ill     # ill-conditioned (B.3)
+python analyses/fu2024/fu_matching.py                              # the small isotropic model
+python analyses/fu2024/fu_matching.py --checkpoint gpt2-8l-1h      # one head (Figs. 12, 13)
+python analyses/fu2024/fu_matching.py --checkpoint gpt2-8l-ill     # ill-conditioned (B.3)
 """
 
 from typing import Any
 
 import torch
 
+from analyses.support.script import script
 from mechicl.analysis.behaviour.matching import Similarity
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Row
 from mechicl.reports.layers import Layers, match_layers
 from mechicl.statistics import median_interval
-from support.script import script
 
 SIMILARITIES: tuple[Similarity, ...] = ("errors", "normalised errors", "weights")
 

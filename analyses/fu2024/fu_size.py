@@ -1,18 +1,18 @@
 """Fu et al. 2024, Figs. 2, 4, 5 and 7 with the size of the model: what changes from 8 layers to the paper's 12?
 
-python analyses/fu_size.py                                       # all sizes that are there
-python analyses/fu_size.py --checkpoints gpt2-8l runs/mine
+python analyses/fu2024/fu_size.py                                       # all sizes that are there
+python analyses/fu2024/fu_size.py --checkpoints gpt2-8l runs/mine
 """
 
 from typing import Any
 
+from analyses.support.script import script
 from mechicl import viz
 from mechicl.checkpoints import Checkpoint, available, load_checkpoint
 from mechicl.models import build
 from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import RIVALS, LayerMatching, seed_rows
 from mechicl.statistics import Interval
-from support.script import script
 
 SIZES = ("gpt2-4l", "gpt2-6l", "gpt2-8l", "gpt2-12l-medium", "gpt2-12l")
 STATISTICS = {  # words for what a statistic is of a size

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, regression_checkpoint, script
 from mechicl import viz
 from mechicl.analysis import fit_construction
 from mechicl.analysis.behaviour import tuned_descent
@@ -16,7 +17,6 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.descent import published_gammas
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import LinearRegression
-from support.script import Option, regression_checkpoint, script
 
 
 @script(

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
+from analyses.support.seeds import by_seed, in_float64, query_errors
 from mechicl import algorithms, viz
 from mechicl.analysis import align
 from mechicl.analysis.weights import adapted_functions, initial_function, view_kernel
@@ -25,8 +27,6 @@ from mechicl.tasks import SineRegression
 from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, panels
 from mechicl.viz.elements import panel as place_of
 from mechicl.viz.weights import kernel_heatmaps
-from support.script import Option, script
-from support.seeds import by_seed, in_float64, query_errors
 
 DRAWS = {
     "independent": "amplitude and phase independent, as in the text (the authors' code draws both with one key)",

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl import algorithms
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
@@ -16,7 +17,6 @@ from mechicl.reports.rows import over_seeds
 from mechicl.statistics import interval
 from mechicl.tasks import TaskPool
 from mechicl.viz.elements import add_intervals, figure
-from support.script import Option, script
 
 OVER = "seeds, one draw of tasks"
 RATIO = "distance to dMMSE over that to ridge, each over that of predicting 0"

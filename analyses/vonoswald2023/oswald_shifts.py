@@ -1,6 +1,6 @@
 """Models out of distribution, compared with gradient descent (von Oswald et al. 2023, A.2).
 
-python analyses/oswald_shifts.py --checkpoint lsa-2l-looped
+python analyses/vonoswald2023/oswald_shifts.py --checkpoint lsa-2l-looped
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import descent_layers, in_float64
 from mechicl import viz
 from mechicl.analysis import align, align_over_training, interpolate, measure_shifted_losses
 from mechicl.analysis.behaviour import tuned_clipped_descent, tuned_descent
@@ -23,8 +25,6 @@ from mechicl.reports.descent import Tuned
 from mechicl.reports.rows import over_resamples, over_seeds, over_seeds_and_prompts
 from mechicl.statistics.intervals import crossed_median_interval, resampled_means
 from mechicl.tasks import LinearRegression
-from support.script import Option, regression_checkpoint, script
-from support.seeds import descent_layers, in_float64
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 LAST = SCALES[-1]

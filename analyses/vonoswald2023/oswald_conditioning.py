@@ -8,14 +8,14 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import by_seed
 from mechicl import viz
 from mechicl.analysis import fit_construction, measure_conditioning
 from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
 from mechicl.reports import Comparison, Row, Section, published
 from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import COLORS, add_band, add_line, colors_for, figure, panel, panels
-from support.script import Option, regression_checkpoint, script
-from support.seeds import by_seed
 
 SHOWN = (0.05, 0.08, 0.099, 0.11, 0.12, 0.13, 0.14, 0.15, 0.18)
 """γ of the distributions over tasks; according to the paper, condition numbers explode above 0.1."""

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from analyses.support.script import Option, script
+from analyses.support.seeds import by_seed, in_float64, query_errors
 from mechicl import viz
 from mechicl.analysis import find_transitions, measure_target_copying
 from mechicl.analysis.behaviour import tuned_descent
@@ -15,8 +17,6 @@ from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import Interval, interval, median_interval, ratio_interval
-from support.script import Option, script
-from support.seeds import by_seed, in_float64, query_errors
 
 COPIES = 0.5
 """A first layer copies if a linear readout of it has less than this share of the targets' mean square as its error."""

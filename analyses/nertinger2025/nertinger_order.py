@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from analyses.support.script import Option, script
 from mechicl import algorithms
 from mechicl.analysis import measure_order_sensitivity
 from mechicl.checkpoints import Checkpoint, load_checkpoint, untrained
@@ -10,7 +11,6 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, ratio_interval
-from support.script import Option, script
 
 UNORDERED = ("lsa-1l", "lsa-2l-looped", "lsa-5l", "softmax-2h")
 CAUSAL = ("gpt2-8l", "gpt2-8l-1h", "gpt2-8l-ill", "lstm-4l")

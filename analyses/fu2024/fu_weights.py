@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from analyses.support.script import script
 from mechicl import viz
 from mechicl.analysis import fit_readouts, match
 from mechicl.analysis.behaviour import measure_outside_span
@@ -13,7 +14,6 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.reports.layer_matches import reference_families
 from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, interval
-from support.script import script
 
 
 @script(checkpoint="gpt2-8l", n_prompts=512, n_fitting=4096, seed=0)
