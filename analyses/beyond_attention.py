@@ -122,7 +122,10 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
     """
     with torch.no_grad():
         problem = FitProblem(fitting, model.predict(fitting)[None].double(), 1)
-        before, spliced = model.predict(base), _splice(source, base)
+        # what follows the first points is as if the states were exchanged
+        pairs = (source.xs, base.xs), (source.ys, base.ys)
+        spliced = Prompts(*(torch.cat([a[:, :AFTER], b[:, AFTER:]], dim=1) for a, b in pairs))
+        before = model.predict(base)
         full = model.predict(spliced) - before
     online, recursive, averaged = fit_normalized(problem), fit_recursive(problem), fit_discounted(problem)
     discount, decay = recursive.hyperparameters["discount"], averaged.hyperparameters["discount"]
@@ -140,12 +143,6 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
             changed = exchange(model, few[0], few[1], [state_of(each.prefix(AFTER)) for each in few])
             found[f"carried: {name}"] = _explained(changed - before[:N_STATES], full[:N_STATES])
     return found
-
-
-def _splice(first: Prompts, rest: Prompts) -> Prompts:
-    """The first points of some prompts, then the rest of others: what follows is as if their states were exchanged."""
-    pairs = (first.xs, rest.xs), (first.ys, rest.ys)
-    return Prompts(*(torch.cat([a[:, :AFTER], b[:, AFTER:]], dim=1) for a, b in pairs))
 
 
 def _weights(prompts: Prompts, settings: dict[str, float]) -> Tensor:

@@ -75,9 +75,8 @@ def read_results(folder: Path) -> dict[str, Results]:
 
 def find_scripts() -> list[Path]:
     """All scripts: those of papers, in the folders that have claims, and the others."""
-    return sorted(
-        [*HERE.glob("*.py"), *(path for table in HERE.glob("*/claims.toml") for path in table.parent.glob("*.py"))]
-    )
+    folders = [HERE, *(table.parent for table in HERE.glob("*/claims.toml"))]
+    return sorted(path for folder in folders for path in folder.glob("*.py"))
 
 
 def restate(folder: Path) -> None:
@@ -100,26 +99,20 @@ def command(comparison: Results) -> str:
 def joined(comparisons: Sequence[Results]) -> dict[Claim, list[str]]:
     """Every claim with the commands that measure it; lines of one claim in several files come together."""
     unmeasured = state_claims("", list)
-    claims: dict[tuple[str, str, str], tuple[Claim, list[str]]] = {
-        (claim.source, claim.item, claim.what): (claim, []) for claim in unmeasured
-    }
+    claims: dict[tuple[str, str, str], tuple[Claim, list[str]]] = {claim.key: (claim, []) for claim in unmeasured}
     for comparison in comparisons:
         for claim in comparison.claims:
-            key = claim.source, claim.item, claim.what
-            first, commands = claims.get(
-                key, (replace(claim, lines={}, controls={}, control_verdicts={}, saved_outcomes=()), [])
-            )
-            lines = _joined_rows(first.lines, claim.lines)
+            empty = replace(claim, lines={}, controls={}, control_verdicts={}, saved_outcomes=())
+            first, commands = claims.get(claim.key, (empty, []))
             script, outcomes = command(comparison), (first.saved_outcomes, claim.saved_outcomes)
             more = replace(
-                first,
-                lines=lines,
+                first, lines=_joined_rows(first.lines, claim.lines),
                 saved_outcomes=None if None in outcomes else tuple(each for part in outcomes for each in part or ()),
                 controls=_joined_rows(first.controls, claim.controls),
                 control_verdicts=_joined_verdicts(first.control_verdicts, claim.control_verdicts),
                 cause=first.cause or claim.cause,
-            )
-            claims[key] = more, commands if script in commands else [*commands, script]
+            )  # fmt: skip
+            claims[claim.key] = more, commands if script in commands else [*commands, script]
     return dict(claims.values())
 
 
@@ -225,9 +218,9 @@ def why_cell(claim: Claim) -> str:
     """How many values agree, measured over published, and the claim's own words."""
     results = claim.outcomes or []
     counts = [f"{sum(results)} of {len(results)}"] if claim.verdict == "agrees in part" else []
-    ratios = [] if claim.saved_outcomes != () else [
-        row.ends[1] / row.published for row in claim.rows
-        if isinstance(row.published, int | float) and row.published and not isinstance(row.measured, str)
+    ratios = [
+        row.ends[1] / row.published for row in claim.rows if claim.saved_outcomes == ()
+        and isinstance(row.published, int | float) and row.published and not isinstance(row.measured, str)
     ]  # fmt: skip
     if ratios:
         low, high = f"{min(ratios):.3f}", f"{max(ratios):.3f}"

@@ -114,12 +114,9 @@ def _pair(model: str, hypothesis: str, test: Any) -> Pair:
 
 def _others(known: KnownModel, everyone: Sequence[KnownModel], args: Any) -> list[Pair]:
     """The other models' algorithms on this one, each with the layers given to its steps that fit best."""
-    own = known.hypothesis.algorithm
-    algorithms: dict[str, StepwiseAlgorithm] = {}
-    for other in everyone:
-        if other is not known and (adapted := _for_prompts_of(other.hypothesis.algorithm, own)) is not None:
-            algorithms[other.name] = adapted
-    kept = {name: each for name, each in algorithms.items() if _runs(each, known.task)}
+    adapted = {other.name: _for_prompts_of(other.hypothesis.algorithm, known.hypothesis.algorithm)
+               for other in everyone if other is not known}  # fmt: skip
+    kept = {name: each for name, each in adapted.items() if each is not None and _runs(each, known.task)}
     result = test_hypotheses(
         known.model, known.task, kept, n_prompts=args.n_prompts, seed=args.seed, with_likeness=False, progress=False
     )
@@ -199,12 +196,9 @@ def _fitted(args: Any, known: Sequence[KnownModel]) -> Part:
 
 
 def _tested(model: HookedTransformer, task: Task, args: Any) -> Any:
-    try:
-        return test_hypotheses(
-            model, task, n_prompts=args.n_prompts, seed=args.seed, with_likeness=False, progress=False
-        )
-    except (ValueError, RuntimeError):
-        return None
+    options = {"n_prompts": args.n_prompts, "seed": args.seed, "with_likeness": False, "progress": False}
+    with suppress(ValueError, RuntimeError):
+        return test_hypotheses(model, task, **options)
 
 
 def _kinds(args: Any, known: Sequence[KnownModel]) -> dict[str, dict[str, tuple[Any, Task]]]:
@@ -308,9 +302,8 @@ def _matched_steps(known: KnownModel, args: Any) -> dict[str, Any] | None:
     prompts = known.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
     algorithm = _trajectory(known.hypothesis.algorithm, prompts)
     moving = [k for k, weights in enumerate(algorithm.weights) if weights.square().mean() > 1e-20]  # type: ignore[arg-type]
-    changing = [
-        k for k in moving if k == 0 or not torch.allclose(algorithm.predictions[k], algorithm.predictions[k - 1])
-    ]
+    steps = algorithm.predictions
+    changing = [k for k in moving if k == 0 or not torch.allclose(steps[k], steps[k - 1])]
     if len(changing) < 2:
         return None
     result = match(Lens(known.model), algorithm, prompts, similarity="weights")

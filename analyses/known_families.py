@@ -185,9 +185,8 @@ def _n_right(cases: Sequence[Case]) -> str:
 
 
 def _row(case: Case) -> Row:
-    words = f"{case.called} ({case.confidence:.0%})"
     note = f"distance {case.distance:.2g}" + ("" if case.is_right else f", wrong: {case.right}")
-    return Row(case.model, None, words, "", note)
+    return Row(case.model, None, f"{case.called} ({case.confidence:.0%})", "", note)
 
 
 # ---- calibration ----
@@ -202,8 +201,9 @@ def _calibrated(cases: Sequence[Case], results: Sequence[Identification]) -> tup
     chosen = [int(scores[half].mean(0).argmax()) for half in halves]
     everything = GRID[int(scores.mean(0).argmax())]
     crossed = [(i, table[i][chosen[1 - half]]) for half in (0, 1) for i in halves[half]]
-    pairs = [(cases[i], *_top(weights)) for i, weights in sorted(crossed, key=lambda pair: pair[0])]
-    refitted = curve([sure for _, _, sure in pairs], [family == case.right for case, family, _ in pairs])
+    pairs = [(cases[i], weights, max(weights, key=weights.__getitem__))
+             for i, weights in sorted(crossed, key=lambda pair: pair[0])]  # fmt: skip
+    refitted = curve([weights[top] for _, weights, top in pairs], [top == case.right for case, _, top in pairs])
     measured = curve([case.confidence for case in cases], [case.is_right for case in cases])
     words = "evidence {:g}, price {:g}, elsewhere {:g}"
     rows = [
@@ -257,11 +257,6 @@ def _by_family(result: Identification, evidence: float, price: float, elsewhere:
     for match, weight in zip(result.matches, weights.tolist(), strict=True):
         totals[match.family] = totals.get(match.family, 0.0) + weight
     return totals
-
-
-def _top(weights: dict[str, float]) -> tuple[str, float]:
-    family = max(weights, key=lambda name: weights[name])
-    return family, weights[family]
 
 
 if __name__ == "__main__":

@@ -148,21 +148,16 @@ def known_rows() -> list[Row]:
     """Each case's estimate, with the known value as the published one."""
     rows, right = [], 0
     for case in known_cases():
-        found = estimate(case)
+        found = coefficient(
+            nn.ParameterList([case.start.double()]), torch.zeros(1), n_beta=1000.0, localization=1.0, n_chains=64,
+            loss=lambda model, _, case=case: case.loss(model[0]), burn_in=1500, n_draws=4000,
+        )  # fmt: skip
         ok = abs(found.estimate().mean / case.known - 1) <= WITHIN
         right += ok
         notes = [case.note, "within 10%" if ok else "not within 10%", *found.failures]
         rows.append(Row(case.name, case.known, found.estimate(), "chains", "; ".join(filter(None, notes))))
         print(case.name, rows[-1], flush=True)
     return [*rows, Row("known cases within 10%", None, f"{right} of {len(rows)}")]
-
-
-def estimate(case: Case) -> LearningCoefficient:
-    """The estimate of a case, at a fixed nβ."""
-    return coefficient(
-        nn.ParameterList([case.start.double()]), torch.zeros(1), loss=lambda model, _: case.loss(model[0]),
-        n_beta=1000.0, localization=1.0, n_chains=64, burn_in=1500, n_draws=4000,
-    )  # fmt: skip
 
 
 def coefficient(*what: Any, **options: Any) -> LearningCoefficient:

@@ -276,20 +276,14 @@ def _softmax(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
         linear = errors if linear is None else linear
         note = by_seed(errors.mean(1) / reference.mean() - 1, ".4f")
         if cfg.sink == "learned":
-            note += f"; scale {_scale(models):.3g}, sink score {_sink(models):.3g}"
+            products = torch.stack([read_weight_products(model).W_KQ[0].norm(dim=(-2, -1)) for model in models])
+            scale = products.log().mean().exp().item() / math.sqrt(held_out.x_dim)  # geometric mean of the heads'
+            sinks = torch.stack([model.blocks[0].attn.sink.detach().mean() for model in models])
+            note += f"; scale {scale:.3g}, sink score {sinks.mean():.3g}"
         rows.append(gap(f"trained, {name}: gap", errors, reference, note))
         if errors is not linear:
             rows.append(gap(f"trained, {name}: gap to a linear layer trained alike", errors, linear))
     return rows
-
-
-def _scale(models: Sequence[HookedTransformer]) -> float:
-    products = [read_weight_products(model).W_KQ[0].norm(dim=(-2, -1)) for model in models]
-    return torch.stack(products).log().mean().exp().item() / math.sqrt(models[0].cfg.x_dim or 0)
-
-
-def _sink(models: Sequence[HookedTransformer]) -> float:
-    return sum(dict(model.named_parameters())["blocks.0.attn.sink"].mean().item() for model in models) / len(models)
 
 
 # ---- five layers ----

@@ -103,10 +103,8 @@ def measure(
     whole = f"layers {FIRST} to {last - 1}"
     for kind, source in sources.items():
         for component, words in COMPONENTS.items():
-            for place, layers in places.items():
-                if place != whole and kind != "query":
-                    continue
-                moved = exchange_patterns(model, prompts, source, layers=list(layers), component=component)
+            for place in places if kind == "query" else (whole,):
+                moved = exchange_patterns(model, prompts, source, layers=list(places[place]), component=component)
                 values[f"{words} from another {kind}, {place}: distance from its own"] = moved.from_own
                 if place == whole:
                     values[f"{words} from another {kind}, {place}: distance from the other's"] = moved.from_other
@@ -231,7 +229,7 @@ def rebuild_scores(
         kinds.append([int(p[..., 1:-1:2].sum() > p[..., 0:-1:2].sum()) for p in pattern[:, :, -1].unbind(1)])
         for name, (at_query, at_keys) in EXACT.items():
             streams = [_with_means(sums, parts)[fitted:] for parts in (at_query, at_keys)]
-            read, keys = (_normed(block.ln1, each, norms) for each in streams)
+            read, keys = ((each - each.mean(-1, keepdim=True)) / norms * block.ln1.w + block.ln1.b for each in streams)
             read = read[:, -1]
             made_q = torch.einsum("pm,hmd->hpd", read, block.attn.W_Q) + block.attn.b_Q[:, None]
             made_k = torch.einsum("pkm,hmd->hpkd", keys, block.attn.W_K) + block.attn.b_K[:, None, None]
@@ -241,7 +239,7 @@ def rebuild_scores(
         for name, sides in FITTED.items():
             features = [each if side else each[..., : prompts.x_dim]
                         for each, side in zip((at_query, at_keys), sides, strict=True)]  # fmt: skip
-            scores[name].append(scale * _fitted_scores(*features, q, k, fitted))
+            scores[name].append(scale * _fitted_scores(features[0], features[1], q, k, fitted))
         scores["other prompts (control)"].append(own[:, fitted:].roll(1, 1))
         sums["reads"] = sums["reads"] + stored[f"blocks.{layer}.hook_attn_out"]
         sums["MLPs"] = sums["MLPs"] + stored[f"blocks.{layer}.hook_mlp_out"]
@@ -254,11 +252,6 @@ def rebuild_scores(
 
 def _with_means(sums: Mapping[Part, Tensor], parts: Sequence[Part]) -> Float[Tensor, "prompt pos d_model"]:
     return sum((sums[part] if part in parts else sums[part].mean(0, keepdim=True)) for part in sums)  # pyright: ignore
-
-
-def _normed(norm: Any, stream: Tensor, scale: Tensor) -> Tensor:
-    """Layer norm with the scale of the whole stream."""
-    return (stream - stream.mean(-1, keepdim=True)) / scale * norm.w + norm.b
 
 
 def _fitted_scores(at_query: Tensor, at_keys: Tensor, q: Tensor, k: Tensor, fitted: int) -> Tensor:

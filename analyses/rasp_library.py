@@ -340,7 +340,7 @@ TABLE = (
             lambda w: so_far(w, lambda v: v.count("(") - v.count(")")), depth, causal=True),
     Program("open_share", "()", 5, "The share of opening less that of closing brackets up to here.",
             lambda w: so_far(w, lambda v: mean([x == "(" for x in v]) - mean([x == ")" for x in v])),
-            lambda: add(*(share(indices, indices, up_to, flag(is_(word), tokens)) for word in "()"), 1.0, -1.0)),
+            lambda: add(*(share(indices, indices, up_to, flag(is_(word), tokens)) for word in "()"), by_right=-1.0)),
     Program("never_negative", "()", 4, "Whether no bracket has been closed that was not open.",
             lambda w: so_far(w, never_below), lambda: apply(is_none, wrongly_closed(depth())), causal=True),
     Program("balanced", "()x", 4, "True if the brackets up to here match; other tokens are ignored.",

@@ -86,10 +86,10 @@ def compare(args: Any) -> Comparison:
             parts.append(kept[~kept["setting"].isin(args.settings)])
         pd.concat(parts, ignore_index=True).to_csv(TABLE, index=False, float_format="%.5g")
     frame = pd.read_csv(TABLE)
-    rows, sections, data = [], [], {}
+    rows, sections = [], []
     for setting, part in frame.groupby("setting", sort=False):
-        found, pictures, numbers = _of_setting(str(setting), part)
-        rows, sections, data = rows + found, sections + pictures, data | {str(setting): numbers}
+        found, pictures = _of_setting(str(setting), part)
+        rows, sections = rows + found, sections + pictures
     lead = (
         f"Models of width 16 are trained on pools of {', '.join(map(str, SIZES))} sources, {len(SEEDS)} seeds each. "
         f"At each snapshot the mixture of reference learners nearest to a model's predictions is found, on "
@@ -97,7 +97,7 @@ def compare(args: Any) -> Comparison:
         f"divided by that of all learners that use the context. It is unknown if these have less than half of the "
         f"weight, or if the residual exceeds 0.2."
     )
-    return Comparison("Memorising and generalising: phases over pool size and steps", lead, rows, sections, data)
+    return Comparison("Memorising and generalising: phases over pool size and steps", lead, rows, sections)
 
 
 def config_of(setting: str) -> TrainingConfig:
@@ -173,17 +173,16 @@ def shares_of(frame: pd.DataFrame) -> pd.Series:
     return (frame["memorising"] / using).clip(0, 1).where((using >= 0.5) & (frame["residual"] <= 0.2))
 
 
-def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Section], dict[str, Any]]:
+def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Section]]:
     frame = frame.assign(share=shares_of(frame))
     frame = frame[frame["step"] > 0]
     steps, sizes = (sorted(frame[name].unique().tolist()) for name in ("step", "size"))
-    rows, boundaries = [], {}
+    rows = []
     for step in steps:
         part = frame[frame["step"] == step]
         known = part.groupby("size")["share"].apply(lambda values: values.notna().all())
         if known.sum() >= LEAST_KNOWN:  # pools whose seeds all have a share
             found = find_threshold(part[part["size"].map(known)], "size", "share", level=0.5, rising=False)
-            boundaries[step] = [found.mean, found.low, found.high]
             note = "" if known.all() else f"without {', '.join(map(str, known[~known].index))} sources"
             if not math.isfinite(found.half_width):
                 note = f"{note}; the interval reaches beyond the pools".strip("; ")
@@ -215,8 +214,7 @@ def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Sect
     ):
         diagram = viz.phase_diagram(frame, "size", "step", column, threshold=threshold, log=False, title=title)
         sections.append(Section(f"{setting}: {title}", words, diagram))
-    parameters = {name: list(values) for name, values in fit.parameters.items()}
-    return rows, sections, {"boundaries": boundaries, "parameters": parameters, "loss_gaps": gaps, "sizes": sizes}
+    return rows, sections
 
 
 def _later(setting: str, shares: torch.Tensor, sizes: list[int], steps: list[int], gaps: list[float]) -> list[Row]:

@@ -37,12 +37,14 @@ def compare(args: Any) -> Comparison:
     """Positions between dMMSE and ridge by the number of tasks, where they pass 1/2, and what moves that number."""
     main = args.table(MAIN)
     frame = main.frame.assign(nearness=nearness)
+    # at the snapshots: a number that still moves is not that of a finished training
+    steps = sorted(int(name.rpartition("_")[2]) for name in frame.columns if name.startswith("position_at_"))
     rows = [
         crossing_row("crossing of the position", frame, POSITION),
         crossing_row("crossing of nearness", frame),
         *_of_each_size(frame),
         *_controls(frame["seed"].unique().tolist()),
-        *_during_training(frame),
+        *(crossing_row(f"crossing of the position after {step} steps", frame, f"position_at_{step}") for step in steps),
         *_by_length(args.table("diversity-steps").frame.assign(nearness=nearness), frame),
     ]
     sections = _pictures(GridTable(frame, main.axes))
@@ -132,14 +134,6 @@ def _controls(seeds: list[int]) -> list[Row]:
         note = f"{unknown} of {len(frame)} have no interval"
         rows.append(over_seeds(f"{name}, untrained: position", frame[POSITION], note))
     return rows
-
-
-def _during_training(frame: pd.DataFrame) -> list[Row]:
-    """The crossing at the snapshots: a number that still moves is not that of a finished training."""
-    steps = sorted(int(name.rpartition("_")[2]) for name in frame.columns if name.startswith("position_at_"))
-    return [
-        crossing_row(f"crossing of the position after {step} steps", frame, f"position_at_{step}") for step in steps
-    ]
 
 
 def _by_length(frame: pd.DataFrame, main: pd.DataFrame) -> list[Row]:

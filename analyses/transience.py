@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from analyses.support import sweeps
@@ -77,7 +77,6 @@ def trained(args: Any) -> dict[str, Checkpoint]:
 def compare(args: Any) -> Comparison:
     """Accuracies over training in each condition, and the heads of the base condition."""
     rows: list[Row] = []
-    data: dict[str, Any] = {"seed": SEED, "n_prompts": args.n_prompts}
     sections, tables = [], []
     for name, checkpoint in trained(args).items():
         prompts = prompts_of_each_kind(checkpoint.task, args.n_prompts, SEED)
@@ -89,8 +88,7 @@ def compare(args: Any) -> Comparison:
             tables.append(pd.DataFrame({"condition": name, "seed": seed, "step": curves.steps, **columns}))
         sections.append(section(name, curves))
         if name in (BASE, TWO_LAYERS):
-            found, data[f"heads, {name}"] = head_rows(name, checkpoint, curves, args.n_prompts)
-            rows += found
+            rows += head_rows(name, checkpoint, curves, args.n_prompts)
     args.out.mkdir(parents=True, exist_ok=True)
     pd.concat(tables).to_csv(args.out / CURVES, index=False, float_format="%.3g")
     lead = (
@@ -99,7 +97,7 @@ def compare(args: Any) -> Comparison:
         f"width 16, 512 classes, 90% bursty prompts, 6,000 steps. Accuracies are on {args.n_prompts:,} held-out bursty "
         "prompts of each kind. Values are medians with the range of three seeds."
     )
-    return Comparison("Transience of in-context learning", lead, rows, sections, data)
+    return Comparison("Transience of in-context learning", lead, rows, sections)
 
 
 def prompts_of_each_kind(task: Any, n_prompts: int, seed: int) -> dict[str, Prompts]:
@@ -164,51 +162,41 @@ def over_seeds(quantity: str, values: Tensor, note: str = "") -> Row:
     return sweeps.over_seeds(quantity, pd.Series(values.tolist()), note)
 
 
-def head_rows(name: str, checkpoint: Checkpoint, curves: OverTraining, n_prompts: int) -> tuple[list[Row], Any]:
+def head_rows(name: str, checkpoint: Checkpoint, curves: OverTraining, n_prompts: int) -> list[Row]:
     """Where each head attends, and the loss without it, where in-context learning is best and at the end."""
     assert checkpoint.snapshots is not None
     steps, task = checkpoint.snapshots.steps, checkpoint.task
     best = int(curves.quantities["new"].mean(1).argmax())
     ends = {f"step {steps[best]}": best, f"step {steps[-1]}": len(steps) - 1}
     prompts = prompts_of_each_kind(task, n_prompts, SEED + 1)
-    rows: list[Row] = []
-    numbers: dict[str, Any] = {}
+    found: dict[str, Tensor] = {}
     for words, snapshot in ends.items():
-        models = checkpoint.models_at(snapshot)
-        attention = torch.stack([attention_to_class(model, prompts["known"]) for model in models])
-        rows.append(over_seeds(f"{name}, {words}: highest attention of a head to the query's class",
-                               attention.flatten(1).amax(1)))  # fmt: skip
-        numbers[words] = {"attention to the query's class": attention.tolist()}
+        models, where = checkpoint.models_at(snapshot), f"{name}, {words}"
+        attention = torch.stack([attention_to_class(model, prompts["known"]).max() for model in models])
+        found[f"{where}: highest attention of a head to the query's class"] = attention
         if models[0].cfg.prompt_format == "interleaved":
             scores = [score_heads(model, prompts=prompts["known"][:256], progress=False) for model in models]
             previous = torch.stack([each.mean("target_to_input").max() for each in scores])
-            rows.append(over_seeds(f"{name}, {words}: highest attention of a head from y to its x", previous))
+            found[f"{where}: highest attention of a head from y to its x"] = previous
         for kind in ("new", "absent"):
-            lost = torch.stack([accuracy_lost(model, prompts[kind]) for model in models])  # [seed layer head]
-            numbers[words][f"accuracy lost without each head, {kind}"] = lost.tolist()
-            rows.append(over_seeds(f"{name}, {words}: accuracy lost on {kind} classes without the strongest head",
-                                   lost.flatten(1).amax(1)))  # fmt: skip
+            lost = torch.stack([accuracy_lost(model, prompts[kind]).max() for model in models])
+            found[f"{where}: accuracy lost on {kind} classes without the strongest head"] = lost
             for part, hook in (("any head", "attn.hook_z"), ("any MLP", "hook_mlp_out")):
                 without = torch.stack([accuracy_without(model, hook, prompts[kind]) for model in models])
-                rows.append(over_seeds(f"{name}, {words}: accuracy on {kind} classes without {part}", without))
-    return rows, numbers
+                found[f"{where}: accuracy on {kind} classes without {part}"] = without
+    return [over_seeds(quantity, values) for quantity, values in found.items()]
 
 
 @torch.no_grad()
 def attention_to_class(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "layer head"]:
     """Mean attention of the query to the context's points of its class (to their targets, if those are tokens)."""
-    same = same_class(prompts)
+    # points of the query's class: with little noise these are much nearer than others
+    same = (prompts.xs[:, :-1] - prompts.xs[:, -1:]).square().sum(-1) < 0.25
     _, cache = model.run_with_cache(model.encode(prompts))
     patterns = torch.stack([cache["pattern", layer][:, :, -1] for layer in range(model.cfg.n_layers)])
     interleaved = model.cfg.prompt_format == "interleaved"
     keys = patterns[..., 1:-1:2] if interleaved else patterns[..., : prompts.n_context]
     return (keys * same[None, :, None]).sum(-1).mean(1).double()
-
-
-def same_class(prompts: Prompts) -> Bool[Tensor, "prompt point"]:
-    """True for context points of the query's class: with little noise these are much nearer than others."""
-    distances = (prompts.xs[:, :-1] - prompts.xs[:, -1:]).square().sum(-1)
-    return distances < 0.25
 
 
 def accuracy(predictions: Float[Tensor, "*any prompt y"], prompts: Prompts) -> Float[Tensor, "*any"]:

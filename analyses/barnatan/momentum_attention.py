@@ -56,7 +56,13 @@ def compare(args: Any) -> Comparison:
         f"{args.n_sequences:,} new sequences (seed {args.seed}), accuracies on four text tasks, {args.n_queries} "
         f"queries each."
     )
-    return Comparison("Momentum attention", lead, rows, _curves(twins), {"momentum": eta, "seed": args.seed})
+    fig = figure("Held-out loss", "step", "nats")
+    for name, twin in twins.items():
+        curve = twin.record["curve"]
+        losses = [interval(torch.tensor(each)) for each in curve["eval_loss"]]
+        add_intervals(fig, curve["eval_step"], losses, name, COLORS[name])
+    sections = [Section("Held-out loss", "Of both trainings, mean over seeds with 95% intervals.", fig)]
+    return Comparison("Momentum attention", lead, rows, sections, {"momentum": eta, "seed": args.seed})
 
 
 def _strength(checkpoint: Checkpoint) -> float:
@@ -157,15 +163,6 @@ def _paired(quantity: str, values: dict[str, Float[Tensor, "seed"]]) -> list[Row
     rows = [Row(f"{quantity}, {name}", None, interval(each), OVER) for name, each in values.items()]
     difference = values[MOMENTUM].double() - values[PLAIN].double()
     return [*rows, Row(f"{quantity}, difference", None, interval(difference), OVER, PAIRED)]
-
-
-def _curves(twins: dict[str, Checkpoint]) -> Sequence[Section]:
-    fig = figure("Held-out loss", "step", "nats")
-    for name, twin in twins.items():
-        curve = twin.record["curve"]
-        losses = [interval(torch.tensor(each)) for each in curve["eval_loss"]]
-        add_intervals(fig, curve["eval_step"], losses, name, COLORS[name])
-    return [Section("Held-out loss", "Of both trainings, mean over seeds with 95% intervals.", fig)]
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def tally(name: str, pairs: Sequence[tuple[Circuit, WeightsCircuit]], bars: bool
     return [*rows, row(quantity, [exact / n], bar, f"{exact} of {n} programs")]
 
 
-def search(model: Any, prompts: Any, *at: str, **options: Any) -> Circuit:
+def search(model: Any, prompts: Any, *at: Any, **options: Any) -> Circuit:
     return find_circuit(model, prompts, *at, effects=False, progress=False, **options)
 
 

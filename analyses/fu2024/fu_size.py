@@ -87,17 +87,13 @@ def _of_size(checkpoint: Checkpoint, args: Any) -> dict[str, Row]:
         note = "the interval of the difference lies above 0"
         words = f"{nearer} of {n_layers} layers"
         measured[f"layers nearer to Newton than to {rival}"] = Row("", None, words, minus[0].over, note)
-    measured[BEYOND] = _beyond_untrained(measured[SIMILARITY + " Newton iteration"], matching, checkpoint)
-    return measured
-
-
-def _beyond_untrained(similarity: Row, matching: LayerMatching, checkpoint: Checkpoint) -> Row:
-    """How much of what an untrained model lacks to a similarity of 1 a trained one has."""
+    similarity = measured[f"{SIMILARITY} Newton iteration"]
     untrained = matching.of(build(checkpoint.models[0].cfg, UNTRAINED_SEED).eval())
     start = untrained.matches["errors"]["Newton"].best()[-1].similarity.mean
     low, mean, high = ((end - start) / (1 - start) for end in similarity.ends)
-    n = similarity.measured.n if isinstance(similarity.measured, Interval) else 1
-    return Row("", None, Interval(mean, low, high, n), similarity.over, f"the untrained model's is {start:.4g}")
+    beyond = Interval(mean, low, high, similarity.measured.n if isinstance(similarity.measured, Interval) else 1)
+    measured[BEYOND] = Row("", None, beyond, similarity.over, f"the untrained model's is {start:.4g}")
+    return measured
 
 
 if __name__ == "__main__":

@@ -24,7 +24,14 @@ NEWTON_STEPS = 20
 @script(n_prompts=Option(1000, "random prompts where the lecture shows one"), seed=0)
 def compare(args: Any) -> Comparison:
     """Rows for every theorem, example and demonstration."""
-    rows = [*_one_step(args), *_bayes(args), *_worked_examples(), *_damping(args), *_power_series(args)]
+    generator = torch.Generator().manual_seed(args.seed)
+    w, noise = torch.randn(2, 100_000, generator=generator, dtype=torch.float64)  # the example is x = 1
+    damping = ratio_interval(w * (w + noise), (w + noise).square())
+    rows = [
+        *_one_step(args), *_bayes(args), *_worked_examples(),
+        Row("example 2: damping with the least loss on such tasks", 0.5, damping, "tasks", "1 / (1 + λ)"),
+        *_power_series(args),
+    ]  # fmt: skip
     lead = (
         f"Where the lecture draws one random prompt, {args.n_prompts:,} are drawn here (seed {args.seed}), in float64; "
         f"its own draws have no seed. Errors are relative to the largest expected value."
@@ -120,15 +127,6 @@ def _worked_examples() -> list[Row]:
     ]  # fmt: skip
 
 
-def _damping(args: Any) -> list[Row]:
-    """Example 2's last sentence: what one learned factor on the similarity comes to over many such tasks."""
-    generator = torch.Generator().manual_seed(args.seed)
-    w, noise = torch.randn(2, 100_000, generator=generator, dtype=torch.float64)
-    y = w + noise  # the example is x = 1
-    return [Row("example 2: damping with the least loss on such tasks", 0.5, ratio_interval(w * y, y * y), "tasks",
-                "1 / (1 + λ)")]  # fmt: skip
-
-
 def _power_series(args: Any) -> list[Row]:
     """Demonstration 2 (five examples in ten dimensions, λ = 1): the series, and what needs fewer layers."""
     generator = torch.Generator().manual_seed(args.seed)
@@ -152,8 +150,8 @@ def _power_series(args: Any) -> list[Row]:
     ])  # fmt: skip
     largest = torch.linalg.eigvalsh(gram)[:, -1].max().item() + 1
     newton = algorithms.newton(regularised, range(1, 25), alpha=1.5 / largest**2, at="query").query()
-    error = [_share(prediction, exact) for prediction in newton]
-    needed = next(k for k, value in enumerate(error, 1) if value < 1e-4)
+    error = (newton - exact).square().mean((1, 2)) / exact.square().mean()
+    needed = int((error < 1e-4).nonzero()[0]) + 1
     rows = [
         Row(f"demonstration 2: squared error after {n} terms over the exact predictions' mean square", None,
             ratio_interval((value - exact).square()[:, 0], exact.square()[:, 0]), "prompts")
@@ -180,11 +178,6 @@ def _error(values: Float[Tensor, "..."], expected: Float[Tensor, "..."]) -> floa
     """Largest difference over the largest expected value; what is rounding is 0."""
     error = ((values - expected).abs().max() / expected.abs().max()).item()
     return error if error > 1e-9 else 0.0
-
-
-def _share(values: Float[Tensor, "..."], expected: Float[Tensor, "..."]) -> float:
-    """Mean squared difference over the expected values' mean square."""
-    return ((values - expected).square().mean() / expected.square().mean()).item()
 
 
 if __name__ == "__main__":

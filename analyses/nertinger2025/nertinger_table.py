@@ -86,8 +86,11 @@ def tuned_pgd(covariance: Tensor, prompts: Prompts) -> AlgorithmLearner:
 def compare(args: Any) -> Comparison:
     """Measure every cell, and align the noiseless columns' models with PGD over training."""
     table = published("nertinger_table1")
-    loaded = [load_checkpoint(name) for name in args.checkpoints]
-    parts = {_row(checkpoint): checkpoint.by_task() for checkpoint in loaded}
+    parts = {}
+    for checkpoint in map(load_checkpoint, args.checkpoints):
+        cfg = checkpoint.models[0].cfg
+        name = f"leaky_relu_{cfg.attention_slope:g}" if cfg.attention == "leaky_relu" else cfg.attention
+        parts[name] = checkpoint.by_task()
     tasks = [part.task for part in next(iter(parts.values()))]
     settings = [Setting(task, args) for task in tasks if isinstance(task, LinearRegression)]
     rows: list[Row] = []
@@ -132,12 +135,6 @@ def compare(args: Any) -> Comparison:
     return Comparison("Activations and conditioning (Table 1, Fig. 1)", lead, rows, figures, {"over_training": plain})
 
 
-def _row(checkpoint: Checkpoint) -> str:
-    """Name of its row in the printed table."""
-    cfg = checkpoint.models[0].cfg
-    return f"leaky_relu_{cfg.attention_slope:g}" if cfg.attention == "leaky_relu" else cfg.attention
-
-
 def _cell(name: str, setting: Setting, part: Checkpoint, printed: float | None) -> Row:
     """A cell of the table, the best seed's loss as in the paper."""
     errors = query_errors(in_float64(part.models), setting.prompts)
@@ -174,10 +171,8 @@ def _relu_rows(setting: Setting) -> list[Row]:
     wrong = copy.deepcopy(right)
     with torch.no_grad():
         wrong.blocks[0].attn.W_O.neg_()
-    rows = []
-    for words, claim, model in (("as printed", "optimal", wrong), ("with Q₀ negative", "optimal", right)):
-        rows.append(Row(f"ReLU, Theorem 4 {words}", claim, setting.loss(model), "prompts"))
-    return rows
+    models = {"as printed": wrong, "with Q₀ negative": right}
+    return [Row(f"ReLU, Theorem 4 {words}", "optimal", setting.loss(each), "prompts") for words, each in models.items()]
 
 
 def _softmax_rows(setting: Setting) -> list[Row]:

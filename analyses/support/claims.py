@@ -48,6 +48,11 @@ class Claim:
     saved_outcomes: tuple[bool, ...] | None = ()
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """The paper, item and words that identify the claim."""
+        return self.source, self.item, self.what
+
+    @property
     def rows(self) -> list[Row]:
         return [row for rows in self.lines.values() for row in rows]
 
@@ -254,15 +259,13 @@ def restated(saved: Sequence[Claim], stated: Sequence[Claim]) -> list[Claim]:
 
     A claim is recognised by its item and words, or by its place if as many are stated as were saved.
     """
-    by_words = {(claim.source, claim.item, claim.what): claim for claim in saved}
-    same = len(saved) == len(stated)
-    claims = []
+    by_words, same, claims = {claim.key: claim for claim in saved}, len(saved) == len(stated), []
     for i, claim in enumerate(stated):
-        before = by_words.get((claim.source, claim.item, claim.what), saved[i] if same else None)
-        if before is None or UNTRAINED in claim.controls or UNTRAINED not in before.controls or not claim.trained:
-            claims.append(claim)
-            continue
-        claims.append(_with_verdict(claim, before.controls[UNTRAINED], before.control_verdicts[UNTRAINED]))
+        before = by_words.get(claim.key, saved[i] if same else None)
+        known = before is not None and UNTRAINED in before.controls
+        if before is not None and known and claim.trained and UNTRAINED not in claim.controls:
+            claim = _with_verdict(claim, before.controls[UNTRAINED], before.control_verdicts[UNTRAINED])
+        claims.append(claim)
     return claims
 
 
@@ -287,7 +290,6 @@ def with_untrained(claims: Sequence[Claim], untrained: Sequence[Claim]) -> list[
         raise ValueError(f"{len(untrained)} claims on untrained models for {len(claims)} on trained ones")
     return [
         claim if not claim.trained or not claim.lines or UNTRAINED in claim.controls
-        else replace(claim, controls={**claim.controls, UNTRAINED: other.rows},
-                     control_verdicts={**claim.control_verdicts, UNTRAINED: other.verdict})
+        else _with_verdict(claim, other.rows, other.verdict)
         for claim, other in zip(claims, untrained, strict=True)
     ]  # fmt: skip

@@ -92,11 +92,8 @@ def _moved_values(claim: Claim, now: Claim | None, entry: str) -> list[Moved]:
         return [Moved(entry, "the entry", claim.verdict, "nothing", "gone")]
     if len(now.rows) != len(claim.rows):
         return [Moved(entry, "values", str(len(claim.rows)), str(len(now.rows)), "other rows")]
-    changes = [
-        Moved(entry, row.quantity, str(row), str(other), words)
-        for row, other in zip(claim.rows, now.rows, strict=True)
-        if (words := apart(row, other))
-    ]
+    changes = [Moved(entry, row.quantity, str(row), str(other), words)
+               for row, other in zip(claim.rows, now.rows, strict=True) if (words := apart(row, other))]  # fmt: skip
     if now.verdict != claim.verdict and not changes:
         changes.append(Moved(entry, "verdict", claim.verdict, now.verdict, "within the intervals"))
     return changes

@@ -87,13 +87,11 @@ def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
         if "command" not in written.data:
             raise ValueError(f"{path} contains no command that measured it: run its script again")
         words = tuple(shlex.split(written.data["command"]))[1:]
-        whole = not entries or bool({path.stem, Path(words[0]).name, Path(words[0]).stem} & set(entries))
+        names = {path.stem, Path(words[0]).name, Path(words[0]).stem}
+        whole = not entries or bool(names & set(entries))
         claims = [i for i, claim in enumerate(written.claims) if any(_is_of(claim, entry) for entry in entries)]
-        unknown = [
-            entry for entry in unknown
-            if entry not in (path.stem, Path(words[0]).name, Path(words[0]).stem)
-            and not any(_is_of(claim, entry) for claim in written.claims)
-        ]  # fmt: skip
+        unknown = [entry for entry in unknown
+                   if entry not in names and not any(_is_of(claim, entry) for claim in written.claims)]  # fmt: skip
         if whole or claims:
             seconds = float(written.data.get("cpu_time_s") or written.data.get("wall_time_s") or "inf")
             jobs[path.stem] = Job(path.stem, words, written, None if whole else tuple(claims), seconds)
@@ -176,8 +174,8 @@ def _same_claims(job: Job, measured: Results) -> list[Claim | None]:
     now = list(measured.claims)
     if len(now) == len(job.written.claims):
         return [now[i] for i in range(len(now)) if job.claims is None or i in job.claims]
-    by_words = {(claim.source, claim.item, claim.what): claim for claim in now}
-    return [by_words.get((claim.source, claim.item, claim.what)) for claim in job.asked]
+    by_words = {claim.key: claim for claim in now}
+    return [by_words.get(claim.key) for claim in job.asked]
 
 
 def _environment() -> dict[str, str]:
@@ -217,10 +215,8 @@ def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable
         write(f"{outcome.job.name}: ended with an error: {outcome.error}")
     moved = [(outcome.job.name, each) for outcome in outcomes for each in outcome.moved]
     passed = [(outcome.job.name, entry) for outcome in outcomes for entry in outcome.passed]
-    n_entries = sum(len(outcome.job.asked) for outcome in outcomes)
-    ran = sum(outcome.state == "ran" for outcome in outcomes)
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    worked = sum(outcome.cpu_seconds or 0 for outcome in outcomes)
+    n_entries, ran = sum(len(each.job.asked) for each in outcomes), sum(each.state == "ran" for each in outcomes)
+    seconds, worked = sum(each.seconds for each in outcomes), sum(each.cpu_seconds or 0 for each in outcomes)
     entries = {(name, each.entry) for name, each in moved if each.entry != "table"}
     counts = (
         f"{n_entries} entries of {len(outcomes)} scripts, {ran} run now, {len(failed)} with errors, {seconds:.0f} s of "
@@ -229,9 +225,8 @@ def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable
     if random:
         for name, entry in passed:
             write(f"{name}: {entry}: the same with random weights")
-        untouched = len(passed)
-        write(f"{counts}; {untouched} that depend on training did not")
-        return not untouched
+        write(f"{counts}; {len(passed)} that depend on training did not")
+        return not passed
     if moved:
         lines = [("results", "entry", "quantity", "written", "measured", "apart")]
         lines += [(name, e.entry, e.quantity, e.written, e.measured, e.apart) for name, e in moved]

@@ -22,7 +22,7 @@ def query_errors(learners: Iterable[Learner], prompts: Prompts) -> Float[Tensor,
     return torch.stack([squared_errors(learner, prompts)[:, 0] for learner in learners])
 
 
-def by_seed(values: Iterable[float] | Tensor, digits: str = ".3g") -> str:
+def by_seed(values: Iterable[Any], digits: str = ".3g") -> str:
     """Words for a note: "by seed 1.2, 1.3"."""
     return "by seed " + ", ".join(f"{float(value):{digits}}" for value in values)
 

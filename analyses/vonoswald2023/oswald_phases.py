@@ -40,7 +40,11 @@ def compare(args: Any) -> Comparison:
         )
         figures.append(Section(f"Loss during training, {name}", words, picture))
     rows += _grokking(load_checkpoint(args.grokking), best, nothing, figures)
-    rows += _few(load_checkpoint(args.few))
+    curve = load_checkpoint(args.few).record["curve"]  # memorising: about as many tasks as the layer has parameters
+    tests, trains = torch.tensor(curve["eval_loss"]), torch.tensor(curve["loss"])
+    rise, least = tests.max(0).values / tests.min(0).values, trains.min(0).values / 2
+    rows.append(Row("128 tasks: highest test loss over the least", None, median_interval(rise), "models"))
+    rows.append(Row("128 tasks: least training half-MSE", None, median_interval(least), "models"))
     lead = (
         "One layer of linear attention, x ~ U(-1/2, 1/2), d = n = 10, initial weights of deviation 0.002. A transition "
         "is where the held-out loss has come half of the way from that of predicting 0 to its final value for good."
@@ -85,6 +89,11 @@ def _grokking(checkpoint: Checkpoint, best: float, nothing: float, figures: list
     references = {"best step of gradient descent": best, "predicting 0": nothing}
     lines = {"test": tests.tolist(), "train": trains.tolist()}
     picture = viz.losses_over_training(common, lines, references=references, log_x=True)
+    # one step of gradient descent, tuned on the distribution, on the prompts that the curve is measured on
+    task, training = checkpoint.task, checkpoint.record["training"]
+    assert isinstance(task, FixedTasks)
+    step = tuned_descent(task.task.sample(50_000, seed=2**31 + 1, dtype=torch.float64), 1)
+    prompts = task.task.sample(training["eval_prompts"], seed=training["eval_seed"], dtype=torch.float64)
     words = "Attention and MLP, trained on a fixed set of prompts."
     figures.append(Section("Train and test loss of a block on 8,192 tasks", words, picture))
     return [
@@ -100,29 +109,9 @@ def _grokking(checkpoint: Checkpoint, best: float, nothing: float, figures: list
             median_interval((falls.end - falls.start)[falls.fell] / common[-1]), "seeds"),
         Row("grokking: test half-MSE at the end", 0.2, interval(falls.final / 2), "seeds"),
         Row("grokking: test loss at the end over gradient descent's on the same prompts", 1.0,
-            interval(falls.final / _descent(checkpoint)), "seeds"),
+            interval(falls.final / squared_errors(step, prompts).mean().item()), "seeds"),
         Row("grokking: train half-MSE at the end", None, interval(trains[-len(trains) // 20 :].median(0).values / 2),
             "seeds"),
-    ]  # fmt: skip
-
-
-def _descent(checkpoint: Checkpoint) -> float:
-    """Loss of one step of gradient descent, tuned on the distribution, on the prompts that the curve is measured on."""
-    task, training = checkpoint.task, checkpoint.record["training"]
-    assert isinstance(task, FixedTasks)
-    step = tuned_descent(task.task.sample(50_000, seed=2**31 + 1, dtype=torch.float64), 1)
-    prompts = task.task.sample(training["eval_prompts"], seed=training["eval_seed"], dtype=torch.float64)
-    return squared_errors(step, prompts).mean().item()
-
-
-def _few(checkpoint: Checkpoint) -> list[Row]:
-    """Measure memorising: a layer trained on about as many tasks as it has parameters."""
-    curve = checkpoint.record["curve"]
-    tests, trains = torch.tensor(curve["eval_loss"]), torch.tensor(curve["loss"])
-    rise = tests.max(0).values / tests.min(0).values
-    return [
-        Row("128 tasks: highest test loss over the least", None, median_interval(rise), "models"),
-        Row("128 tasks: least training half-MSE", None, median_interval(trains.min(0).values / 2), "models"),
     ]  # fmt: skip
 
 

@@ -51,7 +51,9 @@ def compare(args: Any) -> Comparison:
         raise CheckpointError(f"{args.checkpoint} has {cfg.prompt_format} prompts, this script compares paired ones")
     tuned = _tuned(task, cfg.n_layers, cfg.recurrent, cfg.token_clip)
     references = {name: as_layers(learner, cfg) for name, learner in tuned.items()}
-    main = _main(checkpoint.name, references)
+    # the paper's comparison for the model: GD++, with separate parameters per step if layers differ
+    kinds = [DESCENT] if checkpoint.name.endswith("-ln") else [EACH, PLUS_PLUS, DESCENT]
+    main = next(kind for kind in kinds if kind in references)
     if cfg.token_clip is not None:
         references[ELSEWHERE] = as_layers(_tuned_elsewhere(task, cfg.n_layers, cfg.token_clip, main == EACH), cfg)
     learners: dict[str, Learner] = dict(references)
@@ -116,13 +118,6 @@ def _tuned_elsewhere(task: LinearRegression, steps: int, clip: float, per_step: 
 def as_layers(learner: Tuned, cfg: TransformerConfig) -> HookedTransformer:
     """Tuned descent as layers, whose tokens are clipped where the model's are (A.2: for both)."""
     return descent_layers(learner, cfg.n_layers, cfg.token_clip, x_dim=cfg.x_dim, n_context=cfg.n_context)
-
-
-def _main(name: str, references: Mapping[str, object]) -> str:
-    """Return the paper's comparison for the model: GD++, with separate parameters per step if layers differ."""
-    if name.endswith("-ln"):
-        return DESCENT
-    return next(kind for kind in (EACH, PLUS_PLUS, DESCENT) if kind in references)
 
 
 def _drawn(task: LinearRegression, panel: str) -> LinearRegression:

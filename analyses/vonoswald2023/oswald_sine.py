@@ -96,9 +96,12 @@ def compare(args: Any) -> Comparison:
             Row(f"kernel of {name}: share of predictions not linear in the targets (rms)", None,
                 *over_resamples(nonlinear, transformer, 1000)),
         ]  # fmt: skip
+    curves = {"attention": transformer.record["curve"], "gradient descent": descent.record["curve"]}
+    eval_losses = {name: curve["eval_loss"] for name, curve in curves.items()}
+    losses_drawn = viz.losses_over_training(curves["attention"]["eval_step"], eval_losses, log_x=True, log_y=True)
     figures = [
         _functions({name: models[0] for name, models in kinds.items()}, smoothing, held_out[: args.n_drawn], grid),
-        _curves(transformer, descent),
+        Section("Loss during training", "Half the held-out mean squared error of each seed.", losses_drawn),
         Section("Kernels", "What a prediction gains by a unit of y at a context point, first seed. The paper's view is "
                "k(x, x') = m(x)·m(x'); where MLPs read y too, it is the model's part that is linear in the targets.",
                kernel_heatmaps(views)),
@@ -241,15 +244,6 @@ def _waves(prompts: Prompts, grid: torch.Tensor) -> torch.Tensor:
         return torch.cat([xs.sin(), xs.cos()], dim=-1)
 
     return basis(grid) @ torch.linalg.lstsq(basis(prompts.xs), prompts.ys).solution
-
-
-def _curves(transformer: Checkpoint, descent: Checkpoint) -> Section:
-    curves = {"attention": transformer.record["curve"], "gradient descent": descent.record["curve"]}
-    figure = viz.losses_over_training(
-        curves["attention"]["eval_step"], {name: curve["eval_loss"] for name, curve in curves.items()}, log_x=True,
-        log_y=True,
-    )  # fmt: skip
-    return Section("Loss during training", "Half the held-out mean squared error of each seed.", figure)
 
 
 if __name__ == "__main__":
