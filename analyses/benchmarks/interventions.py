@@ -16,22 +16,15 @@ from transformer_lens.patching import generic_activation_patch, layer_pos_head_v
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.rows import Row, Settings, row, timed
-from mechicl import constructions
 from mechicl.analysis import (
     InterventionSweep,
     PatchingSession,
     corrupt,
-    find_circuit,
-    next_token_loss,
     patch,
-    score_heads,
 )
 from mechicl.checkpoints import load_checkpoint
-from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
-from mechicl.statistics import interval
-from mechicl.tasks import LinearRegression, RepeatedTokens
 
 AXES = ("layer", "pos", "head")
 
@@ -133,35 +126,6 @@ def memory_rows() -> list[Row]:
     return rows + [peak_row("a small bridge, z", memory, small, *ids, metrics=difference) for memory in (2e7, 1e8)]
 
 
-def known_answer_rows() -> list[Row]:
-    """Head scores and circuits of models whose heads are known."""
-    planted = constructions.induction(d_vocab=64, n_ctx=64, n_heads=4, previous_token_head=2, induction_head=1, seed=0)
-    scores = score_heads(planted)
-    places = {"previous_token": (0, 2), "induction": (1, 1), "copying": (1, 1), "prefix_matching": (1, 1)}
-    rows = [row(f"planted {name.replace('_', ' ')} head, score", [scores.mean(name)[place].item()], ">= 0.99")
-            for name, place in places.items()]  # fmt: skip
-    prompts = LinearRegression(x_dim=10, n_context=10).sample(64, seed=0)
-    for attention in ("linear", "softmax"):
-        copying = score_heads(constructions.copy_targets(x_dim=10, n_context=10, attention=attention), prompts=prompts)
-        copied = copying.mean("input_to_target")[0, 0].item()
-        rows.append(row(f"copy_targets, {attention}: input to its target, score", [copied], ">= 0.99", ""))
-    cfg = TransformerConfig(
-        prompt_format="token_ids", d_vocab=64, n_ctx=64, n_layers=2, n_heads=4, d_model=64, attention="softmax"
-    )
-    untrained = [score_heads(HookedTransformer(cfg, seed=seed).eval(), n_prompts=32) for seed in range(10)]
-    for name in untrained[0].scores:
-        means = torch.stack([scores.mean(name)[1:].mean() for scores in untrained])
-        words = f"ten untrained models, {name.replace('_', ' ')} score"
-        detail = f"chance {untrained[0].chance[name]:.5f}; mean over the heads of the second layer"
-        rows.append(row(words, interval(means), "near chance", detail))
-    sequences = RepeatedTokens(d_vocab=64, n_ctx=48, min_period=6, max_period=24).sample(32, seed=0)
-    loss = {"loss": next_token_loss(sequences.targets())}
-    circuit = find_circuit(planted, sequences.read, loss, at="positions", progress=False)
-    found = [float(circuit.heads == [(0, 2), (1, 1)])]
-    detail = f"{circuit}: {', '.join(map(str, circuit.edges))}"
-    return [*rows, row("planted circuit: heads found are those planted", found, "1", detail)]
-
-
 def session_rows() -> list[Row]:
     """Seconds from a click in the explorer to its prediction, without the browser."""
     rows = []
@@ -183,6 +147,6 @@ def measure(settings: Settings) -> list[Row]:
     torch.set_num_threads(1)
     try:
         rows = [*regression_rows(min(settings.rounds, 3), 16), *regression_rows(1, 64), *bridge_rows(1)]
-        return [*rows, *memory_rows(), *session_rows(), *known_answer_rows()]
+        return [*rows, *memory_rows(), *session_rows()]
     finally:
         torch.set_num_threads(before)

@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from transformers import GPT2Config, GPT2Model
 
 from benchmarks.rows import Row, Settings, row, timed
 from mechicl import algorithms
@@ -13,10 +12,7 @@ from mechicl.analysis import Lens, Readouts, fit_readouts
 from mechicl.analysis.behaviour import regressed_weights
 from mechicl.analysis.behaviour.alignment import predict_queries_one_by_one
 from mechicl.checkpoints import load_checkpoint
-from mechicl.interop import from_garg
-from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
-from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 
 NEWTON_STEPS = list(range(1, 24))
@@ -128,40 +124,9 @@ def induced_weights_rows(name: str, n_prompts: int, n_queries: int) -> list[Row]
     ]  # fmt: skip
 
 
-def import_row() -> Row:
-    """A GPT-2 of the paper's shape, read by `from_garg`, against transformers' own forward pass."""
-    torch.manual_seed(0)
-    shape = {"n_dims": 20, "n_positions": 101, "n_embd": 256, "n_layer": 12, "n_head": 8, "family": "gpt2"}
-    read_in, read_out = torch.nn.Linear(20, 256), torch.nn.Linear(256, 1)
-    backbone = GPT2Model(
-        GPT2Config(n_positions=202, n_embd=256, n_layer=12, n_head=8, vocab_size=10, bos_token_id=0, eos_token_id=0)
-    ).eval()
-    parts = {"_read_in": read_in, "_backbone": backbone, "_read_out": read_out}
-    state = {f"{part}.{name}": weight for part, module in parts.items() for name, weight in module.state_dict().items()}
-    prompts = LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(32, seed=0)
-    tokens = torch.zeros(32, 82, 20)
-    tokens[:, 0::2], tokens[:, 1::2, :1] = prompts.xs, prompts.ys
-    with torch.no_grad():
-        theirs = read_out(backbone(inputs_embeds=read_in(tokens)).last_hidden_state)[:, ::2]
-        ours = from_garg(state, shape).predict_prefixes(prompts)
-    return row("imported GPT-2 of the paper's size against transformers, max |difference|",
-               [(ours - theirs).abs().max().item()], "<= 1e-5", "random weights, 32 prompts")  # fmt: skip
-
-
-def accuracy_row(name: str) -> Row:
-    """The small isotropic model's error at twice as many points as dimensions."""
-    checkpoint = load_checkpoint(name)
-    task = checkpoint.task
-    prompts: Prompts = task.sample(10_000, seed=1)
-    errors = squared_errors(checkpoint.models[0], prompts, at="points")[:, 2 * task.x_dim] / task.x_dim
-    return row(f"{name}: squared error per dimension at 2d points", interval(errors), "<= 0.01", "", over="prompts")
-
-
 def measure(settings: Settings) -> list[Row]:
     return [
         *heatmap_rows(min(settings.rounds, 3)),
         *readout_rows("gpt2-8l", n_fitting=4096, steps=5000, timed_steps=5000 if settings.full else 1000),
         *induced_weights_rows("gpt2-8l", n_prompts=32, n_queries=100),
-        import_row(),
-        accuracy_row("gpt2-8l"),
     ]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
@@ -10,7 +10,6 @@ import torch
 
 from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import by_seed
-from mechicl import viz
 from mechicl.analysis import fit_construction, measure_conditioning
 from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
 from mechicl.reports import Comparison, Row, Section, published
@@ -73,7 +72,6 @@ def compare(args: Any) -> Comparison:
         words = f"Condition numbers of {args.n_prompts:,} tasks. The γ in the weights is {shown.typical:.4f}."
         drawn = condition_number_distribution(several)
         figures.append(Section(f"Distribution over tasks, n = {shown.n}", words, drawn))
-    figures.append(_ratio_figure(studies))
     lead = (
         f"Eigenvalues of S, the sum of x xᵀ over the context points, for draws of {args.n_prompts:,} tasks with x ~ "
         f"U(-1/2, 1/2), d = 10, and looped two-layer linear attention trained on them. One transformation of GD++ maps "
@@ -169,26 +167,6 @@ def _distribution_rows(m: GammaStudy, several: Conditioning) -> list[Row]:
         claim = None if gamma < 0.1 else "explodes"
         rows.append(Row(f"median condition number after, γ = {gamma:g}, n = {m.n}", claim, median, "prompts", note))
     return rows
-
-
-def _ratio_figure(studies: list[GammaStudy]) -> Section:
-    """Each way of choosing γ, relative to what the weights hold."""
-
-    def over_weights(m: GammaStudy, gamma: Interval) -> Interval:
-        mean, low, high = (_over(value, m.typical) for value in (gamma.mean, gamma.low, gamma.high))
-        return replace(gamma, mean=mean, low=low, high=high)
-
-    lines = {
-        "least mean log condition number": [over_weights(m, m.best) for m in studies],
-        "least condition number of the range (paper)": [over_weights(m, m.heuristic) for m in studies],
-    }
-    points = [m.n for m in studies]
-    title = "Ways of choosing γ, over the γ in the weights"
-    figure = viz.interval_lines(title, "context points", "ratio", points, lines, log_x=True)
-    figure.add_hline(y=1, line={"color": "#999999", "width": 1})
-    figure.update_xaxes(tickvals=points, ticktext=[str(n) for n in points])
-    words = "1 is the median seed. Bands are 95% intervals over prompts or draws."
-    return Section("γ by number of points", words, figure)
 
 
 def _over(value: float, gamma: float) -> float:
