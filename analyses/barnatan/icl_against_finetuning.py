@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+import mechicl
 from analyses.support.script import Option, script
 from mechicl import viz
 from mechicl.analysis import read_dual_form
@@ -85,7 +86,7 @@ Value = Callable[[dict[str, Any]], float]
     methods=Option(METHODS, "the model itself, linearised, layer by layer", kind=tuple[Method, ...]),
     data=Option(None, "folder with TASK_SPLIT.csv (or another of ENDINGS, or of save_to_disk)", kind=Path | None),
     device=Option("cpu", "where the model runs"),
-    memory=Option(MEMORY, "bound in bytes on what a run takes: less for large models and long prompts"),
+    memory=Option(2**30, "bound in bytes on what a run takes: less for large models and long prompts"),
     quiet=False,
 )
 def compare(args: Any) -> Comparison:
@@ -143,11 +144,12 @@ def trial(args: Any, language: LanguageModel, task: str, seed: int) -> dict[str,
         if saved.get("settings") == settings:
             return saved
     start = time.process_time()
-    study = study_task(
-        language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
-        learning_rates=rates, epochs=epochs, choose_by=args.choose_by, widen=widen, seed=seed, memory=args.memory,
-        progress=not args.quiet,
-    )  # fmt: skip
+    with mechicl.settings(memory=args.memory):
+        study = study_task(
+            language.model, language.tokenizer, texts, methods=args.methods, other_labels=SWITCHED,
+            learning_rates=rates, epochs=epochs, choose_by=args.choose_by, widen=widen, seed=seed,
+            progress=not args.quiet,
+        )  # fmt: skip
     kinds = {"comparisons": study.comparisons, "switched": study.with_other_labels,
              "crossed": study.tuned_on_other_labels}  # fmt: skip
     searches = study.searches.items()

@@ -138,7 +138,7 @@ def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
     for _ in range(rounds):
         of_search, circuit = timed(lambda: search(model, ids))
         seconds.append(of_search)
-        problem = make_problem(model, ids, None, method="zero", reference=None, at=None, seed=0, memory=2**30)
+        problem = make_problem(model, ids, None, method="zero", reference=None, at=None, seed=0)
         everything = torch.ones(len(problem.graph.edges), dtype=torch.bool)
         started = time.perf_counter()
         for number in range(0, len(everything), len(everything) // n_timed):

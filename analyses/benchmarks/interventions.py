@@ -15,6 +15,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformer_lens.patching import generic_activation_patch, layer_pos_head_vector_patch_setter
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import mechicl
 from benchmarks.rows import Row, Settings, row, timed
 from mechicl.analysis import (
     InterventionSweep,
@@ -118,7 +119,8 @@ def memory_rows() -> list[Row]:
         return logits[:, 1] - logits[:, 2]
 
     def peak_row(words: str, memory: float, *prompts: Any, **options: Any) -> Row:
-        peak = peak_bytes(lambda: patch(*prompts, axes=AXES, memory=memory, progress=False, **options))
+        with mechicl.settings(memory=memory):
+            peak = peak_bytes(lambda: patch(*prompts, axes=AXES, progress=False, **options))
         return row(f"peak of a sweep of {words}, over {memory:.0e} bytes given", [peak / memory], "<= 1")
 
     rows = [peak_row(f"gpt2-8l, {component}", memory, model, clean, corrupted, component)
