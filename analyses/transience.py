@@ -138,13 +138,10 @@ def condition_rows(name: str, curves: OverTraining, curve: Mapping[str, Any]) ->
         "last loss": torch.tensor(curve["eval_loss"][-1]),
     }
     rows = [over_seeds(f"{name}: {words}", values) for words, values in quantities.items()]
-    found, words = (
-        torch.tensor([step for step in takes_over if step is not None]),
-        "step from which the stored label wins",
-    )
-    if not len(found):
-        return [*rows, Row(f"{name}: {words}", None, "never", "seeds")]
-    return [*rows, over_seeds(f"{name}: {words}", found, f"{len(found)} of {len(takes_over)} seeds")]
+    found = torch.tensor([step for step in takes_over if step is not None])
+    words = f"{name}: step from which the stored label wins"
+    never, note = Row(words, None, "never", "seeds"), f"{len(found)} of {len(takes_over)} seeds"
+    return [*rows, over_seeds(words, found, note) if len(found) else never]
 
 
 def first_for_good(curves: OverTraining, seed: int) -> float | None:

@@ -77,15 +77,11 @@ def compare(args: Any) -> Comparison:
         f"of two curves is the largest difference of log10 of the loss, over the height of the curve of descent. "
         f"Medians are over seeds, with intervals over seeds and prompts and means in the notes."
     )
-    figure = viz.shifted_losses(
-        {
-            name: measure_shifted_losses(
-                {"trained": models[0], **references}, _drawn(task, name), SCALES, n_prompts=min(512, args.n_prompts),
-                seed=args.seed,
-            )
-            for name in PANELS
-        }
-    )  # fmt: skip
+    drawn, few = {"trained": models[0], **references}, min(512, args.n_prompts)
+    figure = viz.shifted_losses({
+        name: measure_shifted_losses(drawn, _drawn(task, name), SCALES, n_prompts=few, seed=args.seed)
+        for name in PANELS
+    })  # fmt: skip
     section = Section("Losses out of distribution", "The first seed and tuned descent.", figure)
     return Comparison(f"Out of distribution ({checkpoint.name})", lead, rows, [section])
 
