@@ -257,8 +257,8 @@ def write(comparisons: Sequence[Results], scripts: Sequence[Path]) -> str:
                 for claim in entries
             ],
         )  # fmt: skip
-    lines += ["## Scripts\n", "Run from the root of a checkout that is installed by `make setup` or `pip install -e .`. "
-              "Each saves a table as JSON and a page with figures.\n"]  # fmt: skip
+    lines += ["## Scripts\n", "Run from the root of a checkout that is installed by `make setup` or `pip install -e .`."
+              " Each saves a table as JSON and a page with figures.\n"]  # fmt: skip
     made = [
         (f"`python analyses/{command(c)}`", c.title, ", ".join(f"`{n}`" for n in c.data["checkpoints"]) or NOTHING,
          c.data["date"]) for c in comparisons
