@@ -136,7 +136,7 @@ def _accuracies(args: Any, twins: Mapping[str, Checkpoint]) -> dict[int, dict[st
     tokenizer, numbers = topic_tokenizer(), args.n_demonstrations
 
     def of_model(model: Any, texts: Sequence[Any]) -> Float[Tensor, "number"]:
-        by_task = [measure_accuracy(model, tokenizer, each, numbers).accuracy.mean(1) for each in texts]
+        by_task = [measure_accuracy(model, tokenizer, each, numbers).accuracy[0, 0].mean(1) for each in texts]
         return torch.stack(by_task).mean(0)
 
     by_twin = {name: torch.stack([of_model(*pair) for pair in zip(twin.models, draws, strict=True)], 1)
