@@ -67,7 +67,7 @@ TABLE := $(addprefix nertinger-,linear leaky-relu-0.75 leaky-relu-0.5 leaky-relu
 
 table: $(READY) ## Train all models of Nertinger's Table 1 and write analyses/results/nertinger_table.json
 	for row in $(TABLE); do $(BIN)/mechicl train $$row --out checkpoints/$$row || exit 1; done
-	$(BIN)/python analyses/nertinger_table.py
+	$(BIN)/python analyses/nertinger2025/nertinger_table.py
 
 index: $(READY) ## Write analyses/README.md, the index of figures and tables, from analyses/results
 	$(BIN)/python analyses/index.py

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pandas as pd
 import torch
 import tyro
+from rasp_library import never_below
 from rasp_programs import compile_program
 from scipy.stats import binomtest
 from torch import Tensor
@@ -24,36 +25,21 @@ Words = Sequence[Any]
 
 @dataclass(frozen=True)
 class Known:
-    """A variable of a program, and where the compiled model computes it.
+    """A variable of a program, and where the compiled model computes it."""
 
-    Attributes:
-        variable: its name.
-        value: its value, from the words of an input.
-        output: the program's output at the position `read`, from the variable's value and the words.
-        layer: after which the stream contains it.
-        component: "resid_mid" if the MLP of the same layer reads it.
-        is_number: whether it takes one dimension; a category takes one less than its number of values.
-        pos: position of the variable; the first word is at 1.
-        read: position of the output.
-    """
-
-    variable: str
-    value: Callable[[Words], Any]
+    variable: str  # its name
+    value: Callable[[Words], Any]  # its value, from the words of an input
+    # the program's output at the position `read`, from the variable's value and the words
     output: Callable[[Any, Words], Any]
-    layer: int
-    component: str = "resid_post"
-    is_number: bool = False
-    pos: int = -1
-    read: int = -1
+    layer: int  # after which the stream contains it
+    component: str = "resid_post"  # "resid_mid" if the MLP of the same layer reads it
+    is_number: bool = False  # whether it takes one dimension; a category takes one less than its number of values
+    pos: int = -1  # position of the variable; the first word is at 1
+    read: int = -1  # position of the output
 
 
 def count(word: Any) -> Callable[[Words], int]:
     return lambda words: list(words).count(word)
-
-
-def wrongly_closed(words: Words) -> bool:
-    """True if some beginning of the words closes more brackets than it opens."""
-    return any(words[:i].count("(") < words[:i].count(")") for i in range(1, len(words) + 1))
 
 
 KNOWN = {
@@ -62,12 +48,7 @@ KNOWN = {
     "majority": Known("count of a", count("a"), lambda n, w: "ab"[w.count("b") > n], 0),
     "counts_of_each": Known("count of b", count("b"), lambda n, w: 100 * w.count("a") + 10 * n + w.count("c"), 0),
     "depth": Known("count of (", count("("), lambda n, w: n - w.count(")"), 0),
-    "balanced": Known(
-        "depth",
-        lambda w: w.count("(") - w.count(")"),
-        lambda n, w: n == 0 and not wrongly_closed(w),
-        3,
-    ),
+    "balanced": Known("depth", lambda w: w.count("(") - w.count(")"), lambda n, w: n == 0 and never_below(w), 3),
     "spread": Known("largest", max, lambda n, w: n - min(w), 1, "resid_mid"),
     "add_the_first": Known("first", lambda w: w[0], lambda n, w: (n + w[-1]) % 3, 0, "resid_mid"),
     "pointer_three_times": Known("place", lambda w: w[w[-1]], lambda n, w: w[w[n]], 0),
@@ -101,7 +82,6 @@ def draw_prompts(model: CompiledTransformer, known: Known, causal: CausalModel) 
 
 
 def align_program(name: str, **options: Any) -> VariableAlignment:
-    """Search for the variable of a program."""
     model, known = compile_program(name), KNOWN[name]
     causal = causal_model(model, known)
     ids, rank = draw_prompts(model, known, causal)
@@ -112,7 +92,6 @@ def align_program(name: str, **options: Any) -> VariableAlignment:
 
 
 def row(name: str) -> dict[str, str]:
-    """Return a program's row of the table."""
     found = align_program(name)
     right, n_pairs = int(found.accuracy.sum()), found.accuracy.numel()
     ends = binomtest(right, n_pairs).proportion_ci()  # the interval of t would have no width where all are right

@@ -1,7 +1,4 @@
-"""Which algorithm do layers with a state run? DeltaNet, gated linear attention, Mamba-2 and Mesa, after training.
-
-python analyses/beyond_attention.py
-"""
+"""Which algorithm do layers with a state run? DeltaNet, gated linear attention, Mamba-2 and Mesa, after training."""
 
 import warnings
 from collections.abc import Callable
@@ -11,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl import algorithms
 from mechicl.algorithms.card import FitProblem
 from mechicl.algorithms.recursive import discounted_moments, fit_discounted, fit_normalized, fit_recursive
@@ -22,13 +20,13 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import DriftingRegression, LinearRegression
-from support.script import Option, script
 
 KINDS = ("delta", "mesa", "gated-linear", "mamba2")
 CHECKPOINTS = (
     *(f"{kind}-1l" for kind in KINDS), "lsa-1l-gaussian", *(f"{kind}-4l" for kind in KINDS), "softmax-4l",
 )  # fmt: skip
 TASK = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
+NOISY = TASK.replace(noise_std=0.5)
 POINTS = (0, 1, 2, 3, 5, 7, 10, 15, 20)
 AFTER = 10  # points after which states are exchanged
 DRIFT = DriftingRegression(x_dim=5, n_context=20, renewed=0.05)
@@ -36,19 +34,14 @@ N_FITTING, N_TESTING = 1024, 512
 N_STATES = 512  # prompts whose states are recorded, and as many whose states are exchanged: states take memory
 
 
-@script(
-    checkpoints=Option(CHECKPOINTS, "Names of checkpoints"),
-    n_identify=Option(256, "Prompts that families are fitted on"),
-)
+@script(checkpoints=CHECKPOINTS, n_identify=Option(256, "prompts that families are fitted on"))
 def compare(args: Any) -> Comparison:
     """Losses, families, order, forgetting and exchanged states of every checkpoint's seeds."""
-    rows, data = _references(), {}
+    rows = _references()
     for name in args.checkpoints:
         checkpoint = load_checkpoint(name)
         for label, models in ((name, checkpoint.models[:3]), (f"{name}, untrained", untrained(checkpoint).models[:1])):
             found = [measured(model, args) for model in models]
-            if label == name:
-                data[name] = [{key: _number(value) for key, value in one.items()} for one in found]
             shown = [key for key in found[0] if label == name or not key.endswith(" points")]
             rows += [
                 Row(f"{label}: {key}", None, _over_seeds([one[key] for one in found]),
@@ -61,7 +54,7 @@ def compare(args: Any) -> Comparison:
         f"others over seeds. Drifting prompts renew "
         f"{DRIFT.renewed:.0%} of the weights' variance at each point."
     )
-    return Comparison("Beyond attention: layers with a state", lead, rows, (), {"measured": data})
+    return Comparison("Beyond attention: layers with a state", lead, rows)
 
 
 def _over_seeds(values: list[Any]) -> Any:
@@ -73,24 +66,14 @@ def _over_seeds(values: list[Any]) -> Any:
     return interval(torch.tensor(values, dtype=torch.float64)) if len(values) > 1 else values[0]
 
 
-def _number(value: Any) -> Any:
-    """A mean over prompts, or an R², as a number."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.mean().item() if value.ndim == 1 else 1 - (value[0].sum() / value[1].sum()).item()
-
-
 def measured(model: Any, args: Any) -> dict[str, Any]:
     """All measurements of one model: numbers, names, errors `[prompt]`, or errors and deviations `[2 prompt]`."""
     model = model.to(torch.float64)
     fitting, base, source = (TASK.sample(n, seed=seed, dtype=torch.float64)
                              for n, seed in ((N_FITTING, 11), (N_TESTING, 12), (N_TESTING, 13)))  # fmt: skip
     found: dict[str, Any] = {f"loss, {t} points": value for t, value in _curve(model, base).items()}
-    noisy = TASK.replace(noise_std=0.5).sample(N_TESTING, seed=14, dtype=torch.float64)
-    found |= {
-        "loss, noise of 0.5": _loss(model, noisy),
-        "loss, drift": _loss(model, DRIFT.sample(N_TESTING, seed=15, dtype=torch.float64)),
-    }
+    for name, task, seed in (("noise of 0.5", NOISY, 14), ("drift", DRIFT, 15)):
+        found[f"loss, {name}"] = _loss(model, task.sample(N_TESTING, seed=seed, dtype=torch.float64))
     order = measure_order_sensitivity(model, base, n_orders=6, progress=False).relative()
     found["order sensitivity"] = order.mean
     found["weight of the first 5 points over that of the last 5"] = forgetting(model, base)
@@ -139,7 +122,10 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
     """
     with torch.no_grad():
         problem = FitProblem(fitting, model.predict(fitting)[None].double(), 1)
-        before, spliced = model.predict(base), _splice(source, base)
+        # what follows the first points is as if the states were exchanged
+        pairs = (source.xs, base.xs), (source.ys, base.ys)
+        spliced = Prompts(*(torch.cat([a[:, :AFTER], b[:, AFTER:]], dim=1) for a, b in pairs))
+        before = model.predict(base)
         full = model.predict(spliced) - before
     online, recursive, averaged = fit_normalized(problem), fit_recursive(problem), fit_discounted(problem)
     discount, decay = recursive.hyperparameters["discount"], averaged.hyperparameters["discount"]
@@ -152,22 +138,11 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
     for name, (learner, state_of) in states.items():
         predicted = learner.predict(spliced) - learner.predict(base)
         found[f"counterfactual: {name}"] = _explained(predicted, full)
-        if has_states(model):
+        if isinstance(model, HookedTransformer) and hasattr(model.blocks[0].attn, "update"):  # states with hooks
             few = fitting[:N_STATES], base[:N_STATES], source[:N_STATES]
             changed = exchange(model, few[0], few[1], [state_of(each.prefix(AFTER)) for each in few])
             found[f"carried: {name}"] = _explained(changed - before[:N_STATES], full[:N_STATES])
     return found
-
-
-def has_states(model: Any) -> bool:
-    """Return whether a model's layers have states with hooks."""
-    return isinstance(model, HookedTransformer) and hasattr(model.blocks[0].attn, "update")
-
-
-def _splice(first: Prompts, rest: Prompts) -> Prompts:
-    """The first points of some prompts, then the rest of others: what follows is as if their states were exchanged."""
-    pairs = (first.xs, rest.xs), (first.ys, rest.ys)
-    return Prompts(*(torch.cat([a[:, :AFTER], b[:, AFTER:]], dim=1) for a, b in pairs))
 
 
 def _weights(prompts: Prompts, settings: dict[str, float]) -> Tensor:
@@ -219,22 +194,21 @@ def exchange(
 
 def _references() -> list[Row]:
     """Losses of tuned algorithms on the same prompts."""
-    rows, noisy = [], TASK.replace(noise_std=0.5)
+    rows = []
     clean, tuning = (TASK.sample(n, seed=s, dtype=torch.float64) for n, s in ((N_TESTING, 12), (N_FITTING, 11)))
     for label, prompts, fitted in (
         ("no noise", clean, tuning),
-        ("noise of 0.5", *(noisy.sample(N_TESTING, seed=s, dtype=torch.float64) for s in (14, 16))),
+        ("noise of 0.5", *(NOISY.sample(N_TESTING, seed=s, dtype=torch.float64) for s in (14, 16))),
         ("drift", *(DRIFT.sample(n, seed=s, dtype=torch.float64) for n, s in ((N_TESTING, 15), (N_FITTING, 17)))),
     ):
         problem = FitProblem(fitted, fitted.query.ys[None], 1)
         for fit in (fit_normalized, fit_recursive, fit_discounted):
             member = fit(problem)
-            errors = (member.learner.predict(prompts) - prompts.query.ys).square().mean(-1)
             note = ", ".join(f"{key}={value:.3g}" for key, value in member.hyperparameters.items())
-            rows.append(Row(f"{member.name}, tuned: loss, {label}", None, interval(errors), "prompts", note))
+            loss = interval(_loss(member.learner, prompts))
+            rows.append(Row(f"{member.name}, tuned: loss, {label}", None, loss, "prompts", note))
         ridge = AlgorithmLearner(algorithms.ridge, {"penalty": 0.25 if label == "noise of 0.5" else 1e-6})
-        errors = (ridge.predict(prompts) - prompts.query.ys).square().mean(-1)
-        rows.append(Row(f"ridge: loss, {label}", None, interval(errors), "prompts"))
+        rows.append(Row(f"ridge: loss, {label}", None, interval(_loss(ridge, prompts)), "prompts"))
     online = fit_normalized(FitProblem(tuning, tuning.query.ys[None], 1)).learner
     for name, learner in (("ridge", AlgorithmLearner(algorithms.ols)), ("normalised LMS", online)):
         rows += [Row(f"{name}: loss, {t} points", None, interval(each), "prompts")

@@ -1,7 +1,4 @@
-"""Does the causal test find the algorithm of hand-written layers with a state, and reject all others?
-
-python analyses/beyond_attention_known.py
-"""
+"""Does the causal test find the algorithm of hand-written layers with a state, and reject all others?"""
 
 from typing import Any
 
@@ -10,12 +7,12 @@ from known_answers import _others as others_of
 from known_answers import _own as own_of
 from known_answers import compare as known_answers
 
+from analyses.support.script import Option, script
 from mechicl.constructions import known_models
 from mechicl.reports import Comparison, Row
-from support.script import Option, script
 
 
-@script(n_prompts=Option(64, "Prompts of the interventions"), seed=Option(0, "Seed of prompts and disguises"))
+@script(n_prompts=Option(64, "prompts of the interventions"), seed=Option(0, "seed of prompts and disguises"))
 def compare(args: Any) -> Comparison:
     """Weakest R² of each layer's own hypothesis, and of those of all other hand-written models."""
     options = known_answers.options(n_prompts=args.n_prompts, seed=args.seed)

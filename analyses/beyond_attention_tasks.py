@@ -1,15 +1,13 @@
-"""Do layers with a state forget where that pays, and recall? One layer of each kind, trained on drift and on recall.
-
-python analyses/beyond_attention_tasks.py
-"""
+"""Do layers with a state forget where that pays, and recall? One layer of each kind, trained on drift and on recall."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from beyond_attention import forgetting
+from beyond_attention import _loss, forgetting
 
+from analyses.support.script import Option, script
 from mechicl import algorithms
 from mechicl.algorithms.card import FitProblem
 from mechicl.algorithms.recursive import fit_discounted, fit_normalized, fit_recursive
@@ -21,7 +19,6 @@ from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval, interval
 from mechicl.tasks import AssociativeRecall, DriftingRegression
 from mechicl.training import PRESETS, train
-from support.script import Option, script
 
 SIZES: dict[str, Any] = {"x_dim": 5, "n_context": 20}
 TASKS = {"drift": DriftingRegression(**SIZES, renewed=0.05), "recall": AssociativeRecall(**SIZES, n_keys=8)}
@@ -42,8 +39,8 @@ N_FITTING, N_TESTING = 1024, 1024
 
 
 @script(
-    runs=Option(Path("runs/beyond-attention"), "Folder of the trainings; finished ones are read again"),
-    kinds=Option(tuple(KINDS), "Kinds of layers"),
+    runs=Option(Path("runs/beyond-attention"), "folder of the trainings; finished ones are read again"),
+    kinds=Option(tuple(KINDS), "kinds of layers"),
 )
 def compare(args: Any) -> Comparison:
     """Train, and measure losses, families and forgetting next to tuned algorithms."""
@@ -57,12 +54,12 @@ def compare(args: Any) -> Comparison:
             folder = args.runs / f"{kind}-{name}".replace(" ", "-").lower()
             models = train(preset.replace(task=task, model=model, save_every=100), folder, progress=False).models
             models = [each.to(torch.float64) for each in models]
-            rows.append(_loss(f"{kind}: loss, {name}", models, prompts))
+            rows.append(_mean_loss(f"{kind}: loss, {name}", models, prompts))
             if name == "drift":
                 rows.append(_kept(f"{kind}: weight of old points, {name}", models, prompts))
                 if kind in WITHOUT:
                     others = [each.to(torch.float64) for each in load_checkpoint(WITHOUT[kind]).models[:3]]
-                    rows.append(_loss(f"{kind}: loss, {name}, trained without", others, prompts))
+                    rows.append(_mean_loss(f"{kind}: loss, {name}, trained without", others, prompts))
                     rows.append(_kept(f"{kind}: weight of old points, {name}, trained without", others, prompts))
                 found = [identify(each, task, n_prompts=256, with_limits=False, with_references=False, steps=1,
                                   progress=False) for each in models]  # fmt: skip
@@ -78,9 +75,8 @@ def compare(args: Any) -> Comparison:
     return Comparison("Beyond attention: drift and recall", lead, rows)
 
 
-@torch.no_grad()
-def _loss(quantity: str, models: Sequence[Any], prompts: Prompts) -> Row:
-    errors = torch.stack([(each.predict(prompts) - prompts.query.ys).square().mean(-1) for each in models])
+def _mean_loss(quantity: str, models: Sequence[Any], prompts: Prompts) -> Row:
+    errors = torch.stack([_loss(each, prompts) for each in models])
     return Row(quantity, None, crossed_interval(errors), "seeds and prompts")
 
 
@@ -94,13 +90,13 @@ def _references(name: str, task: Any, prompts: Prompts, tuning: Prompts) -> list
     learners: dict[str, Any] = {f"{fit(problem).name}, tuned": fit(problem).learner
                                 for fit in (fit_normalized, fit_recursive, fit_discounted)}  # fmt: skip
     penalties = [AlgorithmLearner(algorithms.ridge, {"penalty": 10 ** (k / 4)}) for k in range(-12, 9)]
-    losses = [(each.predict(tuning) - tuning.query.ys).square().mean().item() for each in penalties]
+    losses = [_loss(each, tuning).mean().item() for each in penalties]
     learners["ridge, tuned"] = penalties[losses.index(min(losses))]
     best, learner = next(iter(algorithms.references(task).items()))
     learners[f"{best} (best known)"] = learner
     learners["0"] = AlgorithmLearner(lambda part: torch.zeros_like(part.ys))
-    errors = {label: (each.predict(prompts) - prompts.query.ys).square().mean(-1) for label, each in learners.items()}
-    rows = [Row(f"{label}: loss, {name}", None, interval(each), "prompts") for label, each in errors.items()]
+    rows = [Row(f"{label}: loss, {name}", None, interval(_loss(each, prompts)), "prompts")
+            for label, each in learners.items()]  # fmt: skip
     if name == "drift":
         rows += [Row(f"{label}: weight of old points, {name}", None, forgetting(each, prompts))
                  for label, each in learners.items() if label != "0"]  # fmt: skip

@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 import torch
 
+from analyses.support.script import Option, script
+from analyses.support.sweeps import coverage_words, over_seeds
 from mechicl import constructions, viz
 from mechicl.analysis import score_heads
 from mechicl.checkpoints import load, load_checkpoint, save
@@ -18,8 +20,6 @@ from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import interval
 from mechicl.sweeps import Sweep
 from mechicl.training import PRESETS, Clamp, TrainingConfig
-from support.script import Option, script
-from support.sweeps import coverage_words, over_seeds
 
 SOURCE_SEED = 0
 """Training seed of the model that activations are copied from."""
@@ -30,10 +30,8 @@ CURVES = "clamped_induction.csv"
 
 
 @script(
-    folder=Option(
-        None, "Folder to train in; by default the losses are read that come with the script", kind=Path | None
-    ),
-    source=Option("induction-2l", "Name or folder of trained models of that preset, from which activations are copied"),
+    folder=Option(None, "folder to train in; by default the saved losses are read", kind=Path | None),
+    source=Option("induction-2l", "name or folder of trained models of that preset, whose activations are copied"),
 )
 def compare(args: Any) -> Comparison:
     """The step at which the loss passes LEVEL in each condition, and how much earlier that is than without a clamp."""
@@ -47,10 +45,8 @@ def compare(args: Any) -> Comparison:
         passed[given] = pd.Series({seed: passing_step(each) for seed, each in curve.groupby("seed")})
         n_passed, n = int(passed[given].notna().sum()), len(passed[given])
         name = f"{given}: step at which the loss passes {LEVEL:.2f}"
-        if n_passed < n:
-            rows.append(Row(name, None, f"{n_passed} of {n} seeds", "seeds"))
-        else:
-            rows.append(over_seeds(name, passed[given]))
+        few = Row(name, None, f"{n_passed} of {n} seeds", "seeds")
+        rows.append(few if n_passed < n else over_seeds(name, passed[given]))
         if given != NOTHING and n_passed == n:
             earlier = interval(torch.tensor((passed[NOTHING] - passed[given]).to_numpy()))
             rows.append(Row(f"{given}: steps earlier than with nothing", None, earlier, "seeds"))
@@ -68,9 +64,8 @@ def compare(args: Any) -> Comparison:
     )
     figure = viz.lines(curves, "step", "loss", "given", log_x=False, log_y=True, y_title="held-out loss (nats)",
                        title="What is given from the start")  # fmt: skip
-    return Comparison(
-        "Induction: what is learned last", lead, rows, [Section("Losses", "Means over five seeds.", figure)]
-    )
+    sections = [Section("Losses", "Means over five seeds.", figure)]
+    return Comparison("Induction: what is learned last", lead, rows, sections)
 
 
 def passing_step(curve: pd.DataFrame) -> float:

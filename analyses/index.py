@@ -3,7 +3,7 @@
 python analyses/index.py             # after a script of this folder has saved new results
 python analyses/index.py --check     # exit code 1 if README.md is not what would be written; lists what entries lack
 python analyses/index.py --strict    # and exit code 1 if an entry lacks something (a cause, a control, to be measured)
-python analyses/index.py --restate   # first state the claims of papers/*.toml anew on the saved rows, after a change
+python analyses/index.py --restate   # first state the claims of */claims.toml anew on the saved rows, after a change
 """
 
 import argparse
@@ -19,11 +19,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
+from analyses.support.claims import UNTRAINED, Claim, Standing, read_papers, restated, state_claims
+from analyses.support.results import Results
 from mechicl.reports import Row
 from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.statistics import Interval
-from support.claims import UNTRAINED, Claim, Standing, read_papers, restated, state_claims
-from support.results import Results
 
 HERE = Path(__file__).parent
 NOTHING = "—"
@@ -41,8 +41,8 @@ python analyses/index.py           # writes this file from analyses/results/; --
 ```
 
 All numbers come from the results files. Intervals are 95%, with their population in brackets. The values of an entry
-are in the order of the column "what". The papers' tables (`papers/`) state the entries; an entry's verdict is computed
-by the check that it names, from `support/checks.py`:
+are in the order of the column "what". The papers' tables (`*/claims.toml`) state the entries; an entry's verdict is
+computed by the check that it names, from `support/checks.py`:
 
 - **agrees**: the published and the measured number are within 5%, or the published one is inside the measured interval,
   and this is not wider than half the published number. A claim without a number is true of the measured rows: "near 1",
@@ -73,6 +73,12 @@ def read_results(folder: Path) -> dict[str, Results]:
     return {path.stem: Results.read(path) for path in sorted(folder.glob("*.json"))}
 
 
+def find_scripts() -> list[Path]:
+    """All scripts: those of papers, in the folders that have claims, and the others."""
+    folders = [HERE, *(table.parent for table in HERE.glob("*/claims.toml"))]
+    return sorted(path for folder in folders for path in folder.glob("*.py"))
+
+
 def restate(folder: Path) -> None:
     """Write the claims that the papers' tables make today into the results files, for what these have measured."""
     for name, comparison in read_results(folder).items():
@@ -82,38 +88,31 @@ def restate(folder: Path) -> None:
 
 def stated(name: str, comparison: Results) -> list[Claim]:
     """The claims of the papers' tables on a results file, with the rows that its script derives."""
-    script = importlib.import_module(command(comparison).split()[0].removesuffix(".py"))
+    script = importlib.import_module(command(comparison).split()[0].removesuffix(".py").replace("/", "."))
     return script.compare.claims(name, comparison)
 
 
 def command(comparison: Results) -> str:
-    """The script that measured, with its options."""
     return comparison.data["command"].removeprefix("python ").removeprefix("analyses/")
 
 
 def joined(comparisons: Sequence[Results]) -> dict[Claim, list[str]]:
     """Every claim with the commands that measure it; lines of one claim in several files come together."""
     unmeasured = state_claims("", list)
-    claims: dict[tuple[str, str, str], tuple[Claim, list[str]]] = {
-        (claim.source, claim.item, claim.what): (claim, []) for claim in unmeasured
-    }
+    claims: dict[tuple[str, str, str], tuple[Claim, list[str]]] = {claim.key: (claim, []) for claim in unmeasured}
     for comparison in comparisons:
         for claim in comparison.claims:
-            key = claim.source, claim.item, claim.what
-            first, commands = claims.get(
-                key, (replace(claim, lines={}, controls={}, control_verdicts={}, saved_outcomes=()), [])
-            )
-            lines = _joined_rows(first.lines, claim.lines)
+            empty = replace(claim, lines={}, controls={}, control_verdicts={}, saved_outcomes=())
+            first, commands = claims.get(claim.key, (empty, []))
             script, outcomes = command(comparison), (first.saved_outcomes, claim.saved_outcomes)
             more = replace(
-                first,
-                lines=lines,
+                first, lines=_joined_rows(first.lines, claim.lines),
                 saved_outcomes=None if None in outcomes else tuple(each for part in outcomes for each in part or ()),
                 controls=_joined_rows(first.controls, claim.controls),
                 control_verdicts=_joined_verdicts(first.control_verdicts, claim.control_verdicts),
                 cause=first.cause or claim.cause,
-            )
-            claims[key] = more, commands if script in commands else [*commands, script]
+            )  # fmt: skip
+            claims[claim.key] = more, commands if script in commands else [*commands, script]
     return dict(claims.values())
 
 
@@ -143,7 +142,6 @@ def place(claim: Claim) -> tuple[int, int, str]:
 
 
 def shown(row: Row) -> str:
-    """A measured value alone."""
     if isinstance(row.measured, str):
         return row.measured
     if not math.isfinite(row.ends[1]):
@@ -220,9 +218,9 @@ def why_cell(claim: Claim) -> str:
     """How many values agree, measured over published, and the claim's own words."""
     results = claim.outcomes or []
     counts = [f"{sum(results)} of {len(results)}"] if claim.verdict == "agrees in part" else []
-    ratios = [] if claim.saved_outcomes != () else [
-        row.ends[1] / row.published for row in claim.rows
-        if isinstance(row.published, int | float) and row.published and not isinstance(row.measured, str)
+    ratios = [
+        row.ends[1] / row.published for row in claim.rows if claim.saved_outcomes == ()
+        and isinstance(row.published, int | float) and row.published and not isinstance(row.measured, str)
     ]  # fmt: skip
     if ratios:
         low, high = f"{min(ratios):.3f}", f"{max(ratios):.3f}"
@@ -232,7 +230,6 @@ def why_cell(claim: Claim) -> str:
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """A table in markdown."""
     escaped = [[cell.replace("|", r"\|") for cell in line] for line in (header, *lines)]
     rows = [f"| {' | '.join(line)} |" for line in escaped]
     return [rows[0], "|" + "---|" * len(header), *rows[1:], ""]
@@ -260,16 +257,17 @@ def write(comparisons: Sequence[Results], scripts: Sequence[Path]) -> str:
                 for claim in entries
             ],
         )  # fmt: skip
-    lines += ["## Scripts\n", "Run from the repository's root. Each saves a table as JSON and a page with figures.\n"]
+    lines += ["## Scripts\n", "Run from the root of a checkout that is installed by `make setup` or `pip install -e .`."
+              " Each saves a table as JSON and a page with figures.\n"]  # fmt: skip
     made = [
         (f"`python analyses/{command(c)}`", c.title, ", ".join(f"`{n}`" for n in c.data["checkpoints"]) or NOTHING,
          c.data["date"]) for c in comparisons
     ]  # fmt: skip
     measuring = {command(comparison).split()[0] for comparison in comparisons}
     for path in scripts:
-        if path.name not in measuring:
+        if (name := path.relative_to(HERE).as_posix()) not in measuring:
             words = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-            made.append((f"`python analyses/{path.name}`", words, NOTHING, NOTHING))
+            made.append((f"`python analyses/{name}`", words, NOTHING, NOTHING))
     lines += table(("command", "what", "checkpoints it opens", "saved on"), sorted(made))
     lines += ["## Sources\n", "All papers that the package cites; entries are in `mechicl/sources.bib`.\n"]
     cited = [(authors_and_year(entry), entry["title"], f"`{key}`") for key, entry in sources.items()]
@@ -299,7 +297,7 @@ def main() -> None:
         if args.restate:
             restate(HERE / "results")
         results = list(read_results(HERE / "results").values())
-        text = write(results, sorted(HERE.glob("*.py")))
+        text = write(results, find_scripts())
     except (ValueError, TypeError) as error:
         sys.exit(f"index.py: {error}")
     path = HERE / "README.md"

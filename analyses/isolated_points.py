@@ -6,7 +6,6 @@ python analyses/isolated_points.py --no-training    # measures what was trained 
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +13,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl.checkpoints import load_checkpoint
 from mechicl.models import HookedTransformer, build
 from mechicl.models.transformer.fast import after_attention, fast_norm, join_heads, masked_softmax, queries_keys_values
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import crossed_interval
-from mechicl.tasks import LinearRegression
-from mechicl.training import PRESETS, TrainingConfig
-from support.script import Option, script
+from mechicl.training import PRESETS
 
 Arm = Literal["tuned", "scratch", "scratch-uncut", "tuned-uncut"]
 ARMS: dict[Arm, str] = {
@@ -34,16 +32,13 @@ ARMS: dict[Arm, str] = {
 
 
 @script(
-    model=Option("gpt2-8l", "Checkpoint to start from, and preset of the training from scratch"),
-    arms=Option(("tuned", "scratch", "scratch-uncut", "tuned-uncut"), "What to train", kind=tuple[Arm, ...]),
-    seeds=Option((0, 1, 2), "Seeds to train, of the checkpoint's"),
-    tuned_steps=Option(7000, "Steps of training on, with a learning rate of 5e-4 that falls along a cosine"),
-    scratch_steps=Option(
-        7000, "Steps from scratch, with the preset's learning rate and its curriculum 2.5 times as fast"
-    ),
-    batch_size=Option(32, "Prompts in a step"),
-    runs=Option(Path("runs/isolated_points"), "Folder of the trainings, which resume from their last save"),
-    training=Option(True, "Train what is missing"),
+    model=Option("gpt2-8l", "checkpoint to start from, and preset of the training from scratch"),
+    arms=Option(tuple(ARMS), "what to train", kind=tuple[Arm, ...]),
+    seeds=Option((0, 1, 2), "seeds to train, of the checkpoint's"),
+    steps=Option(7000, "of each training"),
+    batch_size=Option(32, "prompts in a step"),
+    runs=Option(Path("runs/isolated_points"), "folder of the trainings, which resume from their last save"),
+    training=Option(True, "train what is missing"),
     n_prompts=2048,
 )
 def compare(args: Any) -> Comparison:
@@ -71,15 +66,14 @@ def compare(args: Any) -> Comparison:
         for cut in (False, True):
             errors = torch.stack([query_errors(model, held_out, cut=cut) for model in by_seed.values()])
             quantity = f"{name}: loss of the query, context points {'cut off from each other' if cut else 'connected'}"
-            by = ", ".join(
-                f"seed {seed} {error:.5f}" for seed, error in zip(by_seed, errors.mean(1).tolist(), strict=True)
-            )
+            losses = zip(by_seed, errors.mean(1).tolist(), strict=True)
+            by = ", ".join(f"seed {seed} {error:.5f}" for seed, error in losses)
             value: Any = crossed_interval(errors) if len(by_seed) > 1 else errors.mean().item()
             rows.append(Row(quantity, None, value, "", f"{by}; {100 * errors.mean().item() / power:.3f}% of E y²"))
     lead = (
         f"Squared error of the query on {args.n_prompts} held-out prompts, intervals over seeds and prompts. Cut off: "
         f"in all layers each context point reads only its own two tokens, and the query reads all. Steps of "
-        f"{args.batch_size} prompts: {args.tuned_steps} for training on, {args.scratch_steps} from scratch."
+        f"{args.batch_size} prompts: {args.steps} for training on, {args.steps} from scratch."
     )
     return Comparison(f"{args.model} without interaction of context points", lead, rows, [], data)
 
@@ -116,7 +110,6 @@ def predict_prefixes(model: HookedTransformer, prompts: Prompts, *, cut: bool) -
 
 @torch.no_grad()
 def query_errors(model: HookedTransformer, prompts: Prompts, *, cut: bool) -> Float[Tensor, "prompt"]:
-    """Return the squared error of the query's prediction on each prompt."""
     parts = [prompts[start : start + 512] for start in range(0, len(prompts), 512)]
     return torch.cat([(predict_prefixes(model, part, cut=cut) - part.ys)[:, -1].square().sum(-1) for part in parts])
 
@@ -129,10 +122,12 @@ def _path(args: Any, arm: Arm, seed: int) -> Path:
 
 
 def train_arm(args: Any, arm: Arm, seed: int) -> None:
-    """Train one arm and seed by Adam on the mean squared error of all points, resuming from its last save."""
-    config, cut = PRESETS[args.model], not arm.endswith("uncut")
+    """Train one arm and seed by Adam on the mean squared error of all points, resuming from its last save.
+
+    From scratch, the learning rate is the preset's, and its curriculum is 2.5 times as fast.
+    """
+    config, steps, cut = PRESETS[args.model], args.steps, not arm.endswith("uncut")
     scratch = arm.startswith("scratch")
-    steps = args.scratch_steps if scratch else args.tuned_steps
     rate, warm_up = (config.learning_rate, 400) if scratch else (5e-4, 100)
     model = build(config.model, seed) if scratch else load_checkpoint(args.model).models[seed]
     model.train()
@@ -145,7 +140,6 @@ def train_arm(args: Any, arm: Arm, seed: int) -> None:
         model.load_state_dict(saved["weights"])
         if first < steps:
             optimizer.load_state_dict(saved["optimizer"])
-    task_at = _tasks(config) if scratch else lambda step: config.task
     started = time.perf_counter() - seconds
     for step in range(first, steps + 1):
         if (step % 200 == 0 and step > first) or step == steps or not curve:
@@ -160,18 +154,15 @@ def train_arm(args: Any, arm: Arm, seed: int) -> None:
             return
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        prompts = task_at(step).sample(args.batch_size, seed=2**33 + 10**6 * seed + step)
+        task: Any = config.task
+        if scratch and config.curriculum is not None:  # whole prompts from step 1200 on
+            task = config.curriculum.task_at(task, int(2.5 * step))
+        prompts = task.sample(args.batch_size, seed=2**33 + 10**6 * seed + step)
         loss = (predict_prefixes(model, prompts, cut=cut) - prompts.ys).square().mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-
-
-def _tasks(config: TrainingConfig) -> Callable[[int], LinearRegression]:
-    """The preset's curriculum, 2.5 times as fast: whole prompts from step 1200 on."""
-    curriculum = config.curriculum
-    return lambda step: curriculum.task_at(config.task, int(2.5 * step))  # pyright: ignore
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""Tests of "which algorithm" on models whose algorithm is known: the right hypothesis, the others, and none at all.
-
-python analyses/known_answers.py
-"""
+"""Tests of "which algorithm" on models whose algorithm is known: the right hypothesis, the others, and none at all."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, StepwiseAlgorithm, query_of
 from mechicl.analysis import fit_readouts, interchange, match, sample_sources, test_hypotheses
 from mechicl.analysis.layers import Lens, probe
@@ -23,87 +22,68 @@ from mechicl.learners import Trajectory
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row, Section
-from mechicl.reports.comparison import Measured
 from mechicl.tasks import Task
 from mechicl.viz.elements import figure
-from support.script import Option, script
 
 SAME, ALIKE = 0.999, 0.5
 """R² of hypotheses that say the same of a model, and bar for others."""
 MATRIX, FITTED, LAYERS = "Its own hypothesis and the others", "Fitted hypotheses", "What layers hold"
+NOISE = 1e-4
+"""Of the noisy models' weights, relative to the size of each matrix."""
+Part = tuple[list[Row], list[go.Figure]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A hypothesis on a known model.
+    """A hypothesis on a known model."""
 
-    Attributes:
-        model: its name.
-        hypothesis: whose it is.
-        weakest: R² of its weakest counterfactual.
-        where: which one that is.
-        effects: of the interventions, what it explains.
-        prediction: R² without intervention.
-        reason: why it comes so near that it is above the bar, if it does.
-    """
-
-    model: str
-    hypothesis: str
-    weakest: float
-    where: str
-    effects: float
-    prediction: float
-    reason: str = ""
+    model: str  # its name
+    hypothesis: str  # whose it is
+    weakest: float  # R² of its weakest counterfactual
+    where: str  # which one that is
+    effects: float  # of the interventions, what it explains
+    prediction: float  # R² without intervention
+    reason: str = ""  # why it comes so near that it is above the bar, if it does
 
 
 @script(
-    n_prompts=Option(64, "Prompts to measure counterfactuals on"),
+    n_prompts=Option(64, "prompts to measure counterfactuals on"),
     n_fitting=1024,
-    checkpoints=Option(("lsa-5l", "gpt2-4l"), "Trained models whose shapes and shuffled weights are controls too"),
-    every=Option(5, "Which of the known models' shapes are controls: the first, and so on"),
-    noise=Option(1e-4, "Of the noisy models' weights"),
-    parts=Option((MATRIX, FITTED, LAYERS), "What to measure"),
-    seed=Option(0, "Seed of prompts and disguises"),
+    checkpoints=Option(("lsa-5l", "gpt2-4l"), "trained models whose shapes and shuffled weights are controls too"),
+    every=Option(5, "which of the known models' shapes are controls: the first, and so on"),
+    seed=Option(0, "seed of prompts and disguises"),
 )
 def compare(args: Any) -> Comparison:
     """All parts, one after the other."""
     known = known_models()
-    rows, sections, data = [], [], {}
+    rows, sections = [], []
     for name, measure in ((MATRIX, _matrix), (FITTED, _fitted), (LAYERS, _layers)):
-        if name in args.parts:
-            more, pictures, numbers = measure(args, known)
-            rows += [_in_section(row, name) for row in more]
-            sections += pictures
-            data |= numbers
+        more, pictures = measure(args, known)
+        rows += [replace(row, section=name) for row in more]
+        sections.append(Section(name, "", pictures))
     lead = (
         f"{len(known)} models with known algorithms (`constructions.known_models()`), {args.n_prompts} prompts for "
         f"counterfactuals, {args.n_fitting:,} to fit readouts on. R² of a hypothesis is that of its weakest "
         f"counterfactual."
     )
-    return Comparison("Known answers", lead, rows, sections, data)
-
-
-def _in_section(row: Row, section: str) -> Row:
-    return Row(row.quantity, row.published, row.measured, row.over, row.note, section=section)
+    return Comparison("Known answers", lead, rows, sections)
 
 
 # ---- every hypothesis on every model ----
 
 
-def _matrix(args: Any, known: Sequence[KnownModel]) -> Measured:
+def _matrix(args: Any, known: Sequence[KnownModel]) -> Part:
     rows, pairs, owns = [], [], {}
-    noisy = {"hidden": True, "noise": args.noise}
-    for label, models in (
-        ("plain", known),
-        ("hidden", known_models(hidden=True, seed=args.seed)),
-        ("noisy", known_models(**noisy, seed=args.seed)),
+    for label, models, bar in (
+        ("plain", known, SAME),
+        ("hidden", known_models(hidden=True, seed=args.seed), SAME),
+        ("noisy", known_models(hidden=True, noise=NOISE, seed=args.seed), 0.99),
     ):
         owns[label] = [_own(each, args) for each in models]
         least = min(owns[label], key=lambda pair: pair.weakest)
-        held = sum(pair.weakest >= (0.99 if label == "noisy" else SAME) for pair in owns[label])
+        held = f"{sum(pair.weakest >= bar for pair in owns[label])} of {len(owns[label])}"
         rows.append(Row(f"least R² of a model's own hypothesis, {label}", None, least.weakest, "", least.model))
-        words = f"{held} of {len(owns[label])}"
-        rows.append(Row(f"own hypothesis at least {0.99 if label == 'noisy' else SAME:g}, {label}", None, words))
+        rows.append(Row(f"own hypothesis at least {bar:g}, {label}", None, held))
     for model, own in zip(known, owns["plain"], strict=True):
         others = _others(model, known, args)
         pairs += [own, *others]
@@ -117,17 +97,7 @@ def _matrix(args: Any, known: Sequence[KnownModel]) -> Measured:
     words = f"{len(others) - len(above)} of {len(others)}"
     rows.insert(0, Row("others' hypotheses with R² at most 0.5", None, words))
     rows.insert(1, Row("others above 0.5 without a reason", None, str(sum(not pair.reason for pair in above))))
-    data: dict[str, Any] = {"matrix": _columns(pairs)}
-    data["own"] = {label: _columns(each) for label, each in owns.items()}
-    return rows, [Section(MATRIX, "", [_picture(known, pairs)])], data
-
-
-def _columns(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Models, hypotheses and numbers of pairs, each as one line."""
-    names = {"model": "; ", "hypothesis": "; ", "weakest": " ", "effects": " ", "prediction": " "}
-    values = {name: [getattr(pair, name) for pair in pairs] for name in names}
-    words = {name: [each if isinstance(each, str) else f"{each:.4g}" for each in values[name]] for name in names}
-    return {name: separator.join(words[name]) for name, separator in names.items()}
+    return rows, [_picture(known, pairs)]
 
 
 def _own(known: KnownModel, args: Any) -> Pair:
@@ -144,12 +114,9 @@ def _pair(model: str, hypothesis: str, test: Any) -> Pair:
 
 def _others(known: KnownModel, everyone: Sequence[KnownModel], args: Any) -> list[Pair]:
     """The other models' algorithms on this one, each with the layers given to its steps that fit best."""
-    own = known.hypothesis.algorithm
-    algorithms: dict[str, StepwiseAlgorithm] = {}
-    for other in everyone:
-        if other is not known and (adapted := _for_prompts_of(other.hypothesis.algorithm, own)) is not None:
-            algorithms[other.name] = adapted
-    kept = {name: each for name, each in algorithms.items() if _runs(each, known.task)}
+    adapted = {other.name: _for_prompts_of(other.hypothesis.algorithm, known.hypothesis.algorithm)
+               for other in everyone if other is not known}  # fmt: skip
+    kept = {name: each for name, each in adapted.items() if each is not None and _runs(each, known.task)}
     result = test_hypotheses(
         known.model, known.task, kept, n_prompts=args.n_prompts, seed=args.seed, with_likeness=False, progress=False
     )
@@ -157,7 +124,7 @@ def _others(known: KnownModel, everyone: Sequence[KnownModel], args: Any) -> lis
     for test in result.tests:
         pair = _pair(known.name, test.hypothesis, test)
         if pair.weakest > ALIKE:
-            pair = Pair(**{**asdict(pair), "reason": _reason(pair, known.hypothesis, kept[test.hypothesis])})
+            pair = replace(pair, reason=_reason(pair, known.hypothesis, kept[test.hypothesis]))
         pairs.append(pair)
     return pairs
 
@@ -208,7 +175,7 @@ def _picture(known: Sequence[KnownModel], pairs: Sequence[Pair]) -> go.Figure:
 # ---- hypotheses fitted to models, and to models without an algorithm ----
 
 
-def _fitted(args: Any, known: Sequence[KnownModel]) -> Measured:
+def _fitted(args: Any, known: Sequence[KnownModel]) -> Part:
     rows: list[Row] = []
     for kind, models in _kinds(args, known).items():
         best = []
@@ -217,8 +184,7 @@ def _fitted(args: Any, known: Sequence[KnownModel]) -> Measured:
             if result is None:
                 rows.append(Row(f"{kind}: {name}", None, "predicts no finite numbers that differ"))
                 continue
-            weakest = max(result.tests, key=lambda test: test.score.mean)
-            strongest = result.best
+            weakest, strongest = max(result.tests, key=lambda test: test.score.mean), result.best
             best.append((weakest.score.mean, strongest.effects.mean))
             note = f"effects explained {strongest.effects.mean:.3f} by {strongest.hypothesis}"
             words = f"{max(weakest.score.mean, -99):.3f} ({weakest.hypothesis})"
@@ -226,16 +192,13 @@ def _fitted(args: Any, known: Sequence[KnownModel]) -> Measured:
         if kind != "known" and best:
             rows.append(Row(f"largest R² of any fitted hypothesis, {kind}", None, max(pair[0] for pair in best)))
             rows.append(Row(f"most effects explained, {kind}", None, max(pair[1] for pair in best)))
-    return rows, [Section(FITTED, "", [])], {}
+    return rows, []
 
 
 def _tested(model: HookedTransformer, task: Task, args: Any) -> Any:
-    try:
-        return test_hypotheses(
-            model, task, n_prompts=args.n_prompts, seed=args.seed, with_likeness=False, progress=False
-        )
-    except (ValueError, RuntimeError):
-        return None
+    options = {"n_prompts": args.n_prompts, "seed": args.seed, "with_likeness": False, "progress": False}
+    with suppress(ValueError, RuntimeError):
+        return test_hypotheses(model, task, **options)
 
 
 def _kinds(args: Any, known: Sequence[KnownModel]) -> dict[str, dict[str, tuple[Any, Task]]]:
@@ -253,81 +216,54 @@ def _kinds(args: Any, known: Sequence[KnownModel]) -> dict[str, dict[str, tuple[
 
 def untrained(model: HookedTransformer, seed: int) -> HookedTransformer:
     """A network of the same shape before any training."""
-    return (
-        HookedTransformer(model.cfg, seed=1000 + seed, initial_weights=getattr(model, "initial_weights", None))
-        .double()
-        .eval()
-    )
-
-
-def shuffled(model: HookedTransformer, seed: int) -> HookedTransformer:
-    """The network with the entries of each weight matrix in another order."""
-    return _with_weights(
-        model, seed, lambda weight, normal: weight.flatten()[normal(weight.numel()).argsort()].reshape(weight.shape)
-    )
+    initial = getattr(model, "initial_weights", None)
+    return HookedTransformer(model.cfg, seed=1000 + seed, initial_weights=initial).double().eval()
 
 
 @torch.no_grad()
-def _with_weights(model: HookedTransformer, seed: int, change: Any) -> HookedTransformer:
-    generator = torch.Generator().manual_seed(seed)
+def shuffled(model: HookedTransformer, seed: int) -> HookedTransformer:
+    """The network with the entries of each weight matrix in another order."""
+    generator, twin = torch.Generator().manual_seed(seed), untrained(model, 0)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+    def mixed(weight: Tensor) -> Tensor:
+        order = torch.randn(weight.numel(), dtype=torch.float64, generator=generator).argsort()
+        return weight.flatten()[order].reshape(weight.shape)
 
-    weights = {
-        name: change(value.double(), normal) if value.ndim >= 2 else value.double()
-        for name, value in model.state_dict().items()
-    }
-    twin = HookedTransformer(model.cfg, initial_weights=getattr(model, "initial_weights", None)).double()
-    twin.load_state_dict(weights)
-    return twin.eval()
+    twin.load_state_dict(
+        {name: (mixed(each) if each.ndim >= 2 else each).double() for name, each in model.state_dict().items()}
+    )
+    return twin
 
 
 # ---- what layers hold ----
 
 
-def _layers(args: Any, known: Sequence[KnownModel]) -> Measured:
+def _layers(args: Any, known: Sequence[KnownModel]) -> Part:
     rows, matched, read = [], [], []
     for each in known_models(hidden=True, seed=args.seed):
         steps = _matched_steps(each, args)
         if steps is not None:
-            matched.append({"model": each.name, **steps})
+            matched.append(steps)
             right = f"{sum(steps['right'])} of {len(steps['right'])}"
             rows.append(Row(f"layers matched with their iteration, {each.name}", None, right))
-        read.append({"model": each.name, **_read_variables(each, args)})
+        read.append(_read_variables(each, args))
     right = [flag for each in matched for flag in each["right"]]
     rows.insert(0, Row("layers matched with their iteration, all models", None, f"{sum(right)} of {len(right)}"))
     planted = [value for each in read for value in each["planted"].values()]
     rows += [Row("least R² of a readout of what a layer holds", None, min(planted)),
              Row("readouts of what a layer holds with R² at least 0.99", None,
                  f"{sum(value >= 0.99 for value in planted)} of {len(planted)}")]  # fmt: skip
-    for name in ("absent", "control", "untrained"):
+    for name, words in {
+        "absent": "what the layer does not hold yet", "control": "targets of other prompts",
+        "untrained": "the same in an untrained network",
+    }.items():  # fmt: skip
         values = [value for each in read for value in each[name].values()]
-        words = {"absent": "what the layer does not hold yet", "control": "targets of other prompts",
-                 "untrained": "the same in an untrained network"}[name]  # fmt: skip
         median = sorted(values)[len(values) // 2] if values else float("nan")
         rows.append(Row(f"largest R² of a readout of {words}", None, max(values), "", f"median {median:.3f}"))
-    probed = _probed(args)
-    for name, (least, largest, absent, control) in probed.items():
+    for name, (least, largest, absent, control) in _probed(args).items():
         words = f"{least:.3f} to {largest:.3f}; of what is not there up to {absent:.3f}; control task {control:.3f}"
         rows.append(Row(f"R² of probes of the input before, by target, {name}", None, words))
-    return rows, [Section(LAYERS, "", [])], _in_lines(matched, read) | {"probed": probed}
-
-
-def _in_lines(matched: Sequence[Mapping[str, Any]], read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Matched layers and readouts of each model, as one line for each kind."""
-    layers = {
-        each["model"]: "; ".join(f"{name} {' '.join(f'{v:g}' for v in each[name])}" for name in ("expected", "matched"))
-        for each in matched
-    }
-    values = {
-        each["model"]: {
-            kind: "; ".join(f"{place}: {value:.4g}" for place, value in each[kind].items())
-            for kind in ("planted", "absent", "control", "untrained")
-        }
-        for each in read
-    }
-    return {"matched": layers, "read": values}
+    return rows, []
 
 
 def _probed(args: Any) -> dict[str, tuple[float, float, float, float]]:
@@ -338,10 +274,7 @@ def _probed(args: Any) -> dict[str, tuple[float, float, float, float]]:
         do not hold (the earlier input in any layer, and any input ahead of the first); the largest of the control task.
     """
     known = next(each for each in known_models(hidden=True, seed=args.seed) if "induction" in each.name)
-    fitting, held_out = (
-        known.task.sample(n, seed=args.seed + 20 + i, dtype=torch.float64)
-        for i, n in enumerate((args.n_fitting, args.n_fitting // 2))
-    )
+    fitting, held_out = _two_draws(known, args)
     measured = {}
     for name, model in (("known", known.model), ("untrained", untrained(known.model, args.seed))):
         quantities = {"input before": partial(_input_before, 1), "the one before it": partial(_input_before, 2)}
@@ -351,6 +284,12 @@ def _probed(args: Any) -> dict[str, tuple[float, float, float, float]]:
         absent = max(before[0].max().item(), explained[1, :, 1::2].nan_to_num(0.0).max().item())
         measured[name] = (before[1].min().item(), before[1].max().item(), absent, control.nan_to_num(0.0).max().item())
     return measured
+
+
+def _two_draws(known: KnownModel, args: Any) -> list[Prompts]:
+    """Prompts to fit on, and half as many to measure on."""
+    sizes = enumerate((args.n_fitting, args.n_fitting // 2))
+    return [known.task.sample(n, seed=args.seed + 20 + i, dtype=torch.float64) for i, n in sizes]
 
 
 def _input_before(back: int, prompts: Prompts) -> Float[Tensor, "prompt point x"]:
@@ -363,13 +302,11 @@ def _matched_steps(known: KnownModel, args: Any) -> dict[str, Any] | None:
     prompts = known.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
     algorithm = _trajectory(known.hypothesis.algorithm, prompts)
     moving = [k for k, weights in enumerate(algorithm.weights) if weights.square().mean() > 1e-20]  # type: ignore[arg-type]
-    changing = [
-        k for k in moving if k == 0 or not torch.allclose(algorithm.predictions[k], algorithm.predictions[k - 1])
-    ]
+    steps = algorithm.predictions
+    changing = [k for k in moving if k == 0 or not torch.allclose(steps[k], steps[k - 1])]
     if len(changing) < 2:
         return None
-    with torch.enable_grad():
-        result = match(Lens(known.model), algorithm, prompts, similarity="weights")
+    result = match(Lens(known.model), algorithm, prompts, similarity="weights")
     expected = {layer: step for layer, step in known.hypothesis.schedule if step in changing}
     by_layer = {best.row: best.column for best in result.best()}
     layers = [layer for layer in expected if layer in by_layer]
@@ -381,19 +318,10 @@ def _matched_steps(known: KnownModel, args: Any) -> dict[str, Any] | None:
 def _trajectory(algorithm: StepwiseAlgorithm, prompts: Prompts) -> Trajectory:
     """Return the query's state after each step, and its gradient with respect to the query's input."""
     xs = prompts.xs.clone().requires_grad_()
-    predictions = [algorithm.read(query_of(state)) for state in algorithm.states(Prompts(xs, prompts.ys))]
-    weights = []
-    for predicted in predictions:
-        (slope,) = (
-            torch.autograd.grad(predicted.sum(), xs, retain_graph=True, allow_unused=True)
-            if predicted.requires_grad
-            else (None,)
-        )
-        weights.append(torch.zeros_like(xs)[:, -1] if slope is None else slope[:, -1])
-    stacked = torch.stack(predictions).detach()[:, :, None]
-    return Trajectory(
-        tuple(range(len(predictions))), stacked, algorithm.name, torch.stack(weights)[:, :, None, :, None]
-    )
+    predictions = _carried(algorithm, Prompts(xs, prompts.ys))
+    slopes = [torch.autograd.grad(each.sum() + 0 * xs.sum(), xs, retain_graph=True)[0][:, -1] for each in predictions]
+    weights = torch.stack(slopes)[:, :, None, :, None]
+    return Trajectory(tuple(range(len(predictions))), predictions.detach()[:, :, None], algorithm.name, weights)
 
 
 def _read_variables(known: KnownModel, args: Any) -> dict[str, dict[str, float]]:
@@ -403,10 +331,7 @@ def _read_variables(known: KnownModel, args: Any) -> dict[str, dict[str, float]]
     0 for the algorithm (the step has no part in the stream yet); "control": planted, with the targets of other prompts;
     "untrained": planted, in a network with new weights.
     """
-    fitting, held_out = (
-        known.task.sample(n, seed=args.seed + 20 + i, dtype=torch.float64)
-        for i, n in enumerate((args.n_fitting, args.n_fitting // 2))
-    )
+    fitting, held_out = _two_draws(known, args)
     told = [_carried(known.hypothesis.algorithm, each) for each in (fitting, held_out)]
     sizes = told[0].square().mean((1, 2))
     without = untrained(known.model, args.seed)
@@ -415,16 +340,13 @@ def _read_variables(known: KnownModel, args: Any) -> dict[str, dict[str, float]]
     for layer, step in known.hypothesis.schedule:
         if sizes[step] < 1e-20:
             continue
-        targets = [each[step] for each in told]
+        targets, place = [each[step] for each in told], f"layer {layer}, step {step}"
         explained = _explained(known.model, (fitting, held_out), targets)
-        parts["planted"][f"layer {layer}, step {step}"] = explained[layer]
+        parts["planted"][place] = explained[layer]
         permuted = [each.roll(1, 0) for each in targets]
-        parts["control"][f"layer {layer}, step {step}"] = _explained(known.model, (fitting, held_out), permuted)[layer]
-        try:
-            blank = _explained(without, (fitting, held_out), targets)
-            parts["untrained"][f"layer {layer}, step {step}"] = blank[layer]
-        except ValueError:  # its predictions explode
-            pass
+        parts["control"][place] = _explained(known.model, (fitting, held_out), permuted)[layer]
+        with suppress(ValueError):  # its predictions explode
+            parts["untrained"][place] = _explained(without, (fitting, held_out), targets)[layer]
         parts["absent"] |= {f"layer {each}, step {step}": explained[each] for each in empty if each < layer}
     return parts
 

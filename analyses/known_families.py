@@ -1,18 +1,16 @@
-"""Does `identify` name the right family, and is it as sure as it is right? On models whose algorithm is known.
-
-python analyses/known_families.py
-"""
+"""Does `identify` name the right family, and is it as sure as it is right? On models whose algorithm is known."""
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
+from analyses.support.script import Option, script
 from mechicl import constructions
 from mechicl.analysis import Identification, identify
 from mechicl.analysis.behaviour.families import ELSEWHERE, EVIDENCE, PRICE, family_weights
@@ -21,7 +19,6 @@ from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
 from mechicl.tasks import LinearRegression, Task
 from mechicl.viz.elements import add_line, figure
-from support.script import Option, script
 
 RIGHT = {  # a known model's name begins with: the family that is right
     "copying, then gradient descent": "gradient descent",  # predictions show nothing of the copying
@@ -47,31 +44,23 @@ GRID = [
     for price in (0.0, 0.125, 0.25, 0.5, 1.0)
     for elsewhere in (0.1, 0.2, 0.4, 0.8)
 ]
+NOISE = 1e-4
+"""Of the noisy models' weights."""
 BINS = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
 LEAST = 1e-3  # probability, whose logarithm a wrong answer costs at most
 
 
 @dataclass(frozen=True)
 class Case:
-    """One identification.
+    """One identification."""
 
-    Attributes:
-        model: its name.
-        right: the family that it should be called by.
-        called: what it was called.
-        confidence: how sure.
-        distance: of what it was called, over squared predictions.
-        noise: in the model's weights.
-        n_prompts: that it was identified on.
-    """
-
-    model: str
-    right: str
-    called: str
-    confidence: float
-    distance: float
-    noise: float
-    n_prompts: int
+    model: str  # its name
+    right: str  # the family that it should be called by
+    called: str  # what it was called
+    confidence: float  # how sure
+    distance: float  # of what it was called, over squared predictions
+    noise: float  # in the model's weights
+    n_prompts: int  # that it was identified on
 
     @property
     def is_right(self) -> bool:
@@ -80,30 +69,20 @@ class Case:
 
 
 @script(
-    n_prompts=Option(256, "Prompts for the known models"),
-    noise=Option(1e-4, "Of the noisy ones' weights"),
-    n_varied=Option(220, "Variations: other sizes, parameters, disguises and noise, on 8 to 256 prompts"),
-    seed=Option(0, "Seed of prompts and disguises"),
+    n_prompts=Option(256, "prompts for the known models"),
+    n_varied=Option(220, "variations: other sizes, parameters, disguises and noise, on 8 to 256 prompts"),
+    seed=Option(0, "seed of prompts and disguises"),
 )
 def compare(args: Any) -> Comparison:
     """The known models, plain, hidden and noisy; then the variations."""
-    rows, known = [], []
-    for label, options in (
-        ("plain", {}),
-        ("hidden", {"hidden": True}),
-        ("noisy", {"hidden": True, "noise": args.noise}),
-    ):
-        cases, place = [], len(rows)
+    rows = []
+    for label, options in {"plain": {}, "hidden": {"hidden": True}, "noisy": {"hidden": True, "noise": NOISE}}.items():
+        cases = []
         for model in known_models(**options, seed=args.seed):
-            right = right_family(model.name)
-            if right is None:
-                continue
-            result = _identified(model.model, model.task, args.n_prompts, args.seed)
-            cases.append(_case(f"{model.name} ({label})", right, result, options.get("noise", 0.0)))
-            rows.append(_row(cases[-1]))
-        share = f"{sum(case.is_right for case in cases)} of {len(cases)}"
-        rows.insert(place, Row(f"right families, {label}", None, share))
-        known += cases
+            if (right := right_family(model.name)) is not None:
+                result = _identified(model.model, model.task, args.n_prompts, args.seed)
+                cases.append(_case(f"{model.name} ({label})", right, result, options.get("noise", 0.0)))
+        rows += [Row(f"right families, {label}", None, _n_right(cases)), *map(_row, cases)]
     varied, results = [], []
     for i in range(args.n_varied):
         drawn = varied_model(i, args.seed)
@@ -113,31 +92,17 @@ def compare(args: Any) -> Comparison:
             continue
         results.append(result)
         varied.append(_case(drawn.name, drawn.right, result, drawn.noise))
-    sections, numbers = [], {}
-    if varied:
-        rows_of_calibration, picture, numbers = _calibrated(varied, results)
-        rows = [*rows_of_calibration, *rows]
-        sections = [Section("Is it as sure as it is right?", "", [picture])]
+    of_calibration, picture, numbers = _calibrated(varied, results)
+    sections = [Section("Is it as sure as it is right?", "", [picture])]
     lead = (
-        f"Known models (`constructions.known_models()`) on {args.n_prompts} prompts, noise {args.noise:g} of each "
+        f"Known models (`constructions.known_models()`) on {args.n_prompts} prompts, noise {NOISE:g} of each "
         f"weight matrix's size; {len(varied)} variations of them: 3 to 6 dimensions, other parameters and steps, all "
         f"disguised, noise of 0 to 0.1, 8 to 256 prompts."
     )
-    data = {"known": _columns(known), "varied": _columns(varied), **numbers}
-    return Comparison("Are known algorithms named?", lead, rows, sections, data)
-
-
-def _columns(cases: Sequence[Case]) -> dict[str, str]:
-    """Cases as one line for each of their attributes."""
-    rows = [asdict(case) for case in cases]
-    return {
-        name: "; ".join(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for row in rows)
-        for name in (rows[0] if rows else ())
-    }
+    return Comparison("Are known algorithms named?", lead, [*of_calibration, *rows], sections, numbers)
 
 
 def right_family(name: str) -> str | None:
-    """Return the family that a known model belongs to, or None."""
     return next((family for start, family in RIGHT.items() if name.startswith(start)), None)
 
 
@@ -172,11 +137,9 @@ def varied_model(i: int, seed: int = 0) -> Varied:
         model = constructions.gradient_descent(**sizes, step_size=step_size, steps=number(1, 8))
     elif kind == "GD++":
         steps, growth = number(2, 5), uniform(1, 2.5)
-        each = (
-            [step_size * growth**k for k in range(steps)],
-            [20 / n * uniform(0.01, 0.05) * growth**k for k in range(steps)],
-        )
-        model = constructions.gd_plus_plus(**sizes, step_size=each[0], gamma=each[1], steps=steps)
+        step_sizes = [step_size * growth**k for k in range(steps)]
+        gammas = [20 / n * uniform(0.01, 0.05) * growth**k for k in range(steps)]
+        model = constructions.gd_plus_plus(**sizes, step_size=step_sizes, gamma=gammas, steps=steps)
     elif kind == "preconditioned gradient descent":
         turned = torch.linalg.qr(torch.randn(x_dim, x_dim, generator=generator, dtype=torch.float64)).Q
         matrix = turned @ torch.diag(torch.tensor([uniform(0.5, 4) for _ in range(x_dim)]).double()) @ turned.T
@@ -217,10 +180,13 @@ def _case(name: str, right: str, result: Identification, noise: float) -> Case:
     return Case(name, right, answer.name, result.confidence, distance, noise, n_prompts)
 
 
+def _n_right(cases: Sequence[Case]) -> str:
+    return f"{sum(case.is_right for case in cases)} of {len(cases)}"
+
+
 def _row(case: Case) -> Row:
-    words = f"{case.called} ({case.confidence:.0%})"
     note = f"distance {case.distance:.2g}" + ("" if case.is_right else f", wrong: {case.right}")
-    return Row(case.model, None, words, "", note)
+    return Row(case.model, None, f"{case.called} ({case.confidence:.0%})", "", note)
 
 
 # ---- calibration ----
@@ -230,21 +196,18 @@ def _calibrated(cases: Sequence[Case], results: Sequence[Identification]) -> tup
     """Rows, the curve and numbers: the three numbers chosen on one half of the cases, measured on the other."""
     halves = [[i for i in range(len(cases)) if (i // len(KINDS)) % 2 == half] for half in (0, 1)]
     table = [[_by_family(result, *numbers) for numbers in GRID] for result in results]
-    scores = torch.tensor(
-        [
-            [math.log(max(each.get(case.right, 0.0), LEAST)) for each in row]
-            for case, row in zip(cases, table, strict=True)
-        ]
-    )
+    scores = torch.tensor([[math.log(max(each.get(case.right, 0.0), LEAST)) for each in row]
+                           for case, row in zip(cases, table, strict=True)])  # fmt: skip
     chosen = [int(scores[half].mean(0).argmax()) for half in halves]
     everything = GRID[int(scores.mean(0).argmax())]
     crossed = [(i, table[i][chosen[1 - half]]) for half in (0, 1) for i in halves[half]]
-    pairs = [(cases[i], *_top(weights)) for i, weights in sorted(crossed, key=lambda pair: pair[0])]
-    refitted = curve([sure for _, _, sure in pairs], [family == case.right for case, family, _ in pairs])
+    pairs = [(cases[i], weights, max(weights, key=weights.__getitem__))
+             for i, weights in sorted(crossed, key=lambda pair: pair[0])]  # fmt: skip
+    refitted = curve([weights[top] for _, weights, top in pairs], [top == case.right for case, _, top in pairs])
     measured = curve([case.confidence for case in cases], [case.is_right for case in cases])
     words = "evidence {:g}, price {:g}, elsewhere {:g}"
     rows = [
-        Row("right families, variations", None, f"{sum(case.is_right for case in cases)} of {len(cases)}"),
+        Row("right families, variations", None, _n_right(cases)),
         *_rows_of(measured, "", f"with {words.format(EVIDENCE, PRICE, ELSEWHERE)}, chosen on other variations"),
         *_rows_of(refitted, ", refitted", "with the numbers that are best on the other half of the variations"),
         Row("best numbers for these variations", None, words.format(*everything), "",
@@ -257,14 +220,10 @@ def curve(confidences: Sequence[float], right: Sequence[bool]) -> list[dict[str,
     """By bin of confidence: its ends, the mean confidence, the share of right names, and the number of cases."""
     bins = []
     for low, high in itertools.pairwise(BINS):
-        inside = [
-            (sure, ok)
-            for sure, ok in zip(confidences, right, strict=True)
-            if low < sure <= high or (low == BINS[0] and sure <= low)
-        ]
-        if inside:
-            n = len(inside)
-            mean, share = sum(sure for sure, _ in inside) / n, sum(ok for _, ok in inside) / n
+        inside = [(sure, ok) for sure, ok in zip(confidences, right, strict=True)
+                  if low < sure <= high or (low == BINS[0] and sure <= low)]  # fmt: skip
+        if n := len(inside):
+            mean, share = (sum(values) / n for values in zip(*inside, strict=True))
             bins.append({"low": low, "high": high, "confidence": mean, "right": share, "n": n})
     return bins
 
@@ -298,11 +257,6 @@ def _by_family(result: Identification, evidence: float, price: float, elsewhere:
     for match, weight in zip(result.matches, weights.tolist(), strict=True):
         totals[match.family] = totals.get(match.family, 0.0) + weight
     return totals
-
-
-def _top(weights: dict[str, float]) -> tuple[str, float]:
-    family = max(weights, key=lambda name: weights[name])
-    return family, weights[family]
 
 
 if __name__ == "__main__":

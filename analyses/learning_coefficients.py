@@ -15,6 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from analyses.support.script import Option, script
+from analyses.support.sweeps import over_seeds
 from mechicl import viz
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.dynamics import (
@@ -32,8 +34,6 @@ from mechicl.models import PromptedModel, build
 from mechicl.reports import Comparison, Row, Section
 from mechicl.statistics import load_result, median_interval
 from mechicl.training.data import examples
-from support.script import Option, script
-from support.sweeps import over_seeds
 
 SEED = 1_000_003
 WITHIN = 0.1
@@ -53,14 +53,6 @@ STEPS = (0, 50, 100, 153, 202, 266, 352, 535, 1420, 10_000)
 """Snapshots of the linear models; all of `induction-2l` are measured."""
 
 
-class Weights(nn.Module):
-    """A module with one vector of weights."""
-
-    def __init__(self, start: Tensor):
-        super().__init__()
-        self.weights = nn.Parameter(start.double())
-
-
 @dataclass(frozen=True)
 class Case:
     """A loss whose learning coefficient is known."""
@@ -74,21 +66,13 @@ class Case:
 
 
 @script(
-    folder=Option(
-        Path("runs/coefficients"), "Folder of the sampled chains of checkpoints, which are not sampled again"
-    ),
-    checkpoints=Option(tuple(CHAINS), "Checkpoints to measure"),
-    record=Option(
-        None,
-        "Folder of the checkpoints, to write the coefficients of the linear models into their records (for reports)",
-        kind=Path | None,
-    ),
+    folder=Option(Path("runs/coefficients"), "folder of the sampled chains, which are not sampled again"),
+    checkpoints=tuple(CHAINS),
+    record=Option(None, "folder of checkpoints, to write coefficients of linear models into records", kind=Path | None),
 )
 def compare(args: Any) -> Comparison:
     """The known cases, the speed of stacked chains, and the coefficients along trainings."""
-    rows, data = known_rows(), {}
-    rows += speed_rows()
-    sections = []
+    rows, sections, data = [*known_rows(), *speed_rows()], [], {}
     for name in args.checkpoints:
         found, pictures, data[name] = along_training(name, args.folder)
         rows, sections = rows + found, sections + pictures
@@ -165,7 +149,10 @@ def known_rows() -> list[Row]:
     """Each case's estimate, with the known value as the published one."""
     rows, right = [], 0
     for case in known_cases():
-        found = estimate(case)
+        found = coefficient(
+            nn.ParameterList([case.start.double()]), torch.zeros(1), loss=lambda model, _, case=case: case.loss(model[0]),
+            sampler=Sampler(n_beta=1000.0, n_chains=64, burn_in=1500, n_draws=4000),
+        )  # fmt: skip
         ok = abs(found.estimate().mean / case.known - 1) <= WITHIN
         right += ok
         notes = [case.note, "within 10%" if ok else "not within 10%", *found.failures]
@@ -174,14 +161,10 @@ def known_rows() -> list[Row]:
     return [*rows, Row("known cases within 10%", None, f"{right} of {len(rows)}")]
 
 
-def estimate(case: Case) -> LearningCoefficient:
-    """The estimate of a case, at a fixed nβ."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        return learning_coefficient(
-            Weights(case.start), torch.zeros(1), loss=lambda model, _: case.loss(model.weights),
-            sampler=Sampler(n_beta=1000.0, n_chains=64, burn_in=1500, n_draws=4000), progress=False,
-        )  # fmt: skip
+def coefficient(*what: Any, **options: Any) -> LearningCoefficient:
+    """An estimate without warnings: the rows list its failures."""
+    with warnings.catch_warnings(action="ignore", category=SamplingWarning):
+        return learning_coefficient(*what, progress=False, **options)
 
 
 # ---- speed ----
@@ -195,24 +178,15 @@ def speed_rows(n_chains: int = 32, n_steps: int = 200) -> list[Row]:
         ratios = []
         for _ in range(3):
             start = time.process_time()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SamplingWarning)
-                sampler = Sampler(n_chains, n_steps, burn_in=0, step_size=1e-4, batch_size=batch_size)
-                learning_coefficient(model, prompts, sampler=sampler, progress=False)
+            sampler = Sampler(n_chains, n_steps, burn_in=0, step_size=1e-4, batch_size=batch_size)
+            coefficient(model, prompts, sampler=sampler)
             middle = time.process_time()
             for _ in range(n_chains // 4):
                 plain_chain(model, prompts, batch_size, n_steps)
             ratios.append(4 * (time.process_time() - middle) / (middle - start))
         name = f"{n_chains} chains of lsa-1l, minibatches of {batch_size} prompts: times faster when stacked"
-        rows.append(
-            Row(
-                name,
-                None,
-                median_interval(torch.tensor(ratios)),
-                "repeats",
-                "CPU time; a quarter of the plain chains were timed",
-            )
-        )
+        note = "CPU time; a quarter of the plain chains were timed"
+        rows.append(Row(name, None, median_interval(torch.tensor(ratios)), "repeats", note))
         print(name, rows[-1], flush=True)
     return rows
 
@@ -240,9 +214,9 @@ def plain_chain(model: PromptedModel, prompts: Any, batch_size: int, n_steps: in
 
 def along_training(name: str, folder: Path) -> tuple[list[Row], list[Section], dict[str, Any]]:
     """The coefficients at a checkpoint's snapshots, and when they change compared with its loss and its algorithm."""
-    checkpoint, found = load_checkpoint(name), sampled(name, folder)
-    result, curves = found, {"learning coefficient": found.coefficients[:, 0].mean(-1), "log loss": found.losses.log()}
-    curves |= algorithm_curves(checkpoint, result.steps)
+    checkpoint, result = load_checkpoint(name), sampled(name, folder)
+    nearness = algorithm_curves(checkpoint, result.steps)
+    curves = {"learning coefficient": result.coefficients[:, 0].mean(-1), "log loss": result.losses.log(), **nearness}
     rows = [
         Row(f"{name}: coefficient at step {step}", None, result.estimate(step), "seeds",
             f"loss {result.losses[i].mean():.3g}")
@@ -275,11 +249,7 @@ def along_training(name: str, folder: Path) -> tuple[list[Row], list[Section], d
         "coefficient": [[round(v, 3) for v in (e.mean, e.low, e.high)] for e in means],
         "loss": [round(v, 5) for v in result.losses.mean(1).tolist()],
         "failures": result.failures,
-        **{
-            words: [round(v, 4) for v in values.mean(1).tolist()]
-            for words, values in curves.items()
-            if words not in ("learning coefficient", "log loss")
-        },
+        **{words: [round(v, 4) for v in values.mean(1).tolist()] for words, values in nearness.items()},
     }
     settings = ", ".join(f"{key} {value:g}" for key, value in CHAINS[name].items())
     return rows, [Section(name, f"{settings}. {'; '.join(result.failures)}", figure)], numbers
@@ -288,10 +258,9 @@ def along_training(name: str, folder: Path) -> tuple[list[Row], list[Section], d
 def record_coefficients(folder: Path, found: LearningCoefficient) -> None:
     """Write the coefficient of each seed at each step into a checkpoint's record, from which reports draw it."""
     checkpoint = load_checkpoint(folder)
-    kept = {
-        "steps": list(found.steps), "coefficients": found.samples()["coefficients"][:, 0].round(decimals=3).tolist(),
-        "command": "python analyses/learning_coefficients.py --record checkpoints",
-    }  # fmt: skip
+    coefficients = found.samples()["coefficients"][:, 0].round(decimals=3).tolist()
+    command = "python analyses/learning_coefficients.py --record checkpoints"
+    kept = {"steps": list(found.steps), "coefficients": coefficients, "command": command}
     save(folder, checkpoint.models, {**checkpoint.record, "learning_coefficient": kept}, checkpoint.snapshots)
 
 
@@ -308,14 +277,9 @@ def sampled(name: str, folder: Path) -> LearningCoefficient:
         seeds = checkpoint.record["seeds"]
         initial = [build(checkpoint.models[0].cfg, seed).eval() for seed in seeds]
         models = {0: initial, checkpoint.record["training"]["steps"]: checkpoint.models}
-    linear = name.startswith("lsa")
-    chains = dict(CHAINS[name])
-    options = {"n_prompts": chains.pop("n_prompts"), "sampler": Sampler(n_chains=2, **chains), "seed": 1}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        found = learning_coefficient(
-            models, checkpoint.task, steps=STEPS if linear else None, **options, progress=False
-        )
+    steps, chains = STEPS if name.startswith("lsa") else None, dict(CHAINS[name])
+    n_prompts, sampler = chains.pop("n_prompts"), Sampler(n_chains=2, **chains)
+    found = coefficient(models, checkpoint.task, steps=steps, n_prompts=n_prompts, sampler=sampler, seed=1)
     folder.mkdir(parents=True, exist_ok=True)
     found.save(path)
     return found

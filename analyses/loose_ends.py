@@ -17,6 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import by_seed, in_float64, kept_seeds, query_errors
 from mechicl.analysis import read_weight_products
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.weights.construction_families import Family, family_for, project_weights
@@ -31,7 +33,6 @@ from mechicl.statistics import crossed_interval, median_interval, ratio_interval
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS, train
 from mechicl.training.optimizers import OptimizerName, clip_each_seed, make_optimizer
-from support.script import Option, regression_checkpoint, script
 
 Weights = dict[str, Float[Tensor, "seed ..."]]
 SCALES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -39,13 +40,11 @@ SINK_SCORES = (0.0, 2.0, 4.0, 6.0)
 
 
 @script(
-    checkpoint=Option("softmax-2h-sink", "The model", kind=Literal["softmax-2h-sink", "lsa-5l", "lsa-12l-mlp"]),
+    checkpoint=Option("softmax-2h-sink", "the model", kind=Literal["softmax-2h-sink", "lsa-5l", "lsa-12l-mlp"]),
     n_prompts=20_000,
-    seed=Option(1_000_003, "Seed of the held-out prompts"),
-    runs=Option(Path("runs/loose_ends"), "Folder of the trainings: those that are finished are read from it"),
-    share_mlp=Option(
-        False, "Train lsa-12l-mlp with one MLP for all layers too, as in the authors' code: 7 more minutes of one core"
-    ),
+    seed=1_000_003,
+    runs=Option(Path("runs/loose_ends"), "folder of the trainings: those that are finished are read from it"),
+    share_mlp=Option(False, "train lsa-12l-mlp with one MLP for all layers too, as in the authors' code"),
 )
 def compare(args: Any) -> Comparison:
     """Train what is missing, and measure on held-out prompts."""
@@ -63,34 +62,28 @@ def compare(args: Any) -> Comparison:
 
 # ---- training ----
 
+# `mechicl.training.train` starts from initial weights, trains all of them, and averages all errors of a batch. Here
+# trainings start from trained or projected weights, train numbers that several weights share, or leave errors out.
+
 
 def stacked(models: Sequence[HookedTransformer]) -> Weights:
-    """The weights of several models of one config by name."""
-    names = [name for name, _ in models[0].named_parameters()]
-    return {name: torch.stack([dict(model.named_parameters())[name].detach() for model in models]) for name in names}
+    by_model = [dict(model.named_parameters()) for model in models]
+    return {name: torch.stack([each[name].detach() for each in by_model]) for name in by_model[0]}
 
 
 def unstacked(template: HookedTransformer, weights: Weights) -> list[HookedTransformer]:
     """The models with these weights, in float64."""
-    models = [copy.deepcopy(template).double() for _ in next(iter(weights.values()))]
+    models = in_float64(template for _ in next(iter(weights.values())))
     for seed, model in enumerate(models):
         model.load_state_dict({name: weight[seed] for name, weight in weights.items()}, strict=False)
     return models
 
 
 def train_weights(
-    template: HookedTransformer,
-    raw: Weights,
-    task: LinearRegression,
-    *,
-    steps: int,
-    rate: float,
-    batch_size: int = 512,
-    clip: float | None = None,
-    kept: tuple[float, float] = (0.0, 1.0),
-    optimizer: OptimizerName = "soap",
-    as_weights: Callable[[Weights], Weights] = lambda raw: raw,
-) -> Weights:
+    template: HookedTransformer, raw: Weights, task: LinearRegression, *, steps: int, rate: float,
+    batch_size: int = 512, clip: float | None = None, kept: tuple[float, float] = (0.0, 1.0),
+    optimizer: OptimizerName = "soap", as_weights: Callable[[Weights], Weights] = lambda raw: raw,
+) -> Weights:  # fmt: skip
     """Train numbers from which a model's weights are computed, all seeds at once, on the query's squared error.
 
     Args:
@@ -141,11 +134,6 @@ def saved(path: Path, make: Callable[[], Weights]) -> Weights:
         path.with_suffix(".part").replace(path)
         print(f"trained {path.stem}", flush=True)
     return torch.load(path, weights_only=True)
-
-
-def errors_of(models: Sequence[HookedTransformer], prompts: Prompts) -> Float[Tensor, "seed prompt"]:
-    """Squared errors of each model at the query."""
-    return torch.stack([squared_errors(model, prompts)[:, 0] for model in models])
 
 
 # ---- a softmax layer ----
@@ -246,13 +234,11 @@ def _softmax(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
 
     # closed forms, each with its best multiple, as is the step of gradient descent that they are compared with
     step = exact(1e-4, math.inf)
-    rows = [gap(f"hand-written, sink of infinite weight, scale {s:g}: gap", exact(s, math.inf), step) for s in SCALES]
-    rows += [gap(f"hand-written, scale 0.1, sink score {b:g}: gap", exact(0.1, b), step) for b in SINK_SCORES]
-    rows += [
-        gap("hand-written, two heads without a sink, scale 0.1: gap", exact(0.1, None), step),
-        gap("hand-written, one head with a sink of infinite weight, scale 0.1: gap", exact(0.1, math.inf, 1), step),
-        gap("hand-written, one head with a sink of infinite weight, scale 1: gap", exact(1.0, math.inf, 1), step),
-    ]
+    written = {f"sink of infinite weight, scale {s:g}": exact(s, math.inf) for s in SCALES}
+    written |= {f"scale 0.1, sink score {b:g}": exact(0.1, b) for b in SINK_SCORES}
+    written["two heads without a sink, scale 0.1"] = exact(0.1, None)
+    written |= {f"one head with a sink of infinite weight, scale {s:g}": exact(s, math.inf, 1) for s in (0.1, 1.0)}
+    rows = [gap(f"hand-written, {name}: gap", errors, step) for name, errors in written.items()]
     low, high = (math.log(exact(s, math.inf).mean() / step.mean() - 1) for s in (0.1, 1.0))
     rows.append(Row("hand-written: slope of log gap in log scale, from 0.1 to 1", None, (high - low) / math.log(10)))
     preset = PRESETS["softmax-2h-sink"].model
@@ -273,9 +259,8 @@ def _softmax(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
     arms |= {f"scale 0.25, sink score {b:g}, both fixed": (two, {"scale": 0.25, "sink": b, **fixed})
              for b in SINK_SCORES[:2]}  # fmt: skip
     checkpoint = load_checkpoint(args.checkpoint)
-    kept = [model for seed, model in enumerate(checkpoint.models) if seed not in checkpoint.stuck]
-    before = errors_of([copy.deepcopy(model).double() for model in kept], held_out)
-    rows.append(gap("checkpoint, seeds that are not stuck: gap", before, reference))
+    kept = in_float64(checkpoint.models[seed] for seed in kept_seeds(checkpoint))
+    rows.append(gap("checkpoint, seeds that are not stuck: gap", query_errors(kept, held_out), reference))
     edits: dict[str, tuple[float | None, float]] = {
         "unchanged": (None, 1.0), "scale halved": (None, 0.5), "sink score 6": (6.0, 1.0),
         "sink score 6 and scale halved": (6.0, 0.5),
@@ -287,26 +272,18 @@ def _softmax(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
     linear = None
     for name, (cfg, how) in arms.items():
         models = _trained_softmax(args, f"softmax-{name}", cfg, **shape, **how)
-        errors = errors_of(models, held_out)
+        errors = query_errors(models, held_out)
         linear = errors if linear is None else linear
-        by_seed = ", ".join(f"{ratio - 1:.4f}" for ratio in (errors.mean(1) / reference.mean()).tolist())
-        note = f"by seed {by_seed}"
+        note = by_seed(errors.mean(1) / reference.mean() - 1, ".4f")
         if cfg.sink == "learned":
-            note += f"; scale {_scale(models):.3g}, sink score {_sink(models):.3g}"
+            products = torch.stack([read_weight_products(model).W_KQ[0].norm(dim=(-2, -1)) for model in models])
+            scale = products.log().mean().exp().item() / math.sqrt(held_out.x_dim)  # geometric mean of the heads'
+            sinks = torch.stack([model.blocks[0].attn.sink.detach().mean() for model in models])
+            note += f"; scale {scale:.3g}, sink score {sinks.mean():.3g}"
         rows.append(gap(f"trained, {name}: gap", errors, reference, note))
         if errors is not linear:
             rows.append(gap(f"trained, {name}: gap to a linear layer trained alike", errors, linear))
     return rows
-
-
-def _scale(models: Sequence[HookedTransformer]) -> float:
-    """Geometric mean of the heads' scales."""
-    products = [read_weight_products(model).W_KQ[0].norm(dim=(-2, -1)) for model in models]
-    return torch.stack(products).log().mean().exp().item() / math.sqrt(models[0].cfg.x_dim or 0)
-
-
-def _sink(models: Sequence[HookedTransformer]) -> float:
-    return sum(dict(model.named_parameters())["blocks.0.attn.sink"].mean().item() for model in models) / len(models)
 
 
 # ---- five layers ----
@@ -347,12 +324,8 @@ def tuned_member(
     def closure() -> Tensor:
         search.zero_grad()
         products = family.products(values())
-        pairs = enumerate(zip(products.W_KQ, products.W_PV, strict=True))
-        weights = {
-            f"blocks.{i}.attn.{name}": each
-            for i, pair in pairs
-            for name, each in zip(("W_Q", "W_V"), pair, strict=True)
-        }
+        factors = (("W_Q", products.W_KQ), ("W_V", products.W_PV))
+        weights = {f"blocks.{i}.attn.{name}": each for name, by_layer in factors for i, each in enumerate(by_layer)}
         outputs = functional_call(family.template, weights, (tokens,), {"at": "query"})[:, -1]
         loss = (outputs - targets).square().mean()
         loss.backward()
@@ -369,7 +342,7 @@ def _five(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
     reference = squared_errors(tuned, held_out)[:, 0]
     family = family_for("gd++ per layer", cfg)
     tuning = task.sample(4096, seed=TUNING_SEED, dtype=torch.float64)
-    projected = [project_weights(family, copy.deepcopy(model).double()).parameters for model in models]
+    projected = [project_weights(family, model).parameters for model in in_float64(models)]
 
     def searched() -> Weights:
         return {"values": torch.stack([tuned_member(family, start.clamp(min=0), tuning) for start in projected])}
@@ -382,25 +355,22 @@ def _five(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
         made = saved(args.runs / f"five-{name}.pt", lambda: train_weights(models[0], stacked(start), task, **how))
         return unstacked(models[0], made)
 
-    arms: dict[str, Callable[[], Sequence[HookedTransformer]]] = {
-        "as trained": lambda: models,
-        "trained on, rate 1e-2": lambda: trained("on-1e-2", models, rate=1e-2),
-        "trained on, rate 1e-3": lambda: trained("on-1e-3", models, rate=1e-3),
-        "trained on, rate 1e-3, the hardest quarter of prompts": lambda: trained(
-            "hardest", models, rate=1e-3, kept=(0.75, 1.0), batch_size=1024
-        ),
-        "trained on, rate 1e-3, without the hardest 2% of prompts": lambda: trained(
-            "without", models, rate=1e-3, kept=(0.0, 0.98)
-        ),
-        "projected on GD++": lambda: [balanced(models[0], family, values) for values in projected],
-        "projected on GD++, its numbers searched for": lambda: members,
-        "then all weights trained, rate 1e-3": lambda: trained("then-1e-3", members, rate=1e-3),
-        "then all weights trained, rate 1e-4": lambda: trained("then-1e-4", members, rate=1e-4),
+    hardest = trained("hardest", models, rate=1e-3, kept=(0.75, 1.0), batch_size=1024)
+    without = trained("without", models, rate=1e-3, kept=(0.0, 0.98))
+    arms: dict[str, Sequence[HookedTransformer]] = {
+        "as trained": models,
+        "trained on, rate 1e-2": trained("on-1e-2", models, rate=1e-2),
+        "trained on, rate 1e-3": trained("on-1e-3", models, rate=1e-3),
+        "trained on, rate 1e-3, the hardest quarter of prompts": hardest,
+        "trained on, rate 1e-3, without the hardest 2% of prompts": without,
+        "projected on GD++": [balanced(models[0], family, values) for values in projected],
+        "projected on GD++, its numbers searched for": members,
+        "then all weights trained, rate 1e-3": trained("then-1e-3", members, rate=1e-3),
+        "then all weights trained, rate 1e-4": trained("then-1e-4", members, rate=1e-4),
     }
     rows = []
-    for name, make in arms.items():
-        errors = errors_of([copy.deepcopy(model).double() for model in make()], held_out)
-        rows += ratios(name, errors, reference)
+    for name, arm in arms.items():
+        rows += ratios(name, query_errors(in_float64(arm), held_out), reference)
     steps = torch.tensor([list(tuned.hyperparameters.values())[:5], found[:, :5].mean(0).tolist(),
                           torch.stack(projected)[:, :5].mean(0).tolist()])  # fmt: skip
     names = "tuned GD++", "the projection, searched for", "the projection"
@@ -440,29 +410,27 @@ def _twelve(args: Any, task: LinearRegression, held_out: Prompts) -> list[Row]:
 
     def anew(name: str, **changes: Any) -> list[HookedTransformer]:
         made = train(preset.replace(**changes), args.runs / f"lsa-12l-mlp-{name}", progress=False).models
-        return [copy.deepcopy(model).double() for model in made if isinstance(model, HookedTransformer)]
+        return in_float64(made)
 
     groups: dict[str, list[HookedTransformer]] = {
-        "as trained, seeds 0 to 2": [copy.deepcopy(model).double() for model in models],
+        "as trained, seeds 0 to 2": in_float64(models),
         "restarted from 3e-3, seeds 0 to 2": restarted(3e-3, 500),
         "restarted from 3e-4, seeds 0 to 2": restarted(3e-4, 300),
         "three more seeds, 3 to 5": anew("more", seeds=(3, 4, 5)),
     }
     if args.share_mlp:
         groups["one MLP for all layers, seeds 0 to 2"] = anew("shared", model=preset.model.replace(share_mlp=True))
-    errors = {name: errors_of(group, held_out) for name, group in groups.items()}
+    errors = {name: query_errors(group, held_out) for name, group in groups.items()}
     first, _, _, more, *_ = errors
     errors["six seeds, 0 to 5"] = torch.cat([errors[first], errors[more]])
-    rows = []
+    rows, n_kept = [], int((1 - TRIM) * len(held_out))
     for label, learner in references.items():
         reference = squared_errors(learner, held_out)[:, 0]
-        best = reference.sort().values[: int((1 - TRIM) * len(reference))].mean()
         for name, values in errors.items():
             means = values.mean(1) / reference.mean()
-            trimmed = values.sort(1).values[:, : int((1 - TRIM) * values.shape[1])].mean(1) / best
+            trimmed = values.sort(1).values[:, :n_kept].mean(1) / reference.sort().values[:n_kept].mean()
             for what, each in ((f"loss over {label}", means), (f"loss over {label}, {TRIMMED}", trimmed)):
-                by_seed = ", ".join(f"{value:.3g}" for value in each.tolist())
-                rows.append(Row(f"{name}: {what}, median", None, median_interval(each), "seeds", f"by seed {by_seed}"))
+                rows.append(Row(f"{name}: {what}, median", None, median_interval(each), "seeds", by_seed(each)))
     for name, values in errors.items():
         large = (values > 10).double().mean(1).tolist()
         rows.append(Row(f"{name}: prompts with a squared error above 10", None,

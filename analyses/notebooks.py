@@ -91,12 +91,12 @@ def settled(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if "outputs" in cell:
-            cell.outputs = [output for output in cell.outputs if len(_html(output)) < LARGE or STILL in output.data]
+            by_data = [(output, output.get("data", {})) for output in cell.outputs]
+            cell.outputs = [o for o, data in by_data if len(data.get("text/html", "")) < LARGE or STILL in data]
         for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if "text/plain" in data:
+            if "text/plain" in (data := output.get("data", {})):
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", data["text/plain"])
-    widgets = _widgets(notebook)
+    widgets = notebook.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
     for widget in widgets.values():
         if "last_seconds" in widget["state"]:
             widget["state"]["last_seconds"] = 0.0
@@ -114,7 +114,8 @@ def with_pictures(notebook: NotebookNode, before: NotebookNode | None = None) ->
         RuntimeError: there is no Chromium or Chrome.
     """
     saved = outputs_of(before) if before is not None else ()
-    kept = {(_digest(output), kind): output for output in saved for kind in (SVG, PNG) if kind in output.data}
+    kept = {(output.metadata.get("drawn_from"), kind): output
+            for output in saved for kind in (SVG, PNG) if kind in output.data}  # fmt: skip
     missing: dict[str, list[tuple[NotebookNode, go.Figure | Html]]] = {SVG: [], PNG: []}
     for output in outputs_of(notebook):
         picture = picture_of(output)
@@ -192,18 +193,6 @@ def _small(png: bytes) -> tuple[bytes, int, int]:
         file = io.BytesIO()
         small.save(file, "PNG", optimize=True)
         return file.getvalue(), round(image.width / DENSITY), round(image.height / DENSITY)
-
-
-def _digest(output: NotebookNode) -> str | None:
-    return output.metadata.get("drawn_from")
-
-
-def _html(output: NotebookNode) -> str:
-    return output.get("data", {}).get("text/html", "")
-
-
-def _widgets(notebook: NotebookNode) -> dict[str, Any]:
-    return notebook.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
 
 
 def main(argv: Sequence[str] | None = None) -> None:

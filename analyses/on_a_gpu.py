@@ -114,17 +114,9 @@ def tests_pass(seconds: float) -> bool:
         print("device tests: left out, pytest is not installed", flush=True)
         return True
     # without the requirements of the whole suite, such as a browser
-    addopts = [
-        "-o",
-        "addopts=--strict-markers",
-        "-o",
-        "filterwarnings=default",
-        "-p",
-        "no:cacheprovider",
-        "--noconftest",
-    ]
+    alone = "-o addopts=--strict-markers -o filterwarnings=default -p no:cacheprovider --noconftest"
     try:
-        passed = subprocess.run([*words, *addopts], timeout=seconds).returncode == 0
+        passed = subprocess.run([*words, *alone.split()], timeout=seconds).returncode == 0
     except subprocess.TimeoutExpired:
         print(f"device tests: not done after {seconds:.0f} s; continuing", flush=True)
         return False
@@ -138,16 +130,15 @@ def speed_table(
     """Steps per second of each kind, without its first steps, which compile; words for what does not run."""
     table: dict[str, float | str] = {}
     deadline = time.monotonic() + seconds
-    n_steps = 4 if dry else 300
     for name, fields in kinds.items():
         if dry and (fields.get("compile") or fields.get("tf32")):
-            table[name] = "left out in a dry run"
+            speed = "left out in a dry run"
         elif time.monotonic() > deadline:
-            table[name] = "no time left"
+            speed = "no time left"
         else:
-            table[name] = steps_per_second(config.replace(**fields), n_steps, folder)
-        shown = table[name]
-        print(f"  {name:16} {f'{shown:8.1f} steps/s' if isinstance(shown, float) else shown}", flush=True)
+            speed = steps_per_second(config.replace(**fields), 4 if dry else 300, folder)
+        table[name] = speed
+        print(f"  {name:16} {f'{speed:8.1f} steps/s' if isinstance(speed, float) else speed}", flush=True)
     return table
 
 
@@ -204,7 +195,6 @@ def go_on(config: TrainingConfig, fields: dict[str, Any], folder: Path, deadline
 
 
 def run(words: Sequence[str] | None = None) -> int:
-    """Parse the command line and run."""
     return main(tyro.cli(Args, args=words))
 
 

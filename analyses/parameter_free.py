@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analyses.support.script import Option, script
+from analyses.support.seeds import kept_seeds, query_errors
 from mechicl import algorithms
 from mechicl.analysis import align
 from mechicl.checkpoints import Checkpoint, load_checkpoint, untrained
@@ -20,7 +22,6 @@ from mechicl.statistics import Interval, interval
 from mechicl.tasks import LinearRegression, ReluNetworks
 from mechicl.training import PRESETS, train
 from mechicl.viz.elements import interval_dots
-from support.script import Option, script
 
 SHIFTS = {
     "as in training": (1.0, 1.0, 1.0, 1.0, 1.0),
@@ -37,8 +38,8 @@ PENALTY = 5.0
 
 
 @script(
-    folder=Option(Path("runs/parameter_free"), "Folder of the trainings on non-linear targets"),
-    n_prompts=Option(50_000, "Held-out prompts of each kind"),
+    folder=Option(Path("runs/parameter_free"), "folder of the training on non-linear targets"),
+    n_prompts=Option(50_000, "held-out prompts of each kind"),
 )
 def compare(args: Any) -> Comparison:
     """The three comparisons, each with an untrained model or another predictor as control."""
@@ -86,7 +87,7 @@ def shifted(args: Any) -> tuple[list[Row], dict[str, Interval]]:
         prompts = task.replace(eigenvalues=eigenvalues).sample(args.n_prompts, seed=SEED)
         expected = predicted_loss(task, torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)))
         own = squared_errors(theory, prompts)[:, 0]
-        errors = torch.stack([squared_errors(model, prompts)[:, 0] for model in checkpoint.models])
+        errors = query_errors(checkpoint.models, prompts)
         measured, over, note = over_seeds_and_prompts(errors, checkpoint, own)
         ratios[name] = measured
         without = squared_errors(start, prompts)[:, 0]
@@ -115,21 +116,16 @@ def other_targets(args: Any) -> list[Row]:
     prompts, tuning = task.sample(args.n_prompts, seed=SEED), task.sample(4 * args.n_prompts, seed=SEED + 1)
     step = algorithms.tuned_step_size(tuning)
     best = AlgorithmLearner(algorithms.gradient_descent, {"steps": [1], "step_size": step})
-    own = squared_errors(best, prompts)[:, 0]
-    errors = torch.stack([squared_errors(model, prompts)[:, 0] for model in checkpoint.models])
-    found = [align(model, best, prompts[:4000]) for model in checkpoint.models]
-    cosines = torch.stack([each.sensitivity_cosine for each in found])
+    own, errors = squared_errors(best, prompts)[:, 0], query_errors(checkpoint.models, prompts)
+    cosines = torch.stack([align(model, best, prompts[:4000]).sensitivity_cosine for model in checkpoint.models])
     zero = prompts.query.ys[:, 0].square()
     ridge = squared_errors(AlgorithmLearner(algorithms.ridge, {"penalty": PENALTY}), prompts)[:, 0]
+    name = f"ReLU networks: ridge regression (penalty {PENALTY:g}) over the best step"
     return [
         Row("ReLU networks: loss over that of the best step", 1.0, *over_seeds_and_prompts(errors, checkpoint, own)),
         Row("ReLU networks: cosine of the sensitivities", 1.0, *over_seeds_and_prompts(cosines, checkpoint)),
         Row("ReLU networks: predicting 0 over the best step", None, (zero.mean() / own.mean()).item()),
-        Row(
-            f"ReLU networks: ridge regression (penalty {PENALTY:g}) over the best step",
-            None,
-            (ridge.mean() / own.mean()).item(),
-        ),
+        Row(name, None, (ridge.mean() / own.mean()).item()),
     ]
 
 
@@ -150,7 +146,7 @@ def head_numbers(model: HookedTransformer) -> tuple[Tensor, Tensor, Tensor]:
 def two_heads() -> list[Row]:
     """Signs and sizes of both heads, in seeds that are not stuck."""
     checkpoint = load_checkpoint("softmax-2h")
-    kept = [i for i in range(len(checkpoint.models)) if i not in checkpoint.stuck]
+    kept = kept_seeds(checkpoint)
     part = checkpoint.select(kept)
     scores, rest, outputs = (torch.stack(each) for each in zip(*map(head_numbers, part.models), strict=True))
     n = len(kept)

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.script import Option, regression_checkpoint, script
+from analyses.support.seeds import by_seed
 from mechicl.analysis.causes import exchange_patterns, sample_sources
 from mechicl.checkpoints import untrained
 from mechicl.models import HookedTransformer
@@ -20,7 +22,6 @@ from mechicl.reports import Comparison, Row
 from mechicl.reports.rows import over_models
 from mechicl.statistics import Interval, ratio_interval
 from mechicl.tasks import LinearRegression
-from support.script import Option, regression_checkpoint, script
 
 FIRST = 2
 """The layer in which the query starts to read the context."""
@@ -49,12 +50,10 @@ FITTED: Mapping[str, tuple[bool, bool]] = {
 
 
 @script(
-    checkpoint=Option(
-        "gpt2-8l", "Name or folder of a model with softmax attention on interleaved prompts of linear regression"
-    ),
-    n_prompts=Option(256, "Prompts of exchanges, and held-out prompts of scores"),
-    n_fitting=Option(1536, "Prompts that linear maps are fitted to"),
-    seed=Option(0, "Seed of prompts"),
+    checkpoint="gpt2-8l",
+    n_prompts=Option(256, "prompts of exchanges, and held-out prompts of scores"),
+    n_fitting=1536,
+    seed=0,
 )
 def compare(args: Any) -> Comparison:
     """All parts on all seeds of the checkpoint, and on an untrained model."""
@@ -68,12 +67,11 @@ def compare(args: Any) -> Comparison:
     for name in found[0].values:
         *trained, control = [each.values[name] for each in found]
         rows.append(over_models(name, trained, checkpoint, note=f"untrained model {control.mean:.3f}"))
-    data = {"scores": [each.scores for each in found[:-1]]}
     for name in found[0].scores:
         for i in range(len(found[0].scores[name])):
             values = torch.tensor([each.scores[name][i] for each in found])
-            by_seed = ", ".join(f"{value:.2f}" for value in values[:-1].mean(1).tolist())
-            note = f"by seed {by_seed}; weakest head {values[:-1].min():.2f}; untrained model {values[-1].mean():.2f}"
+            note = f"{by_seed(values[:-1].mean(1), '.2f')}; weakest head {values[:-1].min():.2f}"
+            note += f"; untrained model {values[-1].mean():.2f}"
             quantity = f"R² of scores from {name}, layer {FIRST + i}"
             rows.append(Row(quantity, None, values[:-1].mean().item(), "heads and seeds", note))
     lead = (
@@ -82,7 +80,7 @@ def compare(args: Any) -> Comparison:
         f"(inputs or targets) that a head attends to most, of scores minus their mean over prompts at each position "
         f"and over points; layers are numbered from 0. Sources of scores: those at the query; those at the keys."
     )
-    return Comparison(f"The query's side of {checkpoint.name}", lead, rows, [], data)
+    return Comparison(f"The query's side of {checkpoint.name}", lead, rows)
 
 
 @dataclass(frozen=True)
@@ -97,20 +95,16 @@ def measure(
     model: HookedTransformer, task: LinearRegression, prompts: Prompts, others: Prompts, fitting: Prompts
 ) -> Measured:
     """Make all exchanges, cuts and rebuilt patterns of one model."""
-    query = prompts.with_query(others.query.xs)
-    weights = torch.linalg.lstsq(others.xs.double(), others.ys.double()).solution.float()
-    targets = Prompts(prompts.xs, prompts.xs @ weights)
-    sources = {"query": query, "y": targets, "X": sample_sources(task, prompts, seed=11), "prompt": others}
+    sources = exchanged_sources(task, prompts, others, seed=11)
+    targets = sources["y"]
     values: dict[str, Interval] = {}
     last = model.cfg.n_layers
     places = {f"layers {layer} to {last - 1}": range(layer, last) for layer in range(last - 1, FIRST - 1, -1)}
     whole = f"layers {FIRST} to {last - 1}"
     for kind, source in sources.items():
         for component, words in COMPONENTS.items():
-            for place, layers in places.items():
-                if place != whole and kind != "query":
-                    continue
-                moved = exchange_patterns(model, prompts, source, layers=list(layers), component=component)
+            for place in places if kind == "query" else (whole,):
+                moved = exchange_patterns(model, prompts, source, layers=list(places[place]), component=component)
                 values[f"{words} from another {kind}, {place}: distance from its own"] = moved.from_own
                 if place == whole:
                     values[f"{words} from another {kind}, {place}: distance from the other's"] = moved.from_other
@@ -121,11 +115,9 @@ def measure(
         moved = run_cut(model, prompts, *cut)
         values[f"{name}: distance from its own"] = ratio_interval((moved - own).square().sum(1), between)
         values[f"{name}: error"] = ratio_interval((moved - prompts.ys[:, -1]).square().sum(1), between)
-    bent = model.predict(Prompts(prompts.xs, (prompts.ys + targets.ys) / 2))
-    bent = (own + model.predict(targets) - 2 * bent).square().sum(1)
-    values["non-linear in y: |f(y) + f(y') - 2 f((y + y') / 2)|² over |f(y)|²"] = ratio_interval(
-        bent, own.square().sum(1)
-    )
+    middle = model.predict(Prompts(prompts.xs, (prompts.ys + targets.ys) / 2))
+    bent = ratio_interval((own + model.predict(targets) - 2 * middle).square().sum(1), own.square().sum(1))
+    values["non-linear in y: |f(y) + f(y') - 2 f((y + y') / 2)|² over |f(y)|²"] = bent
     held_out = fitting[-len(prompts) :]
     scores, true, kinds = rebuild_scores(model, fitting, len(prompts))
     held_own = model.predict(held_out)
@@ -139,6 +131,15 @@ def measure(
         distance = ratio_interval((moved - held_own).square().sum(1), held_between)
         values[f"patterns rebuilt from {name}: distance from its own"] = distance
     return Measured(values, found)
+
+
+def exchanged_sources(task: LinearRegression, prompts: Prompts, others: Prompts, seed: int) -> dict[str, Prompts]:
+    """The prompts with another query, with targets of another task, with one other point, and other prompts."""
+    weights = torch.linalg.lstsq(others.xs.double(), others.ys.double()).solution.float()
+    return {
+        "query": prompts.with_query(others.query.xs), "y": Prompts(prompts.xs, prompts.xs @ weights),
+        "X": sample_sources(task, prompts, seed=seed), "prompt": others,
+    }  # fmt: skip
 
 
 # ---- interventions ----
@@ -197,10 +198,9 @@ def rebuild_scores(
 
     `EXACT` are the model's own maps of some parts of the stream: the stream after two layers ("start"), and what
     attention ("reads") and MLPs have added since, each at its mean over prompts if it is left out; layer norms divide
-    by the scale of the whole stream. `FITTED` are linear
-    regressions of query and key vectors on x and on `Σ_i w_i x_i` of each earlier layer, head and kind of token, with
-    the model's own patterns w: the addresses of the hypotheses, with any matrices. Keys have a free offset at each
-    position.
+    by the scale of the whole stream. `FITTED` are linear regressions of query and key vectors on x and on `Σ_i w_i x_i`
+    of each earlier layer, head and kind of token, with the model's own patterns w: the addresses of the hypotheses,
+    with any matrices. Keys have a free offset at each position.
 
     Returns:
         scores by the name of their sources, the model's own, and the kind of token (0 for inputs, 1 for targets) that
@@ -229,7 +229,7 @@ def rebuild_scores(
         kinds.append([int(p[..., 1:-1:2].sum() > p[..., 0:-1:2].sum()) for p in pattern[:, :, -1].unbind(1)])
         for name, (at_query, at_keys) in EXACT.items():
             streams = [_with_means(sums, parts)[fitted:] for parts in (at_query, at_keys)]
-            read, keys = (_normed(block.ln1, each, norms) for each in streams)
+            read, keys = ((each - each.mean(-1, keepdim=True)) / norms * block.ln1.w + block.ln1.b for each in streams)
             read = read[:, -1]
             made_q = torch.einsum("pm,hmd->hpd", read, block.attn.W_Q) + block.attn.b_Q[:, None]
             made_k = torch.einsum("pkm,hmd->hpkd", keys, block.attn.W_K) + block.attn.b_K[:, None, None]
@@ -237,10 +237,8 @@ def rebuild_scores(
         at_query = torch.cat([prompts.xs[:, -1], *(each[:, -1] for each in reads)], -1)
         at_keys = torch.cat([inputs[:, :-1], *(each[:, :-1] for each in reads)], -1)
         for name, sides in FITTED.items():
-            features = [
-                each if side else each[..., : prompts.x_dim]
-                for each, side in zip((at_query, at_keys), sides, strict=True)
-            ]
+            features = [each if side else each[..., : prompts.x_dim]
+                        for each, side in zip((at_query, at_keys), sides, strict=True)]  # fmt: skip
             scores[name].append(scale * _fitted_scores(features[0], features[1], q, k, fitted))
         scores["other prompts (control)"].append(own[:, fitted:].roll(1, 1))
         sums["reads"] = sums["reads"] + stored[f"blocks.{layer}.hook_attn_out"]
@@ -249,17 +247,11 @@ def rebuild_scores(
             weights = pattern.clone()
             weights[..., 1 - kind :: 2] = 0
             reads += (weights @ inputs[:, None]).unbind(1)
-    made = {name: torch.stack(each) for name, each in scores.items()}
-    return made, torch.stack(true), kinds
+    return {name: torch.stack(each) for name, each in scores.items()}, torch.stack(true), kinds
 
 
 def _with_means(sums: Mapping[Part, Tensor], parts: Sequence[Part]) -> Float[Tensor, "prompt pos d_model"]:
     return sum((sums[part] if part in parts else sums[part].mean(0, keepdim=True)) for part in sums)  # pyright: ignore
-
-
-def _normed(norm: Any, stream: Tensor, scale: Tensor) -> Tensor:
-    """Layer norm with the scale of the whole stream."""
-    return (stream - stream.mean(-1, keepdim=True)) / scale * norm.w + norm.b
 
 
 def _fitted_scores(at_query: Tensor, at_keys: Tensor, q: Tensor, k: Tensor, fitted: int) -> Tensor:

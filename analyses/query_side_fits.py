@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from query_side import FIRST, exchanged_sources
 from torch import Tensor
 
+from analyses.support.address_descent import fit_address_descent
+from analyses.support.script import Option, regression_checkpoint, script
 from mechicl.algorithms.stepwise import AddressDescent, Hypothesis
-from mechicl.analysis.causes import exchange_patterns, sample_sources
+from mechicl.analysis.causes import exchange_patterns
 from mechicl.analysis.causes.interchange import interchange_each
 from mechicl.constructions import address_descent, gradient_descent, newton
 from mechicl.models import HookedTransformer
@@ -21,18 +24,12 @@ from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.statistics import ratio_interval
 from mechicl.tasks import LinearRegression
-from support.address_descent import fit_address_descent
-from support.script import Option, regression_checkpoint, script
 
-FIRST = 2
-"""The layer in which the query of a trained model starts to read the context."""
 HYPOTHESES: Mapping[str, dict[str, Any]] = {
     "H1": {"kernel": "softmax"},
     "linear kernels": {"kernel": "linear"},
     "H2": {"kernel": "softmax", "moving_keys": True},
 }
-LEARNING_RATES = {"H1": (0.03,), "linear kernels": (0.01, 0.003), "H2": (0.03,)}
-"""Of the fits; the better one counts. Matrices of linear kernels are about twenty times as small."""
 TASK = LinearRegression(x_dim=5, n_context=20, inputs="gaussian")
 
 
@@ -49,25 +46,19 @@ class Studied:
 
 
 @script(
-    checkpoint=Option(
-        "gpt2-8l",
-        'Name or folder of a model with softmax attention on interleaved prompts; "known" for hand-written models',
-    ),
-    n_prompts=Option(96, "Held-out prompts, of interventions too"),
-    n_fitting=Option(1536, "Prompts that hypotheses are fitted to"),
-    iterations=Option(400, "Of each fit by Adam"),
-    seed=Option(0, "Seed of prompts and fits"),
+    checkpoint=Option("gpt2-8l", 'name or folder of a model; "known" for hand-written models'),
+    n_prompts=Option(96, "held-out prompts, of interventions too"),
+    n_fitting=1536,
+    iterations=Option(400, "of each fit by Adam"),
+    seed=Option(0, "seed of prompts and fits"),
 )
 def compare(args: Any) -> Comparison:
     """Fit all hypotheses to all seeds of a checkpoint, or to hand-written models, and intervene."""
-    task = TASK
-    prompts = TASK.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
-    if args.checkpoint == "known":
-        studied = known_models(prompts)
-    else:
-        checkpoint, task = regression_checkpoint(args.checkpoint)
-        prompts = task.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
-        studied = []
+    known = args.checkpoint == "known"
+    checkpoint, task = (None, TASK) if known else regression_checkpoint(args.checkpoint)
+    prompts = task.sample(args.n_fitting + args.n_prompts, seed=args.seed + 1)
+    studied = known_models(prompts) if known else []
+    if checkpoint is not None:
         for i, model in enumerate(checkpoint.models):
             layers = range(FIRST, model.cfg.n_layers)
             schedule = ((0, 0), *((layer, layer - FIRST) for layer in (*layers, model.cfg.n_layers)))
@@ -76,10 +67,9 @@ def compare(args: Any) -> Comparison:
         assert first.scores is not None
         other = first.scores.roll(1, 2)
         studied.append(Studied("other prompts' scores (control)", first.model, first.schedule, other, layers, True))
-    rows, data = [], []
+    rows: list[Row] = []
     for each in studied:
         results = study(args, task, each, prompts)
-        data.append({"model": each.name, "fits": results})
         for name, values in results.items():
             for quantity, words in QUANTITIES.items():
                 if quantity in values:
@@ -89,7 +79,7 @@ def compare(args: Any) -> Comparison:
         f"{args.n_prompts} other prompts. H1: softmax kernels of a moving address; linear kernels: the rival with the "
         f"same freedom; H2: H1 and keys that move."
     )
-    return Comparison(f"Address descent fitted to {args.checkpoint}", lead, rows, [], {"fits": data})
+    return Comparison(f"Address descent fitted to {args.checkpoint}", lead, rows)
 
 
 QUANTITIES = {
@@ -124,46 +114,36 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
             true = _centred(studied.scores[:, :, -args.n_prompts :])
             made = _centred(algorithm.run_query(held_out)[1])
             r2 = 1 - (made - true).square().mean((2, 3)) / true.square().mean((2, 3))
-            found[name] |= {"score_r2": _rounded(r2), "weakest_score": r2.min().item()}
+            found[name]["weakest_score"] = r2.min().item()
         print(studied.name, name, found[name], flush=True)
-    sources = sample_sources(task, held_out, seed=args.seed + 11)
+    others = task.sample(len(held_out), seed=args.seed + 10)
+    exchanged = exchanged_sources(task, held_out, others, args.seed + 11)
+    sources = exchanged["X"]
     hypotheses = [Hypothesis(algorithm, studied.schedule, name=name) for name, algorithm in fits.items()]
     for test in interchange_each(model, hypotheses, held_out.to(dtype=dtype), sources.to(dtype=dtype),
                                  progress=False):  # fmt: skip
-        found[test.hypothesis] |= {"effects": test.effects.mean, "weakest_intervention": test.score.mean}
-        found[test.hypothesis]["weakest"] = str(test.cells[test.weakest])
-        kinds: dict[str, float] = {}
-        for r2, cell in zip(test.r2, test.cells, strict=True):
-            kinds[cell.intervention] = min(kinds.get(cell.intervention, 1.0), round(r2.mean, 3))
-        weakest_state = min(value for kind, value in kinds.items() if "exchanged" in kind)
-        found[test.hypothesis] |= {"weakest_state": weakest_state, "weakest_by_intervention": kinds}
+        by_cell = zip(test.r2, test.cells, strict=True)
+        states = [min(1.0, round(r2.mean, 3)) for r2, cell in by_cell if "exchanged" in cell.intervention]
+        found[test.hypothesis] |= {
+            "effects": test.effects.mean, "weakest_intervention": test.score.mean, "weakest_state": min(states),
+        }  # fmt: skip
         print(studied.name, test.hypothesis, test.effects, test.score, test.cells[test.weakest], flush=True)
-    others = task.sample(len(held_out), seed=args.seed + 10)
-    weights = torch.linalg.lstsq(others.xs.double(), others.ys.double()).solution.float()
-    exchanged = {
-        "query": held_out.with_query(others.query.xs),
-        "y": Prompts(held_out.xs, held_out.xs @ weights),
-        "X": sources,
-        "prompt": others,
-    }
-    for name, values in exchange_effects(studied, fits, held_out, exchanged).items():
-        found[name] |= values
-        print(studied.name, name, values, flush=True)
+    for name, share in exchange_effects(studied, fits, held_out, exchanged).items():
+        found[name]["exchanges"] = share
     return found
 
 
 def exchange_effects(
     studied: Studied, fits: Mapping[str, AddressDescent], prompts: Prompts, exchanged: Mapping[str, Prompts]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, float]:
     """Compare what exchanged patterns and addresses do to model and algorithms, in all layers or in the last ones.
 
     The explained share of the effects is `1 - E|Δmodel - Δalgorithm|² / (E|Δmodel|² + E|Δalgorithm|²)`.
     """
     dtype, prompts64 = studied.model.W_Q.dtype, prompts.to(dtype=torch.float64)
-    parts: dict[str, dict[str, list[float]]] = {name: {} for name in fits}
     sums = {name: (torch.zeros(len(prompts)).double(), torch.zeros(len(prompts)).double()) for name in fits}
     for component in ("pattern", "q"):
-        for kind, source in exchanged.items():
+        for source in exchanged.values():
             for start in range(0, len(studied.layers), 2):
                 layers, steps = list(studied.layers)[start:], range(start, studied.schedule[-1][1])
                 in_model = exchange_patterns(
@@ -179,9 +159,7 @@ def exchange_effects(
                     power = moved.square().sum(1) + change.square().sum(1)
                     for total, each in zip(sums[name], (distance, power), strict=True):
                         total += each
-                    share = 1 - distance.sum() / power.sum().clamp(min=1e-12)
-                    parts[name].setdefault(f"{component} from another {kind}", []).append(round(share.item(), 3))
-    return {name: {"exchanges": 1 - ratio_interval(*sums[name]).mean, "by_exchange": parts[name]} for name in fits}
+    return {name: 1 - ratio_interval(*sums[name]).mean for name in fits}
 
 
 @torch.no_grad()
@@ -210,25 +188,18 @@ def known_models(prompts: Prompts) -> list[Studied]:
         schedule = ((0, 0), (1, 0), (2, 1), (3, 2), (4, 3))
         studied.append(Studied(f"model that runs {name}", model, schedule, scores, range(1, 4), causal=False))
     sizes: dict[str, Any] = {"x_dim": prompts.x_dim, "n_context": prompts.n_context}
-    for name, model in (
-        (
-            "model that runs gradient descent, residuals in the context",
-            gradient_descent(**sizes, step_size=0.02, steps=3),
-        ),
-        ("model that runs Newton's method", newton(**sizes, steps=3, alpha=2e-4)),
-    ):
+    for name, model in {
+        "gradient descent, residuals in the context": gradient_descent(**sizes, step_size=0.02, steps=3),
+        "Newton's method": newton(**sizes, steps=3, alpha=2e-4),
+    }.items():
         n = model.cfg.n_layers
         schedule = tuple((k, k) for k in range(n + 1))
-        studied.append(Studied(name, model, schedule, None, range(n), causal=False))
+        studied.append(Studied(f"model that runs {name}", model, schedule, None, range(n), causal=False))
     return studied
 
 
 def _centred(scores: Tensor) -> Tensor:
     return scores - scores.mean(-1, keepdim=True)
-
-
-def _rounded(values: Tensor) -> Any:
-    return torch.round(values.double(), decimals=3).tolist()
 
 
 if __name__ == "__main__":

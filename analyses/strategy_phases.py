@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from analyses.support.script import Option, script
 from mechicl import viz
 from mechicl.algorithms import dmmse, pool_bayes, references
 from mechicl.analysis.dynamics import StrategyTracking, fit_strategy_odds, track_strategies
@@ -23,7 +24,6 @@ from mechicl.statistics import interval
 from mechicl.sweeps import find_threshold
 from mechicl.tasks import BallsAndUrns, MarkovChains, TaskPool
 from mechicl.training import TrainingConfig, train
-from support.script import Option, script
 
 TABLE = Path(__file__).parent / "results" / "strategy_phases.csv"
 SEEDS = (0, 1, 2)
@@ -31,9 +31,8 @@ FITTED = (2, 8, 32, 128)
 HELD_OUT = (4, 16, 64)
 """Pool sizes that the boundary's model is fitted to, and those that it predicts."""
 SIZES = tuple(sorted(FITTED + HELD_OUT))
-MEMORISING = ("dmmse", "pool", "pool's unigrams")
-"""Learners that know the pool and use the context. NOTHING are those that do not use it, and the others generalise."""
-NOTHING = ("zero", "uniform", "pool's average")
+MEMORISING, NOTHING = ("dmmse", "pool", "pool's unigrams"), ("zero", "uniform", "pool's average")
+"""Learners that know the pool and use the context, and those that do not use it; the others generalise."""
 EARLY = 0.25
 """Share of the steps that the law is fitted to where it predicts the others."""
 HELD_OUT_SEED = 2**32
@@ -75,12 +74,8 @@ FIELD = {"regression": "n_tasks", "chains": "n_chains", "second-order chains": "
 
 
 @script(
-    folder=Option(
-        None,
-        "Folder to train in, or to resume a training; by default the table is read that comes with the script",
-        kind=Path | None,
-    ),
-    settings=Option(tuple(SETTINGS), "Settings to train, of those in `SETTINGS`; the others are read from the table"),
+    folder=Option(None, "folder to train in; by default the saved table is read", kind=Path | None),
+    settings=Option(tuple(SETTINGS), "settings to train; the others are read from the table"),
 )
 def compare(args: Any) -> Comparison:
     """The phase diagrams, their boundaries, and the fit of loss and complexity on some pool sizes."""
@@ -91,10 +86,10 @@ def compare(args: Any) -> Comparison:
             parts.append(kept[~kept["setting"].isin(args.settings)])
         pd.concat(parts, ignore_index=True).to_csv(TABLE, index=False, float_format="%.5g")
     frame = pd.read_csv(TABLE)
-    rows, sections, data = [], [], {}
+    rows, sections = [], []
     for setting, part in frame.groupby("setting", sort=False):
-        found, pictures, numbers = _of_setting(str(setting), part)
-        rows, sections, data = rows + found, sections + pictures, data | {str(setting): numbers}
+        found, pictures = _of_setting(str(setting), part)
+        rows, sections = rows + found, sections + pictures
     lead = (
         f"Models of width 16 are trained on pools of {', '.join(map(str, SIZES))} sources, {len(SEEDS)} seeds each. "
         f"At each snapshot the mixture of reference learners nearest to a model's predictions is found, on "
@@ -102,7 +97,7 @@ def compare(args: Any) -> Comparison:
         f"divided by that of all learners that use the context. It is unknown if these have less than half of the "
         f"weight, or if the residual exceeds 0.2."
     )
-    return Comparison("Memorising and generalising: phases over pool size and steps", lead, rows, sections, data)
+    return Comparison("Memorising and generalising: phases over pool size and steps", lead, rows, sections)
 
 
 def config_of(setting: str) -> TrainingConfig:
@@ -121,13 +116,9 @@ def measured(setting: str, folder: Path) -> pd.DataFrame:
         of_size = slice(len(SEEDS) * i, len(SEEDS) * (i + 1))
         checkpoint = Checkpoint(f"{setting}-{size}", result.models[of_size], {}, snapshots.select(of_size))
         task = config_of(setting).tasks[i]
-        tables.append(_table(track(checkpoint, task), task).assign(size=size))
+        found = track_strategies(checkpoint, strategies(task), mixed(task, N_PROMPTS), progress=False)
+        tables.append(_table(found, task).assign(size=size))
     return pd.concat(tables, ignore_index=True).assign(setting=setting)
-
-
-def track(checkpoint: Checkpoint, task: Any) -> StrategyTracking:
-    """Track the strategies of the models of one pool, half on its sequences and half on new ones."""
-    return track_strategies(checkpoint, strategies(task), mixed(task, N_PROMPTS), progress=False)
 
 
 def strategies(task: Any) -> dict[str, Any]:
@@ -154,12 +145,8 @@ def mixed(task: Any, n: int) -> Any:
 def loss_gap(task: Any) -> float:
     """Loss of the best generalising learner minus that of the best memorising one on the pool, in nats."""
     learners, sample = strategies(task), task.sample(4000, seed=HELD_OUT_SEED + 1)
-    if isinstance(task, TaskPool):
-        losses = {
-            name: squared_errors(each, sample).mean() / (2 * task.noise_std**2) for name, each in learners.items()
-        }
-    else:
-        losses = {name: token_losses(each, sample).nanmean() for name, each in learners.items()}
+    loss, unit = (squared_errors, 2 * task.noise_std**2) if isinstance(task, TaskPool) else (token_losses, 1.0)
+    losses = {name: loss(each, sample).nanmean() / unit for name, each in learners.items()}
     memorising = min(losses[name].item() for name in losses if name in MEMORISING)
     others = [losses[name].item() for name in losses if name not in (*MEMORISING, *NOTHING)]
     return max(min(others) - memorising, 0.0)
@@ -186,17 +173,16 @@ def shares_of(frame: pd.DataFrame) -> pd.Series:
     return (frame["memorising"] / using).clip(0, 1).where((using >= 0.5) & (frame["residual"] <= 0.2))
 
 
-def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Section], dict[str, Any]]:
+def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Section]]:
     frame = frame.assign(share=shares_of(frame))
     frame = frame[frame["step"] > 0]
     steps, sizes = (sorted(frame[name].unique().tolist()) for name in ("step", "size"))
-    rows, boundaries = [], {}
+    rows = []
     for step in steps:
         part = frame[frame["step"] == step]
         known = part.groupby("size")["share"].apply(lambda values: values.notna().all())
         if known.sum() >= LEAST_KNOWN:  # pools whose seeds all have a share
             found = find_threshold(part[part["size"].map(known)], "size", "share", level=0.5, rising=False)
-            boundaries[step] = [found.mean, found.low, found.high]
             note = "" if known.all() else f"without {', '.join(map(str, known[~known].index))} sources"
             if not math.isfinite(found.half_width):
                 note = f"{note}; the interval reaches beyond the pools".strip("; ")
@@ -217,19 +203,18 @@ def _of_setting(setting: str, frame: pd.DataFrame) -> tuple[list[Row], list[Sect
         rows.append(Row(f"{setting}: error of {name} on held-out sizes (nats)", None, interval(scores), "seeds", note))
         rows.append(Row(f"{setting}: error of {name} on fitted sizes (nats)", None, interval(fit.fitted_scores[name]),
                         "seeds"))  # fmt: skip
-    better = fit.scores["logistic"] - fit.scores["loss and complexity"]
-    rows.append(Row(f"{setting}: logistic minus loss and complexity (nats)", None, interval(better), "seeds"))
-    gain = fit.scores["constant"] - fit.scores["loss and complexity"]
-    rows.append(Row(f"{setting}: constant minus loss and complexity (nats)", None, interval(gain), "seeds"))
+    for name in ("logistic", "constant"):
+        better = interval(fit.scores[name] - fit.scores["loss and complexity"])
+        rows.append(Row(f"{setting}: {name} minus loss and complexity (nats)", None, better, "seeds"))
     rows += _later(setting, shares, sizes, steps, gaps)
-    diagram = viz.phase_diagram(
-        frame, "size", "step", "share", threshold=0.5, log=False, title=f"Share of memorising, {setting}"
-    )
-    residual = viz.phase_diagram(frame, "size", "step", "residual", threshold=0.2, log=False, title="Residual")
-    sections = [Section(f"{setting}: share of memorising", "Medians of three seeds.", diagram),
-                Section(f"{setting}: residual", "Above the line no mixture explains the model.", residual)]  # fmt: skip
-    parameters = {name: list(values) for name, values in fit.parameters.items()}
-    return rows, sections, {"boundaries": boundaries, "parameters": parameters, "loss_gaps": gaps, "sizes": sizes}
+    sections = []
+    for column, threshold, title, words in (
+        ("share", 0.5, "share of memorising", "Medians of three seeds."),
+        ("residual", 0.2, "residual", "Above the line no mixture explains the model."),
+    ):
+        diagram = viz.phase_diagram(frame, "size", "step", column, threshold=threshold, log=False, title=title)
+        sections.append(Section(f"{setting}: {title}", words, diagram))
+    return rows, sections
 
 
 def _later(setting: str, shares: torch.Tensor, sizes: list[int], steps: list[int], gaps: list[float]) -> list[Row]:

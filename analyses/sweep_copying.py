@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, change, coverage_words, over_seeds
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
 from mechicl.sweeps import SWEEPS
-from support.script import script
-from support.sweeps import SweepArgs, change, coverage_words, over_seeds
 
 POSITIONS, POINTS, STEP = "model.positional_embedding_type", "n_context", "transition_step"
 BASE = SWEEPS["copying"].sweep().base

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, count, coverage_words, over_seeds
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from support.script import script
-from support.sweeps import SweepArgs, count, coverage_words, over_seeds
 
 LAYERS = "model.n_layers"
 LEARNERS = {
@@ -61,9 +61,7 @@ def _pictures(frame: pd.DataFrame) -> list[Section]:
     models = {f"trained, {kind}": frame[frame["weights"] == kind] for kind in ("independent", "looped")}
     lines = [part.assign(who=name, mse=part["model_loss"]) for name, part in models.items()]
     first = frame[frame["model_loss"].notna()].groupby(LAYERS, as_index=False).first()
-    lines += [
-        first.assign(who=words, mse=first[column], diverged_at=float("nan")) for column, words in LEARNERS.items()
-    ]
+    lines += [first.assign(who=words, mse=first[name], diverged_at=float("nan")) for name, words in LEARNERS.items()]
     drawn = pd.concat(lines, ignore_index=True)
     figure = viz.lines(drawn, LAYERS, "mse", "who", middle="median", log_y=True, log_x=False, title="Loss by depth",
                        y_title="mean squared error of the query")  # fmt: skip

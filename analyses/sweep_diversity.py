@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, change, coverage_words, over_seeds, rows_of
 from mechicl import viz
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedTransformer, TransformerConfig
@@ -16,8 +18,6 @@ from mechicl.statistics.grids import GridTable
 from mechicl.sweeps import SWEEPS, find_threshold
 from mechicl.sweeps.measures.pools import compare_on_pool
 from mechicl.tasks import TaskPool
-from support.script import Option, script
-from support.sweeps import SweepArgs, change, coverage_words, over_seeds
 
 MAIN, TASKS, POSITION, NEARNESS = "diversity", "task.n_tasks", "pool_position", "nearness"
 MAIN_STEPS = 3000
@@ -32,29 +32,27 @@ VARIATIONS = {
 """The axis of each variation, and its description."""
 
 
-@script(
-    base=SweepArgs,
-    variations=Option(True, "Measure the sweeps over points, noise, dimensions and draws of the pool too"),
-)
+@script(base=SweepArgs)
 def compare(args: Any) -> Comparison:
     """Positions between dMMSE and ridge by the number of tasks, where they pass 1/2, and what moves that number."""
     main = args.table(MAIN)
     frame = main.frame.assign(nearness=nearness)
+    # at the snapshots: a number that still moves is not that of a finished training
+    steps = sorted(int(name.rpartition("_")[2]) for name in frame.columns if name.startswith("position_at_"))
     rows = [
         crossing_row("crossing of the position", frame, POSITION),
         crossing_row("crossing of nearness", frame),
         *_of_each_size(frame),
         *_controls(frame["seed"].unique().tolist()),
-        *_during_training(frame),
+        *(crossing_row(f"crossing of the position after {step} steps", frame, f"position_at_{step}") for step in steps),
         *_by_length(args.table("diversity-steps").frame.assign(nearness=nearness), frame),
     ]
     sections = _pictures(GridTable(frame, main.axes))
-    if args.variations:
-        for name, (axis, words) in VARIATIONS.items():
-            joined = _with_main(args.table(name).frame.assign(nearness=nearness), frame, axis)
-            rows += _variation(joined, axis, words)
-            picture = viz.phase_diagram(joined, TASKS, axis, NEARNESS, threshold=0.5, log=False)
-            sections.append(Section(f"Nearness by {words}", "Below 1/2 models are nearer to dMMSE; medians.", picture))
+    for name, (axis, words) in VARIATIONS.items():
+        joined = _with_main(args.table(name).frame.assign(nearness=nearness), frame, axis)
+        rows += _variation(joined, axis, words)
+        picture = viz.phase_diagram(joined, TASKS, axis, NEARNESS, threshold=0.5, log=False)
+        sections.append(Section(f"Nearness by {words}", "Below 1/2 models are nearer to dMMSE; medians.", picture))
     lead = (
         "Two layers of softmax attention and MLPs, width 32, 3,000 steps of SOAP, on pairs (x, y) with the "
         "query's loss; y = x w + noise, and w one of M draws from N(0, I); d = 4, 4 points, noise deviation 0.5 "
@@ -89,10 +87,10 @@ def _of_each_size(frame: pd.DataFrame) -> list[Row]:
     rows = []
     for n_tasks, part in frame.groupby(TASKS):
         left = part["pool_residual"] * part["pool_energy"]
-        for quantity, values in {
+        rows += rows_of(f"M = {n_tasks}", {
             "position on the pool's tasks": part[POSITION],
-            "length of a model's 95% interval of it, over prompts": part["pool_position_high"].astype(float)
-            - part["pool_position_low"].astype(float),
+            "length of a model's 95% interval of it, over prompts":
+                part["pool_position_high"].astype(float) - part["pool_position_low"].astype(float),
             "scale on the pool's tasks": part["pool_scale"],
             "residual on the pool's tasks": part["pool_residual"],
             "distance between dMMSE and ridge over the residual": part["pool_apart"] / left,
@@ -108,10 +106,9 @@ def _of_each_size(frame: pd.DataFrame) -> list[Row]:
             "loss over dMMSE's": part["pool_loss"] / part["pool_dmmse_loss"],
             "loss over ridge's": part["pool_loss"] / part["pool_ridge_loss"],
             "loss over ridge's, new tasks": part["new_loss"] / part["new_ridge_loss"],
-        }.items():
-            rows.append(over_seeds(f"M = {n_tasks}: {quantity}", values))
-        apart = part["pool_apart"].iloc[0]
-        rows.append(Row(f"M = {n_tasks}: distance between dMMSE and ridge", None, float(apart)))
+        })  # fmt: skip
+        apart = float(part["pool_apart"].iloc[0])
+        rows.append(Row(f"M = {n_tasks}: distance between dMMSE and ridge", None, apart))
     return rows
 
 
@@ -126,25 +123,17 @@ def _controls(seeds: list[int]) -> list[Row]:
     for n_tasks in CONTROLS:
         task = config.task.replace(n_tasks=n_tasks)
         zero = pd.DataFrame([compare_on_pool(nothing, task)]).assign(nearness=nearness)
-        name = f"control, M = {n_tasks}, predicting 0"
-        rows.append(Row(f"{name}: nearness", None, float(zero[NEARNESS].iloc[0]), "prompts"))
-        rows.append(Row(f"{name}: scale", None, float(zero["pool_scale"].iloc[0]), "prompts", "it has no position"))
+        name = f"control, M = {n_tasks}"
+        rows.append(Row(f"{name}, predicting 0: nearness", None, float(zero[NEARNESS].iloc[0]), "prompts"))
+        scale = float(zero["pool_scale"].iloc[0])
+        rows.append(Row(f"{name}, predicting 0: scale", None, scale, "prompts", "it has no position"))
         frame = pd.DataFrame([compare_on_pool(model, task) for model in untrained]).assign(nearness=nearness)
         unknown = int((frame["pool_position_high"].astype(float) == float("inf")).sum())
-        for quantity, column in (("nearness", NEARNESS), ("scale", "pool_scale"), ("residual", "pool_residual")):
-            rows.append(over_seeds(f"control, M = {n_tasks}, untrained: {quantity}", frame[column]))
-        spread = over_seeds(f"control, M = {n_tasks}, untrained: position", frame[POSITION],
-                            f"{unknown} of {len(frame)} have no interval")  # fmt: skip
-        rows.append(spread)
+        columns = {"nearness": NEARNESS, "scale": "pool_scale", "residual": "pool_residual"}
+        rows += rows_of(f"{name}, untrained", {words: frame[column] for words, column in columns.items()})
+        note = f"{unknown} of {len(frame)} have no interval"
+        rows.append(over_seeds(f"{name}, untrained: position", frame[POSITION], note))
     return rows
-
-
-def _during_training(frame: pd.DataFrame) -> list[Row]:
-    """The crossing at the snapshots: a number that still moves is not that of a finished training."""
-    steps = sorted(int(name.rpartition("_")[2]) for name in frame.columns if name.startswith("position_at_"))
-    return [
-        crossing_row(f"crossing of the position after {step} steps", frame, f"position_at_{step}") for step in steps
-    ]
 
 
 def _by_length(frame: pd.DataFrame, main: pd.DataFrame) -> list[Row]:
@@ -155,14 +144,11 @@ def _by_length(frame: pd.DataFrame, main: pd.DataFrame) -> list[Row]:
     for steps, part in joined.groupby("steps"):
         rows.append(crossing_row(f"trainings of {steps:,} steps: crossing of the position", part, POSITION))
         for n_tasks, size in part.groupby(TASKS):
-            for quantity, values in {
-                "position": size[POSITION],
-                "scale": size["pool_scale"],
-                "residual": size["pool_residual"],
+            rows += rows_of(f"trainings of {steps:,} steps, M = {n_tasks}", {
+                "position": size[POSITION], "scale": size["pool_scale"], "residual": size["pool_residual"],
                 "loss over dMMSE's": size["pool_loss"] / size["pool_dmmse_loss"],
                 "loss over ridge's, new tasks": size["new_loss"] / size["new_ridge_loss"],
-            }.items():
-                rows.append(over_seeds(f"trainings of {steps:,} steps, M = {n_tasks}: {quantity}", values))
+            })  # fmt: skip
     longest = joined["steps"].max()
     for n_tasks, part in joined.groupby(TASKS):
         before, after = (part[part["steps"] == steps][POSITION] for steps in (MAIN_STEPS, longest))
@@ -192,13 +178,10 @@ def _variation(frame: pd.DataFrame, axis: str, words: str) -> list[Row]:
 
 def _pictures(table: GridTable) -> list[Section]:
     ratio = table.frame.assign(excess=table.frame["pool_loss"] / table.frame["pool_dmmse_loss"])
-    distances = viz.lines(
-        table, TASKS, ["pool_to_dmmse", "pool_to_ridge", "pool_apart"], title="Squared differences, the pool's tasks",
-        y_title="mean squared difference", middle="median",
-    )  # fmt: skip
-    new = viz.lines(
-        table, TASKS, ["new_to_dmmse", "new_to_ridge", "new_apart"], title="Squared differences, new tasks",
-        y_title="mean squared difference", middle="median",
+    distances, new = (
+        viz.lines(table, TASKS, [f"{kind}_{name}" for name in ("to_dmmse", "to_ridge", "apart")], middle="median",
+                  title=f"Squared differences, {words}", y_title="mean squared difference")
+        for kind, words in (("pool", "the pool's tasks"), ("new", "new tasks"))
     )  # fmt: skip
     position = viz.lines(
         table, TASKS, [POSITION, "new_position"], title="b / (a + b): dMMSE is 0, ridge 1", references={"halfway": 0.5},

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, coverage_words, over_seeds, rows_of
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from support.script import script
-from support.sweeps import SweepArgs, coverage_words, over_seeds
 
 WIDTH, SCALE = "model.d_mlp", "model.initializer_range"
 FACTOR = 1.2
@@ -22,10 +22,9 @@ FACTOR = 1.2
 def compare(args: Any) -> Comparison:
     """The steps at which both losses become low, and what the loss on new tasks does, in each cell of the grid."""
     table = args.table("grokking")
+    losses = {"fit_ratio": "fit_loss", "new_ratio": "new_loss", "least_ratio": "least_new_loss"}
     frame = table.frame.assign(
-        fit_ratio=table.frame["fit_loss"] / table.frame["step_loss"],
-        new_ratio=table.frame["new_loss"] / table.frame["step_loss"],
-        least_ratio=table.frame["least_new_loss"] / table.frame["step_loss"],
+        **{ratio: table.frame[loss] / table.frame["step_loss"] for ratio, loss in losses.items()}
     )
     rows = []
     for (width, scale), part in frame.groupby([WIDTH, SCALE]):
@@ -70,14 +69,13 @@ def _of_cell(name: str, part: pd.DataFrame) -> list[Row]:
             rows.append(over_seeds(f"{name}: {words}", part[column], f"{int(known.sum())} of {n} seeds"))
         else:
             rows.append(Row(f"{name}: {words}", None, f"in none of {n} seeds"))
-    for column, words in {
-        "rise": "rise of the loss on new tasks",
-        "fall": "fall of the loss on new tasks after the rise",
-        "fit_ratio": "loss on the training tasks at the end over the best step's",
-        "least_ratio": "least loss on new tasks over the best step's",
-        "new_ratio": "loss on new tasks at the end over the best step's",
-    }.items():
-        rows.append(over_seeds(f"{name}: {words}", part[column]))
+    rows += rows_of(name, {
+        "rise of the loss on new tasks": part["rise"],
+        "fall of the loss on new tasks after the rise": part["fall"],
+        "loss on the training tasks at the end over the best step's": part["fit_ratio"],
+        "least loss on new tasks over the best step's": part["least_ratio"],
+        "loss on new tasks at the end over the best step's": part["new_ratio"],
+    })  # fmt: skip
     return [*rows, Row(f"{name}: models with such a rise and fall", None, f"{int(_grokked(part).sum())} of {n} seeds")]
 
 

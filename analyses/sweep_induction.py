@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
 from mechicl.sweeps import SWEEPS
-from support.script import script
-from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 
 HEADS, POSITIONS, LENGTH = "model.n_heads", "model.positional_embedding_type", "n_ctx"
 EVERY = SWEEPS["induction"].sweep().base.eval_every

@@ -6,14 +6,14 @@ python analyses/sweep_markov.py --folder runs/sweeps   # train it: `mechicl swee
 
 from typing import Any
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, count, over_seeds
 from mechicl.algorithms import references
 from mechicl.learners import token_log_probabilities
 from mechicl.reports import Comparison, Row
 from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.measures.general import HELD_OUT
 from mechicl.tasks import MarkovChains
-from support.script import script
-from support.sweeps import SweepArgs, count, over_seeds
 
 LAYERS = "model.n_layers"
 SHARES = [i / 20 for i in range(21)]

@@ -6,10 +6,10 @@ python analyses/sweep_sink.py --folder runs/sweeps   # train it: `mechicl sweep 
 
 from typing import Any
 
+from analyses.support.script import script
+from analyses.support.sweeps import SweepArgs, count, coverage_words, over_seeds, rows_of
 from mechicl import viz
 from mechicl.reports import Comparison, Row, Section
-from support.script import script
-from support.sweeps import SweepArgs, count, coverage_words, over_seeds
 
 HEADS, WIDTH, SINK = "model.n_heads", "model.d_head", "sink"
 
@@ -27,9 +27,10 @@ def compare(args: Any) -> Comparison:
         name = f"{count(heads, 'head')} of width {width}"
         by_sink = {sink: each.set_index("seed") for sink, each in part.groupby(SINK, sort=False)}
         for sink, each in by_sink.items():
-            rows.append(over_seeds(f"{name}, sink {sink}: gap", each["gap"]))
-            rows.append(over_seeds(f"{name}, sink {sink}: least gap of the seeds", each["gap"].nsmallest(1)))
-            rows.append(over_seeds(f"{name}, sink {sink}: cosine of sensitivities", each["sensitivity_cosine"]))
+            rows += rows_of(f"{name}, sink {sink}", {
+                "gap": each["gap"], "least gap of the seeds": each["gap"].nsmallest(1),
+                "cosine of sensitivities": each["sensitivity_cosine"],
+            })  # fmt: skip
         for sink in (each for each in by_sink if each != "none"):
             change = by_sink[sink]["gap"] - by_sink["none"]["gap"]
             rows.append(over_seeds(f"{name}: gap with the sink {sink} minus that without, seed by seed", change))
@@ -43,9 +44,8 @@ def compare(args: Any) -> Comparison:
     for width, part in frame.groupby(WIDTH):
         figure = viz.lines(part, HEADS, "gap", SINK, middle="median", log_x=False, log_y=True, y_title="gap",
                            title=f"Loss above gradient descent's, heads of width {width}")  # fmt: skip
-        sections.append(
-            Section(f"Heads of width {width}", "Medians with the range of five seeds, each a point.", figure)
-        )
+        words = "Medians with the range of five seeds, each a point."
+        sections.append(Section(f"Heads of width {width}", words, figure))
     return Comparison("Softmax heads, sinks and gradient descent", lead, rows, sections)
 
 

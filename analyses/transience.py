@@ -4,14 +4,17 @@ python analyses/transience.py --folder runs/transience   # trains 30 small model
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support import sweeps
+from analyses.support.script import Option, script
 from mechicl.analysis import ablate, score_heads
 from mechicl.analysis.dynamics import OverTraining, measure_over_training
 from mechicl.checkpoints import Checkpoint, Snapshots
@@ -22,8 +25,6 @@ from mechicl.statistics import interval
 from mechicl.tasks import GaussianClusters
 from mechicl.training import PRESETS, TrainingConfig, train
 from mechicl.viz.elements import add_intervals, figure
-from support import sweeps
-from support.script import Option, script
 
 PRESET = PRESETS["clusters-transient"]
 SEEDS = (0, 1, 2)
@@ -70,24 +71,24 @@ def trained(args: Any) -> dict[str, Checkpoint]:
 
 
 @script(
-    folder=Option(Path("runs/transience"), "Folder of the trainings, which resume"),
-    n_prompts=Option(1000, "Held-out prompts of each kind"),
+    folder=Option(Path("runs/transience"), "folder of the trainings, which resume"),
+    n_prompts=Option(1000, "held-out prompts of each kind"),
 )
 def compare(args: Any) -> Comparison:
     """Accuracies over training in each condition, and the heads of the base condition."""
     rows: list[Row] = []
-    data: dict[str, Any] = {"seed": SEED, "n_prompts": args.n_prompts}
     sections, tables = [], []
     for name, checkpoint in trained(args).items():
-        curves = measure_over_training(checkpoint, Accuracies(checkpoint.task, args.n_prompts), progress=False)
+        prompts = prompts_of_each_kind(checkpoint.task, args.n_prompts, SEED)
+        stored = stored_labels(checkpoint.task, prompts["swapped"])
+        curves = measure_over_training(checkpoint, partial(accuracies, prompts, stored), progress=False)
         rows += condition_rows(name, curves, checkpoint.record["curve"])
         for i, seed in enumerate(SEEDS):
             columns = {key: each[:, i].numpy() for key, each in curves.quantities.items()}
             tables.append(pd.DataFrame({"condition": name, "seed": seed, "step": curves.steps, **columns}))
         sections.append(section(name, curves))
         if name in (BASE, TWO_LAYERS):
-            found, data[f"heads, {name}"] = head_rows(name, checkpoint, curves, args.n_prompts)
-            rows += found
+            rows += head_rows(name, checkpoint, curves, args.n_prompts)
     args.out.mkdir(parents=True, exist_ok=True)
     pd.concat(tables).to_csv(args.out / CURVES, index=False, float_format="%.3g")
     lead = (
@@ -96,26 +97,27 @@ def compare(args: Any) -> Comparison:
         f"width 16, 512 classes, 90% bursty prompts, 6,000 steps. Accuracies are on {args.n_prompts:,} held-out bursty "
         "prompts of each kind. Values are medians with the range of three seeds."
     )
-    return Comparison("Transience of in-context learning", lead, rows, sections, data)
+    return Comparison("Transience of in-context learning", lead, rows, sections)
 
 
-class Accuracies:
-    """Accuracies of a model on the kinds of prompts, and how often it gives the stored label of swapped prompts."""
+def prompts_of_each_kind(task: Any, n_prompts: int, seed: int) -> dict[str, Prompts]:
+    return {kind: task.replace(classes=kind, bursty_share=1.0).sample(n_prompts, seed=seed) for kind in KINDS}
 
-    def __init__(self, task: Any, n_prompts: int):
-        self.prompts = {
-            kind: task.replace(classes=kind, bursty_share=1.0).sample(n_prompts, seed=SEED) for kind in KINDS
-        }
-        inputs = self.prompts["swapped"].query.xs.double()
-        centres = task.means / (1 + task.within_class_noise**2) ** 0.5
-        self.stored = task.labels[torch.cdist(inputs, centres).argmin(1)]
 
-    @torch.no_grad()
-    def __call__(self, model: HookedTransformer) -> dict[str, Float[Tensor, "prompt"]]:
-        guesses = {kind: model.predict(prompts).argmax(-1) for kind, prompts in self.prompts.items()}
-        right = {kind: (guesses[kind] == prompts.query.ys.argmax(-1)) for kind, prompts in self.prompts.items()}
-        right["stored"] = guesses["swapped"] == self.stored
-        return {name: each.double() for name, each in right.items()}
+def stored_labels(task: Any, prompts: Prompts) -> Tensor:
+    """The labels that the nearest classes of the queries have in training."""
+    centres = task.means / (1 + task.within_class_noise**2) ** 0.5
+    return task.labels[torch.cdist(prompts.query.xs.double(), centres).argmin(1)]
+
+
+@torch.no_grad()
+def accuracies(
+    prompts: Mapping[str, Prompts], stored: Tensor, model: HookedTransformer
+) -> dict[str, Float[Tensor, "prompt"]]:
+    """Whether a model is right on the kinds of prompts, and whether it gives the stored label of swapped prompts."""
+    guesses = {kind: model.predict(each).argmax(-1) for kind, each in prompts.items()}
+    right = {kind: guesses[kind] == each.query.ys.argmax(-1) for kind, each in prompts.items()}
+    return {name: each.double() for name, each in (right | {"stored": guesses["swapped"] == stored}).items()}
 
 
 def condition_rows(name: str, curves: OverTraining, curve: Mapping[str, Any]) -> list[Row]:
@@ -124,26 +126,22 @@ def condition_rows(name: str, curves: OverTraining, curve: Mapping[str, Any]) ->
     best = new.argmax(0)
     takes_over = [first_for_good(curves, seed) for seed in range(new.shape[1])]
     by_step = dict(zip(curve["eval_step"], curve["eval_loss"], strict=True))
-    losses = torch.tensor([
-        [by_step[curves.steps[int(i)]][seed] for seed, i in enumerate(best)], curve["eval_loss"][-1]
-    ])  # fmt: skip
-    rows = [
-        over_seeds(f"{name}: highest accuracy on new classes", new.amax(0)),
-        over_seeds(f"{name}: step of the highest accuracy on new classes", steps[best]),
-        over_seeds(f"{name}: last accuracy on new classes", new[-1]),
-        over_seeds(f"{name}: last accuracy on absent classes", curves.quantities["absent"][-1]),
-        over_seeds(f"{name}: last share of swapped prompts with the context's label", curves.quantities["swapped"][-1]),
-        over_seeds(f"{name}: last share of swapped prompts with the stored label", curves.quantities["stored"][-1]),
-        over_seeds(f"{name}: loss when accuracy on new classes is highest", losses[0]),
-        over_seeds(f"{name}: last loss", losses[1]),
-    ]
+    loss_at_best = torch.tensor([by_step[curves.steps[int(i)]][seed] for seed, i in enumerate(best)])
+    quantities = {
+        "highest accuracy on new classes": new.amax(0),
+        "step of the highest accuracy on new classes": steps[best],
+        "last accuracy on new classes": new[-1],
+        "last accuracy on absent classes": curves.quantities["absent"][-1],
+        "last share of swapped prompts with the context's label": curves.quantities["swapped"][-1],
+        "last share of swapped prompts with the stored label": curves.quantities["stored"][-1],
+        "loss when accuracy on new classes is highest": loss_at_best,
+        "last loss": torch.tensor(curve["eval_loss"][-1]),
+    }
+    rows = [over_seeds(f"{name}: {words}", values) for words, values in quantities.items()]
     found = torch.tensor([step for step in takes_over if step is not None])
-    if len(found):
-        words = f"{len(found)} of {len(takes_over)} seeds"
-        rows.append(over_seeds(f"{name}: step from which the stored label wins", found, words))
-    else:
-        rows.append(Row(f"{name}: step from which the stored label wins", None, "never", "seeds"))
-    return rows
+    words = f"{name}: step from which the stored label wins"
+    never, note = Row(words, None, "never", "seeds"), f"{len(found)} of {len(takes_over)} seeds"
+    return [*rows, over_seeds(words, found, note) if len(found) else never]
 
 
 def first_for_good(curves: OverTraining, seed: int) -> float | None:
@@ -161,53 +159,41 @@ def over_seeds(quantity: str, values: Tensor, note: str = "") -> Row:
     return sweeps.over_seeds(quantity, pd.Series(values.tolist()), note)
 
 
-def head_rows(name: str, checkpoint: Checkpoint, curves: OverTraining, n_prompts: int) -> tuple[list[Row], Any]:
+def head_rows(name: str, checkpoint: Checkpoint, curves: OverTraining, n_prompts: int) -> list[Row]:
     """Where each head attends, and the loss without it, where in-context learning is best and at the end."""
     assert checkpoint.snapshots is not None
     steps, task = checkpoint.snapshots.steps, checkpoint.task
     best = int(curves.quantities["new"].mean(1).argmax())
     ends = {f"step {steps[best]}": best, f"step {steps[-1]}": len(steps) - 1}
-    prompts = {kind: task.replace(classes=kind, bursty_share=1.0).sample(n_prompts, seed=SEED + 1) for kind in KINDS}
-    rows: list[Row] = []
-    numbers: dict[str, Any] = {}
+    prompts = prompts_of_each_kind(task, n_prompts, SEED + 1)
+    found: dict[str, Tensor] = {}
     for words, snapshot in ends.items():
-        models = checkpoint.models_at(snapshot)
-        attention = torch.stack([attention_to_class(model, prompts["known"]) for model in models])
-        rows.append(over_seeds(f"{name}, {words}: highest attention of a head to the query's class",
-                               attention.flatten(1).amax(1)))  # fmt: skip
-        numbers[words] = {"attention to the query's class": attention.tolist()}
+        models, where = checkpoint.models_at(snapshot), f"{name}, {words}"
+        attention = torch.stack([attention_to_class(model, prompts["known"]).max() for model in models])
+        found[f"{where}: highest attention of a head to the query's class"] = attention
         if models[0].cfg.prompt_format == "interleaved":
             scores = [score_heads(model, prompts=prompts["known"][:256], progress=False) for model in models]
             previous = torch.stack([each.mean("target_to_input").max() for each in scores])
-            rows.append(over_seeds(f"{name}, {words}: highest attention of a head from y to its x", previous))
+            found[f"{where}: highest attention of a head from y to its x"] = previous
         for kind in ("new", "absent"):
-            lost = torch.stack([accuracy_lost(model, prompts[kind]) for model in models])  # [seed layer head]
-            numbers[words][f"accuracy lost without each head, {kind}"] = lost.tolist()
-            rows.append(over_seeds(f"{name}, {words}: accuracy lost on {kind} classes without the strongest head",
-                                   lost.flatten(1).amax(1)))  # fmt: skip
+            lost = torch.stack([accuracy_lost(model, prompts[kind]).max() for model in models])
+            found[f"{where}: accuracy lost on {kind} classes without the strongest head"] = lost
             for part, hook in (("any head", "attn.hook_z"), ("any MLP", "hook_mlp_out")):
                 without = torch.stack([accuracy_without(model, hook, prompts[kind]) for model in models])
-                rows.append(over_seeds(f"{name}, {words}: accuracy on {kind} classes without {part}", without))
-    return rows, numbers
+                found[f"{where}: accuracy on {kind} classes without {part}"] = without
+    return [over_seeds(quantity, values) for quantity, values in found.items()]
 
 
 @torch.no_grad()
 def attention_to_class(model: HookedTransformer, prompts: Prompts) -> Float[Tensor, "layer head"]:
     """Mean attention of the query to the context's points of its class (to their targets, if those are tokens)."""
-    same = same_class(prompts)
+    # points of the query's class: with little noise these are much nearer than others
+    same = (prompts.xs[:, :-1] - prompts.xs[:, -1:]).square().sum(-1) < 0.25
     _, cache = model.run_with_cache(model.encode(prompts))
-    patterns = torch.stack(
-        [cache[f"blocks.{layer}.attn.hook_pattern"][:, :, -1] for layer in range(model.cfg.n_layers)]
-    )
+    patterns = torch.stack([cache["pattern", layer][:, :, -1] for layer in range(model.cfg.n_layers)])
     interleaved = model.cfg.prompt_format == "interleaved"
     keys = patterns[..., 1:-1:2] if interleaved else patterns[..., : prompts.n_context]
     return (keys * same[None, :, None]).sum(-1).mean(1).double()
-
-
-def same_class(prompts: Prompts) -> Bool[Tensor, "prompt point"]:
-    """True for context points of the query's class: with little noise these are much nearer than others."""
-    distances = (prompts.xs[:, :-1] - prompts.xs[:, -1:]).square().sum(-1)
-    return distances < 0.25
 
 
 def accuracy(predictions: Float[Tensor, "*any prompt y"], prompts: Prompts) -> Float[Tensor, "*any"]:
@@ -237,9 +223,11 @@ def accuracy_without(model: HookedTransformer, hook: str, prompts: Prompts) -> F
 def section(name: str, curves: OverTraining) -> Section:
     """Draw the accuracies of a condition."""
     fig = figure(name, "step", "share of prompts")
-    names = {"new": ("new classes: right from the context", "#0072b2"), "absent": ("absent: right from the weights",
-             "#d55e00"), "stored": ("swapped: label in the weights", "#999999")}  # fmt: skip
-    for key, (words, color) in names.items():
+    for key, words, color in (
+        ("new", "new classes: right from the context", "#0072b2"),
+        ("absent", "absent: right from the weights", "#d55e00"),
+        ("stored", "swapped: label in the weights", "#999999"),
+    ):
         add_intervals(fig, list(curves.steps), [interval(each) for each in curves.quantities[key]], words, color)
     return Section(name, "Means over seeds with 95% intervals.", fig)
 

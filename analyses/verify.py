@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from support.replay import find_jobs, replay, report
+from analyses.support.replay import find_jobs, replay, report
 
 
 @dataclass(frozen=True)

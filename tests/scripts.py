@@ -9,5 +9,6 @@ ANALYSES = ROOT / "analyses"
 
 
 def import_script(name: str) -> Any:
-    """A script of `analyses/` by its name."""
-    return importlib.import_module(name)
+    """A script of `analyses/` by its name, in whichever paper's folder it is."""
+    folders = [path.parent.name for path in ANALYSES.glob(f"*/{name}.py")]
+    return importlib.import_module(".".join([*folders, name]))

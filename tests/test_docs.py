@@ -17,11 +17,11 @@ import pytest
 from playwright.sync_api import Browser
 
 import mechicl
+from analyses.support.results import Results
 from mechicl.algorithms import card
 from mechicl.checkpoints import available
 from mechicl.tasks import registry
 from mechicl.training import PRESETS
-from support.results import Results
 from tests.pages import NEEDS_SMOLLM2, ROOT, blocks, compare, compare_roughly, fences, run
 from tests.scripts import import_script
 
@@ -110,7 +110,7 @@ def test_every_checkpoint_has_a_row():
 def printed(command: str) -> str:
     """The text of a script's saved results, found by its command."""
     script, *options = command.split()
-    for path in RESULTS.glob(f"{script.removesuffix('.py')}*.json"):
+    for path in RESULTS.glob(f"{Path(script).stem}*.json"):
         data = json.loads(path.read_text(encoding="utf-8"))
         made = data["command"].removeprefix("python ").removeprefix("analyses/").split()
         if made[0] == script and (not options or made[1:] == options):

@@ -1,6 +1,7 @@
 """The RASP programs: their outputs, and their circuits by the labels of tracr's blocks."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,6 @@ def test_there_are_programs_of_every_kind_and_size():
 
 
 def test_a_wrong_program_is_noticed(monkeypatch):
-    wrong = library.Program("histogram", tuple("abc"), 5, library.histogram, lambda w: [len(w) for _ in w])
+    wrong = replace(library.PROGRAMS["histogram"], compute=lambda w: [len(w) for _ in w])
     monkeypatch.setitem(library.PROGRAMS, "histogram", wrong)
     assert len(programs.wrong_values("histogram", n=5)) > 5

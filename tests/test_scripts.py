@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.support.results import Results
 from mechicl.algorithms import tuned_step_size
 from mechicl.algorithms.stepwise import AfterCopying, ResidualDescent
 from mechicl.analysis.behaviour import tuned_descent
@@ -23,7 +24,6 @@ from mechicl.prompts import Prompts
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
 from mechicl.training.state import RunState
-from support.results import Results
 from tests.analysis.behaviour.test_losses import in_a_plain_loop
 from tests.scripts import ANALYSES, import_script
 
@@ -76,7 +76,7 @@ def test_the_shipped_seeds_read_the_next_token_before_their_loss_falls():
     weights = {name: tensor[few] for name, tensor in checkpoint.snapshots.weights.items()}
     snapshots = Snapshots(checkpoint.snapshots.steps[few], weights)
     short = Checkpoint(checkpoint.name, checkpoint.models, checkpoint.record, snapshots)
-    rows, _, _ = order._order(short, checkpoint.task.sample(2, seed=0))
+    rows, _ = order._order(short, checkpoint.task.sample(2, seed=0))
     assert [str(row.measured) for row in rows[:3]] == ["1 of 1 seeds", "1 of 1 seeds", "0 of 1 seeds"]
 
 

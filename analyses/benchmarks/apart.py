@@ -53,14 +53,9 @@ class Apart:
     """
 
     def __init__(
-        self,
-        make: str,
-        *,
-        ours: bool = False,
-        one_core: bool = False,
-        environment: Mapping[str, str] | None = None,
+        self, make: str, *, ours: bool = False, one_core: bool = False, environment: Mapping[str, str] | None = None,
         **options: Any,
-    ):
+    ):  # fmt: skip
         self.make = make
         command = [sys.executable, "-m", "benchmarks.apart", make, json.dumps(options), "mechicl" if ours else "torch"]
         variables = {key: value for key, value in os.environ.items() if not key.startswith(OF_THREADS)}
@@ -78,6 +73,12 @@ class Apart:
         except BaseException:
             self.close()
             raise
+
+    def __enter__(self) -> "Apart":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method in the process and return its result."""
@@ -99,7 +100,6 @@ class Apart:
         return answer["value"]
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.communicate()
 

@@ -1,6 +1,7 @@
 """How well searches find the circuits of compiled programs, and how fast."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import mechicl
 from benchmarks.interventions import bridge, peak_bytes
-from benchmarks.rows import Row, Settings, row
+from benchmarks.rows import Row, Settings, row, timed
 from mechicl import constructions
 from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, score_edges
 from mechicl.analysis.circuits.problem import make_problem
@@ -25,54 +26,37 @@ METHODS = ("any", "zero", "mean", "resample")
 SEARCHES = ("exact", "acdc", "eap-ig")
 
 
-class Tally:
-    """How many nodes and edges were found, missed and false, over programs."""
+def tally(name: str, pairs: Sequence[tuple[Circuit, WeightsCircuit]], bars: bool = False) -> list[Row]:
+    """Shares of true nodes and edges that were found, and of programs whose circuit is right to the edge."""
+    rows = []
+    for kind, bar in (("nodes", ">= 1"), ("edges", ">= 0.99")):
+        sets = [(set(getattr(circuit, kind)), set(getattr(truth, kind))) for circuit, truth in pairs]
+        right, true = sum(len(here & there) for here, there in sets), sum(len(there) for _, there in sets)
+        false = sum(len(here - there) for here, there in sets)
+        detail = f"{right} of {true} true {kind}; {false} false ones"
+        rows.append(row(f"{name}: {kind} found", [right / true], bar if bars else "shown", detail))
+    exact, n = sum(compare_circuits(*pair).is_exact for pair in pairs), len(pairs)
+    quantity, bar = f"{name}: circuits right to the edge", ">= 0.95" if bars else "shown"
+    return [*rows, row(quantity, [exact / n], bar, f"{exact} of {n} programs")]
 
-    def __init__(self) -> None:
-        self.exact, self.programs = 0, 0
-        self.right = {"nodes": 0, "edges": 0}
-        self.true = {"nodes": 0, "edges": 0}
-        self.false = {"nodes": 0, "edges": 0}
 
-    def add(self, circuit: Circuit, truth: WeightsCircuit) -> None:
-        """Compare one program's circuit with the true one."""
-        self.programs += 1
-        self.exact += compare_circuits(circuit, truth).is_exact
-        for kind in self.right:
-            here, there = set(getattr(circuit, kind)), set(getattr(truth, kind))
-            self.right[kind] += len(here & there)
-            self.true[kind] += len(there)
-            self.false[kind] += len(here - there)
-
-    def rows(self, name: str, bars: bool = False) -> list[Row]:
-        """Shares of nodes and edges found, and of programs that are right to the edge."""
-        rows = []
-        for kind, bar in (("nodes", ">= 1"), ("edges", ">= 0.99")):
-            share, detail = self.right[kind] / self.true[kind], f"{self.right[kind]} of {self.true[kind]}"
-            false = f"{detail} true {kind}; {self.false[kind]} false ones"
-            rows.append(row(f"{name}: {kind} found", [share], bar if bars else "shown", false))
-        share = self.exact / self.programs
-        detail = f"{self.exact} of {self.programs} programs"
-        return [*rows, row(f"{name}: circuits right to the edge", [share], ">= 0.95" if bars else "shown", detail)]
+def search(model: Any, prompts: Any, *at: Any, **options: Any) -> Circuit:
+    return find_circuit(model, prompts, *at, effects=False, progress=False, **options)
 
 
 def program_rows(names: tuple[str, ...]) -> list[Row]:
     """Everything by default, the time with compilation and truth, and the gradients alone."""
-    tally, areas, started = Tally(), [], time.perf_counter()
-    n_edges = []
-    for name in names:
-        model = compile_program(name)
-        ids = model.sample_ids(N_PROMPTS, seed=0)
-        tally.add(find_circuit(model, ids, effects=False, progress=False), model.true_circuit)
-        n_edges.append(len(list_edges(model)))
+    areas, started = [], time.perf_counter()
+    models = [compile_program(name) for name in names]
+    found = [(search(model, model.sample_ids(N_PROMPTS, seed=0)), model.true_circuit) for model in models]
+    n_edges = [len(list_edges(model)) for model in models]
     seconds = time.perf_counter() - started
-    for name in names:
-        model = compile_program(name)
+    for model in models:
         if len(model.true_circuit.edges) < len(list_edges(model)):
             scores = score_edges(model, model.sample_ids(N_PROMPTS, seed=0), progress=False)
             areas.append(scores.auroc(model.true_circuit))
     return [
-        *tally.rows(f"{len(names)} compiled programs", bars=True),
+        *tally(f"{len(names)} compiled programs", found, bars=True),
         row("the same, seconds", [seconds], "<= 180", f"compiled, searched; {min(n_edges)} to {max(n_edges)} edges"),
         row("AUROC of the gradients alone, mean over programs", [sum(areas) / len(areas)], "shown",
             f"{sum(area == 1 for area in areas)} of {len(areas)} are 1; the worst {min(areas):.3f}"),
@@ -81,13 +65,13 @@ def program_rows(names: tuple[str, ...]) -> list[Row]:
 
 def hidden_rows(names: tuple[str, ...]) -> list[Row]:
     """The same programs in a rotated stream, each head in a random gauge, with a distractor in every layer."""
-    tally = Tally()
+    found = []
     for number, name in enumerate(names):
         model = compile_program(name)
         ids = model.sample_ids(N_PROMPTS, seed=0)
         hidden = hide(model, seed=number, distractors=1, junk_prompts=ids).model
-        tally.add(find_circuit(hidden, ids, effects=False, progress=False), model.true_circuit)
-    return tally.rows(f"{len(names)} of them, rotated and with distractors", bars=True)
+        found.append((search(hidden, ids), model.true_circuit))
+    return tally(f"{len(names)} of them, rotated and with distractors", found, bars=True)
 
 
 def construction_rows() -> list[Row]:
@@ -102,11 +86,8 @@ def construction_rows() -> list[Row]:
         constructions.relu_optimum(**sizes),
         constructions.softmax_gradient_descent(**sizes, step_size=0.1, score_scale=1e-3),
     ]
-    tally = Tally()
-    for model in models:
-        model = model.double()
-        tally.add(find_circuit(model, prompts, "outputs", effects=False, progress=False), weights_circuit(model))
-    return tally.rows(f"{len(models)} constructions on points")
+    found = [(search(model.double(), prompts, "outputs"), weights_circuit(model)) for model in models]
+    return tally(f"{len(models)} constructions on points", found)
 
 
 def choice_rows(names: tuple[str, ...]) -> list[Row]:
@@ -120,16 +101,14 @@ def choice_rows(names: tuple[str, ...]) -> list[Row]:
     choices += [(f"search={search!r}", {"search": search}) for search in SEARCHES[1:]]
     choices += [("search='eap-ig', cut edges carry 'zero'", {"search": "eap-ig", "method": "zero"})]
     for words, options in choices:
-        tally = Tally()
-        for name in names:
-            model = compile_program(name)
-            ids = model.sample_ids(N_PROMPTS, seed=0)
+        found: list[Any] = []
+        for model in map(compile_program, names):
             try:
-                circuit = find_circuit(model, ids, effects=False, progress=False, **options)
+                circuit = search(model, model.sample_ids(N_PROMPTS, seed=0), **options)
             except ValueError:  # with means, what depends on positions alone does not change: there is nothing to find
                 circuit = WeightsCircuit((), ())
-            tally.add(circuit, model.true_circuit)  # type: ignore[arg-type]
-        rows += tally.rows(words)[1:2]
+            found.append((circuit, model.true_circuit))
+        rows += tally(words, found)[1:2]
     return rows
 
 
@@ -148,7 +127,7 @@ def wide_program(n_heads: int = 5, n_layers: int = 5) -> Program:
             ends = [combine(lambda a, b: "a" if a == b else "b", *pair) if len(pair) > 1 else pair[0] for pair in pairs]
         return ends[0]
 
-    return Program("wide", words=("a", "b"), length=8, build=build, compute=list)
+    return Program("wide", "ab", 8, "Chains of heads side by side.", compute=list, build=build)
 
 
 def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
@@ -157,9 +136,8 @@ def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
     ids = model.sample_ids(N_PROMPTS, seed=0)
     seconds, ratios, circuit = [], [], None
     for _ in range(rounds):
-        started = time.perf_counter()
-        circuit = find_circuit(model, ids, effects=False, progress=False)
-        seconds.append(time.perf_counter() - started)
+        of_search, circuit = timed(lambda: search(model, ids))
+        seconds.append(of_search)
         problem = make_problem(model, ids, None, method="zero", reference=None, at=None, seed=0)
         everything = torch.ones(len(problem.graph.edges), dtype=torch.bool)
         started = time.perf_counter()
@@ -194,11 +172,7 @@ def bridge_rows() -> list[Row]:
                 progress=False,
             )  # fmt: skip
 
-    seconds = []
-    for _ in range(2):
-        started = time.perf_counter()
-        scores = score()
-        seconds.append(time.perf_counter() - started)
+    seconds, (scores, _) = zip(*(timed(score) for _ in range(2)), strict=True)
     peak = peak_bytes(score)  # type: ignore[arg-type]
     return [
         row("all edges of GPT-2's shape scored by one gradient, seconds", seconds, "<= 60",
@@ -208,7 +182,6 @@ def bridge_rows() -> list[Row]:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     names = NAMES[:: settings.every]
     return [
         *program_rows(names),

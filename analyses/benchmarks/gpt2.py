@@ -1,11 +1,10 @@
 """Training of a GPT-2 style model, compared with `transformers` and torch's encoder, as in Garg et al. 2022."""
 
-from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.apart import Apart, NoPeerError, peers
-from benchmarks.rows import Row, Settings, alternate, ratios, row
+from benchmarks.apart import Apart, NoPeerError
+from benchmarks.rows import Row, Settings, compare_speeds, ratios, row
 
 FUSED = {"activation": "gelu_pytorch_tanh"}
 FORMS: dict[str, dict[str, Any]] = {
@@ -21,24 +20,13 @@ ENCODER, COMPILED = "nn.TransformerEncoder", "ours, compile=True"
 
 def measure(settings: Settings, steps: int = 30) -> list[Row]:
     """Measure steps per second of ours over each peer's, each in its own process."""
-    ours = Apart("our_training:OfPreset", ours=True)
-    compiled = Apart("our_training:OfPreset", ours=True, compiled=True)
-    forms = {**FORMS, ENCODER: {"kind": "torch"}}
-    start = {name: lambda o=options: Apart("gpt2_twins:training", **o) for name, options in forms.items()}
-    try:
-        with peers(start) as theirs:
-            everybody = {"ours": ours, COMPILED: compiled, **theirs}
-            n_steps = {COMPILED: 2 * steps}
-            speeds = alternate(
-                {
-                    name: partial(one.call, "steps_per_second", n_steps.get(name, steps))
-                    for name, one in everybody.items()
-                },
-                settings.rounds,
-            )
-    finally:
-        ours.close()
-        compiled.close()
+    start = {
+        "ours": lambda: Apart("our_training:OfPreset", ours=True),
+        COMPILED: lambda: Apart("our_training:OfPreset", ours=True, compiled=True),
+    }
+    for name, options in {**FORMS, ENCODER: {"kind": "torch"}}.items():
+        start[name] = lambda o=options: Apart("gpt2_twins:training", **o)
+    speeds, _ = compare_speeds(start, lambda name: 2 * steps if name == COMPILED else steps, settings.rounds)
     present = [name for name in FORMS if name in speeds]
     if not present:
         raise NoPeerError("transformers is not installed, or none of its models runs: pip install transformers")

@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +45,7 @@ GROWING = {
 PROPORTIONAL = ("prompts", "points", "layers", "models")
 IN_PRODUCTS = ("width",)
 MARGIN = 0.1  # by which the slope of time may exceed that of the work
+Work = tuple[float, Callable[[], object]]
 SECONDS = 0.06  # of the calls that one time is the mean of
 
 
@@ -58,8 +60,11 @@ def config_of(by: str, size: int) -> TrainingConfig:
     ).replace(routes="rule")
 
 
-def training(by: str, size: int) -> tuple[float, Callable[[], object]]:
-    """Return the size and a function that makes a training step: it draws prompts, runs both passes, and updates."""
+# The makers return a size and a function that does the work.
+
+
+def training(by: str, size: int) -> Work:
+    """A training step: draw prompts, run both passes, and update."""
     step = Step(config_of(by, size))
 
     def run() -> None:
@@ -69,24 +74,17 @@ def training(by: str, size: int) -> tuple[float, Callable[[], object]]:
     return size, run
 
 
-def predicting(by: str, size: int) -> tuple[float, Callable[[], object]]:
-    """Return the size and a function that predicts the queries of a batch."""
+def predicting(by: str, size: int, *, all_outputs: bool = False) -> Work:
+    """Predict the queries of a batch, or compute the outputs at all positions, so that no layer can skip some."""
     config = config_of(by, size)
     model = build(config.model, 0).eval()
     prompts = config.task.sample(config.batch_size, seed=0)
-    return size, torch.no_grad()(lambda: model.predict(prompts))
+    tokens = model.encode(prompts)
+    return size, torch.no_grad()(lambda: model(tokens) if all_outputs else model.predict(prompts))
 
 
-def all_outputs(by: str, size: int) -> tuple[float, Callable[[], object]]:
-    """Return the size and a function that computes the outputs at all positions, so that no layer can skip some."""
-    config = config_of(by, size)
-    model = build(config.model, 0).eval()
-    tokens = model.encode(config.task.sample(config.batch_size, seed=0))
-    return size, torch.no_grad()(lambda: model(tokens))
-
-
-def circuit_search(_: str, size: Sequence[int]) -> tuple[float, Callable[[], object]]:
-    """Return the number of edges of a compiled program and a function that searches its circuit."""
+def circuit_search(_: str, size: Sequence[int]) -> Work:
+    """Search the circuit of a compiled program, whose size is its number of edges."""
     from benchmarks.circuits import N_PROMPTS, compile_by_tracr, wide_program  # needs a compiler of programs
     from mechicl.analysis.circuits import find_circuit
     from mechicl.interop import from_tracr
@@ -97,12 +95,10 @@ def circuit_search(_: str, size: Sequence[int]) -> tuple[float, Callable[[], obj
     return len(list_edges(model)), lambda: find_circuit(model, ids, effects=False, progress=False)
 
 
-MAKE: Mapping[str, Callable[[str, Any], tuple[float, Callable[[], object]]]] = {
-    "training": training,
-    "predicting": predicting,
-    "all outputs": all_outputs,
+MAKE: Mapping[str, Callable[[str, Any], Work]] = {
+    "training": training, "predicting": predicting, "all outputs": partial(predicting, all_outputs=True),
     "circuit search": circuit_search,
-}
+}  # fmt: skip
 
 
 class Costs:
@@ -154,7 +150,6 @@ def power_law(sizes: Any, values: Any) -> tuple[float, float]:
 
 
 def medians(costs: Mapping[str, Any]) -> list[float]:
-    """The median milliseconds at each size."""
     return [median(times) for times in zip(*costs["milliseconds"], strict=True)]
 
 
@@ -176,15 +171,11 @@ def rows_of(what: str, by: str, costs: dict[str, Any]) -> list[Row]:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures, on one core."""
     rows, rounds = [], max(settings.rounds, 3)
     for what, names in GROWING.items():
-        process = Apart("growth:Costs", ours=True, one_core=True, what=what)
-        try:
+        with Apart("growth:Costs", ours=True, one_core=True, what=what) as process:
             for by in names:
                 rows += rows_of(what, by, process.call("measure", by, 3 if what == "circuit search" else rounds))
-        finally:
-            process.close()
     return rows
 
 

@@ -3,8 +3,8 @@
 import contextlib
 import io
 import itertools
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -16,23 +16,16 @@ from transformer_lens.patching import generic_activation_patch, layer_pos_head_v
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import mechicl
-from benchmarks.rows import Row, Settings, row
-from mechicl import constructions
+from benchmarks.rows import Row, Settings, row, timed
 from mechicl.analysis import (
     InterventionSweep,
     PatchingSession,
     corrupt,
-    find_circuit,
-    next_token_loss,
     patch,
-    score_heads,
 )
 from mechicl.checkpoints import load_checkpoint
-from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
-from mechicl.statistics import interval
-from mechicl.tasks import LinearRegression, RepeatedTokens
 
 AXES = ("layer", "pos", "head")
 
@@ -48,29 +41,19 @@ def loop_of_runs(model: Any, clean: Tensor, corrupted: Tensor, metric: Any, cell
 
 
 def compare(
-    model: Any,
-    clean: Any,
-    corrupted: Any,
-    metric: Any,
-    read: Callable[[Tensor], Tensor],
-    only: dict[str, list[int]],
-    rounds: int,
+    model: Any, clean: Any, corrupted: Any, metric: Any, rounds: int, only: dict[str, list[int]]
 ) -> tuple[list[float], list[float], float]:
-    """Ratios of the loop's time to ours, our seconds, and the largest difference of the metric."""
-    adapter = ModelAdapter(model)
+    """Ratios of the loop's time to ours, our seconds, and the largest difference of the metric of the last outputs."""
+    encode = ModelAdapter(model).encode
+    options: dict[str, Any] = {"metrics": metric, "only": only, "keep_predictions": False, "progress": False}
     ratios, ours, difference = [], [], 0.0
     for _ in range(rounds):
-        started = time.perf_counter()
-        swept = patch(
-            model, clean, corrupted, "z", AXES, metrics=metric, only=only, keep_predictions=False, progress=False
-        )
-        ours.append(time.perf_counter() - started)
+        seconds, swept = timed(lambda: patch(model, clean, corrupted, "z", AXES, **options))
         cells = pd.DataFrame(list(itertools.product(*swept.indices)), columns=list(AXES))
-        started = time.perf_counter()
-        plain = loop_of_runs(
-            model, adapter.encode(clean), adapter.encode(corrupted), lambda out: metric(read(out)), cells
-        )
-        ratios.append((time.perf_counter() - started) / ours[-1])
+        arguments = model, encode(clean), encode(corrupted), lambda out: metric(out[:, -1]), cells
+        of_loop, plain = timed(partial(loop_of_runs, *arguments))
+        ours.append(seconds)
+        ratios.append(of_loop / seconds)
         difference = max(difference, (plain - swept.values["metric"].flatten(0, 2)).abs().max().item())
     return ratios, ours, difference
 
@@ -79,15 +62,8 @@ def regression_rows(rounds: int, n_prompts: int) -> list[Row]:
     """Every head's output at every position of the 8-layer model."""
     checkpoint = load_checkpoint("gpt2-8l")
     model, clean = checkpoint.models[0], checkpoint.task.sample(n_prompts, seed=0)
-    ratios, ours, difference = compare(
-        model,
-        clean,
-        corrupt(clean, "labels"),
-        lambda predictions: predictions[:, 0],
-        lambda out: out[:, -1],
-        {},
-        rounds,
-    )
+    corrupted = corrupt(clean, "labels")
+    ratios, ours, difference = compare(model, clean, corrupted, lambda predictions: predictions[:, 0], rounds, {})
     detail = f"8 x 41 x 4 cells, {n_prompts} prompts"
     return [
         row(f"head outputs of gpt2-8l, loop of single runs over ours, {n_prompts} prompts", ratios, ">= 5", detail),
@@ -108,9 +84,8 @@ def bridge_rows(rounds: int, n_prompts: int = 2, n_pos: int = 16) -> list[Row]:
     model = bridge()
     generator = torch.Generator().manual_seed(0)
     clean, corrupted = torch.randint(50257, (2, n_prompts, n_pos), generator=generator)
-    only = {"pos": [3, 7, 11, 15]}
     ratios, ours, difference = compare(
-        model, clean, corrupted, lambda logits: logits[:, 11] - logits[:, 22], lambda out: out[:, -1], only, rounds
+        model, clean, corrupted, lambda logits: logits[:, 11] - logits[:, 22], rounds, {"pos": [3, 7, 11, 15]}
     )
     return [
         row("head outputs of a 12-layer TransformerBridge, loop over ours", ratios, ">= 2",
@@ -143,57 +118,14 @@ def memory_rows() -> list[Row]:
     def difference(logits: Tensor) -> Tensor:
         return logits[:, 1] - logits[:, 2]
 
-    rows = []
-    for component, memory in itertools.product(("z", "v"), (3e7, 1e8, 4e8)):
-        options: dict[str, Any] = {"component": component, "axes": AXES, "progress": False}
+    def peak_row(words: str, memory: float, *prompts: Any, **options: Any) -> Row:
         with mechicl.settings(memory=memory):
-            peak = peak_bytes(lambda options=options: patch(model, clean, corrupted, **options))
-        rows.append(
-            row(f"peak of a sweep of gpt2-8l, {component}, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
-        )
-    for memory in (2e7, 1e8):
-        options = {"axes": AXES, "metrics": difference, "progress": False}
-        with mechicl.settings(memory=memory):
-            peak = peak_bytes(lambda options=options: patch(small, ids[0], ids[1], **options))
-        rows.append(
-            row(f"peak of a sweep of a small bridge, z, over {memory:.0e} bytes given", [peak / memory], "<= 1", "")
-        )
-    return rows
+            peak = peak_bytes(lambda: patch(*prompts, axes=AXES, progress=False, **options))
+        return row(f"peak of a sweep of {words}, over {memory:.0e} bytes given", [peak / memory], "<= 1")
 
-
-def known_answer_rows() -> list[Row]:
-    """Head scores and circuits of models whose heads are known."""
-    planted = constructions.induction(d_vocab=64, n_ctx=64, n_heads=4, previous_token_head=2, induction_head=1, seed=0)
-    scores = score_heads(planted)
-    rows = [
-        row(f"planted {name.replace('_', ' ')} head, score", [scores.mean(name)[place].item()], ">= 0.99", "")
-        for name, place in {
-            "previous_token": (0, 2), "induction": (1, 1), "copying": (1, 1), "prefix_matching": (1, 1),
-        }.items()
-    ]  # fmt: skip
-    prompts = LinearRegression(x_dim=10, n_context=10).sample(64, seed=0)
-    for attention in ("linear", "softmax"):
-        copying = score_heads(constructions.copy_targets(x_dim=10, n_context=10, attention=attention), prompts=prompts)
-        copied = copying.mean("input_to_target")[0, 0].item()
-        rows.append(row(f"copy_targets, {attention}: input to its target, score", [copied], ">= 0.99", ""))
-    cfg = TransformerConfig(
-        prompt_format="token_ids", d_vocab=64, n_ctx=64, n_layers=2, n_heads=4, d_model=64, attention="softmax"
-    )
-    untrained = [score_heads(HookedTransformer(cfg, seed=seed).eval(), n_prompts=32) for seed in range(10)]
-    for name in untrained[0].scores:
-        means = torch.stack([scores.mean(name)[1:].mean() for scores in untrained])
-        detail = f"chance {untrained[0].chance[name]:.5f}; mean over the heads of the second layer"
-        rows.append(
-            row(f"ten untrained models, {name.replace('_', ' ')} score", interval(means), "near chance", detail)
-        )
-    sequences = RepeatedTokens(d_vocab=64, n_ctx=48, min_period=6, max_period=24).sample(32, seed=0)
-    loss = {"loss": next_token_loss(sequences.targets())}
-    circuit = find_circuit(planted, sequences.read, loss, at="positions", progress=False)
-    detail = f"{circuit}: {', '.join(map(str, circuit.edges))}"
-    rows.append(
-        row("planted circuit: heads found are those planted", [float(circuit.heads == [(0, 2), (1, 1)])], "1", detail)
-    )
-    return rows
+    rows = [peak_row(f"gpt2-8l, {component}", memory, model, clean, corrupted, component)
+            for component in ("z", "v") for memory in (3e7, 1e8, 4e8)]  # fmt: skip
+    return rows + [peak_row("a small bridge, z", memory, small, *ids, metrics=difference) for memory in (2e7, 1e8)]
 
 
 def session_rows() -> list[Row]:
@@ -205,27 +137,18 @@ def session_rows() -> list[Row]:
         session = PatchingSession(checkpoint.models[0], clean, corrupt(clean, "labels"))
         seconds = []
         for layer, pos in itertools.product(range(session.n_layers), range(session.n_pos)):
-            started = time.perf_counter()
-            session.toggle(Site("resid_pre", layer, pos=pos))
-            session.result()
-            seconds.append(time.perf_counter() - started)
+            site = Site("resid_pre", layer, pos=pos)
+            seconds.append(timed(lambda session=session, site=site: (session.toggle(site), session.result()))[0])
             session.undo()
         rows.append(row(f"patching session on {name}, seconds a click", seconds, "< 0.2", f"{len(seconds)} clicks"))
     return rows
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures, on one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [
-            *regression_rows(min(settings.rounds, 3), 16),
-            *regression_rows(1, 64),
-            *bridge_rows(1),
-            *memory_rows(),
-            *session_rows(),
-            *known_answer_rows(),
-        ]
+        rows = [*regression_rows(min(settings.rounds, 3), 16), *regression_rows(1, 64), *bridge_rows(1)]
+        return [*rows, *memory_rows(), *session_rows()]
     finally:
         torch.set_num_threads(before)

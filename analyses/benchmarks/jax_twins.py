@@ -70,34 +70,32 @@ def loss_plain(weights: Weights, xs: jax.Array, ws: jax.Array) -> jax.Array:
     return jnp.square(-tokens[:, -1, -1] - target).mean()
 
 
-def loss_folded(weights: Weights, xs: jax.Array, ws: jax.Array) -> jax.Array:
-    """Q Kᵀ and V O once for all prompts; of the last layer the one number that is read."""
+def loss_quick(weights: Weights, xs: jax.Array, ws: jax.Array, *, by_moments: bool) -> jax.Array:
+    """Q Kᵀ and V O once for all prompts; of the last layer the one number that is read.
+
+    Args:
+        by_moments: the associative form, XᵀX first, without scores.
+    """
     tokens, target = tokens_and_target(xs, ws)
     query_key, value_out = weights["q"] @ weights["k"].mT, weights["v"] @ weights["o"]
     for a, b in zip(query_key[:-1], value_out[:-1], strict=True):
         context = tokens[:, :-1]
-        tokens = tokens + jnp.einsum("bnd,bmd->bnm", tokens @ a, context) @ (context @ b)
-    context, query = tokens[:, :-1], tokens[:, -1]
-    scores = jnp.einsum("bnd,bd->bn", context, query @ query_key[-1])
-    update = (scores * (context @ value_out[-1, :, -1])).sum(1)
-    return jnp.square(-query[:, -1] - update - target).mean()
-
-
-def loss_moments(weights: Weights, xs: jax.Array, ws: jax.Array) -> jax.Array:
-    """The associative form: XᵀX first, no score."""
-    tokens, target = tokens_and_target(xs, ws)
-    query_key, value_out = weights["q"] @ weights["k"].mT, weights["v"] @ weights["o"]
-    for a, b in zip(query_key[:-1], value_out[:-1], strict=True):
-        context = tokens[:, :-1]
+        if by_moments:
+            moments = jnp.einsum("bnd,bne->bde", context, context)
+            tokens = tokens + jnp.einsum("bnd,bde->bne", tokens @ a, moments @ b)
+        else:
+            tokens = tokens + jnp.einsum("bnd,bmd->bnm", tokens @ a, context) @ (context @ b)
+    context, query, read = tokens[:, :-1], tokens[:, -1], value_out[-1, :, -1]
+    if by_moments:
         moments = jnp.einsum("bnd,bne->bde", context, context)
-        tokens = tokens + jnp.einsum("bnd,bde->bne", tokens @ a, moments @ b)
-    context, query = tokens[:, :-1], tokens[:, -1]
-    moments = jnp.einsum("bnd,bne->bde", context, context)
-    update = jnp.einsum("bd,bde,e->b", query @ query_key[-1], moments, value_out[-1, :, -1])
+        update = jnp.einsum("bd,bde,e->b", query @ query_key[-1], moments, read)
+    else:
+        update = (jnp.einsum("bnd,bd->bn", context, query @ query_key[-1]) * (context @ read)).sum(1)
     return jnp.square(-query[:, -1] - update - target).mean()
 
 
-LOSSES = {"plain": loss_plain, "folded": loss_folded, "moments": loss_moments}
+LOSSES = {"plain": loss_plain}
+LOSSES |= {name: partial(loss_quick, by_moments=name == "moments") for name in ("folded", "moments")}
 FORMS = [(loss, drawn) for loss in LOSSES for drawn in DRAWS]
 
 
@@ -120,19 +118,9 @@ class Twin:
     """
 
     def __init__(
-        self,
-        form: tuple[str, str],
-        *,
-        n_layers: int,
-        steps: int,
-        batch_size: int,
-        x_dim: int = 10,
-        n_context: int = 10,
-        learning_rate: float = 1e-3,
-        n_seeds: int | None = None,
-        repeats: int = 1,
-        seed: int = 0,
-    ):
+        self, form: tuple[str, str], *, n_layers: int, steps: int, batch_size: int, x_dim: int = 10,
+        n_context: int = 10, learning_rate: float = 1e-3, n_seeds: int | None = None, repeats: int = 1, seed: int = 0,
+    ):  # fmt: skip
         one_pass, (sample, generator) = LOSSES[form[0]], DRAWS[form[1]]
         adam = optimizer(learning_rate)
 
@@ -186,16 +174,11 @@ class Quickest:
         for _ in range(n_trials):
             for form, twin in twins.items():
                 speeds[form] = max(speeds[form], twin.steps_per_second(twin.steps))
-        self._form = max(speeds, key=speeds.__getitem__)
-        self._twin = twins[self._form]
+        self.chosen = max(speeds, key=speeds.__getitem__)
+        self.steps_per_second = twins[self.chosen].steps_per_second
 
     def form(self) -> str:
-        """In words."""
-        return ", ".join(self._form)
-
-    def steps_per_second(self, steps: int) -> float:
-        """Return the seconds of about n steps."""
-        return self._twin.steps_per_second(steps)
+        return ", ".join(self.chosen)
 
 
 class ToResult:
@@ -205,17 +188,13 @@ class ToResult:
         held_out = np.load(prompts)
         self.xs, self.ws, self.options = held_out["xs"], held_out["ws"], options
         quickest = Quickest(steps=25, **options)
-        self._form = quickest._form
-
-    def form(self) -> str:
-        """In words."""
-        return ", ".join(self._form)
+        self.chosen, self.form = quickest.chosen, quickest.form
 
     def seconds_to(self, target: float, seed: int, every: int) -> tuple[float, int]:
         """Return the seconds of a training until all models' losses are at most `target`, and its steps."""
         jax.clear_caches()
         started = time.perf_counter()
-        twin, steps = Twin(self._form, steps=every, seed=seed, **self.options), 0
+        twin, steps = Twin(self.chosen, steps=every, seed=seed, **self.options), 0
         reached = jnp.array(False)
         while not reached.all():
             twin.losses()

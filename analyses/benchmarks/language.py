@@ -1,13 +1,12 @@
 """Effects of all heads of a language model: the time of `ablate`, and of TransformerLens' hooks in a loop."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmarks.rows import Row, Settings, ratios, row
+from benchmarks.rows import Row, Settings, ratios, row, timed
 from mechicl.analysis import ablate
 from mechicl.analysis.interventions import target_probability
 from mechicl.interop import LanguageModel, load_language_model
@@ -27,7 +26,9 @@ def measure(settings: Settings) -> list[Row]:
     clean = word_prompts(**draw, seed=1)
     metric, last = target_probability(prompts.targets), prompts.ids.shape[1] - 1
     with torch.no_grad():
-        means = [z[:, -1].mean(0) for z in cached(language, clean)]
+        names = [f"blocks.{layer}.attn.hook_z" for layer in range(language.model.cfg.n_layers)]
+        cache = language.model.run_with_cache(clean.ids, names_filter=names)[1]
+        means = [cache[name][:, -1].mean(0) for name in names]
 
     def ours() -> torch.Tensor:
         swept = ablate(
@@ -42,36 +43,23 @@ def measure(settings: Settings) -> list[Row]:
     share = n_layers * n_heads / len(heads)
     times, plain, difference = [], [], 0.0
     for _ in range(2):
-        started = time.perf_counter()
-        found = ours()
-        times.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        values = loop(language, prompts, means, heads, metric)
-        plain.append(share * (time.perf_counter() - started))
+        seconds, found = timed(ours)
+        of_loop, values = timed(lambda: loop(language, prompts, means, heads, metric))
+        times.append(seconds)
+        plain.append(share * of_loop)
         differences = [found[head] - value for head, value in zip(heads, values, strict=True)]
         difference = max(difference, float(torch.stack(differences).abs().max()))
-    quantity = (
-        f"effects of {n_layers * n_heads} heads on {N_PROMPTS} prompts: a loop of TransformerLens' hooks over ours"
-    )
+    heads_words = f"effects of {n_layers * n_heads} heads on {N_PROMPTS} prompts"
+    quantity = f"{heads_words}: a loop of TransformerLens' hooks over ours"
     seen = f"loop {min(plain):.0f} s (from {len(heads)} heads), ours {min(times):.0f} s; difference {difference:.0e}"
     return [row(quantity, ratios(plain, times), ">= 3", seen)]
 
 
-def cached(language: LanguageModel, prompts: WordPrompts) -> list[torch.Tensor]:
-    """Return the heads' outputs of each layer, `[prompt pos head d_head]`."""
-    names = [f"blocks.{layer}.attn.hook_z" for layer in range(language.model.cfg.n_layers)]
-    cache = language.model.run_with_cache(prompts.ids, names_filter=names)[1]
-    return [cache[name] for name in names]
-
-
 @torch.no_grad()
 def loop(
-    language: LanguageModel,
-    prompts: WordPrompts,
-    means: list[torch.Tensor],
-    heads: list[tuple[int, int]],
+    language: LanguageModel, prompts: WordPrompts, means: list[torch.Tensor], heads: list[tuple[int, int]],
     metric: Callable[[torch.Tensor], torch.Tensor],
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor]:  # fmt: skip
     """Run the model once for each head, with one hook."""
     values = []
     for layer, head in heads:

@@ -1,32 +1,29 @@
 """The time of analyses of layers, compared with plain loops."""
 
-import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from transformers import GPT2Config, GPT2Model
 
-from benchmarks.rows import Row, Settings, row
+from benchmarks.rows import Row, Settings, row, timed
 from mechicl import algorithms
 from mechicl.analysis import Lens, Readouts, fit_readouts
 from mechicl.analysis.behaviour import regressed_weights
 from mechicl.analysis.behaviour.alignment import predict_queries_one_by_one
 from mechicl.checkpoints import load_checkpoint
-from mechicl.interop import from_garg
-from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
-from mechicl.statistics import interval
 from mechicl.tasks import LinearRegression
 
 NEWTON_STEPS = list(range(1, 24))
 GD_STEPS = sorted({round(4096 ** (i / 43)) for i in range(44)})  # 40 columns
+RESTARTS = (sum(NEWTON_STEPS) + sum(GD_STEPS)) / (len(NEWTON_STEPS) + GD_STEPS[-1])
 
 
 def loops(xs: torch.Tensor, ys: torch.Tensor, step_size: float) -> torch.Tensor:
     """Run every step of both algorithms for every prefix of one prompt; returns the columns' steps, `[column point]`.
 
-    If each column's learner starts anew, the number of steps grows by the factor `restarts`.
+    If each column's learner starts anew, the number of steps grows by the factor `RESTARTS`.
     """
     columns = []
     for t in range(len(xs)):
@@ -46,25 +43,18 @@ def loops(xs: torch.Tensor, ys: torch.Tensor, step_size: float) -> torch.Tensor:
     return torch.tensor(columns, dtype=torch.float64).T
 
 
-def restarts() -> float:
-    """Steps of loops that start over for every column, relative to those of loops that keep what they pass."""
-    return (sum(NEWTON_STEPS) + sum(GD_STEPS)) / (len(NEWTON_STEPS) + GD_STEPS[-1])
-
-
 def heatmap_rows(rounds: int, n_prompts: int = 320) -> list[Row]:
     """Both axes of Fu et al.'s Fig. 2 at the paper's size."""
     prompts = LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(n_prompts, seed=0, dtype=torch.float64)
     step_size = algorithms.stable_step_size(prompts)
     ratios, kept, ours = [], [], []
     for i in range(rounds):
-        started = time.perf_counter()
-        newton = algorithms.newton(prompts, NEWTON_STEPS)
-        descent = algorithms.gradient_descent(prompts, GD_STEPS, step_size=step_size)
-        ours.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        plain = loops(prompts.xs[i], prompts.ys[i], step_size)
-        kept.append((time.perf_counter() - started) * n_prompts / ours[-1])
-        ratios.append(kept[-1] * restarts())
+        newton_time, newton = timed(lambda: algorithms.newton(prompts, NEWTON_STEPS))
+        descent_time, descent = timed(lambda: algorithms.gradient_descent(prompts, GD_STEPS, step_size=step_size))
+        ours.append(newton_time + descent_time)
+        loop_time, plain = timed(partial(loops, prompts.xs[i], prompts.ys[i], step_size))
+        kept.append(loop_time * n_prompts / ours[-1])
+        ratios.append(kept[-1] * RESTARTS)
         quick = torch.cat([newton.predictions[:, i, :, 0], descent.predictions[:, i, :, 0]])
         difference = ((quick - plain).norm() / plain.norm()).item()
     detail = f"{len(NEWTON_STEPS)} Newton and {len(GD_STEPS)} GD columns, {n_prompts} prompts, 41 points, d = 20"
@@ -102,12 +92,9 @@ def readout_rows(name: str, n_fitting: int, steps: int, timed_steps: int) -> lis
     checkpoint = load_checkpoint(name)
     model, task = checkpoint.models[0], checkpoint.task
     fitting, held_out = task.sample(n_fitting, seed=0), task.sample(2048, seed=1)
-    started = time.perf_counter()
-    closed = fit_readouts(model, fitting, progress=False)
-    seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    trained = train_readouts(closed, fitting, timed_steps)
-    ratio = (time.perf_counter() - started) * steps / timed_steps / seconds
+    seconds, closed = timed(lambda: fit_readouts(model, fitting, progress=False))
+    of_training, trained = timed(lambda: train_readouts(closed, fitting, timed_steps))
+    ratio = of_training * steps / timed_steps / seconds
     errors = [readouts.errors(held_out, at="points").squared_errors.mean((1, 2)) for readouts in (closed, trained)]
     per_layer = (errors[0] / errors[1]).tolist()
     return [
@@ -124,60 +111,22 @@ def induced_weights_rows(name: str, n_prompts: int, n_queries: int) -> list[Row]
     lens, task = Lens(checkpoint.models[0]), checkpoint.task
     prompts = task.sample(n_prompts, seed=0)
     queries = torch.randn(n_queries, task.x_dim, generator=torch.Generator().manual_seed(0))
-    started = time.perf_counter()
-    shared = regressed_weights(lens, prompts, queries)
-    seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    with torch.no_grad():
-        apart = torch.linalg.pinv(queries.double()) @ predict_queries_one_by_one(lens, prompts, queries).double()
-    ratio = (time.perf_counter() - started) / seconds
+    seconds, shared = timed(lambda: regressed_weights(lens, prompts, queries))
+    by_query, predicted = timed(torch.no_grad()(lambda: predict_queries_one_by_one(lens, prompts, queries)))
+    apart = torch.linalg.pinv(queries.double()) @ predicted.double()
     difference = ((shared - apart).norm() / apart.norm()).item()
-    started = time.perf_counter()
-    lens.trajectory(prompts, with_weights=True)
-    exact = time.perf_counter() - started
+    exact, _ = timed(lambda: lens.trajectory(prompts, with_weights=True))
     return [
-        row("induced weights of all layers and prefixes, separate passes over shared", [ratio], ">= 20",
+        row("induced weights of all layers and prefixes, separate passes over shared", [by_query / seconds], ">= 20",
             f"{n_prompts} prompts, {n_queries} queries, {task.n_context + 1} prefixes; shared {seconds:.2f} s; "
             f"exact by differentiation {exact:.2f} s"),
         row("the same, relative difference", [difference], "<= 1e-4", "float32"),
     ]  # fmt: skip
 
 
-def import_row() -> Row:
-    """A GPT-2 of the paper's shape, read by `from_garg`, against transformers' own forward pass."""
-    torch.manual_seed(0)
-    shape = {"n_dims": 20, "n_positions": 101, "n_embd": 256, "n_layer": 12, "n_head": 8, "family": "gpt2"}
-    read_in, read_out = torch.nn.Linear(20, 256), torch.nn.Linear(256, 1)
-    backbone = GPT2Model(
-        GPT2Config(n_positions=202, n_embd=256, n_layer=12, n_head=8, vocab_size=10, bos_token_id=0, eos_token_id=0)
-    ).eval()
-    parts = {"_read_in": read_in, "_backbone": backbone, "_read_out": read_out}
-    state = {f"{part}.{name}": weight for part, module in parts.items() for name, weight in module.state_dict().items()}
-    prompts = LinearRegression(x_dim=20, n_context=40, inputs="gaussian").sample(32, seed=0)
-    tokens = torch.zeros(32, 82, 20)
-    tokens[:, 0::2], tokens[:, 1::2, :1] = prompts.xs, prompts.ys
-    with torch.no_grad():
-        theirs = read_out(backbone(inputs_embeds=read_in(tokens)).last_hidden_state)[:, ::2]
-        ours = from_garg(state, shape).predict_prefixes(prompts)
-    return row("imported GPT-2 of the paper's size against transformers, max |difference|",
-               [(ours - theirs).abs().max().item()], "<= 1e-5", "random weights, 32 prompts")  # fmt: skip
-
-
-def accuracy_row(name: str) -> Row:
-    """The small isotropic model's error at twice as many points as dimensions."""
-    checkpoint = load_checkpoint(name)
-    task = checkpoint.task
-    prompts: Prompts = task.sample(10_000, seed=1)
-    errors = squared_errors(checkpoint.models[0], prompts, at="points")[:, 2 * task.x_dim] / task.x_dim
-    return row(f"{name}: squared error per dimension at 2d points", interval(errors), "<= 0.01", "", over="prompts")
-
-
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     return [
         *heatmap_rows(min(settings.rounds, 3)),
         *readout_rows("gpt2-8l", n_fitting=4096, steps=5000, timed_steps=5000 if settings.full else 1000),
         *induced_weights_rows("gpt2-8l", n_prompts=32, n_queries=100),
-        import_row(),
-        accuracy_row("gpt2-8l"),
     ]

@@ -46,7 +46,6 @@ def by_cholesky(xs: Tensor, ys: Tensor) -> Tensor:
 
 
 def by_driver(driver: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """`torch.linalg.lstsq` by one of LAPACK's drivers."""
     return lambda xs, ys: torch.linalg.lstsq(xs, ys, driver=driver).solution
 
 
@@ -95,7 +94,6 @@ class Solver:
         self.solve = (THEIRS | OURS)[name]
 
     def seconds(self) -> float:
-        """Return the seconds for all of its prompts."""
         return seconds(lambda: self.solve(self.prompts))
 
     def predictions(self, n_prompts: int) -> list[list[float]]:
@@ -112,7 +110,7 @@ def compare(words: str, theirs: str, ours: str, n_theirs: int, rounds: int) -> l
         "theirs": lambda: Apart("learners:Solver", name=theirs, n_prompts=n_theirs),
     }
     with peers(solvers) as both:
-        times = alternate({name: lambda one=one: one.call("seconds") for name, one in both.items()}, rounds)
+        times = alternate({name: partial(one.call, "seconds") for name, one in both.items()}, rounds)
         mine, others = (
             torch.tensor(both[name].call("predictions", n_theirs), dtype=torch.float64) for name in ("ours", "theirs")
         )
@@ -127,7 +125,6 @@ def compare(words: str, theirs: str, ours: str, n_theirs: int, rounds: int) -> l
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     few = min(settings.rounds, 3)
     at_once = "of all prompts at once, prefix by prefix,"
     return [

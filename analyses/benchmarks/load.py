@@ -15,23 +15,15 @@ CORES_TAKEN = 0.15
 
 @dataclass(frozen=True)
 class Load:
-    """The load by other processes.
+    """The load by other processes."""
 
-    Attributes:
-        seconds: duration of the measurement.
-        others: cores that other processes took, on average.
-        average: the system's load average over a minute, at the end.
-        cores: of the machine.
-    """
-
-    seconds: float
-    others: float
-    average: float
-    cores: int
+    seconds: float  # duration of the measurement
+    others: float  # cores that other processes took, on average
+    average: float  # the system's load average over a minute, at the end
+    cores: int  # of the machine
 
     @property
     def is_quiet(self) -> bool:
-        """Whether numbers may be quoted."""
         return self.others <= CORES_TAKEN
 
     def __str__(self) -> str:

@@ -35,5 +35,4 @@ def predict_row(name: str, n_prompts: int) -> Row:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     return [predict_row("gpt2-8l", 100_000)]

@@ -21,14 +21,9 @@ def steps_per_second(config: TrainingConfig) -> float:
 
 
 def linear_config(
-    n_layers: int,
-    steps: int,
-    batch_size: int,
-    n_seeds: int = 1,
-    x_dim: int = 10,
-    n_context: int = 10,
+    n_layers: int, steps: int, batch_size: int, n_seeds: int = 1, x_dim: int = 10, n_context: int = 10,
     compiled: bool = False,
-) -> TrainingConfig:
+) -> TrainingConfig:  # fmt: skip
     """Linear attention on uniform inputs, Adam 1e-3, gradients clipped at 10."""
     return TrainingConfig(
         task=LinearRegression(x_dim=x_dim, n_context=n_context),
@@ -36,17 +31,6 @@ def linear_config(
         seeds=tuple(range(n_seeds)), steps=steps, batch_size=batch_size, log_every=steps, eval_every=steps,
         eval_prompts=64, cpu=True, routes="measured", compile=compiled,
     )  # fmt: skip
-
-
-class Linear:
-    """Trainings of linear attention."""
-
-    def __init__(self, **sizes: Any):
-        self.sizes = sizes
-
-    def steps_per_second(self, steps: int) -> float:
-        """Return the speed of a training of n steps."""
-        return steps_per_second(linear_config(steps=steps, **self.sizes))
 
 
 class ToResult:
@@ -76,8 +60,14 @@ class OfPreset:
         self.config = GPT2.replace(compile=compiled)
 
     def steps_per_second(self, steps: int) -> float:
-        """Return the speed of a training of n steps."""
         return steps_per_second(self.config.replace(steps=steps))
+
+
+class Linear(OfPreset):
+    """Trainings of linear attention."""
+
+    def __init__(self, **sizes: Any):
+        self.config = linear_config(steps=1, **sizes)
 
 
 class Recurrent(OfPreset):

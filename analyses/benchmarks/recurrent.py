@@ -2,8 +2,8 @@
 
 from statistics import median
 
-from benchmarks.apart import Apart, peers
-from benchmarks.rows import Row, Settings, alternate, ratios, row
+from benchmarks.apart import Apart
+from benchmarks.rows import Row, Settings, compare_speeds, ratios, row
 
 KINDS = ("delta", "gated_linear", "mamba2", "mesa")
 LOOP, SOFTMAX = "a plain loop over positions", "softmax attention of the same size"
@@ -18,12 +18,7 @@ def measure(settings: Settings, steps: int = 60) -> list[Row]:
             LOOP: lambda kind=kind: Apart("recurrent_twins:training", kind=kind),
             SOFTMAX: lambda: Apart("our_training:Recurrent", ours=True, kind="softmax"),
         }
-        with peers(make) as made:
-            number = {name: steps // 4 if name == LOOP else steps for name in made}
-            speeds = alternate(
-                {name: lambda one=one, n=number[name]: one.call("steps_per_second", n) for name, one in made.items()},
-                min(settings.rounds, 3),
-            )
+        speeds, _ = compare_speeds(make, lambda name: steps // 4 if name == LOOP else steps, min(settings.rounds, 3))
         mine = speeds.pop("ours")
         for name, others in speeds.items():
             compared = f"{median(mine):.3g} against {median(others):.3g} steps/s"

@@ -1,6 +1,5 @@
 """Where a training step's time goes, and how near it comes to what the processor can do."""
 
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -11,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.apart import Apart
-from benchmarks.rows import Row, Settings, row
+from benchmarks.rows import Row, Settings, row, seconds
 from mechicl.models import build
 from mechicl.training import PRESETS, TrainingConfig
 from mechicl.training.data import Batch, losses, make_generators, sample_batch
@@ -40,13 +39,7 @@ class Counted(TorchDispatchMode):
 
 
 def milliseconds(call: Callable[[], object], n: int = 40) -> float:
-    """The median time of a call."""
-    times = []
-    for _ in range(n):
-        started = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - started))
-    return median(times)
+    return 1e3 * median(seconds(call) for _ in range(n))
 
 
 class Step:
@@ -62,19 +55,16 @@ class Step:
         use_route(self.ensemble, self.route)
 
     def draw(self) -> Batch:
-        """Draw a batch."""
         across = self.route.prompts_last
         return sample_batch(
             self.config, self.ensemble.template, self.generators, self.config.steps - 1, prompts_last=across
         )
 
     def passes(self, batch: Batch) -> None:
-        """Run forwards and backwards."""
         self.ensemble.flat.grad = None
         losses(self.ensemble(batch.tokens, self.config.loss_at), batch.targets).sum().backward()
 
     def update(self) -> None:
-        """Clip the gradient and update the weights."""
         assert self.ensemble.flat.grad is not None
         clip_each_seed(self.ensemble.flat.grad, 1.0)
         self.optimizer.step()
@@ -115,31 +105,22 @@ def measure(settings: Settings) -> list[Row]:
     for one_core in (True, False):
         where = "one core" if one_core else "all cores"
         for preset in NAMES:
-            process = Apart("roofline:OfPreset", ours=True, one_core=one_core, preset=preset)
-            try:
+            with Apart("roofline:OfPreset", ours=True, one_core=one_core, preset=preset) as process:
                 rounds = [process.call("measured") for _ in range(min(settings.rounds, 3))]
                 peak = process.call("peak")
-            finally:
-                process.close()
             one = rounds[0]
             whole = [r["drawing"] + r["passes"] + r["optimiser"] for r in rounds]
-            parts = ", ".join(
-                f"{name} {median(r[name] for r in rounds):.3g}" for name in ("drawing", "passes", "optimiser")
-            )
+            names = ("drawing", "passes", "optimiser")
+            parts = ", ".join(f"{name} {median(r[name] for r in rounds):.3g}" for name in names)
             counts = (
                 f"{one['operations']} operations, {one['mflop']:.3g} MFLOP in products, {one['mb']:.3g} MB, "
                 f"{one['thousand numbers']:.3g} thousand random numbers; {one['threads']} threads"
             )
             rows.append(row(f"{preset}, {where}: milliseconds a step", whole, "shown", f"{parts}; {counts}"))
-            least = {
-                "products": one["mflop"] / peak["gflops"],
-                "memory": one["mb"] / peak["gbs"],
-                "calls": one["operations"] * peak["overhead"] / 1e3,
-            }
+            least = {"products": one["mflop"] / peak["gflops"], "memory": one["mb"] / peak["gbs"],
+                     "calls": one["operations"] * peak["overhead"] / 1e3}  # fmt: skip
             words = ", ".join(f"{name} {value:.3g}" for name, value in least.items())
             limits = f"{peak['gflops']:.0f} GFLOP/s, {peak['gbs']:.0f} GB/s, {peak['overhead']:.2f} μs a call"
-            over = [r["passes"] / max(least.values()) for r in rounds]
-            rows.append(
-                row(f"{preset}, {where}: passes over the largest bound", over, "shown", f"ms: {words}; {limits}")
-            )
+            over, quantity = [r["passes"] / max(least.values()) for r in rounds], "passes over the largest bound"
+            rows.append(row(f"{preset}, {where}: {quantity}", over, "shown", f"ms: {words}; {limits}"))
     return rows

@@ -57,13 +57,9 @@ def measure(settings: Settings) -> list[Row]:
     rows = []
     for name, environment in INSTRUCTIONS.items():
         for preset in SHAPES:
-            process = Apart("routes:Routes", ours=True, environment=environment, preset=preset)
-            try:
+            with Apart("routes:Routes", ours=True, environment=environment, preset=preset) as process:
                 chosen, rule, words = process.call("compare", 6)
-            finally:
-                process.close()
+            quantity = f"{preset}, {name}: time of the chosen route over the fastest"
             detail = f"chosen {words}; the rule's over the fastest {rule:.2f}"
-            rows.append(
-                row(f"{preset}, {name}: time of the chosen route over the fastest", [chosen], "<= 1.05", detail)
-            )
+            rows.append(row(quantity, [chosen], "<= 1.05", detail))
     return rows

@@ -39,5 +39,4 @@ def report_row() -> Row:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     return [*import_rows(settings.rounds), report_row()]

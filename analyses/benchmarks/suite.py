@@ -12,7 +12,7 @@ from benchmarks.load import Load, machine, measure_load
 from benchmarks.rows import Row, Settings, table
 
 PARTS = (
-    "accuracy", "training", "routes", "roofline", "time-to-result", "gpt2", "recurrent", "throughput", "growth",
+    "training", "routes", "roofline", "time-to-result", "gpt2", "recurrent", "throughput", "growth",
     "memory", "threads", "learners", "starting", "checks", "layers", "interventions", "circuits", "sweeping",
     "language",
 )  # fmt: skip

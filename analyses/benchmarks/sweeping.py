@@ -92,7 +92,6 @@ def cells_of(config: TrainingConfig, n_cells: int) -> Sweep:
 
 
 def wall_seconds(sweep: Sweep, measure: Callable[[Any], float] | None, **how: Any) -> float:
-    """Return the seconds of a sweep in a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         return seconds(lambda: sweep.run(folder, measure, progress=False, **how))
 
@@ -150,9 +149,7 @@ def overhead_rows(name: str, n_cells: int, work: str, measure: Callable[[Any], f
     a straight line extrapolates to `MANY`.
     """
     own, how = own_seconds(TINY, measure), HOW[name]
-    two = wall_seconds(cells_of(TINY, WORKERS), measure, **how)
-    if name == RAY:
-        two = wall_seconds(cells_of(TINY, WORKERS), measure, **how)
+    two = [wall_seconds(cells_of(TINY, WORKERS), measure, **how) for _ in range(2 if name == RAY else 1)][-1]
     total = wall_seconds(cells_of(TINY, n_cells), measure, **how)
     a_turn = max((total - two) / (n_cells / WORKERS - 1), own)  # one cell of each worker; less would be chance
 
@@ -176,10 +173,11 @@ def overhead_rows(name: str, n_cells: int, work: str, measure: Callable[[Any], f
 def equal_bytes_row(kinds: list[str]) -> Row:
     """Whether each way to run a sweep writes the table of a serial one."""
     sweep = cells_of(TINY.replace(steps=20, batch_size=8, eval_prompts=50), 4)
+    tables = {}
     with tempfile.TemporaryDirectory() as root:
         for name, how in {"serial": {"workers": 1}, **{kind: HOW[kind] for kind in kinds}}.items():
             sweep.run(Path(root) / name, progress=False, **how)
-        tables = {name: (Path(root) / name / RESULTS).read_bytes() for name in ("serial", *kinds)}
+            tables[name] = (Path(root) / name / RESULTS).read_bytes()
     equal = sum(table == tables["serial"] for table in tables.values()) / len(tables)
     return row(f"{', '.join(tables)}: share with the serial table's bytes", [equal], "1", f"{len(sweep)} models")
 
@@ -197,8 +195,8 @@ def speed_up_rows(seconds_a_cell: float, n_cells: int = 4) -> list[Row]:
     alone, beside = (own_seconds(long, None, 1, n) for n in (1, WORKERS))
     one, two = wall_seconds(sweep, None, workers=1), wall_seconds(sweep, None, workers=WORKERS)
     own = one / n_cells
-    start = max(0.0, wall_seconds(cells_of(TINY, WORKERS), None, workers=WORKERS) - wall_seconds(
-        cells_of(TINY, 1), None, workers=1))  # fmt: skip
+    tiny = [wall_seconds(cells_of(TINY, n), None, workers=n) for n in (1, WORKERS)]
+    start = max(0.0, tiny[1] - tiny[0])
     words, detail = f"speed-up of two workers on {n_cells} cells of", f"{one:.1f} s against {two:.1f} s, of one thread"
     is_long = seconds_a_cell >= MINUTE
     rows = [row(f"{words} {own:.0f} s", [one / two], ">= 1.9" if is_long else "shown", detail)]
@@ -216,9 +214,8 @@ def kills_rows(n: int) -> list[Row]:
         print("left out: kills: the tests are not here", flush=True)
         return []
     command = [sys.executable, "-m", "tests.sweeps.kills", "--n", str(n), "--how", *KILLED]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     last = re.search(r"(\d+) of (\d+) end with the complete, equal table", done.stdout)
     if last is None:
         raise RuntimeError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-500:]}")
@@ -227,7 +224,6 @@ def kills_rows(n: int) -> list[Row]:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     n_cells = MANY if settings.full else 40
     works = {"sleeping": sleep_for_a_second, "counting": partial(count_to, calibrated())}
 

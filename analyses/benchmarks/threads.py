@@ -89,7 +89,6 @@ def situation_rows(words: str, rounds: int) -> list[Row]:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     rounds = min(settings.rounds, 2)
     idle = situation_rows("idle", rounds)
     with busy_process():

@@ -22,7 +22,6 @@ def training_frame(rounds: int) -> pd.DataFrame:
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     training, rows = training_frame(min(settings.rounds, 3)), []
     for x_dim, part in training.groupby("d"):
         speeds = part.groupby("batch size")["prompts a second"].median()

@@ -28,7 +28,6 @@ class Loop:
         self.step()  # compiles
 
     def step(self) -> float:
-        """One step; its loss."""
         loss = self.loss()
         self.optimizer.zero_grad()
         loss.backward()
@@ -37,7 +36,6 @@ class Loop:
         return loss.item()
 
     def steps_per_second(self, steps: int) -> float:
-        """Return the seconds of n steps."""
         started = time.perf_counter()
         for _ in range(steps):
             self.step()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-from benchmarks.apart import INSTRUCTIONS, Apart, peers
-from benchmarks.rows import Row, Settings, alternate, ratios, row, seconds
+from benchmarks.apart import INSTRUCTIONS, Apart
+from benchmarks.rows import Row, Settings, alternate, compare_speeds, ratios, row, seconds
 from mechicl.training import PRESETS, TrainingConfig, train
 
 EAGER, JAX = "plain eager PyTorch", "jax's best twin"
@@ -49,54 +49,42 @@ def linear_rows(
     where += f", {instructions}" if environment else ""
     bars = (ONE_CORE_BARS if one_core else BARS)[n_layers]
     sizes: dict[str, Any] = {"one_core": one_core, "n_layers": n_layers, "batch_size": BATCH_SIZE}
-    made = {"": Apart("our_training:Linear", ours=True, environment=environment, **sizes)}
+    ours = {"": lambda: Apart("our_training:Linear", ours=True, environment=environment, **sizes)}
     if not environment:
-        made[", compile=True"] = Apart("our_training:Linear", ours=True, compiled=True, **sizes)
-    try:
-        with peers(linear_peers(n_layers, one_core, environment)) as theirs:
-            details = {JAX: f"; {theirs[JAX].call('form')}"} if JAX in theirs else {}
-            speeds = alternate(
-                {
-                    **{words: lambda one=one: one.call("steps_per_second", steps) for words, one in made.items()},
-                    **{
-                        name: lambda one=one, n=steps // (3 if "jax" in name else 4): one.call("steps_per_second", n)
-                        for name, one in theirs.items()
-                    },
-                },
-                rounds,
-            )
-    finally:
-        for one in made.values():
-            one.close()
+        ours[", compile=True"] = lambda: Apart("our_training:Linear", ours=True, compiled=True, **sizes)
+    speeds, forms = compare_speeds(
+        {**ours, **linear_peers(n_layers, one_core, environment)},
+        lambda name: steps // (1 if name in ours else 3 if "jax" in name else 4), rounds,
+    )  # fmt: skip
     rows = []
-    for words in made:
+    for words in ours:
         mine = speeds.pop(words)
         rows += [
             row(f"training speed over {name}, {WORDS[n_layers]}{where}{words}", ratios(mine, others),
-                bars.get(name, "shown"),
-                f"{median(mine):.3g} against {median(others):.3g} steps/s, batch {BATCH_SIZE}{details.get(name, '')}")
-            for name, others in speeds.items() if name not in made
+                bars.get(name, "shown"), speed_words(mine, others, forms.get(name)))
+            for name, others in speeds.items() if name not in ours
         ]  # fmt: skip
     return rows
+
+
+def speed_words(mine: list[float], others: list[float], form: str | None) -> str:
+    words = f"{median(mine):.3g} against {median(others):.3g} steps/s, batch {BATCH_SIZE}"
+    return f"{words}; {form}" if form else words
 
 
 def seeds_rows(rounds: int, n_seeds: int = 5, steps: int = 60) -> list[Row]:
     """Several one-layer models at once: ours over jax's `vmap`."""
     sizes: dict[str, Any] = {"n_layers": 1, "batch_size": BATCH_SIZE, "n_seeds": n_seeds}
-    with peers(
-        {
-            "ours": lambda: Apart("our_training:Linear", ours=True, **sizes),
-            JAX: lambda: Apart("jax_twins:Quickest", steps=steps // 2, **sizes),
-        }
-    ) as both:
-        if JAX not in both:
-            return []
-        form = both[JAX].call("form")
-        each = {name: lambda one=one: one.call("steps_per_second", steps // 2) for name, one in both.items()}
-        speeds = alternate(each, rounds)
-    detail = f"{median(speeds['ours']):.3g} against {median(speeds[JAX]):.3g} steps/s, batch {BATCH_SIZE}; {form}"
-    return [row(f"training speed over {JAX}, one layer, {n_seeds} seeds at once", ratios(speeds["ours"], speeds[JAX]),
-                "shown", detail)]  # fmt: skip
+    both = {
+        "ours": lambda: Apart("our_training:Linear", ours=True, **sizes),
+        JAX: lambda: Apart("jax_twins:Quickest", steps=steps // 2, **sizes),
+    }
+    speeds, forms = compare_speeds(both, lambda name: steps // 2, rounds)
+    if JAX not in speeds:
+        return []
+    mine, theirs = speeds["ours"], speeds[JAX]
+    quantity = f"training speed over {JAX}, one layer, {n_seeds} seeds at once"
+    return [row(quantity, ratios(mine, theirs), "shown", speed_words(mine, theirs, forms[JAX]))]
 
 
 def ensemble_row(name: str, batch_size: int, rounds: int, steps: int = 200) -> Row:
@@ -120,7 +108,6 @@ def ensemble_row(name: str, batch_size: int, rounds: int, steps: int = 200) -> R
 
 
 def measure(settings: Settings) -> list[Row]:
-    """Everything that this part measures."""
     few = min(settings.rounds, 3)
     return [
         *linear_rows(settings.rounds, 1),

@@ -1,8 +1,8 @@
 """Predicates that decide whether measured rows agree with a paper's claim, and the checks made from them, by name.
 
 A check is a function of a claim's lines of rows that returns one boolean for each value, or one for all of them.
-Papers' tables (`analyses/papers/`) name it: "near 1" for a predicate that every row must satisfy, or a key of `CHECKS`
-for one that compares rows. Checks are made from predicates by `every`, `by_value` and `together`:
+Papers' tables (`analyses/*/claims.toml`) name it: "near 1" for a predicate that every row must satisfy, or a key of
+`CHECKS` for one that compares rows. Checks are made from predicates by `every`, `by_value` and `together`:
 
     every(near, 1)                           every row is near 1
     by_value(above)                         the first line lies above the second, value by value
@@ -60,7 +60,6 @@ def both(*checks: Check) -> Check:
 
 
 def far(row: Row, value: float) -> bool:
-    """Not near a value."""
     return not near(row, value)
 
 
@@ -80,7 +79,6 @@ def between(row: Row, low: float, high: float) -> bool:
 
 
 def covers(row: Row, value: float) -> bool:
-    """The interval contains a value."""
     return ends(row)[0] <= value <= ends(row)[2]
 
 

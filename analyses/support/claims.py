@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from analyses.support.checks import Check, named_check
 from mechicl.checkpoints import are_weights_random
 from mechicl.reports import Row
 from mechicl.reports.rows import NoNumberError, equal
-from support.checks import Check, named_check
 
-PAPERS = Path(__file__).parents[1] / "papers"
+SCRIPTS = Path(__file__).parents[1]
 CAUSES = ("erratum", "size", "setting", "measure", "unresolved")
 """Why a claim may differ: the paper errs; the model is smaller or trained on less; another setting than the paper's;
 another measure of the same thing. "unresolved" if no experiment supports any of these."""
@@ -26,41 +26,34 @@ Standing = Literal["agrees", "agrees in part", "differs", "unresolved", "no evid
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """A claim of a paper's figure, table or theorem, and the rows it is checked on: an entry of analyses/README.md.
+    """A claim of a paper's figure, table or theorem, and the rows it is checked on: an entry of analyses/README.md."""
 
-    Attributes:
-        source: the paper's key in sources.bib.
-        item: figure, table or theorem.
-        what: what it shows, values in the order of the rows.
-        lines: measured rows; by label where there are several lines of them. Empty if no script measures it.
-        check: decides value by value whether the paper is right (`support.checks`); None if numbers printed in the rows
-            decide, or where the claim was read from a file.
-        published: the paper's words; empty if they are in the rows.
-        why: what a reader of the verdict should know.
-        controls: rows to compare the claim with, by label: the same quantities, or others, of a control.
-        cause: why it differs, in a word or two: one of `CAUSES` first.
-        trained: whether it is about trained models; otherwise untrained models are not a control.
-        control_verdicts: by label, the verdict that the claim would get with a control's rows.
-        saved_outcomes: results of the check, of a claim that was read from a file; None if words were measured for a
-            number.
-    """
-
-    source: str
-    item: str
-    what: str
+    source: str  # the paper's key in sources.bib
+    item: str  # figure, table or theorem
+    what: str  # what it shows, values in the order of the rows
+    # measured rows; by label where there are several lines of them. Empty if no script measures it
     lines: Mapping[str, Sequence[Row]]
+    # decides value by value whether the paper is right (`support.checks`); None if numbers printed in the rows decide,
+    # or where the claim was read from a file
     check: Check | None = None
-    published: str = ""
-    why: str = ""
+    published: str = ""  # the paper's words; empty if they are in the rows
+    why: str = ""  # what a reader of the verdict should know
+    # rows to compare the claim with, by label: the same quantities, or others, of a control
     controls: Mapping[str, Sequence[Row]] = field(default_factory=dict)
-    cause: str = ""
-    trained: bool = True
+    cause: str = ""  # why it differs, in a word or two: one of `CAUSES` first
+    trained: bool = True  # whether it is about trained models; otherwise untrained models are not a control
+    # by label, the verdict that the claim would get with a control's rows
     control_verdicts: Mapping[str, str] = field(default_factory=dict)
+    # results of the check, of a claim that was read from a file; None if words were measured for a number
     saved_outcomes: tuple[bool, ...] | None = ()
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """The paper, item and words that identify the claim."""
+        return self.source, self.item, self.what
+
+    @property
     def rows(self) -> list[Row]:
-        """The rows of all lines."""
         return [row for rows in self.lines.values() for row in rows]
 
     @property
@@ -126,7 +119,6 @@ class Claim:
         return ", ".join(lacking)
 
     def with_rows(self, rows: Sequence[Row]) -> "Claim":
-        """Return the claim with other rows."""
         rest = iter(rows)
         return replace(self, lines={label: [next(rest) for _ in line] for label, line in self.lines.items()})
 
@@ -162,29 +154,25 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's table of claims, `analyses/papers/SOURCE.toml`.
+    """A paper's table of claims, `analyses/SOURCE/claims.toml`.
 
     A `[[claim]]` there has the attributes of `Claim`, with these differences: `results` is the shell pattern of the
     results files with its rows; `rows`, `lines` and `controls` name rows by quantity or shell pattern; `check` is a
     name of `support.checks`; `printed` are published values that replace those of the rows, in order; in `why` and
     `cause`, {quantity} is a row's value, {quantity : note} its note and {quantity : first note} that up to a semicolon;
     an `optional` claim is left out where a row is missing.
-
-    Attributes:
-        source: the paper's key in sources.bib.
-        lead: what to know before reading the numbers.
-        entries: the claims, as data.
     """
 
-    source: str
-    lead: str
-    entries: Sequence[Mapping[str, Any]]
+    source: str  # the paper's key in sources.bib
+    lead: str  # what to know before reading the numbers
+    entries: Sequence[Mapping[str, Any]]  # the claims, as data
 
 
 @cache
 def read_papers() -> Sequence[Paper]:
     """All papers' tables, in the order of the index."""
-    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in PAPERS.glob("*.toml")}
+    paths = SCRIPTS.glob("*/claims.toml")
+    tables = {path.parent.name: tomllib.loads(path.read_text(encoding="utf-8")) for path in paths}
     in_order = sorted(tables.items(), key=lambda item: item[1]["order"])
     return [Paper(source, table["lead"], table["claim"]) for source, table in in_order]
 
@@ -271,15 +259,13 @@ def restated(saved: Sequence[Claim], stated: Sequence[Claim]) -> list[Claim]:
 
     A claim is recognised by its item and words, or by its place if as many are stated as were saved.
     """
-    by_words = {(claim.source, claim.item, claim.what): claim for claim in saved}
-    same = len(saved) == len(stated)
-    claims = []
+    by_words, same, claims = {claim.key: claim for claim in saved}, len(saved) == len(stated), []
     for i, claim in enumerate(stated):
-        before = by_words.get((claim.source, claim.item, claim.what), saved[i] if same else None)
-        if before is None or UNTRAINED in claim.controls or UNTRAINED not in before.controls or not claim.trained:
-            claims.append(claim)
-            continue
-        claims.append(_with_verdict(claim, before.controls[UNTRAINED], before.control_verdicts[UNTRAINED]))
+        before = by_words.get(claim.key, saved[i] if same else None)
+        known = before is not None and UNTRAINED in before.controls
+        if before is not None and known and claim.trained and UNTRAINED not in claim.controls:
+            claim = _with_verdict(claim, before.controls[UNTRAINED], before.control_verdicts[UNTRAINED])
+        claims.append(claim)
     return claims
 
 
@@ -304,7 +290,6 @@ def with_untrained(claims: Sequence[Claim], untrained: Sequence[Claim]) -> list[
         raise ValueError(f"{len(untrained)} claims on untrained models for {len(claims)} on trained ones")
     return [
         claim if not claim.trained or not claim.lines or UNTRAINED in claim.controls
-        else replace(claim, controls={**claim.controls, UNTRAINED: other.rows},
-                     control_verdicts={**claim.control_verdicts, UNTRAINED: other.verdict})
+        else _with_verdict(claim, other.rows, other.verdict)
         for claim, other in zip(claims, untrained, strict=True)
     ]  # fmt: skip

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analyses.support.claims import Claim
 from mechicl.reports.rows import ROW_ROUNDING, Row
 from mechicl.statistics import Interval
-from support.claims import Claim
 
 DETERMINISTIC = 1e-6
 """How far apart two measurements of a number without an interval may be, relative to the larger."""
@@ -15,21 +15,13 @@ DETERMINISTIC = 1e-6
 
 @dataclass(frozen=True)
 class Moved:
-    """A value that is another one than is written.
+    """A value that is another one than is written."""
 
-    Attributes:
-        entry: the index's entry, or "table" for a row of the script's table.
-        quantity: of the row.
-        written: as in the results file.
-        measured: now.
-        apart: how far: in half-widths of the interval, or relative.
-    """
-
-    entry: str
-    quantity: str
-    written: str
-    measured: str
-    apart: str
+    entry: str  # the index's entry, or "table" for a row of the script's table
+    quantity: str  # of the row
+    written: str  # as in the results file
+    measured: str  # now
+    apart: str  # how far: in half-widths of the interval, or relative
 
 
 def apart(written: Row, measured: Row) -> str:
@@ -100,11 +92,8 @@ def _moved_values(claim: Claim, now: Claim | None, entry: str) -> list[Moved]:
         return [Moved(entry, "the entry", claim.verdict, "nothing", "gone")]
     if len(now.rows) != len(claim.rows):
         return [Moved(entry, "values", str(len(claim.rows)), str(len(now.rows)), "other rows")]
-    changes = [
-        Moved(entry, row.quantity, str(row), str(other), words)
-        for row, other in zip(claim.rows, now.rows, strict=True)
-        if (words := apart(row, other))
-    ]
+    changes = [Moved(entry, row.quantity, str(row), str(other), words)
+               for row, other in zip(claim.rows, now.rows, strict=True) if (words := apart(row, other))]  # fmt: skip
     if now.verdict != claim.verdict and not changes:
         changes.append(Moved(entry, "verdict", claim.verdict, now.verdict, "within the intervals"))
     return changes

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal
 
 import mechicl
+from analyses.support.claims import Claim
+from analyses.support.moved import Moved, moved_claims, moved_rows
+from analyses.support.results import Results
 from mechicl.base.files import read_json, write_json
 from mechicl.base.progress import progress_bar
 from mechicl.base.shipped import available, shipped_folder
-from support.claims import Claim
-from support.moved import Moved, moved_claims, moved_rows
-from support.results import Results
 
 PACKAGE = Path(mechicl.__file__).parent
 SCRIPTS = Path(__file__).parents[1]
@@ -34,20 +34,13 @@ DONE = "done.json"
 
 @dataclass(frozen=True)
 class Job:
-    """A script with its options, and what it measured when its results were written.
+    """A script with its options, and what it measured when its results were written."""
 
-    Attributes:
-        name: of the results file.
-        words: the script's path and its options.
-        written: the results that are there.
-        claims: indices of the claims that were asked for; None for all, and the table.
-        seconds: of a core that it took, or its wall time where only that was saved; infinite where neither is known.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    written: Results
-    claims: tuple[int, ...] | None
+    name: str  # of the results file
+    words: tuple[str, ...]  # the script's path and its options
+    written: Results  # the results that are there
+    claims: tuple[int, ...] | None  # indices of the claims that were asked for; None for all, and the table
+    # of a core that it took, or its wall time where only that was saved; infinite where neither is known
     seconds: float
 
     @property
@@ -58,24 +51,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one script.
+    """The outcome of one script."""
 
-    Attributes:
-        job: the script.
-        state: whether it ran now, had run before with nothing changed since, or ended with an error.
-        seconds: its wall time.
-        cpu_seconds: of a core that its measurement took, without start-up; None where it ended with an error.
-        moved: what is not as it is written, in its claims and its table.
-        passed: entries that depend on training and did not move: what should be empty with random weights.
-        error: its last words, where it ended with an error.
-    """
-
-    job: Job
+    job: Job  # the script
+    # whether it ran now, had run before with nothing changed since, or ended with an error
     state: Literal["ran", "known", "failed"]
-    seconds: float
-    moved: tuple[Moved, ...] = ()
+    seconds: float  # its wall time
+    moved: tuple[Moved, ...] = ()  # what is not as it is written, in its claims and its table
+    # entries that depend on training and did not move: what should be empty with random weights
     passed: tuple[str, ...] = ()
-    error: str = ""
+    error: str = ""  # its last words, where it ended with an error
+    # of a core that its measurement took, without start-up; None where it ended with an error
     cpu_seconds: float | None = None
 
 
@@ -101,13 +87,11 @@ def find_jobs(root: Path, entries: Sequence[str] = ()) -> list[Job]:
         if "command" not in written.data:
             raise ValueError(f"{path} contains no command that measured it: run its script again")
         words = tuple(shlex.split(written.data["command"]))[1:]
-        whole = not entries or bool({path.stem, Path(words[0]).name, Path(words[0]).stem} & set(entries))
+        names = {path.stem, Path(words[0]).name, Path(words[0]).stem}
+        whole = not entries or bool(names & set(entries))
         claims = [i for i, claim in enumerate(written.claims) if any(_is_of(claim, entry) for entry in entries)]
-        unknown = [
-            entry for entry in unknown
-            if entry not in (path.stem, Path(words[0]).name, Path(words[0]).stem)
-            and not any(_is_of(claim, entry) for claim in written.claims)
-        ]  # fmt: skip
+        unknown = [entry for entry in unknown
+                   if entry not in names and not any(_is_of(claim, entry) for claim in written.claims)]  # fmt: skip
         if whole or claims:
             seconds = float(written.data.get("cpu_time_s") or written.data.get("wall_time_s") or "inf")
             jobs[path.stem] = Job(path.stem, words, written, None if whole else tuple(claims), seconds)
@@ -190,8 +174,8 @@ def _same_claims(job: Job, measured: Results) -> list[Claim | None]:
     now = list(measured.claims)
     if len(now) == len(job.written.claims):
         return [now[i] for i in range(len(now)) if job.claims is None or i in job.claims]
-    by_words = {(claim.source, claim.item, claim.what): claim for claim in now}
-    return [by_words.get((claim.source, claim.item, claim.what)) for claim in job.asked]
+    by_words = {claim.key: claim for claim in now}
+    return [by_words.get(claim.key) for claim in job.asked]
 
 
 def _environment() -> dict[str, str]:
@@ -217,7 +201,7 @@ def _library() -> list[Path]:
     library = (
         path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json") and "_checkpoints" not in path.parts
     )
-    return sorted([*library, *(SCRIPTS / "support").glob("*.py"), *(SCRIPTS / "papers").glob("*.toml")])
+    return sorted([*library, *(SCRIPTS / "support").glob("*.py"), *SCRIPTS.glob("*/claims.toml")])
 
 
 def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable[[str], object] = print) -> bool:
@@ -231,10 +215,8 @@ def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable
         write(f"{outcome.job.name}: ended with an error: {outcome.error}")
     moved = [(outcome.job.name, each) for outcome in outcomes for each in outcome.moved]
     passed = [(outcome.job.name, entry) for outcome in outcomes for entry in outcome.passed]
-    n_entries = sum(len(outcome.job.asked) for outcome in outcomes)
-    ran = sum(outcome.state == "ran" for outcome in outcomes)
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    worked = sum(outcome.cpu_seconds or 0 for outcome in outcomes)
+    n_entries, ran = sum(len(each.job.asked) for each in outcomes), sum(each.state == "ran" for each in outcomes)
+    seconds, worked = sum(each.seconds for each in outcomes), sum(each.cpu_seconds or 0 for each in outcomes)
     entries = {(name, each.entry) for name, each in moved if each.entry != "table"}
     counts = (
         f"{n_entries} entries of {len(outcomes)} scripts, {ran} run now, {len(failed)} with errors, {seconds:.0f} s of "
@@ -243,9 +225,8 @@ def report(outcomes: Sequence[Outcome], *, random: bool = False, write: Callable
     if random:
         for name, entry in passed:
             write(f"{name}: {entry}: the same with random weights")
-        untouched = len(passed)
-        write(f"{counts}; {untouched} that depend on training did not")
-        return not untouched
+        write(f"{counts}; {len(passed)} that depend on training did not")
+        return not passed
     if moved:
         lines = [("results", "entry", "quantity", "written", "measured", "apart")]
         lines += [(name, e.entry, e.quantity, e.written, e.measured, e.apart) for name, e in moved]

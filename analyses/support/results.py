@@ -5,24 +5,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from analyses.support.claims import Claim
 from mechicl.base.files import read_json
 from mechicl.reports import Comparison, Row
-from support.claims import Claim
 
 
 @dataclass(frozen=True, eq=False)
 class Results(Comparison):
-    """A comparison and what a paper claims of its rows.
+    """A comparison and what a paper claims of its rows."""
 
-    Attributes:
-        claims: made by the script.
-    """
-
-    claims: Sequence[Claim] = ()
+    claims: Sequence[Claim] = ()  # made by the script
 
     @classmethod
     def of(cls, comparison: Comparison, claims: Sequence[Claim] = ()) -> "Results":
-        """A comparison with claims on it."""
         known = {each.name: getattr(comparison, each.name) for each in fields(Comparison)}
         return cls(**known, claims=claims)
 
@@ -43,7 +38,6 @@ class Results(Comparison):
         return cls(title, lead, rows, (), data, claims)
 
     def more_data(self) -> dict[str, Any]:
-        """The claims."""
         return {"claims": [claim.to_json() for claim in self.claims]}
 
     def verdict_on(self, row: Row) -> str:

@@ -11,13 +11,13 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
+from analyses.support.claims import SCRIPTS, UNTRAINED, Claim, state_claims, with_untrained
+from analyses.support.results import Results
 from mechicl.base.files import check_writable
 from mechicl.checkpoints import Checkpoint, CheckpointError, available, load_checkpoint, random_weights
 from mechicl.reports import Comparison, Row
 from mechicl.tasks import LinearRegression
 from mechicl.training import PRESETS
-from support.claims import UNTRAINED, Claim, state_claims, with_untrained
-from support.results import Results
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class ScriptArgs:
 HOW = ("--control", "--no-control", "--random-weights", "--no-random-weights")
 """Options that say how to measure, and not what; the saved command is without them."""
 HELP = {
-    "seed": "seed of the prompts", "n_prompts": "held-out prompts", "n_fitting": "prompts to fit readouts on",
+    "checkpoint": "name or folder of a model", "checkpoints": "names or folders of models",
+    "seed": "seed of the prompts", "n_prompts": "held-out prompts", "n_fitting": "prompts to fit on",
     "quiet": "no progress bar",
 }  # fmt: skip
 """Help of options that most scripts have; the others are an `Option`."""
@@ -84,11 +85,12 @@ class Script:
         there is one, is appended.
         """
         path = Path(sys.argv[0])
+        folder = f"{path.resolve().parent.name}/" if path.resolve().parent.parent == SCRIPTS else ""
         args = tyro.cli(self.options)
         studied = getattr(args, "checkpoint", getattr(args, "model", None))
         name = path.stem if studied is None else f"{path.stem}_{Path(studied).name}"
         how: dict[str, Any] = {
-            "command": shlex.join(["python", f"analyses/{path.name}", *words_of(sys.argv[1:])]),
+            "command": shlex.join(["python", f"analyses/{folder}{path.name}", *words_of(sys.argv[1:])]),
             "checkpoints": _checkpoints(args),
         }
         try:

@@ -1,5 +1,6 @@
 """Code shared by the scripts on ready-made sweeps: the table of a sweep, and rows over its seeds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from analyses.support.script import ScriptArgs
 from mechicl.reports import Row
 from mechicl.statistics import difference_interval, median_interval
 from mechicl.statistics.grids import GridTable
 from mechicl.sweeps.presets import ready_table
-from support.script import ScriptArgs
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -49,6 +50,11 @@ def over_seeds(quantity: str, values: pd.Series, note: str = "") -> Row:
     return Row(quantity, None, replace(median, level=min(median.level, coverage(median.n))), "seeds", note)
 
 
+def rows_of(name: str, columns: Mapping[str, pd.Series]) -> list[Row]:
+    """`over_seeds` of several columns, by their words."""
+    return [over_seeds(f"{name}: {words}", values) for words, values in columns.items()]
+
+
 def coverage(n_seeds: int) -> float:
     """Return the probability that the range of n seeds covers the median, 1 - 2^(1 - n)."""
     return 1 - 0.5 ** (n_seeds - 1)
@@ -57,14 +63,8 @@ def coverage(n_seeds: int) -> float:
 def change(quantity: str, first: pd.Series, second: pd.Series, resolution: float = 0.0) -> Row:
     """A row with the difference of two columns' means, second minus first, and whether it is more than chance.
 
-    It is where the 95% interval (Welch 1947), made longer at both ends by the resolution of what was measured, leaves
-    out 0.
-
-    Args:
-        quantity: what it is a difference of.
-        first: one number a seed.
-        second: likewise, of other trainings.
-        resolution: how far a difference may be off because values are known on a grid only: its spacing.
+    It is where the 95% interval (Welch 1947), made longer at both ends by the resolution of what was measured (the
+    spacing of the grid on which values are known), leaves out 0.
     """
     difference = difference_interval(known(first), known(second))
     low, high = difference.low - resolution, difference.high + resolution

@@ -21,7 +21,7 @@ from mechicl.reports.verdict import Verdict
 from mechicl.statistics import interval, ratio_interval
 from mechicl.viz.behaviour import match_curve
 
-N_HELD_OUT = 1024  # as in analyses/fu_matching.py
+N_HELD_OUT = 1024  # as in analyses/fu2024/fu_matching.py
 LEFT_OUT = tuple(f"minus best {rival}" for rival in ("conjugate gradients", "Chebyshev", GRID, *EXTRA))
 
 

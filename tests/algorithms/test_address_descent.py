@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from analyses.support.address_descent import fit_address_descent
 from mechicl.algorithms.stepwise import AddressDescent, Hypothesis, QueryDescent
 from mechicl.analysis.causes import exchange_patterns, interchange, sample_sources
 from mechicl.constructions import address_descent
 from mechicl.tasks import LinearRegression
-from support.address_descent import fit_address_descent
 
 TASK = LinearRegression(x_dim=3, n_context=8, inputs="gaussian")
 

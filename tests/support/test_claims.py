@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 import mechicl
-from mechicl.reports import Row
-from mechicl.reports.published import authors_and_year, read_sources
-from mechicl.reports.rows import NoNumberError
-from mechicl.statistics import Interval
-from support.checks import (
+from analyses.support.checks import (
     above,
     at_least,
     at_most,
@@ -34,8 +30,12 @@ from support.checks import (
     together,
     within,
 )  # fmt: skip
-from support.claims import Claim, state_claim
-from support.moved import apart, moved_claims, moved_rows
+from analyses.support.claims import Claim, state_claim
+from analyses.support.moved import apart, moved_claims, moved_rows
+from mechicl.reports import Row
+from mechicl.reports.published import authors_and_year, read_sources
+from mechicl.reports.rows import NoNumberError
+from mechicl.statistics import Interval
 
 
 def row(low, mean, high, published=None):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.replay import PACKAGE, find_jobs, fingerprint, replay
+from analyses.support.replay import PACKAGE, find_jobs, fingerprint, replay
 from tests.scripts import import_script
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +160,7 @@ def test_a_change_of_checkpoint_script_or_library_is_another_fingerprint(root, m
     library = root / "library"
     library.mkdir()
     (library / "code.py").write_text("a = 1")
-    monkeypatch.setattr("support.replay.PACKAGE", library)
+    monkeypatch.setattr("analyses.support.replay.PACKAGE", library)
     seen.add(fingerprint(one, root))
     (library / "code.py").write_text("a = 2")
     seen.add(fingerprint(one, root))

@@ -9,6 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses.support.claims import Claim, Paper, restated, state_claim
+from analyses.support.results import Results
+from analyses.support.script import Option, script, words_of
+from analyses.support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 from mechicl.algorithms.stepwise import ResidualDescent
 from mechicl.analysis.causes import fit_hypotheses
 from mechicl.checkpoints import are_weights_random, load_checkpoint
@@ -20,12 +24,7 @@ from mechicl.sweeps import SWEEPS
 from mechicl.sweeps.presets import SweepPreset
 from mechicl.tasks import LinearRegression
 from mechicl.training import TrainingConfig
-from support.claims import Claim, Paper, restated, state_claim
-from support.results import Results
-from support.script import Option, script, words_of
-from support.subspaces import subspaces_part
-from support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
-from tests.scripts import ANALYSES
+from tests.scripts import ANALYSES, import_script
 
 
 @script(checkpoint=Option("lsa-1l", "a checkpoint"))
@@ -52,13 +51,13 @@ ENTRIES = (
 
 
 def stated(monkeypatch, comparison: Comparison, entries=ENTRIES) -> list[Claim]:
-    monkeypatch.setattr("support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
+    monkeypatch.setattr("analyses.support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
     return compare.claims("mine_lsa-1l", comparison)
 
 
 def run(monkeypatch, tmp_path, *words: str, compare=compare, entries=ENTRIES) -> Results:
     monkeypatch.setattr(sys, "argv", ["somewhere/mine.py", "--out", str(tmp_path), *words])
-    monkeypatch.setattr("support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
+    monkeypatch.setattr("analyses.support.claims.read_papers", lambda: [Paper("fu2024", "", entries)])
     compare.run()
     return Results.read(tmp_path / "mine_lsa-1l.json")
 
@@ -230,10 +229,12 @@ def test_rows_say_what_the_searches_are_beside_their_controls():
     model = gradient_descent(x_dim=2, n_context=5, step_size=0.4, steps=3)
     (hypothesis,) = fit_hypotheses(model, task, {"three steps": ResidualDescent(3, step_size=0.4)}, progress=False)
     assert tuple(hypothesis.schedule) == ((0, 0), (1, 1), (2, 2), (3, 3))
-    rows, sections, data = subspaces_part(
-        model, [(hypothesis, "residual")], task, layers=(1, 7), dims=(1, 3), n_fitting=16, n_prompts=16, iterations=5,
+    script = import_script("learned_subspaces")
+    (search,) = script.search_subspaces(
+        model, [hypothesis], "residual", task, (1, 7), dims=(1, 3), n_fitting=16, n_prompts=16, iterations=5,
         restarts=0, progress=False,
     )  # fmt: skip
+    rows = script.rows_of(search)
     assert [row.quantity[:25] for row in rows] == ["residual in 1 dimensions ", "residual in 3 dimensions "]
     first: Row = rows[0]
     assert isinstance(first.measured, Interval)
@@ -241,7 +242,6 @@ def test_rows_say_what_the_searches_are_beside_their_controls():
     assert "three steps; of the rest 1.0000" in first.note
     assert "random targets" in first.note
     assert "untrained model" in first.note
-    assert "three steps" in sections[0].title
-    numbers = data["subspaces"][0]["rows"]
+    numbers = search.to_dataframe().to_dict("records")
     assert len(numbers) == 6
     assert numbers[0]["r2"] == pytest.approx(first.measured.mean)
