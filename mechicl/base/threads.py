@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isqrt
-from threading import get_ident
 
 import torch
 
@@ -34,21 +33,12 @@ def n_cores() -> int:
 def using_threads(number: int | None = None) -> Iterator[None]:
     """Set torch's number of threads during a `with` block, and restore it afterwards, whatever was set in between.
 
-    A Python thread that starts meanwhile inherits the current number from torch. If it enters such a block too, the
-    original number is restored at its end.
+    A Python thread that starts meanwhile inherits the current number from torch, and keeps it.
     """
-    token, me = object(), get_ident()
     before = torch.get_num_threads()
-    others = {used: original for thread, used, original in list(_IN_USE.values()) if thread != me}
-    original = others.get(before, before)
-    _IN_USE[token] = (me, before if number is None else number, original)
     try:
         if number is not None:
             torch.set_num_threads(number)
         yield
     finally:
-        torch.set_num_threads(original)
-        _IN_USE.pop(token, None)
-
-
-_IN_USE: dict[object, tuple[int, int, int]] = {}  # by block: Python thread, its number, and the number to restore
+        torch.set_num_threads(before)

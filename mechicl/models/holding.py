@@ -1,14 +1,13 @@
 """One lock per model, and hooks that last as long as a `with` block.
 
-Hooks, and weights that temporarily replace others, are part of a model: every thread that runs it would see them. So a
-run of a model, adding hooks to it and copying it all take the model's lock, an `RLock`: one thread at a time, which may
-take the lock again. A thread that waits, within `with model.hooks(...)`, for another thread that runs the same model
-waits forever, and so do two threads that lock two models in opposite order, except by `holding(a, b)`.
+One thread changes a model at a time: a run, adding hooks and copying take the model's lock, a `threading.RLock`, and
+analyses lock the model while they run. As with any such lock, a thread that waits, within `with model.hooks(...)`, for
+another thread that runs the same model waits forever; so do two threads that lock two models in opposite order, except
+by `holding(a, b)`, and a process that was forked while another thread ran the model.
 
 Plain calls of a `TransformerBridge` take no lock. So what we attach to one acts `in_this_thread` only.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,20 +23,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 Direction = Literal["fwd", "bwd"]
 
 _LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()  # outside the models: not copied or saved
-_LOOKUP = threading.Lock()
 
 
 def lock_of(model: nn.Module) -> Any:
     """The model's `threading.RLock`."""
-    with _LOOKUP:
-        return _LOCKS.setdefault(model, threading.RLock())
+    return _LOCKS.setdefault(model, threading.RLock())  # of threads that do this at once, all get the same lock
 
 
 def share_lock(model: nn.Module, other: nn.Module) -> None:
     """Give a model the lock of another one that it runs."""
-    lock = lock_of(other)
-    with _LOOKUP:
-        _LOCKS[model] = lock
+    _LOCKS[model] = lock_of(other)
 
 
 @contextmanager
@@ -49,24 +44,13 @@ def holding(*models: nn.Module) -> Iterator[None]:
         yield
 
 
-def in_a_pass(method: F) -> F:
-    """Let a model's method take the model's lock while it runs."""
-
-    @wraps(method)
-    def run(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # compiled code runs without hooks
-            return method(model, *args, **kwargs)
-        with lock_of(model):
-            return method(model, *args, **kwargs)
-
-    return cast(F, run)
-
-
 def holds_models(function: F) -> F:
-    """Let a function lock the models among its arguments, including those in lists and mappings, while it runs."""
+    """Let a function or method lock the models among its arguments, also in lists and mappings, while it runs."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # compiled code runs without hooks
+            return function(*args, **kwargs)
         with holding(*_models_among([*args, *kwargs.values()])):
             return function(*args, **kwargs)
 
@@ -125,14 +109,3 @@ def without_user_hooks(model: Any) -> Iterator[None]:
         finally:
             for point, hooks in before:
                 point._forward_hooks.update(hooks)
-
-
-def _forget_locks() -> None:
-    """Forget the locks in a forked process, where the threads that acquired them do not run."""
-    global _LOOKUP
-    _LOOKUP = threading.Lock()
-    _LOCKS.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks)

@@ -13,7 +13,7 @@ from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
 from mechicl.base.precision import at_least_float32
 from mechicl.models.config_checks import DTYPES, dtype_name
-from mechicl.models.holding import in_a_pass
+from mechicl.models.holding import holds_models
 from mechicl.models.layered import LayeredModel, has_torch_hooks
 from mechicl.prompts import At, Prompts
 
@@ -59,7 +59,7 @@ class PromptedModel(LayeredModel):
 
     # ---- tokens in, outputs out ----
 
-    @in_a_pass
+    @holds_models
     def forward(
         self,
         input: Float[Tensor, "batch pos d"] | Int[Tensor, "batch pos"] | Int[Tensor, "pos"] | Prompts | str | list[str],
@@ -250,7 +250,7 @@ class PromptedModel(LayeredModel):
             stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
             yield stream[:, positions]
 
-    @in_a_pass
+    @holds_models
     @checked(undefined=True)
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"

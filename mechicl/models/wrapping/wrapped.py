@@ -16,7 +16,7 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
-from mechicl.models.holding import holding, in_a_pass, share_lock, without_user_hooks
+from mechicl.models.holding import holding, holds_models, share_lock, without_user_hooks
 from mechicl.models.layered import LayeredModel
 from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, Place
 from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
@@ -133,7 +133,7 @@ class WrappedModel(LayeredModel):
 
     # ---- prompts in, predictions out ----
 
-    @in_a_pass
+    @holds_models
     def forward(self, tokens: Tensor | Prompts, *, at: At = "positions") -> Any:
         """Run the module on tokens or prompts.
 
