@@ -145,10 +145,11 @@ class PromptedModel(LayeredModel):
         if not attention_mask.all() and not (causal and on_the_right):
             raise ValueError("attention_mask may only hide padding on the right, and only with causal keys")
 
+    @checked(undefined=True)
     def loss_fn(
         self,
         logits: Float[Tensor, "batch pos d_out"],
-        tokens: Int[Tensor, "batch pos"] | Prompts,
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_token"] | Prompts,
         attention_mask: Int[Tensor, "batch pos"] | Bool[Tensor, "batch pos"] | None = None,
         per_token: bool = False,
     ) -> Float[Tensor, ""] | Float[Tensor, "batch row"]:
@@ -163,8 +164,6 @@ class PromptedModel(LayeredModel):
             attention_mask: 0 for token ids that are padding, which have no loss.
             per_token: return the loss of each prediction, `[batch pos - 1]` or `[prompt point]`, not their mean.
         """
-        if not isinstance(logits, Tensor):
-            raise TypeError(f"logits must be a tensor, got {type(logits).__name__}")
         if isinstance(tokens, Prompts):
             predictions = self.decode(at_least_float32(logits))
             targets = tokens.ys[:, -predictions.shape[1] :].to(predictions)
@@ -174,8 +173,6 @@ class PromptedModel(LayeredModel):
                 )
             errors = (predictions - targets).square().mean(-1)
             return errors if per_token else errors.mean()
-        if not isinstance(tokens, Tensor):
-            raise TypeError(f"tokens must be Prompts or a tensor of token ids, got {type(tokens).__name__}")
         if tokens.is_floating_point():
             raise ValueError("continuous tokens have no target of the query: take the loss of the Prompts")
         try:

@@ -46,7 +46,6 @@ class StepwiseAlgorithm(ABC):
     variables: tuple[str, ...]
     causal: bool = False
 
-    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Return the state before the first step, float64: inputs, targets (0 for the query's) and zeros.
 
@@ -84,12 +83,10 @@ class StepwiseAlgorithm(ABC):
             states.append(self.advance(k, states[-1]))
         return states
 
-    @checked(undefined=True)
     def advance(self, k: int, state: State) -> State:
         """Return the whole state after step `k`, counted from 0, given the state before it."""
         return self.step(k, state, context_of(state), self.sight(state))
 
-    @checked(undefined=True)
     def sight(self, state: State) -> Tensor | None:
         """Return which points see which, `[reader point]` with the query's row last; None if all see all."""
         if not self.causal:
