@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, check_fields, checked, fits
+from mechicl.base.threads import holding
 from mechicl.models import Model, ModelConfig, TransformerConfig
 from mechicl.models.architectures import build_unfilled, outline
-from mechicl.models.holding import holding
 from mechicl.models.transformer.lens_config import current_names
 from mechicl.tasks import AnyTask, task_from_dict
 

@@ -15,8 +15,8 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.base.arguments import checked, count_undefined
 from mechicl.base.precision import at_least_float32
 from mechicl.base.settings import settings
+from mechicl.base.threads import holding, holds_models
 from mechicl.base.warning import warn
-from mechicl.models.holding import holding, holds_models
 from mechicl.models.opening.sites import hook_names, nearest
 from mechicl.prompts import At, Prompts
 

@@ -15,8 +15,8 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.arguments import Count, Natural, check_fields, checked
 from mechicl.base.precision import at_least_float32
+from mechicl.base.threads import holds_models
 from mechicl.models.config_checks import DTYPES, check_dtype_and_device, read_config, require
-from mechicl.models.holding import holds_models
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
 

@@ -12,8 +12,8 @@ from transformer_lens.utilities import lm_cross_entropy_loss
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
 from mechicl.base.precision import at_least_float32
+from mechicl.base.threads import holds_models
 from mechicl.models.config_checks import DTYPES, dtype_name
-from mechicl.models.holding import holds_models
 from mechicl.models.layered import LayeredModel, has_torch_hooks
 from mechicl.prompts import At, Prompts
 

@@ -17,7 +17,6 @@ from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Fraction, Natural, checked
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.prompts import At
 from mechicl.statistics import Interval, Result, ratio_interval
 from mechicl.statistics.intervals import percentile_interval
@@ -131,8 +130,7 @@ class CircuitCurve(Result):
         return [(name, f"CPR {self.cpr(name)}, CMD {self.cmd(name)}") for name in self.names]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def circuit_curve(
     model: Any,
     scores: Scores | Mapping[str, Scores],

@@ -13,7 +13,7 @@ from torch.func import functional_call, jvp
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.memory import Budget
-from mechicl.models.holding import holding, holds_models
+from mechicl.base.threads import holding
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
 
@@ -145,7 +145,6 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
             ) from error
 
 
-@holds_models
 def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
     """Predict with the first-order expansion in the `changes` of parameters (Bar Natan, Deutch & Magar, eq. 5)."""
     adapter = ModelAdapter(model)

@@ -24,7 +24,6 @@ from mechicl.analysis.finetuning.forward_passes import (
 from mechicl.base.arguments import Count, NonNegative, check_fields, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from mechicl.statistics import Result, storable
@@ -101,8 +100,7 @@ class FineTuned(Result):
         return weights_changed(model, self.changes)
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool = True) -> FineTuned:
     """Fine-tune a model on demonstrations, one after the other; the model itself stays unchanged.
 
@@ -132,7 +130,6 @@ def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, pro
     return fine_tune_each(model, [shots], tuning or FineTuning(), progress=progress)[0]
 
 
-@holds_models
 def fine_tune_each(model: Any, shots: Sequence[Shots], tuning: FineTuning, *, progress: bool = True) -> list[FineTuned]:
     """Fine-tune a model on each set of demonstrations, always from its own weights, as `fine_tune` does.
 

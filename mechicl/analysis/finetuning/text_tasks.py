@@ -19,7 +19,6 @@ from mechicl.analysis.finetuning.hyperparameter_search import EPOCHS, LEARNING_R
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
 from mechicl.analysis.finetuning.similarity_measures import Scored, scores_and_losses
 from mechicl.base.arguments import checked
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
 from mechicl.statistics.results import SHARE
@@ -135,8 +134,7 @@ def _unseen(texts: LabelledTexts, known: set[Columns]) -> LabelledTexts:
     return texts.take(sorted(i for text, i in first.items() if text not in known))
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def study_task(
     model: Any,
     tokenizer: Any,
@@ -208,8 +206,7 @@ def study_task(
     )  # fmt: skip
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def measure_accuracy(
     model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int]
 ) -> AccuracyByDemonstrations:

@@ -14,7 +14,6 @@ from mechicl.base.arguments import Count, Natural, checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 from mechicl.statistics.results import SHARE
@@ -63,8 +62,7 @@ class FewShotScores(Result):
         return interval(cell[self.labels.index("true")] - cell[self.labels.index(label)], level, within=(-1, 1))
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def icl_score(
     language: LanguageModel,
     tasks: Sequence[WordTask | str] | WordTask | str = tuple(WORD_TASKS),
@@ -123,8 +121,7 @@ def icl_score(
     return FewShotScores(names, tuple(labels), tuple(shots), accuracy, log_probability)
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def loss_by_position(
     language: LanguageModel, ids: Int[Tensor, "text pos"], *, progress: bool = True
 ) -> Float[Tensor, "pos text"]:

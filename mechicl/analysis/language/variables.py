@@ -14,7 +14,6 @@ from mechicl.base.arguments import Count, Positive, check_fields, checked
 from mechicl.base.precision import at_least_float32
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import check_eval_mode, refuse_padding
 from mechicl.statistics import Result
 from mechicl.statistics.results import SHARE
@@ -102,8 +101,7 @@ class VariableAlignment(Result):
         return {name: value for name, value in super().samples().items() if name != "bases"}
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def align_variables(
     model: Any,
     causal: CausalModel,

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
-from mechicl.models.holding import holds_models
+from mechicl.base.threads import holds_models
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import RECURRENT

@@ -16,8 +16,9 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
-from mechicl.models.holding import holding, holds_models, share_lock, without_user_hooks
+from mechicl.base.threads import holding, holds_models, share_lock
 from mechicl.models.layered import LayeredModel
+from mechicl.models.temporary_hooks import without_user_hooks
 from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, Place
 from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
 from mechicl.prompts import At, Prompts, prompt_format
