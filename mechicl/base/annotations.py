@@ -1,6 +1,5 @@
 """Annotations and values as error messages show them."""
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,6 @@ def is_array(part: Any) -> bool:
     return inspect.isclass(part) and issubclass(part, AbstractArray)
 
 
-@functools.cache
 def parts_of(hint: Any) -> tuple[Any, ...]:
     """Return the alternatives of a union, or the annotation itself."""
     if get_origin(hint) in (Union, types.UnionType):
