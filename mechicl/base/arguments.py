@@ -267,12 +267,15 @@ def _is_path(value: PurePath | str) -> bool:
         return False
 
 
+_parts = functools.cache(parts_of)
+
+
 def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
     """Tell whether a value has the annotated type.
 
     Beartype alone would look at one element of a collection, and advance Python's random generator to choose it.
     """
-    parts = parts_of(hint)
+    parts = _parts(hint)
     if isinstance(value, bytes | bytearray) and hint is not Any and bytes not in parts:
         return False
     return any(_fits_part(value, part, undefined) for part in parts)

@@ -109,8 +109,11 @@ class PromptedModel(LayeredModel):
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
         if padding_side not in (None, "right"):
             raise ValueError(f"padding_side={padding_side!r}: texts can only be padded on the right")
-        read = with_batch_axis(self.to_tokens(input, prepend_bos=prepend_bos))
-        attention_mask = self._padding_mask(input, prepend_bos) if attention_mask is None else attention_mask
+        if isinstance(input, Prompts | Tensor):
+            read = self.encode(input) if isinstance(input, Prompts) else with_batch_axis(input)
+        else:
+            read = self.to_tokens(input, prepend_bos=prepend_bos)
+            attention_mask = self._padding_mask(input, prepend_bos) if attention_mask is None else attention_mask
         if attention_mask is not None:
             self._check_mask(attention_mask)
         if start_at_layer is None:
@@ -134,9 +137,6 @@ class PromptedModel(LayeredModel):
             tokens = input if isinstance(input, Prompts) else read
         loss = self.loss_fn(outputs, tokens, attention_mask, loss_per_token)
         return loss if return_type == "loss" else Output(outputs, loss)
-
-    def _padding_mask(self, input: Any, prepend_bos: bool | None) -> Tensor | None:
-        return None  # a `TextModel` pads texts
 
     def _check_mask(self, attention_mask: Tensor) -> None:
         """Refuse (ValueError) a mask of positions that would be attended to: the attention itself has no mask."""
