@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeVar, cast
 
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.threads import holding
-
 F = TypeVar("F", bound=Callable[..., Any])
 Direction = Literal["fwd", "bwd"]
 
@@ -49,14 +47,13 @@ def adding(
 
 @contextmanager
 def without_user_hooks(model: Any) -> Iterator[None]:
-    """A context with the model's lock, in which the hooks at its hook points do not run."""
-    with holding(model):
-        points = dict.fromkeys(point for point in model.hook_dict.values() if isinstance(point, HookPoint))
-        before = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
-        try:
-            for point, _ in before:
-                point._forward_hooks.clear()
-            yield
-        finally:
-            for point, hooks in before:
-                point._forward_hooks.update(hooks)
+    """A context in which the hooks at a model's hook points do not run; the caller has the model's lock."""
+    points = dict.fromkeys(point for point in model.hook_dict.values() if isinstance(point, HookPoint))
+    before = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
+    try:
+        for point, _ in before:
+            point._forward_hooks.clear()
+        yield
+    finally:
+        for point, hooks in before:
+            point._forward_hooks.update(hooks)

@@ -76,8 +76,7 @@ class ForwardPass(nn.Module):
     def with_weights(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         """Predictions with other values of the parameters that `weights` names."""
         values = {place: weights[name] for place, name in self._names.items() if name in weights}
-        with holding(self.model):
-            return functional_call(self, values, (tokens,), tie_weights=False)
+        return functional_call(self, values, (tokens,), tie_weights=False)
 
 
 class LayerwisePass(ForwardPass):

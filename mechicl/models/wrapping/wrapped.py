@@ -226,7 +226,7 @@ class WrappedModel(LayeredModel):
         if shape not in self._bytes:
             # an attention that is opened has scores and a pattern, which torch's fused one never holds
             hooks = [(lambda name: True, lambda activation, hook: None)] if self._parts.opens_attention else []
-            with holding(self), self.hooks(fwd_hooks=hooks):
+            with self.hooks(fwd_hooks=hooks):
                 self._bytes[shape] = 2 * bytes_of_run(self.module, lambda: self.forward(tokens[:1]))
         return self._bytes[shape]
 
