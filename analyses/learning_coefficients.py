@@ -150,7 +150,8 @@ def known_rows() -> list[Row]:
     rows, right = [], 0
     for case in known_cases():
         found = coefficient(
-            nn.ParameterList([case.start.double()]), torch.zeros(1), loss=lambda model, _, case=case: case.loss(model[0]),
+            nn.ParameterList([case.start.double()]), torch.zeros(1),
+            loss=lambda model, _, case=case: case.loss(model[0]),
             sampler=Sampler(n_beta=1000.0, n_chains=64, burn_in=1500, n_draws=4000),
         )  # fmt: skip
         ok = abs(found.estimate().mean / case.known - 1) <= WITHIN

@@ -85,13 +85,11 @@ class FitProblem:
         """The same prompts and targets in the eigenbases of their contexts."""
         return SpectralProblem.from_prompts(self.prompts, self.targets)
 
-    @checked
     def first(self, n_prompts: int) -> "FitProblem":
         """Return the problem on the first `n_prompts` prompts only."""
         few = self.after_steps[:, :n_prompts]
         return dataclasses.replace(self, prompts=self.prompts[:n_prompts], after_steps=few)
 
-    @checked(undefined=True)
     def error(self, predictions: Float[Tensor, "prompt y"]) -> float:
         """Return the mean squared difference of predictions from `targets`, infinite if not finite."""
         return (predictions - self.targets).square().mean().nan_to_num(math.inf, math.inf).item()

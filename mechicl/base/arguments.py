@@ -31,6 +31,7 @@ from torch import Tensor
 
 from mechicl.base.annotations import allowed, constraint, described, elements, is_array, parts_of, short
 from mechicl.base.surroundings import are_standard, standard_surroundings
+from mechicl.base.threads import holds_models
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -112,8 +113,8 @@ def calling(what: str) -> Iterator[None]:
 @overload
 def checked(function: Function) -> Function: ...
 @overload
-def checked(*, undefined: bool) -> Callable[[Function], Function]: ...
-def checked(function: Callable[..., Any] | None = None, *, undefined: bool = False) -> Any:
+def checked(*, undefined: bool = False, locks: bool = False) -> Callable[[Function], Function]: ...
+def checked(function: Callable[..., Any] | None = None, *, undefined: bool = False, locks: bool = False) -> Any:
     """Compare the arguments of every call with the function's annotations; raise `ArgumentError` where they do not fit.
 
     Tensors must have finite values; numbers must not be NaN. NumPy numbers are converted to Python's, arrays and
@@ -122,14 +123,15 @@ def checked(function: Callable[..., Any] | None = None, *, undefined: bool = Fal
 
     Args:
         undefined: allow NaN and infinite values, which the function must document.
+        locks: keep other threads from running the models among the arguments during the call; for analyses.
 
     Example:
         >>> @checked
         ... def blend(values: Float[Tensor, "prompt"], share: Fraction) -> Tensor: ...
     """
     if function is None:
-        return functools.partial(checked, undefined=undefined)
-    plain = function
+        return functools.partial(checked, undefined=undefined, locks=locks)
+    plain = holds_models(function) if locks else function
 
     @functools.wraps(plain)
     def check(*args: Any, **kwargs: Any) -> Any:
@@ -265,12 +267,15 @@ def _is_path(value: PurePath | str) -> bool:
         return False
 
 
+_parts = functools.cache(parts_of)
+
+
 def fits(value: Any, hint: Any, undefined: bool = False) -> bool:
     """Tell whether a value has the annotated type.
 
     Beartype alone would look at one element of a collection, and advance Python's random generator to choose it.
     """
-    parts = parts_of(hint)
+    parts = _parts(hint)
     if isinstance(value, bytes | bytearray) and hint is not Any and bytes not in parts:
         return False
     return any(_fits_part(value, part, undefined) for part in parts)

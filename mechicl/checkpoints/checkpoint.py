@@ -13,7 +13,6 @@ from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, check_fields, checked, fits
 from mechicl.models import Model, ModelConfig, TransformerConfig
 from mechicl.models.architectures import build_unfilled, outline
-from mechicl.models.holding import holding
 from mechicl.models.transformer.lens_config import current_names
 from mechicl.tasks import AnyTask, task_from_dict
 
@@ -185,18 +184,15 @@ class Checkpoint:
 # ---- weights of several models as stacked tensors, with a leading axis for seeds ----
 
 
-@checked
+@checked(locks=True)
 def stack_models(models: Sequence[Model]) -> dict[str, Tensor]:
     """Stack the parameters and buffers of models with one config on a leading seed axis."""
-    with holding(*models):
-        states = [_named_tensors(model) for model in models]
-        kinds = [
-            {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in state.items()} for state in states
-        ]
-        configs = [model.cfg.to_dict() for model in models]
-        if not kinds or any(each != kinds[0] for each in kinds) or any(each != configs[0] for each in configs):
-            raise ValueError(f"models must be one or more with one config, dtype and device, got {len(models)} models")
-        return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
+    states = [_named_tensors(model) for model in models]
+    kinds = [{name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in state.items()} for state in states]
+    configs = [model.cfg.to_dict() for model in models]
+    if not kinds or any(each != kinds[0] for each in kinds) or any(each != configs[0] for each in configs):
+        raise ValueError(f"models must be one or more with one config, dtype and device, got {len(models)} models")
+    return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 
 def models_from_stack(cfg: ModelConfig, stacked: Mapping[str, Tensor]) -> list[Model]:

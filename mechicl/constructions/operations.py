@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Count, checked
+from mechicl.base.arguments import Count
 from mechicl.constructions.vocabulary import Head, Hidden, Layer, Stream
 
 
@@ -106,7 +106,6 @@ def div(
     return [Layer(mlp=start), *[Layer(mlp=step)] * steps]
 
 
-@checked
 def total(stream: Stream, source: str, target: str, *, n_positions: Count) -> Head:
     """Sum `source` over all positions, and add the sum to `target` at each of them, by one head of attention.
 

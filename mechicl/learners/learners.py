@@ -271,7 +271,6 @@ def named(learners: Learners) -> dict[str, Any]:
     }
 
 
-@checked
 def named_learners(learners: Learners) -> dict[str, Any]:
     """Return learners by name, or else by their `name` or type, numbered where several share one.
 
@@ -329,7 +328,6 @@ def predictions_at(
     return predicted[:, None] if at == "query" else predicted
 
 
-@checked
 def bytes_per_prompt(learner: object, prompts: Prompts) -> float:
     """Estimate how many bytes a learner's predictions take for each prompt.
 

@@ -69,7 +69,6 @@ class LogitsLearner:
         return self.model(sequences.read.to(getattr(cfg, "device", None) or "cpu")).double().log_softmax(-1)
 
 
-@checked
 def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
     """Make a learner of tokens from a network on token ids; return learners of tokens unchanged.
 
@@ -87,13 +86,11 @@ def as_token_learner(learner: Any, name: str = "model") -> TokenLearner:
     return LogitsLearner(learner, name)
 
 
-@checked
 def named_token_learners(learners: Learners) -> dict[str, TokenLearner]:
     """Return learners of tokens by name, or else by their `name` or type, numbered where several share one."""
     return {name: as_token_learner(each, name) for name, each in named(learners).items()}
 
 
-@checked
 def sequence_batches(sequences: TokenSequences, d_vocab: int, *, copies: float = 1) -> Iterator[TokenSequences]:
     """Yield sequences in parts for which `copies` tensors `[prompt read token]` and `[prompt read read]` fit."""
     n_read = sequences.ids.shape[1] - 1

@@ -15,8 +15,8 @@ from transformer_lens.hook_points import HookPoint
 from mechicl.base.arguments import checked, count_undefined
 from mechicl.base.precision import at_least_float32
 from mechicl.base.settings import settings
+from mechicl.base.threads import holding, holds_models
 from mechicl.base.warning import warn
-from mechicl.models.holding import holding, in_a_pass
 from mechicl.models.opening.sites import hook_names, nearest_name
 from mechicl.prompts import At, Prompts
 
@@ -58,7 +58,7 @@ class LayeredModel(HookedRootModule):
         """The device of the model's weights."""
         return torch.device(self.cfg.device)
 
-    @in_a_pass
+    @holds_models
     def has_hooks(self) -> bool:
         """Return True if a hook is attached to any part of the model, or a part was replaced.
 
@@ -164,6 +164,7 @@ class LayeredModel(HookedRootModule):
         raise KeyError(f"name: this model has no hook {name!r}{nearest_name(name, hook_names(self))}")
 
     @checked
+    @holds_models
     def add_hook(self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Add a hook that stays until `reset_hooks` and runs in all threads; as in TransformerLens.
 
@@ -171,18 +172,10 @@ class LayeredModel(HookedRootModule):
             KeyError: a hook that the model does not have.
         """
         self._check_point(name)
-        with holding(self):
-            super().add_hook(name, hook, *args, **kwargs)
+        super().add_hook(name, hook, *args, **kwargs)
 
-    def add_caching_hooks(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Add hooks that keep all activations, and stay until `reset_hooks`; as in TransformerLens."""
-        with holding(self):
-            return super().add_caching_hooks(*args, **kwargs)
-
-    def remove_all_hook_fns(self, *args: Any, **kwargs: Any) -> None:
-        """Remove the hooks at hook points, of both directions or one ("fwd", "bwd"), and of one level if given."""
-        with holding(self):
-            super().remove_all_hook_fns(*args, **kwargs)
+    add_caching_hooks = holds_models(HookedRootModule.add_caching_hooks)
+    remove_all_hook_fns = holds_models(HookedRootModule.remove_all_hook_fns)
 
     # ---- copies ----
 
@@ -204,10 +197,7 @@ class LayeredModel(HookedRootModule):
                 point.remove_hooks("both", level=level)
         return state | {"context_level": 0}
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch's, read while no other thread has replaced the weights temporarily."""
-        with holding(self):
-            return super().state_dict(*args, **kwargs)
+    state_dict: Any = holds_models(HookedRootModule.state_dict)  # not while another thread has replaced weights
 
     def run_with_cache(
         self, input: Tensor | Prompts | str | list[str], *args: Any, return_cache_object: bool = True, **kwargs: Any

@@ -15,8 +15,8 @@ from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.arguments import Count, Natural, check_fields, checked
 from mechicl.base.precision import at_least_float32
+from mechicl.base.threads import holds_models
 from mechicl.models.config_checks import DTYPES, check_dtype_and_device, read_config, require
-from mechicl.models.holding import in_a_pass
 from mechicl.models.prompted import PromptedModel
 from mechicl.prompts import Interleaved, Prompts
 
@@ -222,7 +222,7 @@ class HookedLSTM(PromptedModel):
         for block in self.blocks:
             block.b_ih[self.cfg.d_model : 2 * self.cfg.d_model] = 1.0
 
-    @in_a_pass
+    @holds_models
     def embed_tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
         """Compute the input of the first layer from tokens, by the linear read-in."""
         self._check_tokens(tokens)

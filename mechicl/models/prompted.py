@@ -12,8 +12,8 @@ from transformer_lens.utilities import lm_cross_entropy_loss
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
 from mechicl.base.precision import at_least_float32
+from mechicl.base.threads import holds_models
 from mechicl.models.config_checks import DTYPES, dtype_name
-from mechicl.models.holding import in_a_pass
 from mechicl.models.layered import LayeredModel, has_torch_hooks
 from mechicl.prompts import At, Prompts
 
@@ -59,7 +59,7 @@ class PromptedModel(LayeredModel):
 
     # ---- tokens in, outputs out ----
 
-    @in_a_pass
+    @holds_models
     def forward(
         self,
         input: Float[Tensor, "batch pos d"] | Int[Tensor, "batch pos"] | Int[Tensor, "pos"] | Prompts | str | list[str],
@@ -109,8 +109,11 @@ class PromptedModel(LayeredModel):
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
         if padding_side not in (None, "right"):
             raise ValueError(f"padding_side={padding_side!r}: texts can only be padded on the right")
-        read = with_batch_axis(self.to_tokens(input, prepend_bos=prepend_bos))
-        attention_mask = self._padding_mask(input, prepend_bos) if attention_mask is None else attention_mask
+        if isinstance(input, Prompts | Tensor):
+            read = self.encode(input) if isinstance(input, Prompts) else with_batch_axis(input)
+        else:
+            read = self.to_tokens(input, prepend_bos=prepend_bos)
+            attention_mask = self._padding_mask(input, prepend_bos) if attention_mask is None else attention_mask
         if attention_mask is not None:
             self._check_mask(attention_mask)
         if start_at_layer is None:
@@ -135,9 +138,6 @@ class PromptedModel(LayeredModel):
         loss = self.loss_fn(outputs, tokens, attention_mask, loss_per_token)
         return loss if return_type == "loss" else Output(outputs, loss)
 
-    def _padding_mask(self, input: Any, prepend_bos: bool | None) -> Tensor | None:
-        return None  # a `TextModel` pads texts
-
     def _check_mask(self, attention_mask: Tensor) -> None:
         """Refuse (ValueError) a mask of positions that would be attended to: the attention itself has no mask."""
         causal = getattr(self.cfg, "keys", "causal") == "causal"
@@ -145,10 +145,11 @@ class PromptedModel(LayeredModel):
         if not attention_mask.all() and not (causal and on_the_right):
             raise ValueError("attention_mask may only hide padding on the right, and only with causal keys")
 
+    @checked(undefined=True)
     def loss_fn(
         self,
         logits: Float[Tensor, "batch pos d_out"],
-        tokens: Int[Tensor, "batch pos"] | Prompts,
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_token"] | Prompts,
         attention_mask: Int[Tensor, "batch pos"] | Bool[Tensor, "batch pos"] | None = None,
         per_token: bool = False,
     ) -> Float[Tensor, ""] | Float[Tensor, "batch row"]:
@@ -163,8 +164,6 @@ class PromptedModel(LayeredModel):
             attention_mask: 0 for token ids that are padding, which have no loss.
             per_token: return the loss of each prediction, `[batch pos - 1]` or `[prompt point]`, not their mean.
         """
-        if not isinstance(logits, Tensor):
-            raise TypeError(f"logits must be a tensor, got {type(logits).__name__}")
         if isinstance(tokens, Prompts):
             predictions = self.decode(at_least_float32(logits))
             targets = tokens.ys[:, -predictions.shape[1] :].to(predictions)
@@ -174,8 +173,6 @@ class PromptedModel(LayeredModel):
                 )
             errors = (predictions - targets).square().mean(-1)
             return errors if per_token else errors.mean()
-        if not isinstance(tokens, Tensor):
-            raise TypeError(f"tokens must be Prompts or a tensor of token ids, got {type(tokens).__name__}")
         if tokens.is_floating_point():
             raise ValueError("continuous tokens have no target of the query: take the loss of the Prompts")
         try:
@@ -250,7 +247,7 @@ class PromptedModel(LayeredModel):
             stream = self.forward(stream, start_at_layer=layer, stop_at_layer=layer + 1)
             yield stream[:, positions]
 
-    @in_a_pass
+    @holds_models
     @checked(undefined=True)
     def query_streams(
         self, prompts: Prompts, queries: Float[Tensor, "prompt point query x"], at: At = "points"

@@ -195,7 +195,6 @@ class Prompts:
         return self if xs is self.xs and ys is self.ys else Prompts(xs, ys)  # values are checked only once
 
 
-@checked(undefined=True)
 def lies_prompts_last(values: Float[Tensor, "prompt point x"]) -> bool:
     """Return whether prompts lie along the last axis in memory, as in batches of some trainings."""
     return values.stride(0) == 1 < values.stride(2)

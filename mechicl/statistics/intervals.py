@@ -290,7 +290,6 @@ def _mean_of_resamples(values: Float[np.ndarray, "resample seed"], n_prompts: in
     return _of_two_variances(mean, variances, (n_seeds, n_prompts), level)
 
 
-@checked(undefined=True)
 def resampled_means(values: Float[Tensor, "*item prompt"], n_resamples: Count = 400) -> Float[Tensor, "resample *item"]:
     """Return means over the prompts in the first row, and over resamples of the prompts in the others.
 
@@ -303,7 +302,6 @@ def resampled_means(values: Float[Tensor, "*item prompt"], n_resamples: Count = 
     )
 
 
-@checked(undefined=True)
 def crossed_median_interval(
     values: Float[Tensor, "resample item"], n_prompts: Count, seeds: Sequence[tuple[int, ...]] | None = None,
     level: ConfidenceLevel = 0.95,
@@ -411,13 +409,11 @@ def _trimmed_means(
     return np.stack(means, 1)
 
 
-@checked
 def student_t_quantile(probability: Fraction, degrees_of_freedom: Positive) -> float:
     """Return a quantile of Student's t distribution."""
     return float(scipy.special.stdtrit(degrees_of_freedom, probability))
 
 
-@checked(undefined=True)
 def percentile_interval(value: float, resampled: Sequence[float], n: int, level: ConfidenceLevel = 0.95) -> Interval:
     """Return a value with its interval from resamples of n prompts."""
     return _between(value, resampled, n, level, "mean")

@@ -156,7 +156,6 @@ def learning_coefficients(result: LearningCoefficient) -> go.Figure:
     return draw.tick_log_axes(fig.update_layout(legend=draw.BELOW))
 
 
-@checked
 def strategies_over_training(tracking: StrategyTracking) -> go.Figure:
     """Draw the result of `track_strategies`: weights over training, the residual, and the way through predictions.
 

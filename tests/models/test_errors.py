@@ -268,7 +268,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: gpt()(PROMPTS, return_type="predictions"), "return_type='predictions'"),
     (lambda: gpt()(PROMPTS, return_type="loss", at="query"), "at="),
     (lambda: ids()(ids()(TOKENS, stop_at_layer=1), start_at_layer=1, return_type="loss"), "tokens="),
-    *((lambda bad=bad: ids().loss_fn(torch.zeros(1, 3, 7), torch.tensor([[1, bad]])), "ids from") for bad in (-1, 7)),
+    *((lambda bad=bad: ids().loss_fn(torch.zeros(1, 2, 7), torch.tensor([[1, bad]])), "ids from") for bad in (-1, 7)),
     (lambda: ids()(TOKENS, attention_mask=torch.tensor([[0, 1, 1]])), "attention_mask"),
     (lambda: HookedTransformer(HookedTransformerConfig(**LENS, attention_dir="bidirectional"))(
         TOKENS, attention_mask=torch.tensor([[1, 1, 0]])), "causal keys"),

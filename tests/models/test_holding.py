@@ -15,10 +15,12 @@ import torch
 import mechicl
 from mechicl.analysis import corrupt, patch
 from mechicl.analysis.finetuning.forward_passes import weights_changed
+from mechicl.base import threads
 from mechicl.base.arguments import ArgumentError
+from mechicl.base.threads import holding, holds_models, lock_of
 from mechicl.checkpoints.checkpoint import models_from_stack, stack_models
-from mechicl.models import LayeredModel, holding
-from mechicl.models.holding import adding, holds_models, lock_of
+from mechicl.models import LayeredModel
+from mechicl.models.temporary_hooks import adding
 from tests.models.kinds import KINDS, PARTS, TASK
 
 PROMPTS = TASK.sample(16, seed=0)
@@ -92,7 +94,7 @@ def test_predictions_do_not_see_the_hooks_of_other_threads(model):
 
 
 def test_a_thread_with_the_lock_may_run_the_model_and_lock_it_again(transformer):
-    with holding.holding(transformer), holding.holding(transformer):
+    with holding(transformer), holding(transformer):
         assert transformer.predict(PROMPTS).shape == (16, 1)
         with transformer.hooks(fwd_hooks=[("hook_embed", double)]):
             transformer.run_with_cache(PROMPTS)
@@ -134,7 +136,7 @@ def test_locks_are_neither_copied_nor_saved_nor_kept(transformer, tmp_path):
 
 def test_compiled_code_takes_no_lock(transformer, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(holding, "lock_of", lambda model: pytest.fail("a lock"))
+    monkeypatch.setattr(threads, "lock_of", lambda model: pytest.fail("a lock"))
     assert transformer(transformer.encode(PROMPTS)).shape == (16, 11, 1)
 
 

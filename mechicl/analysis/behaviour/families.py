@@ -27,7 +27,6 @@ way on all of them. The numbers were chosen on variations of known models; `anal
 _N_RESAMPLES = 200
 
 
-@checked(undefined=True)
 def family_weights(
     distances: Float[Tensor, "family prompt"],
     n_fitted: Sequence[int],

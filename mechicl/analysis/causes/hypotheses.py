@@ -24,7 +24,6 @@ from mechicl.analysis.causes.interchange import (
 from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, has_attention, record_streams, tokens_per_point
 from mechicl.prompts import Prompts
@@ -107,8 +106,7 @@ class HypothesisTest(Result):
 
 
 @takes_study
-@checked
-@holds_models
+@checked(locks=True)
 def test_hypotheses(
     model: Any,
     task: Task,
@@ -173,8 +171,7 @@ test_hypotheses.__test__ = False  # type: ignore[attr-defined]  # pytest would t
 
 
 @takes_study
-@checked
-@holds_models
+@checked(locks=True)
 def fit_hypotheses(
     model: Any,
     task: Task,

@@ -16,7 +16,6 @@ from mechicl.algorithms.stepwise.hypothesis import Cell, InterchangeKind, Key, p
 from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, has_attention, has_scores, record_streams, tokens_per_point
 from mechicl.prompts import Prompts
@@ -190,8 +189,7 @@ def sample_sources(task: Task, prompts: Prompts, *, seed: int) -> Prompts:
     return task.sample(len(prompts), seed=seed, dtype=prompts.dtype).to(prompts.device).with_query(prompts.query.xs)
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def interchange(
     model: Any,
     hypothesis: Hypothesis,
@@ -246,7 +244,6 @@ def interchange(
     )[0]
 
 
-@holds_models
 @torch.no_grad()
 def interchange_each(
     model: Any,

@@ -13,7 +13,6 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.base.arguments import Natural, checked
 from mechicl.base.memory import Budget
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
 from mechicl.models.opening.stream_runs import tokens_per_point
@@ -63,8 +62,7 @@ class PatternExchange(Result):
         return [(f"distance {name}", str(self._relative(name))) for name in ("from own", "from other")]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 @torch.no_grad()
 def exchange_patterns(
     model: Any,

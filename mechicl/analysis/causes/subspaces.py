@@ -25,7 +25,6 @@ from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.models import PromptedModel, build
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import record_streams, tokens_per_point
 from mechicl.prompts import Prompts
@@ -149,8 +148,7 @@ class SubspaceSearch(Result):
 
 
 @takes_study
-@checked
-@holds_models
+@checked(locks=True)
 def fit_subspace(
     model: Any,
     hypothesis: Hypothesis,

@@ -17,7 +17,6 @@ from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Fraction, Natural, check_fields, checked
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.prompts import At
 from mechicl.statistics import Interval, Result, ratio_interval
 from mechicl.statistics.intervals import percentile_interval
@@ -157,8 +156,7 @@ class Ranked:
             raise ValueError(f"fractions must increase, above 0 and up to 1: got {tuple(parts)}")
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def circuit_curve(
     model: Any,
     scores: Scores | Mapping[str, Scores],

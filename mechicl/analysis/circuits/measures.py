@@ -13,15 +13,13 @@ from mechicl.analysis.circuits.problem import OneMetric, Problem, make_problem
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Natural, checked
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.edges import EMBEDDING, Node
 from mechicl.prompts import At
 
 Subsets = tuple[tuple[Node, ...], ...]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def measure_circuit(
     model: Any,
     circuit: Circuit,

@@ -15,7 +15,6 @@ from mechicl.analysis.circuits.problem import CutMethod, Objective, OneMetric, P
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import EMBEDDING, Edge
 from mechicl.prompts import At
@@ -101,8 +100,7 @@ def read_scores(scores: Scores, edges: Sequence[Edge], name: str = "scores") -> 
     return values
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def score_edges(
     model: Any,
     prompts: Inputs,

@@ -12,15 +12,13 @@ from mechicl.analysis.circuits.scores import estimate_effects
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Count, Positive, checked
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.edge_graph import NoGradient
 from mechicl.prompts import At
 
 Search = Literal["exact", "eap-ig", "acdc"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def find_circuit(
     model: Any,
     prompts: Inputs,

@@ -14,7 +14,6 @@ from torch import Tensor
 from mechicl.analysis.finetuning.last_token import LastTokenReader
 from mechicl.analysis.finetuning.sgd import FineTuned, FineTuning, fine_tune
 from mechicl.base.arguments import checked
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from mechicl.statistics import Interval, Result, interval
@@ -102,8 +101,7 @@ class FineTuningComparison(Scored, Result):
         return cls(*(torch.cat([getattr(part, each.name) for part in parts], dim=-1) for each in fields(cls)))
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def compare_with_finetuning(
     model: Any,
     shots: Shots,

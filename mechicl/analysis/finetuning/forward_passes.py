@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
-from mechicl.models.holding import holding, holds_models
+from mechicl.base.threads import holding
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import check_hook
 
@@ -77,8 +76,7 @@ class ForwardPass(nn.Module):
     def with_weights(self, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
         """Predictions with other values of the parameters that `weights` names."""
         values = {place: weights[name] for place, name in self._names.items() if name in weights}
-        with holding(self.model):
-            return functional_call(self, values, (tokens,), tie_weights=False)
+        return functional_call(self, values, (tokens,), tie_weights=False)
 
 
 class LayerwisePass(ForwardPass):
@@ -146,8 +144,6 @@ def value_and_derivative(function: Callable[[Weights], Any], weights: Weights, c
             ) from error
 
 
-@checked
-@holds_models
 def linearized_outputs(model: Any, tokens: Tensor, changes: Weights) -> Float[Tensor, "prompt d_out"]:
     """Predict with the first-order expansion in the `changes` of parameters (Bar Natan, Deutch & Magar, eq. 5)."""
     adapter = ModelAdapter(model)

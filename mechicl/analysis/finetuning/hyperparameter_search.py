@@ -13,7 +13,6 @@ from mechicl.analysis.finetuning.forward_passes import predict_sequences
 from mechicl.analysis.finetuning.sgd import FineTuning, FineTuningDivergedError, ParallelSGD
 from mechicl.base.arguments import Count, Natural, Positive, checked
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from mechicl.statistics import Result
@@ -68,8 +67,7 @@ class TuningSearch(Scored, Result):
         return tuple(rates), tuple(epochs)
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def search_tuning(
     model: Any,
     held_out: Shots,

@@ -17,7 +17,6 @@ from mechicl.analysis.finetuning.sgd import FineTuning, fine_tune_each
 from mechicl.base.arguments import checked
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
-from mechicl.models.holding import holds_models
 from mechicl.prompts import Prompts, Shots
 
 ZeroShot = Literal["query", "unlabelled"]
@@ -62,8 +61,7 @@ def prompt_shots(model: HookedTransformer, prompt: Prompts, zero_shot: ZeroShot 
     )
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def search_on_prompts(
     model: HookedTransformer,
     prompts: Prompts,
@@ -103,8 +101,7 @@ def search_on_prompts(
     return dataclasses.replace(searches[0], score=score, loss=loss)
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def compare_on_prompts(
     model: HookedTransformer,
     prompts: Prompts,

@@ -23,8 +23,8 @@ from mechicl.analysis.finetuning.forward_passes import (
 )
 from mechicl.base.arguments import Count, NonNegative, check_fields, checked
 from mechicl.base.progress import progress_bar
+from mechicl.base.threads import holds_models
 from mechicl.models import HookedTransformer
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import Shots
 from mechicl.statistics import Result, storable
@@ -98,8 +98,7 @@ class FineTuned(Result):
         return weights_changed(model, self.changes)
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def fine_tune(model: Any, shots: Shots, tuning: FineTuning | None = None, *, progress: bool | None = None) -> FineTuned:
     """Fine-tune a model on demonstrations, one after the other; the model itself stays unchanged.
 

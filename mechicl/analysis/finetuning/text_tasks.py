@@ -17,7 +17,6 @@ from mechicl.analysis.finetuning.forward_passes import check_lengths, predict_se
 from mechicl.analysis.finetuning.hyperparameter_search import TuningSearch, search_tuning
 from mechicl.analysis.finetuning.sgd import METHODS, FineTuning, Method, fine_tune
 from mechicl.base.arguments import checked
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.statistics import Result
 from mechicl.text import LabelledTexts, Labels, TextTask, load_texts, text_shots
@@ -125,8 +124,7 @@ def _unseen(texts: LabelledTexts, known: set[Columns]) -> LabelledTexts:
     return texts.take(sorted(i for text, i in first.items() if text not in known))
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def study_task(
     model: Any,
     tokenizer: Any,
@@ -194,8 +192,7 @@ def study_task(
     )  # fmt: skip
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def measure_accuracy(model: Any, tokenizer: Any, texts: TaskTexts, n_demonstrations: Iterable[int]) -> FewShotScores:
     """Measure a language model's few-shot accuracy on a text task, by number of demonstrations.
 

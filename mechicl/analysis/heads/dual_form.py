@@ -12,7 +12,6 @@ from mechicl.analysis.layers.layer_learners import check_layer
 from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter, same_up_to_rounding
 from mechicl.models.opening.parts import take_apart
 from mechicl.models.opening.sites import hook_names
@@ -43,8 +42,7 @@ class DualForm(Result):
     relative_error: Float[Tensor, "head prompt"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 @torch.no_grad()
 def read_dual_form(
     model: Any,

@@ -17,7 +17,6 @@ from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import Budget
 from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.opening.sites import hook_names, nearest_name
 from mechicl.models.transformer.attention import key_mask
@@ -105,8 +104,7 @@ class HeadScores(Result):
         return pd.DataFrame(rows)
 
 
-@checked
-@holds_models
+@checked(locks=True)
 @torch.no_grad()
 def score_heads(
     model: Any,

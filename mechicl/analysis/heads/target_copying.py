@@ -16,7 +16,6 @@ from mechicl.base.progress import progress_bar
 from mechicl.constructions import copy_targets
 from mechicl.learners import prompt_batches
 from mechicl.models import HookedTransformer
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import Hook, ModelAdapter
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 from mechicl.prompts import Prompts
@@ -34,8 +33,7 @@ class TokenSensitivity(Result):
     other: Float[Tensor, "prompt"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def measure_token_sensitivity(
     model: HookedTransformer, prompts: Prompts, layer: int = 1, *, progress: bool | None = None
 ) -> TokenSensitivity:
@@ -113,8 +111,7 @@ class TargetCopying(Result):
     errors_transplanted: Float[Tensor, "prompt"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 @torch.no_grad()
 def measure_target_copying(
     model: HookedTransformer, prompts: Prompts, layer: int = 0, *, progress: bool | None = None

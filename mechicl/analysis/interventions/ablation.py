@@ -17,15 +17,13 @@ from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
 from mechicl.base.memory import count_bytes
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At
 
 AblationMethod = Literal["mean", "zero", "resample"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def ablate(
     model: Any,
     prompts: Inputs,

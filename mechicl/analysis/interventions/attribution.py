@@ -21,15 +21,13 @@ from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import axes_of
 from mechicl.prompts import At
 from mechicl.statistics import UNBOUNDED, Interval, interval
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def attribute(
     model: Any,
     clean: Inputs,

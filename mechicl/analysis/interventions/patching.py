@@ -12,15 +12,13 @@ from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.prompts import At, Prompts
 
 PatchDirection = Literal["denoising", "noising"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def patch(
     model: Any,
     clean: Inputs,

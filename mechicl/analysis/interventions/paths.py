@@ -16,17 +16,16 @@ from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.base.arguments import checked
 from mechicl.base.memory import count_bytes
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models, without_user_hooks
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
 from mechicl.models.opening.sites import Site, hook_names
+from mechicl.models.temporary_hooks import without_user_hooks
 from mechicl.prompts import At
 
 Receiver = Literal["q", "k", "v"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def patch_paths(
     model: Any,
     clean: Inputs,

@@ -13,7 +13,7 @@ from mechicl.analysis.interventions.grids import make_grid
 from mechicl.analysis.interventions.metrics import Metric, evaluate_metric, logit_difference, squared_error
 from mechicl.analysis.interventions.runs import replacing_hook
 from mechicl.base.arguments import checked
-from mechicl.models.holding import holding
+from mechicl.base.threads import holds_models
 from mechicl.models.opening.adapter import ModelAdapter, check_eval_mode
 from mechicl.models.opening.sites import AXES, Site, axes_of
 from mechicl.prompts import Prompts, TokenSequences
@@ -226,13 +226,13 @@ class PatchingSession:
 
     # ---- results ----
 
+    @holds_models
     @torch.no_grad()
     def result(self) -> SessionResult:
         """Run the patched, the clean and the corrupted prompt: predictions, metrics, and the share `recovered`."""
         check_eval_mode(self.model)
-        with holding(self.model):
-            clean, corrupted = self._clean_run[0], self._corrupted_prediction
-            patched = self._patched(self.hooks()) if self.interventions else corrupted
+        clean, corrupted = self._clean_run[0], self._corrupted_prediction
+        patched = self._patched(self.hooks()) if self.interventions else corrupted
         name, metric = self._metric()
         values = [float(evaluate_metric(name, metric, prediction)) for prediction in (patched, clean, corrupted)]
         return SessionResult(patched[0], clean[0], corrupted[0], *values)
@@ -274,6 +274,7 @@ class PatchingSession:
         return self.corrupted[self.corrupted_prompt : self.corrupted_prompt + 1]
 
     @cached_property
+    @holds_models
     @torch.no_grad()
     def _clean_run(self) -> tuple[Tensor, dict[str, Tensor]]:
         check_eval_mode(self.model)

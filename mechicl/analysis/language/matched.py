@@ -13,7 +13,6 @@ from mechicl.analysis.interventions.patching import make_experiment
 from mechicl.analysis.interventions.runs import record_within
 from mechicl.base.arguments import Count, checked
 from mechicl.base.progress import progress_bar
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import Site
 from mechicl.statistics import Interval, Result, interval
@@ -40,8 +39,7 @@ class MatchedAblation(Result):
         return interval(self.matched.mean(0) - self.ablated, level, within=(-1, 1))
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def ablate_matched(
     model: Any,
     prompts: WordPrompts,

@@ -13,7 +13,6 @@ from mechicl.analysis.interventions.runs import rows_at_once
 from mechicl.base.arguments import Positive, checked
 from mechicl.base.memory import Budget
 from mechicl.interop import LanguageModel
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.suffix_runs import fork_cache
 from mechicl.prompts import Prompts
@@ -70,7 +69,6 @@ class TextLearner:
         return texts
 
     @torch.no_grad()
-    @holds_models
     def predict(self, prompts: Prompts) -> Float[Tensor, "prompt y"]:
         """Return the mean of all outputs for the query, weighted by their probabilities under the model."""
         texts, start = self.write(prompts), start_ids(self.language.tokenizer)

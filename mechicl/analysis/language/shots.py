@@ -12,15 +12,13 @@ from mechicl.base.arguments import Count, Natural, checked
 from mechicl.base.memory import Budget
 from mechicl.base.progress import progress_bar
 from mechicl.interop import LanguageModel
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.text import WORD_TASKS, WordTask, word_prompts
 from mechicl.text.few_shot import WordLabels
 from mechicl.text.scores import FewShotScores, score_answers
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def icl_score(
     language: LanguageModel,
     tasks: Sequence[WordTask | str] | WordTask | str = tuple(WORD_TASKS),
@@ -77,8 +75,7 @@ def icl_score(
     return FewShotScores(names, tuple(labels), tuple(shots), accuracy, log_probability)
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def loss_by_position(
     language: LanguageModel, ids: Int[Tensor, "text pos"], *, progress: bool | None = None
 ) -> Float[Tensor, "pos text"]:

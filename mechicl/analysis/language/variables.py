@@ -14,7 +14,6 @@ from mechicl.base.arguments import Count, Positive, check_fields, checked
 from mechicl.base.precision import at_least_float32
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
-from mechicl.models.holding import holds_models
 from mechicl.models.opening.adapter import check_eval_mode, refuse_padding
 from mechicl.statistics import Result
 from mechicl.statistics.results import NOT_SAMPLES, SHARE
@@ -98,8 +97,7 @@ class VariableAlignment(Result):
     n_outputs: int = 0
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def align_variables(
     model: Any,
     causal: CausalModel,

@@ -17,10 +17,11 @@ from mechicl.analysis.interventions.runs import record_within
 from mechicl.analysis.language.shots import predict_last
 from mechicl.base.arguments import Count, checked
 from mechicl.base.memory import Budget
+from mechicl.base.threads import holding
 from mechicl.interop import LanguageModel
-from mechicl.models.holding import holding, holds_models, in_this_thread
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.parts import take_apart
+from mechicl.models.temporary_hooks import in_this_thread
 from mechicl.statistics import Result
 from mechicl.statistics.ranking import largest
 from mechicl.statistics.results import NOT_SAMPLES
@@ -61,8 +62,7 @@ class FunctionVector(Result):
     random_added: Float[Tensor, "layer prompt"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def function_vectors(
     language: LanguageModel,
     task: WordTask | str,
@@ -147,8 +147,7 @@ class TaskVectors(Result):
     few_shot: Float[Tensor, " prompt"]
 
 
-@checked
-@holds_models
+@checked(locks=True)
 def task_vectors(
     language: LanguageModel,
     task: WordTask | str,

@@ -161,7 +161,6 @@ class LayerLearner(ABC):
         return torch.stack(rows)
 
 
-@checked
 def trajectories(learners: Sequence[LayerLearner], prompts: Prompts) -> list[Trajectory]:
     """Return the trajectories of several readings of one model, which runs once for all of them."""
     first = learners[0]

@@ -10,7 +10,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import NonNegative, at_least, checked
+from mechicl.base.arguments import NonNegative, at_least
 
 PENALTIES = tuple(10.0**e for e in range(-12, 3))  # the default, relative to the mean variance of the features
 Folds = Annotated[int, at_least(2)]
@@ -38,7 +38,6 @@ class RidgeSums:
     Samples fall into folds by the number of their prompt, so that all samples of a prompt are validated together.
     """
 
-    @checked
     def __init__(self, folds: Folds = 4):
         self.folds = folds
         self.n_prompts = 0
@@ -70,7 +69,6 @@ class RidgeSums:
             self.targets[fold] += y.square().sum(-2)
         self.n_prompts += n
 
-    @checked
     def solve(self, penalties: Sequence[NonNegative] = PENALTIES) -> LinearMaps:
         """Fit the maps at the penalties that are best in cross-validation, chosen for every site and target."""
         if not penalties:

@@ -15,9 +15,9 @@ from transformer_lens.utilities import get_act_name
 from mechicl.base.arguments import count_undefined
 from mechicl.base.precision import at_least_float32
 from mechicl.models import HookedTransformer, PromptedModel
-from mechicl.models.holding import Direction, adding, holding, in_this_thread
 from mechicl.models.layered import LayeredModel
 from mechicl.models.opening.sites import check_hook, hook_names, silent_hook
+from mechicl.models.temporary_hooks import Direction, adding, in_this_thread
 from mechicl.models.wrapping.module_hooks import NO_HOOKS
 from mechicl.prompts import At, Prompts, TokenSequences
 
@@ -26,7 +26,7 @@ N_TRIED = 8  # prompts on which a resumed run is compared with a whole one
 
 
 class ModelAdapter:
-    """A model in eval mode, and the positions of its predictions.
+    """A model in eval mode, and the positions of its predictions. The analysis that uses it has the model's lock.
 
     Our models are resumed at any layer and take their quick routes after the last hook. A `TransformerBridge` is
     resumed if a trial shows that this equals a whole run (`resumes_exactly`), and unembeds only the positions that are
@@ -105,18 +105,13 @@ class ModelAdapter:
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, Any]:
         """Return the predictions of a run, and all activations by hook name."""
-        if self.reads_prompts:
-            outputs, cache = self.model.run_with_cache(tokens, at=self.at)
-        else:
-            with holding(self.model):
-                outputs, cache = self.model.run_with_cache(tokens)
+        outputs, cache = self.model.run_with_cache(tokens, **({"at": self.at} if self.reads_prompts else {}))
         return self._select_read(outputs), cache
 
     def run_cached(self, tokens: Tensor) -> tuple[Tensor, Any]:
         """Return the predictions of a run of another package's model, and its cache of keys and values."""
         options = {"return_type": "logits_and_cache", "use_cache": True}
-        with holding(self.model):
-            outputs, cache = self.model.run_with_hooks(tokens, fwd_hooks=self._unembed_hooks(), **options)
+        outputs, cache = self.model.run_with_hooks(tokens, fwd_hooks=self._unembed_hooks(), **options)
         return self._select_read(outputs), cache
 
     def resume(self, streams: Tensor, layer: int, hooks: Sequence[Hook], last_hooked: int) -> Tensor:
@@ -197,7 +192,7 @@ class ModelAdapter:
             first: list[tuple[HookPoint, Callable[..., Any], Direction]] = [
                 (self.model.hook_dict[name], hooks.pop(name), "fwd") for name in before_user_hooks
             ]
-            with holding(self.model), adding(first, prepend=True):
+            with adding(first, prepend=True):
                 self.run(tokens[batch], list(hooks.items()))
         silent = [name for name in names if name not in recorded]
         if silent and len(tokens):
@@ -210,13 +205,11 @@ class ModelAdapter:
         """True if the user has attached hooks to the model."""
         if self.ours:
             return self.model.has_hooks()
-        with holding(self.model):
-            return any(point.has_hooks() for point in self.model.hook_dict.values())
+        return any(point.has_hooks() for point in self.model.hook_dict.values())
 
     def apply_user_hooks(self, name: str, activation: Tensor) -> Tensor:
         """Apply the user's hooks of that name to an activation."""
-        with holding(self.model):
-            return self.model.hook_dict[name](activation)
+        return self.model.hook_dict[name](activation)
 
     # ---- memory ----
 
@@ -228,8 +221,7 @@ class ModelAdapter:
             return int(measure(tokens))
         # Activations at the hooks of the largest layer are counted twice, as if all were alive at once, and the outputs
         # three times. A recurrent network has no hooks at its gates: its layer is counted twelve times.
-        with holding(self.model):
-            outputs, cache = self.model.run_with_cache(tokens[:1])
+        outputs, cache = self.model.run_with_cache(tokens[:1])
         blocks = [0] * (self.n_layers + 1)
         seen: set[int] = set()
         for name, activation in cache.items():
@@ -269,13 +261,12 @@ class ModelAdapter:
         # A bridge's forward has `start_at_layer`, but runs all its blocks: it replaces the input of the chosen one. So
         # the first blocks return their input.
         forwards = [(block, _return_stream) for block in list(self.model.blocks)[:n_skipped]] if n_skipped else []
-        with holding(self.model), replacing_forwards(forwards):
+        with replacing_forwards(forwards):
             return self._select_read(self._run_other(streams, hooks, start_at_layer=layer))
 
     def _run_other(self, inputs: Tensor, hooks: Sequence[Hook], **options: Any) -> Tensor:
-        with holding(self.model):
-            own = [(name, in_this_thread(hook)) for name, hook in (*hooks, *self._unembed_hooks())]
-            return self.model.run_with_hooks(inputs, fwd_hooks=own, **options)
+        own = [(name, in_this_thread(hook)) for name, hook in (*hooks, *self._unembed_hooks())]
+        return self.model.run_with_hooks(inputs, fwd_hooks=own, **options)
 
     def _unembed_hooks(self) -> list[Hook]:
         name = "unembed.hook_in"
@@ -294,7 +285,7 @@ class ModelAdapter:
 
 @contextmanager
 def replacing_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """A context in which modules have other forward methods in this thread; the caller has the lock."""
+    """A context in which modules have other forward methods in this thread."""
     # setattr would reach the module that a bridge wraps
     before = [(vars(module), vars(module).get("forward")) for module, _ in forwards]
     try:

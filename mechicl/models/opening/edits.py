@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.models.holding import without_user_hooks
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.sites import check_hook, hook_names, instead_of, silent_hook
+from mechicl.models.temporary_hooks import without_user_hooks
 
 
 def to_write(activation: Tensor, name: str) -> Tensor:

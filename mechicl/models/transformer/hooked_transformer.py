@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
-from mechicl.models.holding import in_a_pass
+from mechicl.base.threads import holds_models
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import RECURRENT
@@ -152,7 +152,7 @@ class HookedTransformer(LensNames):
             heads += 3 * cfg.n_heads * width * cfg.d_head
         return 4 * cfg.d_model + heads + 2 * (cfg.d_mlp or 0)
 
-    @in_a_pass
+    @holds_models
     def embed_tokens(self, tokens: Tensor, positions: range | None = None) -> Float[Tensor, "batch pos d_model"]:
         """Compute the residual stream before the first block: read-in, positions, input MLP.
 
@@ -174,7 +174,7 @@ class HookedTransformer(LensNames):
             residual = residual + self.hook_input_mlp_out(self.input_mlp(residual))
         return residual
 
-    @in_a_pass
+    @holds_models
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """Compute outputs from the final residual stream: final norm, then minus the y-dimensions or a linear map."""
         self._check_width(residual)

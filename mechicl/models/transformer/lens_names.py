@@ -10,7 +10,7 @@ from transformer_lens.utilities import USE_DEFAULT_VALUE, composition_scores
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import checked
-from mechicl.models.holding import holds_models
+from mechicl.base.threads import holds_models
 from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer import weight_processing
 from mechicl.models.transformer.config import TransformerConfig

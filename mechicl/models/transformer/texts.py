@@ -50,10 +50,6 @@ class TextModel(PromptedModel):
             TypeError: not a tokenizer of transformers.
             ValueError: padding on the left, or a model of points.
         """
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            raise TypeError(
-                f"{type(tokenizer).__name__} is not a tokenizer of transformers: wrap it in PreTrainedTokenizerFast"
-            )
         if self.cfg.prompt_format != "token_ids":
             raise ValueError(f"a model with prompt_format={self.cfg.prompt_format!r} reads points, not text")
         _check_side(default_padding_side=default_padding_side)

@@ -16,8 +16,9 @@ from transformer_lens.utilities import get_act_name
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
-from mechicl.models.holding import holding, in_a_pass, share_lock, without_user_hooks
+from mechicl.base.threads import holding, holds_models, share_lock
 from mechicl.models.layered import LayeredModel
+from mechicl.models.temporary_hooks import without_user_hooks
 from mechicl.models.wrapping.module_hooks import KEYWORDS, NO_HOOKS, HookedParts, HookPlace
 from mechicl.models.wrapping.trials import bytes_of_run, change_futures, differ, in_eval_mode, sees_no_future
 from mechicl.prompts import At, Prompts, prompt_format
@@ -133,7 +134,7 @@ class WrappedModel(LayeredModel):
 
     # ---- prompts in, predictions out ----
 
-    @in_a_pass
+    @holds_models
     def forward(self, tokens: Tensor | Prompts, *, at: At = "positions") -> Any:
         """Run the module on tokens or prompts.
 
@@ -225,7 +226,7 @@ class WrappedModel(LayeredModel):
         if shape not in self._bytes:
             # an attention that is opened has scores and a pattern, which torch's fused one never holds
             hooks = [(lambda name: True, lambda activation, hook: None)] if self._parts.opens_attention else []
-            with holding(self), self.hooks(fwd_hooks=hooks):
+            with self.hooks(fwd_hooks=hooks):
                 self._bytes[shape] = 2 * bytes_of_run(self.module, lambda: self.forward(tokens[:1]))
         return self._bytes[shape]
 

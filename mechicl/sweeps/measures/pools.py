@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms import references
-from mechicl.base.arguments import checked
 from mechicl.checkpoints import Checkpoint
 from mechicl.learners import Learner
 from mechicl.prompts import Prompts
@@ -60,7 +59,6 @@ def compare_on_pool(learner: Learner, task: TaskPool, *, n_prompts: int = 4000) 
     return measured | {"log_ratio": math.log10(a / b) if a > 0 and b > 0 else math.nan}
 
 
-@checked
 def fit_mixture(
     predictions: Float[Tensor, "prompt y"], first: Float[Tensor, "prompt y"], second: Float[Tensor, "prompt y"]
 ) -> ColumnValues:
