@@ -1,9 +1,8 @@
 """The fingerprint of a learner: properties that are measured on its predictions alone, without a list of algorithms."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -81,7 +80,9 @@ class Fingerprint(Result):
     @property
     def is_filter(self) -> bool:
         """True if the learner is linear in the targets and in the query, and one function of S up to 1%."""
-        return not {"linear in the targets", "linear in the query", "function of S", "one filter"} & set(self.violated)
+        return not self.not_tested and not {"linear in the targets", "linear in the query", "moments", *FILTER} & set(
+            self.violated
+        )
 
     def filter(self, n_bins: int = 12) -> tuple[list[float], list[Interval]]:
         """Return the measured filter: means of λ in bins with equally many directions, and of λ f(λ) in them.
@@ -102,10 +103,10 @@ class Fingerprint(Result):
         violated = set(self.violated)
         if self.is_filter:
             kind = "a linear learner that applies one function to XᵀX (a spectral filter)"
-        elif "linear in the targets" not in violated:
-            kind = "linear in the targets" + ("" if "linear in the query" in violated else " and in the query")
         elif "linear in the targets" in self.not_tested:
             kind = "a learner of classes"
+        elif "linear in the targets" not in violated:
+            kind = "linear in the targets" + ("" if "linear in the query" in violated else " and in the query")
         else:
             kind = "not linear in the targets"
         words = [WORDS[name][name in violated] for name in WORDS if name in self.violations]
@@ -123,8 +124,8 @@ class Fingerprint(Result):
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:
-        table = self.to_dataframe()
-        lines = [(row.property, f"{row.violation:10.2g}  {row.holds}") for row in table.itertuples()]
+        rows = self.to_dataframe().to_dict("records")
+        lines = [(row["property"], f"{row['violation']:10.2g}  {row['holds']}") for row in rows]
         lines += [(name, f"{'—':>10}  {why}") for name, why in self.not_tested.items()]
         return [("property", "violation"), *lines, ("kind", self.description)]
 
@@ -141,115 +142,98 @@ WORDS = {
 }
 
 
-class _Probe:
-    """A learner, prompts, and its predictions on changed prompts; properties compare them."""
-
-    def __init__(self, learner: Learner, prompts: Prompts, seed: int):
-        self.learner, self.prompts = learner, prompts
-        self.generator = torch.Generator().manual_seed(seed)
-        self.xs, self.ys = prompts.xs.double(), prompts.ys.double()
-        self.size = self.ys[:, :-1].square().mean().sqrt()  # of a target
-
-    @torch.no_grad()
-    def predict(self, xs: Tensor, ys: Tensor) -> Float[Tensor, "prompt y"]:
-        prompts = Prompts(xs, ys)
-        parts = [predictions_at(self.learner, part)[:, 0] for part in prompt_batches(self.learner, prompts)]
-        return torch.cat(parts).cpu().double()
-
-    @cached_property
-    def plain(self) -> Float[Tensor, "prompt y"]:
-        return self.predict(self.xs, self.ys)
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
-
-    def orthogonal(self, n: int) -> Float[Tensor, "prompt n n"]:
-        """Random rotations and reflections, one for each prompt."""
-        q, r = torch.linalg.qr(self.normal(len(self.xs), n, n))
-        return q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
-
-    def linear_targets(self) -> Float[Tensor, "prompt point y"]:
-        """Targets of other weights, linear in the same inputs, of the same size as the task's."""
-        ys = self.xs @ self.normal(len(self.xs), self.xs.shape[2], self.ys.shape[2])
-        return ys * self.size / ys.square().mean().sqrt().clamp(min=1e-300)
-
-    def with_query(self, query: Float[Tensor, "prompt x"]) -> Tensor:
-        return torch.cat([self.xs[:, :-1], query[:, None]], dim=1)
-
-    def context(self, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole prompts with another context `[prompt point x]`, `[prompt point y]`, and the same query."""
-        return torch.cat([xs, self.xs[:, -1:]], 1), torch.cat([ys, self.ys[:, -1:]], 1)
-
-
-def _linear_in_targets(probe: _Probe) -> Tensor:
-    other = probe.linear_targets()
-    mixed = probe.predict(probe.xs, 0.6 * probe.ys + 0.8 * other)
-    return mixed - 0.6 * probe.plain - 0.8 * probe.predict(probe.xs, other)
-
-
-def _linear_in_query(probe: _Probe) -> Tensor:
-    query, other = probe.xs[:, -1], probe.xs.roll(1, 0)[:, -1]  # of the next prompt
-    mixed = probe.predict(probe.with_query(0.6 * query + 0.8 * other), probe.ys)
-    return mixed - 0.6 * probe.plain - 0.8 * probe.predict(probe.with_query(other), probe.ys)
-
-
-def _order(probe: _Probe) -> Tensor:
-    order = torch.rand(probe.ys.shape[:2], generator=probe.generator, dtype=torch.float64)
-    order[:, -1] = 2.0  # the query stays last
-    order = order.argsort(1)[..., None]
-    xs, ys = (values.gather(1, order.expand_as(values)) for values in (probe.xs, probe.ys))
-    return probe.predict(xs, ys) - probe.plain
-
-
-def _rotation(probe: _Probe) -> Tensor:
-    return probe.predict(probe.xs @ probe.orthogonal(probe.xs.shape[2]), probe.ys) - probe.plain
-
-
-def _moments(probe: _Probe) -> Tensor:
-    turn = probe.orthogonal(probe.prompts.n_context)
-    return probe.predict(*probe.context(turn @ probe.xs[:, :-1], turn @ probe.ys[:, :-1])) - probe.plain
-
-
-def _scale_of_inputs(probe: _Probe) -> Tensor:
-    return probe.predict(2 * probe.xs, probe.ys) - probe.plain
-
-
-def _scale_of_targets(probe: _Probe) -> Tensor:
-    return (probe.predict(probe.xs, 2 * probe.ys) - 2 * probe.plain) / 2
-
-
-def _shift_of_targets(probe: _Probe) -> Tensor:
-    shift = probe.size
-    return probe.predict(probe.xs, probe.ys + shift) - shift - probe.plain
-
-
-def _additive(probe: _Probe) -> Tensor:
-    """The mixed difference of two halves of the points, each exchanged with another prompt's."""
-    half = probe.prompts.n_context // 2
-    first = torch.arange(probe.xs.shape[1])[:, None] < half
-    context = (torch.arange(probe.xs.shape[1]) < probe.prompts.n_context)[:, None]
-
-    def exchanged(which: Tensor) -> Tensor:
-        xs, ys = (torch.where(which, values.roll(1, 0), values) for values in (probe.xs, probe.ys))
-        return probe.predict(xs, ys)
-
-    return probe.plain - exchanged(first) - exchanged(~first & context) + exchanged(context)
-
-
-PROPERTIES: dict[str, Callable[[_Probe], Tensor]] = {
-    "linear in the targets": _linear_in_targets,
-    "linear in the query": _linear_in_query,
-    "order of the points": _order,
-    "rotation of the inputs": _rotation,
-    "moments": _moments,
-    "additive over points": _additive,
-    "scale of the inputs": _scale_of_inputs,
-    "scale of the targets": _scale_of_targets,
-    "shift of the targets": _shift_of_targets,
+# property: a combination of predictions on changed prompts (`Changes`) that is 0 if it holds
+PROPERTIES: dict[str, dict[str, float]] = {
+    "linear in the targets": {"mixed targets": 1, "plain": -0.6, "other targets": -0.8},
+    "linear in the query": {"mixed query": 1, "plain": -0.6, "other query": -0.8},
+    "order of the points": {"permuted": 1, "plain": -1},
+    "rotation of the inputs": {"rotated": 1, "plain": -1},
+    "moments": {"mixed points": 1, "plain": -1},
+    "additive over points": {"plain": 1, "half exchanged": -1, "other half exchanged": -1, "context exchanged": 1},
+    "scale of the inputs": {"inputs doubled": 1, "plain": -1},
+    "scale of the targets": {"targets doubled": 0.5, "plain": -1},
+    "shift of the targets": {"targets shifted": 1, "plain": -1},
 }
-"""Functions that return differences of predictions, `[prompt y]`, which are 0 if the property holds."""
 OF_TARGETS = ("linear in the targets", "scale of the targets", "shift of the targets", "moments")
 FILTER = ("function of S", "one filter")
+
+
+class Changes:
+    """Prompts, and changed ones by name, on which two learners of one kind predict alike.
+
+    Attributes:
+        prompts: the prompts of each change, drawn or changed with `seed`; "plain" are unchanged.
+        size: root mean square of the context's targets: the constant that "targets shifted" adds.
+    """
+
+    def __init__(self, prompts: Prompts, seed: int):
+        self._generator = torch.Generator().manual_seed(seed)
+        self.xs, self.ys = xs, ys = prompts.xs.double(), prompts.ys.double()
+        self.n_context, self.size = prompts.n_context, ys[:, :-1].square().mean().sqrt()
+        other = xs @ self._normal(len(xs), xs.shape[2], ys.shape[2])  # linear, of the same size
+        other = other * self.size / other.square().mean().sqrt().clamp(min=1e-300)
+        query = xs.roll(1, 0)[:, -1:]  # of the next prompt
+        order = torch.rand(ys.shape[:2], generator=self._generator, dtype=torch.float64)
+        order[:, -1] = 2.0  # the query stays last
+        permuted = [each.gather(1, order.argsort(1)[..., None].expand_as(each)) for each in (xs, ys)]
+        turn = self._orthogonal(self.n_context)
+        place = torch.arange(xs.shape[1])[:, None]
+        first, context = place < self.n_context // 2, place < self.n_context
+        outlier = torch.zeros_like(ys)
+        outlier[:, 0] = OUTLIER * self.size
+        changed = {
+            "plain": (xs, ys),
+            "other targets": (xs, other),
+            "mixed targets": (xs, 0.6 * ys + 0.8 * other),
+            "other query": (torch.cat([xs[:, :-1], query], 1), ys),
+            "mixed query": (torch.cat([xs[:, :-1], 0.6 * xs[:, -1:] + 0.8 * query], 1), ys),
+            "permuted": permuted,
+            "rotated": (xs @ self._orthogonal(xs.shape[2]), ys),
+            "mixed points": [torch.cat([turn @ each[:, :-1], each[:, -1:]], 1) for each in (xs, ys)],
+            "half exchanged": self._exchanged(first),
+            "other half exchanged": self._exchanged(~first & context),
+            "context exchanged": self._exchanged(context),
+            "inputs doubled": (2 * xs, ys),
+            "targets doubled": (xs, 2 * ys),
+            "targets shifted": (xs, ys + self.size),
+            "outlier": (xs, ys + outlier),
+        }
+        self.prompts = {name: Prompts(*values) for name, values in changed.items()}
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator, dtype=torch.float64)
+
+    def _orthogonal(self, n: int) -> Float[Tensor, "prompt n n"]:
+        """Random rotations and reflections, one for each prompt."""
+        q, r = torch.linalg.qr(self._normal(len(self.xs), n, n))
+        return q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+
+    def _exchanged(self, which: Tensor) -> list[Tensor]:
+        return [torch.where(which, each.roll(1, 0), each) for each in (self.xs, self.ys)]
+
+    def directions(self) -> Iterator[tuple[Tensor, Prompts, Prompts, Tensor]]:
+        """Yield eigenvalues λ of XᵀX, prompts with targets `X u` of a unit eigenvector u whose query is along u, the
+        same with the query along another eigenvector, and the sizes of the targets `[prompt 1]`."""
+        n, d = len(self.xs), self.xs.shape[2]
+        _, values, vectors = torch.linalg.svd(self.xs[:, :-1])  # vectors [prompt direction x]
+        rank, length = values.shape[1], self.xs[:, -1].norm(dim=1)
+        for k in range(min(N_DIRECTIONS, rank)):
+            own = torch.full((n,), k)
+            if rank > N_DIRECTIONS:
+                own = torch.randint(rank, (n,), generator=self._generator)
+            other = (own + torch.randint(1, max(d, 2), (n,), generator=self._generator)) % d
+            u, v = (vectors[torch.arange(n), each] * length[:, None] for each in (own, other))
+            ys = self.xs @ u[:, :, None]
+            size = self.size / ys[:, :-1].square().mean((1, 2)).sqrt().clamp(min=1e-300)
+            ys = (ys * size[:, None, None]).expand(-1, -1, self.ys.shape[2])
+            along, across = (Prompts(torch.cat([self.xs[:, :-1], q[:, None]], 1), ys) for q in (u, v))
+            yield values[torch.arange(n), own].square(), along, across, (size * length.square())[:, None]
+
+
+@torch.no_grad()
+def predict(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y"]:
+    """Return a learner's predictions of the query, float64 on the CPU."""
+    return torch.cat([predictions_at(learner, part)[:, 0].cpu().double() for part in prompt_batches(learner, prompts)])
 
 
 @takes_study
@@ -289,53 +273,43 @@ def fingerprint(
         raise TypeError(f"{type(task).__name__} is a task of tokens: a fingerprint needs points")
     if task.n_context < 2:
         raise ValueError(f"properties of a context need two points or more, n_context is {task.n_context}")
-    probe = _Probe(learner, task.sample(n_prompts, seed=seed, dtype=torch.float64), seed)
-    if not probe.plain.isfinite().all():
+    changes = Changes(task.sample(n_prompts, seed=seed, dtype=torch.float64), seed)
+    plain = predict(learner, changes.prompts["plain"])
+    if not plain.isfinite().all():
         raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
-    classes = are_classes(probe.ys)
-    missing = dict.fromkeys((*OF_TARGETS, *FILTER), "targets are classes") if classes else {}
-    names = [name for name in PROPERTIES if name not in missing]
-    bar = progress_bar(names, unit="property", progress=progress, desc="fingerprint")
-    violations = {name: PROPERTIES[name](probe).square().mean(-1) for name in bar}
-    eigenvalues = responses = probe.xs.new_zeros(0, n_prompts)
+    classes = are_classes(changes.ys)
+    missing: dict[str, str] = dict.fromkeys((*OF_TARGETS, *FILTER), "targets are classes") if classes else {}
+    tested = {name: parts for name, parts in PROPERTIES.items() if name not in missing}
+    needed = dict.fromkeys(name for parts in tested.values() for name in parts if name != "plain")
+    predicted = {"plain": plain}
+    for name in progress_bar(list(needed), unit="change", progress=progress, desc="fingerprint"):
+        predicted[name] = predict(learner, changes.prompts[name])
+    if "targets shifted" in predicted:
+        predicted["targets shifted"] = predicted["targets shifted"] - changes.size
+    violations = {
+        name: torch.stack([factor * predicted[each] for each, factor in parts.items()]).sum(0).square().mean(-1)
+        for name, parts in tested.items()
+    }
+    eigenvalues = responses = changes.xs.new_zeros(0, n_prompts)
     if not classes:
-        eigenvalues, responses, leaked = _filter(probe)
-        scale = probe.plain.square().mean() / responses.square().mean().clamp(min=1e-300)
+        eigenvalues, responses, leaked = _filter(learner, changes)
+        scale = plain.square().mean() / responses.square().mean().clamp(min=1e-300)
         violations["function of S"] = leaked * scale
         violations["one filter"] = _scatter(eigenvalues, responses) * scale
-    influence, robustness = _influence(probe, classes)
-    distances = (probe.xs[:, :-1] - probe.xs[:, -1:]).norm(dim=-1).T
-    squared = probe.plain.square().mean(-1)
+    influence, robustness = _influence(learner, changes, plain, classes)
+    distances = (changes.xs[:, :-1] - changes.xs[:, -1:]).norm(dim=-1).T
+    squared = plain.square().mean(-1)
     return Fingerprint(violations, squared, eigenvalues, responses, influence, distances, robustness, missing)
 
 
-def _filter(probe: _Probe) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues and responses `[direction prompt]`, and squared responses along other eigenvectors `[prompt]`.
-
-    Targets `X u` have the weight u, an eigenvector of S. A function of S predicts λ f(λ) along u, and 0 along others.
-    """
-    xs = probe.xs[:, :-1]
-    n, d = len(xs), xs.shape[2]
-    _, values, vectors = torch.linalg.svd(xs)
-    eigenvalues = torch.zeros(n, d, dtype=torch.float64)
-    eigenvalues[:, : values.shape[1]] = values.square()
-    vectors = vectors.transpose(1, 2)  # [prompt x direction]
-    length = probe.xs[:, -1].norm(dim=1)
+def _filter(learner: Learner, changes: Changes) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues and responses `[direction prompt]`, and squared responses along other eigenvectors `[prompt]`."""
     found, leaked = [], []
-    rank = min(values.shape[1], d)
-    for k in range(min(N_DIRECTIONS, rank)):
-        own = torch.randint(rank, (n,), generator=probe.generator) if rank > N_DIRECTIONS else torch.full((n,), k)
-        other = (own + torch.randint(1, max(d, 2), (n,), generator=probe.generator)) % d
-        u, v = (vectors.gather(2, each[:, None, None].expand(n, d, 1))[..., 0] for each in (own, other))
-        ys = probe.xs @ u[:, :, None]
-        size = probe.size / ys[:, :-1].square().mean((1, 2)).sqrt().clamp(min=1e-300)
-        ys = (ys * size[:, None, None]).expand(-1, -1, probe.ys.shape[2])
-        unit = (length * size)[:, None]
-        along, across = (probe.predict(probe.with_query(length[:, None] * each), ys) / unit for each in (u, v))
-        found.append((eigenvalues.gather(1, own[:, None])[:, 0], along.mean(-1)))
-        leaked.append(across.square().mean(-1) if d > 1 else torch.zeros(n, dtype=torch.float64))
-    every, along = (torch.stack(column) for column in zip(*found, strict=True))
-    return every, along, torch.stack(leaked).mean(0)
+    for eigenvalues, along, across, unit in changes.directions():
+        found.append((eigenvalues, (predict(learner, along) / unit).mean(-1)))
+        leaked.append((predict(learner, across) / unit).square().mean(-1) * (along.x_dim > 1))
+    every, responses = (torch.stack(column) for column in zip(*found, strict=True))
+    return every, responses, torch.stack(leaked).mean(0)
 
 
 def _scatter(eigenvalues: Tensor, responses: Tensor) -> Tensor:
@@ -353,17 +327,15 @@ def _scatter(eigenvalues: Tensor, responses: Tensor) -> Tensor:
     return squares.reshape(eigenvalues.shape).mean(0)
 
 
-def _influence(probe: _Probe, classes: bool) -> tuple[Tensor, Tensor]:
+def _influence(learner: Learner, changes: Changes, plain: Tensor, classes: bool) -> tuple[Tensor, Tensor]:
     """Squared changes of the prediction per squared change of each point's target `[point prompt]`; robustness."""
-    n_context, rows = probe.prompts.n_context, []
-    for point in range(n_context):
-        ys = probe.ys.clone()
-        ys[:, point] = ys.roll(1, 0)[:, point] if classes else ys[:, point] + probe.size
-        change = (ys - probe.ys)[:, point].square().mean(-1).clamp(min=1e-300)
-        rows.append((probe.predict(probe.xs, ys) - probe.plain).square().mean(-1) / change)
+    rows = []
+    for point in range(changes.n_context):
+        ys = changes.ys.clone()
+        ys[:, point] = ys.roll(1, 0)[:, point] if classes else ys[:, point] + changes.size
+        change = (ys - changes.ys)[:, point].square().mean(-1).clamp(min=1e-300)
+        rows.append((predict(learner, Prompts(changes.xs, ys)) - plain).square().mean(-1) / change)
     if classes:
         return torch.stack(rows), torch.full_like(rows[0], torch.nan)
-    ys = probe.ys.clone()
-    ys[:, 0] += OUTLIER * probe.size
-    small, large = rows[0] * probe.size**2, (probe.predict(probe.xs, ys) - probe.plain).square().mean(-1) / OUTLIER**2
-    return torch.stack(rows), large.mean() / small.mean().clamp(min=1e-300) * torch.ones_like(small)
+    large = (predict(learner, changes.prompts["outlier"]) - plain).square().mean(-1) / (OUTLIER * changes.size) ** 2
+    return torch.stack(rows), large.mean() / rows[0].mean().clamp(min=1e-300) * torch.ones_like(large)
