@@ -80,9 +80,8 @@ class Fingerprint(Result):
     @property
     def is_filter(self) -> bool:
         """True if the learner is linear in the targets and in the query, and one function of S up to 1%."""
-        return not self.not_tested and not {"linear in the targets", "linear in the query", "moments", *FILTER} & set(
-            self.violated
-        )
+        needed = {"linear in the targets", "linear in the query", "moments", *FILTER}
+        return not self.not_tested and not needed & set(self.violated)
 
     def filter(self, n_bins: int = 12) -> tuple[list[float], list[Interval]]:
         """Return the measured filter: means of λ in bins with equally many directions, and of λ f(λ) in them.
