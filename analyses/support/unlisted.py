@@ -311,7 +311,7 @@ OLS, MEAN = linear(ols), linear(averaging)
 RULES: dict[str, Rule] = {
     # shrunk, clipped, mixed
     "0.7 times least squares": lambda x, y, q: 0.7 * OLS(x, y, q),
-    "1.3 times averaging": lambda x, y, q: 1.3 * MEAN(x, y, q),
+    "averaging of normalized inputs": lambda x, y, q: MEAN(x / x.norm(dim=-1, keepdim=True), y, q) * x.shape[2] ** 0.5,
     "James-Stein": linear(james_stein),
     "saturated least squares": lambda x, y, q: torch.tanh(OLS(x, y, q)),
     "half least squares, half averaging": mixed(OLS, MEAN),

@@ -180,6 +180,8 @@ class Changes:
         first, context = place < self.n_context // 2, place < self.n_context
         outlier = torch.zeros_like(ys)
         outlier[:, 0] = OUTLIER * self.size
+        noise = 0.5 * self.size * self._normal(*ys.shape)
+        axes, sizes = self._orthogonal(xs.shape[2]), torch.linspace(0.6, 1.4, xs.shape[2], dtype=torch.float64)
         changed = {
             "plain": (xs, ys),
             "other targets": (xs, other),
@@ -196,6 +198,9 @@ class Changes:
             "targets doubled": (xs, 2 * ys),
             "targets shifted": (xs, ys + self.size),
             "outlier": (xs, ys + outlier),
+            "inputs enlarged": (1.3 * xs, ys),
+            "inputs stretched": (xs @ (axes * sizes) @ axes.mT, ys),
+            "noisy targets": (xs, torch.cat([(ys + noise)[:, :-1], ys[:, -1:]], 1)),
         }
         self.prompts = {name: Prompts(*values) for name, values in changed.items()}
 
