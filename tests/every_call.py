@@ -258,6 +258,7 @@ CALLS: dict[str, Call] = {
     "analysis.align_over_training": lambda w: analysis.align_over_training(
         [w.model, w.other], w.learner, w.prompts, **QUIET
     ),
+    "analysis.fingerprint": lambda w: analysis.fingerprint(w.learner, w.task, n_prompts=8, **QUIET).violations,
     "analysis.identify": lambda w: analysis.identify(
         w.exact, w.task, n_prompts=24, with_limits=False, steps=1, **QUIET
     ),

@@ -27,6 +27,15 @@ ROUNDING = 1e-10  # squared distances, relative to squared predictions: below, t
 Freedom = Literal["fixed", "per prefix", "tuned per step"]
 """What the scale of an algorithm's steps adapts to: nothing (one value for all prefixes and steps), each prefix's
 second moments, or these with a factor for each step that is tuned on other prompts."""
+LINEAR = ("linear in the targets", "linear in the query", "scale of the targets")
+"""Properties of learners that predict `x W y`, with any W of the inputs; see `analysis.fingerprint`."""
+FILTER = (*LINEAR, "order of the points", "rotation of the inputs", "moments", "function of S")
+"""Properties of learners that apply a function to XᵀX."""
+LINE_SEARCH = (
+    "order of the points", "rotation of the inputs", "moments", "linear in the query", "scale of the targets",
+    "scale of the inputs",
+)  # fmt: skip
+"""Properties of descent whose step sizes minimise the loss."""
 EACH = "parameters for each step"
 """The variant of a family whose members have separate parameters for each step."""
 COPYING = "copying, then "
@@ -118,6 +127,8 @@ class Algorithm:
         phrase: the member in a sentence, with `{count}` for "one step" or "3 steps"; by default the member's name.
         unit: name of a step, such as "iteration".
         variants: kinds of members apart from the plain one, each with its addition to the phrase.
+        holds: properties that every member has by theorem; names are those of `analysis.fingerprint`.
+        violates: properties that no member has.
         for_scale: True for a family that only bounds what others can reach and is never the answer.
     """
 
@@ -135,6 +146,8 @@ class Algorithm:
     phrase: str = ""
     unit: str = "step"
     variants: Mapping[str, str] = field(default_factory=dict)
+    holds: tuple[str, ...] = ()
+    violates: tuple[str, ...] = ()
     for_scale: bool = False
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechicl.algorithms.card import EACH, ROUNDING, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import EACH, FILTER, ROUNDING, Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.gradient_descent import (
     gd_plus_plus,
     gd_plus_plus_filters,
@@ -269,6 +269,8 @@ def _tuned_path(prompts: Prompts) -> dict[str, Any]:
 GRADIENT_DESCENT = register(
     Algorithm(
         name="gradient descent",
+        holds=FILTER,
+        violates=("scale of the inputs", "shift of the targets"),
         trajectory=gradient_descent,
         fit=_fit_descent,
         path=lambda _: {"steps": PATH_STEPS, "step_size": 1.0, "per_prefix": True},
@@ -289,6 +291,8 @@ GRADIENT_DESCENT = register(
 GD_PLUS_PLUS = register(
     Algorithm(
         name="GD++",
+        holds=FILTER,
+        violates=("scale of the inputs", "shift of the targets"),
         trajectory=gd_plus_plus,
         fit=_fit_gd_plus_plus,
         step_forms=_gd_plus_plus_steps,
@@ -300,6 +304,8 @@ GD_PLUS_PLUS = register(
 MOMENTUM = register(
     Algorithm(
         name="gradient descent with momentum",
+        holds=FILTER,
+        violates=("scale of the inputs", "shift of the targets"),
         fit=_fit_momentum,
         step_forms=_momentum_steps,
         contains=("gradient descent",),

@@ -122,4 +122,17 @@ def _smoothing_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
     yield smoother(min(bandwidths, key=lambda h: few.error(smoother(h).predict(few.prompts))))
 
 
-SMOOTHING = register(Algorithm(name="softmax smoothing", step_forms=_smoothing_steps))
+SMOOTHING = register(
+    Algorithm(
+        name="softmax smoothing",
+        holds=(
+            "linear in the targets",
+            "order of the points",
+            "rotation of the inputs",
+            "shift of the targets",
+            "scale of the targets",
+        ),
+        violates=("linear in the query", "moments"),
+        step_forms=_smoothing_steps,
+    )
+)

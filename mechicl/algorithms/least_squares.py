@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import named
 from mechicl.algorithms.sizes import Sized, SizedForFourthPowers
 from mechicl.algorithms.spectra import (
@@ -235,6 +235,8 @@ def _ridge_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
 RIDGE = register(
     Algorithm(
         name="ridge",
+        holds=FILTER,
+        violates=("shift of the targets", "additive over points"),
         trajectory=ridge,
         fit=lambda problem: [fit_ridge(problem)],
         step_forms=_ridge_steps,
@@ -250,12 +252,19 @@ RIDGE = register(
 )
 RIDGE_PATH = register(
     Algorithm(
-        name="ridge path", trajectory=ridge_path, path=lambda _: {"steps": tuple(range(1, 25))}, freedom="per prefix"
+        name="ridge path",
+        holds=FILTER,
+        violates=("shift of the targets",),
+        trajectory=ridge_path,
+        path=lambda _: {"steps": tuple(range(1, 25))},
+        freedom="per prefix",
     )
 )
 LEAST_SQUARES = register(
     Algorithm(
         name="least squares",
+        holds=(*FILTER, "scale of the inputs"),
+        violates=("shift of the targets", "additive over points"),
         trajectory=ols,
         fit=lambda _: [LEAST_SQUARES.fitted({})],
         path=lambda _: {},

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import FILTER, Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import FEW, FEWER, named
 from mechicl.algorithms.sizes import SizedForFourthPowers
 from mechicl.algorithms.spectra import Steps, context_moments, iterates, safe_norm, spectral_trajectory, step_numbers
@@ -167,6 +167,8 @@ def _tuned_path(prompts: Prompts) -> dict[str, Any]:
 NEWTON = register(
     Algorithm(
         name="Newton",
+        holds=FILTER,
+        violates=("shift of the targets",),
         trajectory=newton,
         fit=lambda problem: [fit_newton(problem.spectral, range(16))],
         path=lambda _: {"steps": PATH_ITERATIONS},

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.algorithms.card import Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.card import LINEAR, Algorithm, FitProblem, FittedAlgorithm, register
 from mechicl.algorithms.descent_cards import FEWER
 from mechicl.algorithms.gradient_descent import per_step
 from mechicl.algorithms.least_squares import ridge_filter
@@ -339,6 +339,8 @@ def _discounted_steps(problem: FitProblem) -> Iterator[StepwiseAlgorithm]:
 ONLINE = register(
     Algorithm(
         name="online gradient descent",
+        holds=(*LINEAR, "rotation of the inputs"),
+        violates=("order of the points", "moments"),
         trajectory=online_gradient_descent,
         fit=lambda problem: [fit_online(problem)],
         step_forms=_online_steps,
@@ -347,6 +349,8 @@ ONLINE = register(
 RECURSIVE = register(
     Algorithm(
         name="recursive least squares",
+        holds=(*LINEAR, "rotation of the inputs"),
+        violates=("shift of the targets",),
         trajectory=recursive_least_squares,
         fit=lambda problem: [fit_recursive(problem)],
         step_forms=_recursive_steps,
@@ -357,6 +361,8 @@ RECURSIVE = register(
 NORMALIZED = register(
     Algorithm(
         name="normalised LMS",
+        holds=(*LINEAR, "rotation of the inputs"),
+        violates=("order of the points", "moments"),
         trajectory=normalized_lms,
         fit=lambda problem: [fit_normalized(problem)],
         step_forms=_normalized_steps,
@@ -367,6 +373,8 @@ NORMALIZED = register(
 DISCOUNTED = register(
     Algorithm(
         name="discounted gradient descent",
+        holds=(*LINEAR, "rotation of the inputs"),
+        violates=("scale of the inputs", "shift of the targets"),
         trajectory=discounted_gradient_descent,
         fit=lambda problem: [fit_discounted(problem)],
         step_forms=_discounted_steps,
@@ -377,6 +385,8 @@ DISCOUNTED = register(
 DISCOUNTED_AVERAGING = register(
     Algorithm(
         name="discounted averaging",
+        holds=(*LINEAR, "rotation of the inputs"),
+        violates=("scale of the inputs", "shift of the targets"),
         trajectory=discounted_averaging,
         fit=lambda problem: [fit_discounted_averaging(problem)],
         contains=("averaging",),

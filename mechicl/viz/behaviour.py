@@ -9,12 +9,14 @@ import torch
 
 from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.families import Identification
+from mechicl.analysis.behaviour.fingerprints import NEARLY, Fingerprint
 from mechicl.analysis.behaviour.growth import Growth
 from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
 from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.base.arguments import checked
+from mechicl.statistics import interval
 from mechicl.viz import elements as draw
 
 
@@ -44,6 +46,44 @@ def identified_families(result: Identification) -> go.Figure:
     names, distances = [m.name for m in result.matches], [result.distance(m) for m in result.matches]
     x_title = "squared distance / squared predictions"
     return draw.interval_dots("Which algorithm is it?", x_title, names, distances, log_x=True)
+
+
+def fingerprint_figure(result: Fingerprint) -> go.Figure:
+    """Draw how far a learner violates each property (left, on a logarithmic axis), and its measured filter (right).
+
+    The shaded part has violations of at most 1%; those below 1e-16 are drawn there. Without a filter, the right panel
+    has the influence of each point of the context by its age.
+    """
+    names = list(result.violations)
+    intervals = [result.violation(name) for name in names]
+    shown = [max(each.mean, 1e-16) for each in intervals]
+    right = "Measured filter λ f(λ)" if result.eigenvalues.numel() else "Influence of a point by its age"
+    fig = draw.panels("What kind of learner is it?", ["Violations of properties", right], horizontal_spacing=0.1)
+    colors = [draw.PALETTE[0] if value <= NEARLY else draw.PALETTE[1] for value in shown]
+    hover = [str(each) for each in intervals]
+    fig.add_scatter(
+        x=shown, y=names, mode="markers", marker={"size": 11, "color": colors}, showlegend=False, customdata=hover,
+        hovertemplate="%{y}: %{customdata}<extra></extra>", **draw.panel(0, 2),
+    )  # fmt: skip
+    fig.add_vrect(x0=1e-17, x1=NEARLY, fillcolor="#eef2f6", line_width=0, layer="below", **draw.panel(0, 2))
+    fig.update_xaxes(type="log", title_text="squared difference / squared prediction", **draw.panel(0, 2))
+    fig.update_yaxes(automargin=True, autorange="reversed", **draw.panel(0, 2))
+    place = draw.panel(1, 2)
+    if result.eigenvalues.numel():
+        look = {"size": 4, "color": draw.PALETTE[0], "opacity": 0.35}
+        fig.add_scatter(
+            x=result.eigenvalues.flatten().tolist(), y=result.responses.flatten().tolist(), mode="markers",
+            marker=look, showlegend=False, hovertemplate="λ %{x:.3g}: %{y:.3f}<extra></extra>", **place,
+        )  # fmt: skip
+        at, means = result.filter()
+        draw.add_intervals(fig, at, means, "mean", draw.PALETTE[1], showlegend=False, place=place)
+        fig.update_xaxes(type="log", title_text="eigenvalue λ of XᵀX", **place)
+    else:
+        ages = list(range(len(result.influence), 0, -1))
+        means = [interval(row) for row in result.influence]
+        draw.add_intervals(fig, ages, means, "influence", draw.PALETTE[0], showlegend=False, place=place)
+        fig.update_xaxes(title_text="points ago", **place)
+    return draw.tick_log_axes(fig)
 
 
 @checked

@@ -6,6 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from mechicl.analysis.behaviour.families import Identification
+from mechicl.analysis.behaviour.fingerprints import Fingerprint
 from mechicl.analysis.behaviour.losses import Regret, ShiftedLosses
 from mechicl.analysis.behaviour.matching import Match
 from mechicl.analysis.behaviour.token_identification import TokenIdentification
@@ -114,6 +115,7 @@ FIGURES: Mapping[type, Callable[..., go.Figure]] = {
     HypothesisTest: causes.hypotheses_ranked,
     Interchange: causes.interchange_heatmap,
     SubspaceSearch: causes.subspace_curves,
+    Fingerprint: behaviour.fingerprint_figure,
     Identification: behaviour.identified_families,
     Match: behaviour.match_heatmap,
     ProbeResult: behaviour.probe_heatmap,

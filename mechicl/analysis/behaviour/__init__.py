@@ -1,5 +1,6 @@
-"""Which algorithm does it behave like? Comparisons of predictions, sensitivities, errors and weights with others'.
+"""What kind of learner is it, and which algorithm is it like? Comparisons of predictions, sensitivities and errors.
 
+>>> print(fingerprint(model, task))                 # what kind of learner is it? no list of algorithms is needed
 >>> align(model, gradient_descent, prompts)         # how alike two learners are, prompt by prompt
 >>> match(readouts, newton, prompts).best()         # which iteration each layer resembles
 >>> print(identify(model, task))                    # which family of algorithms fits best on held-out prompts
@@ -10,6 +11,7 @@ from mechicl.algorithms.spectral_fit import SpectralLearner
 from mechicl.analysis.behaviour.alignment import Alignment, align, induced_weights, regressed_weights, sensitivities
 from mechicl.analysis.behaviour.context_use import measure_forgetting, measure_order_sensitivity, measure_outside_span
 from mechicl.analysis.behaviour.families import Identification
+from mechicl.analysis.behaviour.fingerprints import Fingerprint, fingerprint
 from mechicl.analysis.behaviour.identification import identify
 from mechicl.analysis.behaviour.losses import Regret, measure_shifted_losses, regret
 from mechicl.analysis.behaviour.matching import Match, match, rank_families
@@ -17,7 +19,8 @@ from mechicl.analysis.behaviour.token_identification import identify_on_tokens
 from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tuned_descent
 
 __all__ = [
-    "Alignment", "Identification", "Match", "Regret", "SpectralLearner", "align", "identify", "identify_on_tokens",
+    "Alignment", "Fingerprint", "Identification", "Match", "Regret", "SpectralLearner", "align", "fingerprint",
+    "identify", "identify_on_tokens",
     "induced_weights", "match", "measure_forgetting", "measure_order_sensitivity", "measure_outside_span",
     "measure_shifted_losses", "rank_families", "regressed_weights", "regret", "sensitivities",
     "tuned_clipped_descent", "tuned_descent",
