@@ -243,7 +243,12 @@ def predict(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y"]:
 @takes_study
 @checked
 def fingerprint(
-    learner: Learner, task: Task, *, n_prompts: Annotated[int, at_least(8)] = 512, seed: int = 0, progress: bool = True
+    learner: Learner,
+    task: Task,
+    *,
+    n_prompts: Annotated[int, at_least(8)] = 512,
+    seed: int = 0,
+    progress: bool | None = None,
 ) -> Fingerprint:
     """Measure what kind of learner it is, on its predictions alone: no algorithm is fitted, and no list is needed.
 
