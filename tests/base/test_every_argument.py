@@ -42,7 +42,8 @@ UNCHECKED = {
         "PromptedModel.query_streams WrappedModel.forward"
     ),
     "is called by the library": (
-        "Algorithm.fitted AfterCopying.read CausalModel.answer Shots.after Study.stand_in TextLearner.predict"
+        "Algorithm.fitted AfterCopying.read CausalModel.answer FitProblem.error FitProblem.first Shots.after "
+        "Study.stand_in TextLearner.predict"
     ),
     "has its own errors": "report Circuit.to_networkx StrategyTracking.to_dataframe",
 }

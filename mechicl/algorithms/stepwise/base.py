@@ -46,6 +46,7 @@ class StepwiseAlgorithm(ABC):
     variables: tuple[str, ...]
     causal: bool = False
 
+    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Return the state before the first step, float64: inputs, targets (0 for the query's) and zeros.
 
@@ -83,6 +84,7 @@ class StepwiseAlgorithm(ABC):
             states.append(self._advance(k, states[-1]))
         return states
 
+    @checked(undefined=True)
     def advance(self, k: int, state: State) -> State:
         """Return the whole state after step `k`, counted from 0, given the state before it."""
         return self._advance(k, state)

@@ -35,6 +35,7 @@ class AfterCopying(StepwiseAlgorithm):
         self._receivers = [name for name in TARGETS if name in algorithm.variables]
         self.name = f"copying, then {algorithm.name}"
 
+    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Return the algorithm's state on prompts without targets, and the targets as a separate variable."""
         state = self.algorithm.start(prompts)
@@ -89,6 +90,7 @@ class Induction(StepwiseAlgorithm):
         return readers | {"prediction": readers["prediction"] + copied}
 
 
+@checked(undefined=True)
 def best_match(
     readers: Float[Tensor, "prompt reader x"],
     points: Float[Tensor, "prompt point x"],

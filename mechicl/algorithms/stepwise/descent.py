@@ -133,6 +133,7 @@ class OnlineDescent(StepwiseAlgorithm):
         kind = "online gradient descent" if offset is None else "normalised LMS"
         self.name = f"{kind}, {count(n_context, 'point')}{f', {passes} passes' if passes > 1 else ''}"
 
+    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Add each point's number to inputs and targets."""
         if prompts.n_context > self.n_context:

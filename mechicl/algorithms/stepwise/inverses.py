@@ -187,6 +187,7 @@ class MomentsThenRidge(StepwiseAlgorithm):
     def __init__(self, *, penalty: NonNegative = 0.0, causal: bool = False):
         self.penalty, self.causal = float(penalty), causal
 
+    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Add moments of 0 to inputs, targets and a prediction of 0."""
         n, d, m = prompts.n_context + 1, prompts.x_dim, prompts.y_dim

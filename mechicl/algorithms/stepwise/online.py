@@ -45,6 +45,7 @@ class RecursiveSteps(StepwiseAlgorithm):
         self.n_steps, self.penalty, self.discount, self.causal = n_context, penalty, discount, causal
         self.name = f"recursive least squares, {count(n_context, 'point')}"
 
+    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Add each point's number, and its input times the first inverse."""
         if prompts.n_context > self.n_steps:
@@ -88,6 +89,7 @@ class DiscountedDescent(StepwiseAlgorithm):
         (self.step_size,) = per_step("step_size", step_size, 1)
         self.name = f"discounted gradient descent, {count(steps, 'step')}"
 
+    @checked(undefined=True)
     def start(self, prompts: Prompts) -> State:
         """Add each point's number; the query's is that of the last point before it."""
         state = with_numbers(super().start(prompts))

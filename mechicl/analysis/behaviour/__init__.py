@@ -1,4 +1,4 @@
-"""What kind of learner is it, and which algorithm is it like? Comparisons of predictions, sensitivities and errors.
+"""Kind of learner and nearest algorithm: comparisons of predictions, sensitivities and errors.
 
 >>> print(fingerprint(model, task))                 # what kind of learner is it? no list of algorithms is needed
 >>> align(model, gradient_descent, prompts)         # how alike two learners are, prompt by prompt

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING
 from mechicl.analysis.behaviour.losses import are_classes
-from mechicl.base.arguments import at_least, checked
+from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner, prompt_batches
@@ -30,7 +30,7 @@ OUTLIER = 30.0  # the change of one target, in units of the targets' root mean s
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint(Result):
-    """What kind of learner it is: how far it violates each property, and how a point of the context acts.
+    """Properties of a learner: how far it violates each, and how a point of the context acts; see `fingerprint`.
 
     Attributes:
         violations: for each property, squared differences `[prompt]` between predictions that are equal if it holds,
@@ -83,7 +83,8 @@ class Fingerprint(Result):
         needed = {"linear in the targets", "linear in the query", "moments", *FILTER}
         return not self.not_tested and not needed & set(self.violated)
 
-    def filter(self, n_bins: int = 12) -> tuple[list[float], list[Interval]]:
+    @checked
+    def filter(self, n_bins: Count = 12) -> tuple[list[float], list[Interval]]:
         """Return the measured filter: means of λ in bins with equally many directions, and of λ f(λ) in them.
 
         Raises:
@@ -135,7 +136,7 @@ WORDS = {
     "rotation of the inputs": ("rotations of the inputs do not matter", "it depends on the axes of the inputs"),
     "additive over points": ("every point adds its own part", ""),
     "moments": ("the points count only through XᵀX and Xᵀy", "it reads more of the points than XᵀX and Xᵀy"),
-    "scale of the inputs": ("the unit of the inputs does not matter", "its steps have a scale of their own"),
+    "scale of the inputs": ("the unit of the inputs does not matter", "the unit of the inputs matters"),
     "scale of the targets": ("", "predictions are not proportional to the targets"),
     "shift of the targets": ("it fits an intercept", ""),
 }
@@ -169,8 +170,9 @@ class Changes:
         self._generator = torch.Generator().manual_seed(seed)
         self.xs, self.ys = xs, ys = prompts.xs.double(), prompts.ys.double()
         self.n_context, self.size = prompts.n_context, ys[:, :-1].square().mean().sqrt()
-        other = xs @ self._normal(len(xs), xs.shape[2], ys.shape[2])  # linear, of the same size
-        other = other * self.size / other.square().mean().sqrt().clamp(min=1e-300)
+        other = xs @ self._normal(len(xs), xs.shape[2], ys.shape[2])  # linear in other weights, and noise
+        other = other / other.square().mean().sqrt().clamp(min=1e-300) + 0.3 * self._normal(*ys.shape)
+        other = other * self.size / other.square().mean().sqrt()
         query = xs.roll(1, 0)[:, -1:]  # of the next prompt
         order = torch.rand(ys.shape[:2], generator=self._generator, dtype=torch.float64)
         order[:, -1] = 2.0  # the query stays last
