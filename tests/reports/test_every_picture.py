@@ -77,8 +77,8 @@ def _measure_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "LEARNING_RATES", (0.3,))
     monkeypatch.setattr(texts, "EPOCHS", (1,))
     for module, size in (
-        (descent, "N_SHIFTED"), (copying, "N_TUNING"), (one_layer, "N_ALIGNED"), (one_layer, "N_TUNING"),
-        (one_layer, "N_SHIFTED"),
+        (descent, "N_SHIFTED"), (copying, "_N_TUNING"), (one_layer, "N_ALIGNED"), (one_layer, "_N_TUNING"),
+        (one_layer, "N_PER_SCALE"),
     ):  # fmt: skip
         monkeypatch.setattr(module, size, N_MEASURED)
 
