@@ -116,6 +116,8 @@ def make_model(kind: str):
 @pytest.mark.parametrize(("template", "start"), [("<s> $A </s>", (27,)), ("$A </s>", ()), ("<s> $A", (27,))])
 def test_a_prediction_is_that_of_its_prompt_alone(kind, template, start):
     hf_model = make_model(kind)
+    # transformers computes rotary angles in float32: on some processors the last bit depends on the place in the tensor
+    near = {"rtol": 0, "atol": 1e-9 if kind == "gpt2" else 1e-6}
     model, prompts = opened(hf_model, template), TASK.sample(6, seed=1, dtype=torch.float64)
     learner = TextLearner(model, x_bound=0.5, y_bound=2.0)
     alone = torch.cat([learner.predict(prompts[i : i + 1]) for i in range(6)])
@@ -123,12 +125,12 @@ def test_a_prediction_is_that_of_its_prompt_alone(kind, template, start):
     for i, output in enumerate(outputs):
         share = probability(hf_model, model.tokenizer, learner.write(prompts)[0], outputs, output, start)
         expected += share * (4.0 * i / 99 - 2.0)
-    assert float(alone[0]) == pytest.approx(expected, abs=1e-9)
-    torch.testing.assert_close(learner.predict(prompts), alone, rtol=0, atol=1e-9)
+    assert float(alone[0]) == pytest.approx(expected, abs=near["atol"])
+    torch.testing.assert_close(learner.predict(prompts), alone, **near)
     order = torch.tensor([4, 0, 5, 2, 1, 3, 0])
-    torch.testing.assert_close(learner.predict(prompts[order]), alone[order], rtol=0, atol=1e-9)
+    torch.testing.assert_close(learner.predict(prompts[order]), alone[order], **near)
     with settings(memory=6e5):
-        torch.testing.assert_close(learner.predict(prompts), alone, rtol=0, atol=1e-9)
+        torch.testing.assert_close(learner.predict(prompts), alone, **near)
 
 
 def test_classes_are_words(language, hf_model):
