@@ -353,6 +353,13 @@ def prompt_batches(
     yield from prompts.split(Budget(kept=reserved).rows(copies * bytes_per_prompt(learner, prompts), at_most=4096))
 
 
+@torch.no_grad()
+def query_predictions(learner: Learner, prompts: Prompts, name: str = "") -> Float[Tensor, "prompt y"]:
+    """Return a learner's predictions of the query, float64 on the CPU; an error in its code has the `name`."""
+    parts = prompt_batches(learner, prompts)
+    return torch.cat([predictions_at(learner, part, name=name)[:, 0].cpu().double() for part in parts])
+
+
 @checked
 @torch.no_grad()
 def squared_errors(learner: Learner, prompts: Prompts, *, at: PointsAt = "query") -> Float[Tensor, "prompt point"]:

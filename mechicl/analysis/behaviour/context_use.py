@@ -11,7 +11,7 @@ from mechicl.analysis.layers.layer_learners import LayerLearner, Lens
 from mechicl.base.arguments import at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.learners import IterativeLearner, Learner, prompt_batches
-from mechicl.learners.learners import predictions_at, trajectory_of
+from mechicl.learners.learners import predictions_at, query_predictions, trajectory_of
 from mechicl.models import PromptedModel
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
@@ -106,8 +106,7 @@ def measure_order_sensitivity(
         raise ValueError("measure_order_sensitivity() needs at least one prompt")
     predictions = []
     for i in progress_bar(range(n_orders), unit="order", progress=progress, desc="order"):
-        parts = prompt_batches(learner, prompts.permuted(seed=seed + i))
-        predictions.append(torch.cat([predictions_at(learner, part)[:, 0].double().cpu() for part in parts]))
+        predictions.append(query_predictions(learner, prompts.permuted(seed=seed + i)))
     stacked = torch.stack(predictions)
     return OrderSensitivity(stacked.var(0).mean(-1), stacked.square().mean(0).mean(-1))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated
 
 import pandas as pd
@@ -14,8 +15,8 @@ from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
-from mechicl.learners import Learner, prompt_batches
-from mechicl.learners.learners import predictions_at
+from mechicl.learners import Learner
+from mechicl.learners.learners import query_predictions
 from mechicl.prompts import Prompts
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import index_of
@@ -62,20 +63,30 @@ class Fingerprint(Result):
         index_of("name", name, self.violations)
         return ratio_interval(self.violations[name], self.squared_predictions, level)
 
+    @cached_property
+    def standing(self) -> dict[str, str]:
+        """How far each property holds: "exact" up to rounding, "nearly" up to 1% of the squared predictions, or
+        "violated"."""
+        means = {name: self.violation(name).mean for name in self.violations}
+        return {
+            name: "exact" if mean <= ROUNDING else "nearly" if mean <= NEARLY else "violated"
+            for name, mean in means.items()
+        }
+
     @property
     def exact(self) -> list[str]:
         """The properties that hold up to rounding."""
-        return [name for name in self.violations if self.violation(name).mean <= ROUNDING]
+        return [name for name, how in self.standing.items() if how == "exact"]
 
     @property
     def near(self) -> list[str]:
         """The properties that nearly hold: violations are not rounding, and at most 1% of the squared predictions."""
-        return [name for name in self.violations if ROUNDING < self.violation(name).mean <= NEARLY]
+        return [name for name, how in self.standing.items() if how == "nearly"]
 
     @property
     def violated(self) -> list[str]:
         """The properties that do not hold."""
-        return [name for name in self.violations if not self.violation(name).mean <= NEARLY]
+        return [name for name, how in self.standing.items() if how == "violated"]
 
     @property
     def is_filter(self) -> bool:
@@ -117,10 +128,10 @@ class Fingerprint(Result):
         rows = []
         for name in self.violations:
             value = self.violation(name)
-            holds = "exact" if name in self.exact else "nearly" if name in self.near else "violated"
-            rows.append(
-                {"property": name, "violation": value.mean, "low": value.low, "high": value.high, "holds": holds}
-            )
+            rows.append({
+                "property": name, "violation": value.mean, "low": value.low, "high": value.high,
+                "holds": self.standing[name],
+            })  # fmt: skip
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -182,8 +193,6 @@ class Changes:
         first, context = place < self.n_context // 2, place < self.n_context
         outlier = torch.zeros_like(ys)
         outlier[:, 0] = OUTLIER * self.size
-        noise = 0.5 * self.size * self._normal(*ys.shape)
-        axes, sizes = self._orthogonal(xs.shape[2]), torch.linspace(0.6, 1.4, xs.shape[2], dtype=torch.float64)
         changed = {
             "plain": (xs, ys),
             "other targets": (xs, other),
@@ -200,9 +209,6 @@ class Changes:
             "targets doubled": (xs, 2 * ys),
             "targets shifted": (xs, ys + self.size),
             "outlier": (xs, ys + outlier),
-            "inputs enlarged": (1.3 * xs, ys),
-            "inputs stretched": (xs @ (axes * sizes) @ axes.mT, ys),
-            "noisy targets": (xs, torch.cat([(ys + noise)[:, :-1], ys[:, -1:]], 1)),
         }
         self.prompts = {name: Prompts(*values) for name, values in changed.items()}
 
@@ -234,12 +240,6 @@ class Changes:
             ys = (ys * size[:, None, None]).expand(-1, -1, self.ys.shape[2])
             along, across = (Prompts(torch.cat([self.xs[:, :-1], q[:, None]], 1), ys) for q in (u, v))
             yield values[torch.arange(n), own].square(), along, across, (size * length.square())[:, None]
-
-
-@torch.no_grad()
-def predict(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-    """Return a learner's predictions of the query, float64 on the CPU."""
-    return torch.cat([predictions_at(learner, part)[:, 0].cpu().double() for part in prompt_batches(learner, prompts)])
 
 
 @takes_study
@@ -285,7 +285,7 @@ def fingerprint(
     if task.n_context < 2:
         raise ValueError(f"properties of a context need two points or more, n_context is {task.n_context}")
     changes = Changes(task.sample(n_prompts, seed=seed, dtype=torch.float64), seed)
-    plain = predict(learner, changes.prompts["plain"])
+    plain = query_predictions(learner, changes.prompts["plain"])
     if not plain.isfinite().all():
         raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
     classes = are_classes(changes.ys)
@@ -294,7 +294,7 @@ def fingerprint(
     needed = dict.fromkeys(name for parts in tested.values() for name in parts if name != "plain")
     predicted = {"plain": plain}
     for name in progress_bar(list(needed), unit="change", progress=progress, desc="fingerprint"):
-        predicted[name] = predict(learner, changes.prompts[name])
+        predicted[name] = query_predictions(learner, changes.prompts[name])
     if "targets shifted" in predicted:
         predicted["targets shifted"] = predicted["targets shifted"] - changes.size
     violations = {
@@ -317,8 +317,8 @@ def _filter(learner: Learner, changes: Changes) -> tuple[Tensor, Tensor, Tensor]
     """Eigenvalues and responses `[direction prompt]`, and squared responses along other eigenvectors `[prompt]`."""
     found, leaked = [], []
     for eigenvalues, along, across, unit in changes.directions():
-        found.append((eigenvalues, (predict(learner, along) / unit).mean(-1)))
-        leaked.append((predict(learner, across) / unit).square().mean(-1) * (along.x_dim > 1))
+        found.append((eigenvalues, (query_predictions(learner, along) / unit).mean(-1)))
+        leaked.append((query_predictions(learner, across) / unit).square().mean(-1) * (along.x_dim > 1))
     every, responses = (torch.stack(column) for column in zip(*found, strict=True))
     return every, responses, torch.stack(leaked).mean(0)
 
@@ -345,8 +345,9 @@ def _influence(learner: Learner, changes: Changes, plain: Tensor, classes: bool)
         ys = changes.ys.clone()
         ys[:, point] = ys.roll(1, 0)[:, point] if classes else ys[:, point] + changes.size
         change = (ys - changes.ys)[:, point].square().mean(-1).clamp(min=1e-300)
-        rows.append((predict(learner, Prompts(changes.xs, ys)) - plain).square().mean(-1) / change)
+        rows.append((query_predictions(learner, Prompts(changes.xs, ys)) - plain).square().mean(-1) / change)
     if classes:
         return torch.stack(rows), torch.full_like(rows[0], torch.nan)
-    large = (predict(learner, changes.prompts["outlier"]) - plain).square().mean(-1) / (OUTLIER * changes.size) ** 2
+    moved = query_predictions(learner, changes.prompts["outlier"]) - plain
+    large = moved.square().mean(-1) / (OUTLIER * changes.size) ** 2
     return torch.stack(rows), large.mean() / rows[0].mean().clamp(min=1e-300) * torch.ones_like(large)

@@ -24,7 +24,7 @@ from mechicl.base.progress import progress_bar
 from mechicl.base.warning import warn
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import AlgorithmFamily, AlgorithmLearner, Learner, Learners, prompt_batches
-from mechicl.learners.learners import named_learners, predictions_at
+from mechicl.learners.learners import named_learners, query_predictions
 from mechicl.prompts import Prompts
 from mechicl.tasks import Task
 from mechicl.tasks.sampling import TokenDistribution
@@ -106,7 +106,7 @@ def identify(
     learners = {**known, **named_learners(also)}
     steps = steps or int(getattr(getattr(model, "cfg", None), "n_layers", 0) or 8)
     fitting, held_out = (task.sample(n_prompts, seed=seed + i, dtype=torch.float64) for i in range(2))
-    targets = _predict(model, fitting)
+    targets = query_predictions(model, fitting)
     if not targets.isfinite().all():
         raise ValueError(f"{type(model).__name__} does not predict finite numbers on this task")
     predictions, slopes = _predictions_and_slopes(model, held_out)
@@ -192,16 +192,10 @@ def _fit_given(name: str, learner: Learner, problem: FitProblem) -> list[FittedA
         best = nearest_learner(name, learner.members(), problem)
         settings = {learner.hyperparameter: float(learner.values[best])}
         fit = FittedAlgorithm(name, learner.members()[best], settings, 1)
-    predicted = _predict(fit.learner, problem.prompts, name)
+    predicted = query_predictions(fit.learner, problem.prompts, name)
     if not predicted.isfinite().all():
         raise ValueError(f"{name!r} predicts numbers that are not finite")
     return [fit]
-
-
-@torch.no_grad()
-def _predict(learner: Learner, prompts: Prompts, name: str = "") -> Tensor:
-    parts = prompt_batches(learner, prompts)
-    return torch.cat([predictions_at(learner, part, name=name)[:, 0].cpu().double() for part in parts])
 
 
 def _predictions_and_slopes(learner: Learner, prompts: Prompts) -> tuple[Tensor, Tensor]:
