@@ -20,6 +20,7 @@ from mechicl.algorithms.least_squares import bayes, ols, ridge, ridge_path
 from mechicl.algorithms.mixtures import dmmse, mixture_bayes, sparse_bayes
 from mechicl.algorithms.newton import newton
 from mechicl.algorithms.nonlinear import logistic, network_descent, on_features
+from mechicl.algorithms.other_regressions import gradient_flow, huber, kernel_ridge, on_unit_inputs
 from mechicl.algorithms.preconditioned import preconditioned_gd
 from mechicl.algorithms.recursive import (
     discounted_averaging,
@@ -53,9 +54,12 @@ __all__ = [
     "gd_plus_plus",
     "gf2_elimination",
     "gradient_descent",
+    "gradient_flow",
     "greedy_tree",
+    "huber",
     "in_context_classifier",
     "in_weights_classifier",
+    "kernel_ridge",
     "kernel_smoothing",
     "lasso",
     "logistic",
@@ -67,6 +71,7 @@ __all__ = [
     "normalized_lms",
     "ols",
     "on_features",
+    "on_unit_inputs",
     "online_gradient_descent",
     "parity_bayes",
     "pool_bayes",

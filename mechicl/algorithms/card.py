@@ -52,6 +52,7 @@ class FittedAlgorithm:
         hyperparameters: the fitted values by name, for tables.
         n_fitted: how many numbers were fitted, a measure of the family's freedom.
         n_given: 1 if the number of steps is not fitted: it is 1, or the model's number of layers.
+        is_limit: True if a value came to the end of its range: the nearest is a limit of the family, not a member.
     """
 
     name: str
@@ -59,6 +60,7 @@ class FittedAlgorithm:
     hyperparameters: dict[str, float] = field(default_factory=dict)
     n_fitted: int = 0
     n_given: int = 0
+    is_limit: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, undefined=True)

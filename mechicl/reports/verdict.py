@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import contains, is_for_scale, phrase
 from mechicl.analysis import Identification
-from mechicl.analysis.behaviour.families import FamilyMatch
+from mechicl.analysis.behaviour.families import NONE, FamilyMatch
 from mechicl.reports.published import authors_and_year, read_sources
 from mechicl.reports.rows import Row
 from mechicl.statistics import Interval, ratio_interval
@@ -140,7 +140,7 @@ def has_learned(
 
 
 def which_algorithm(identified: Identification, untrained: float | None = None) -> Answer:
-    """Name the algorithm that a model behaves like, the algorithms tied with it, and the evidence.
+    """Tell what kind of learner a model is and, where it is safe, name its algorithm, those tied with it, and evidence.
 
     Families for scale (any polynomial, any function of S) are never named. Where an algorithm leaves at most 1% and is
     a special case of the nearest one, the simpler one is named. `untrained` is the least unexplained share of an
@@ -158,11 +158,20 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
     rivals = [m for m in tied if is_unrelated(m)]
     distance, name = identified.distance(match), learner_phrase(match.name)
     nearness: Nearness = "none" if not distance.mean < FAR else "like" if distance.mean <= NEAR else "nearest"
+    sure = f"{identified.confidence:.0%}"
+    is_named = identified.answer.name != NONE
     if nearness == "like":
-        headline = f"It behaves like {name}"
+        headline = f"It behaves like {name}" if is_named else f"It predicts much like {name}, but is no copy of it"
         if rivals:
             headline += f", tied with {_listed(rivals) if len(rivals) < 3 else f'{len(rivals)} others'}"
         words = [f"Fitted to the model's predictions, {name} leaves {percent(distance)} of them unexplained."]
+        if is_named:
+            words.append(f"The confidence in the name of its family is {sure}.")
+        else:
+            words.append(
+                f"With changed prompts it is {percent(match.changed_distances.mean().item())}, more than a copy with "
+                f"small errors would leave: with a confidence of {sure} it is none of the algorithms tried."
+            )
         if match.hyperparameters and len(match.hyperparameters) <= 2:
             fitted = " and ".join(f"{n.replace('_', ' ')} {v:.3g}" for n, v in match.hyperparameters.items())
             words.append(f"The fit has {fitted}.")
@@ -183,6 +192,8 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
                  f"The nearest, {name}, leaves {percent(distance)} of its predictions unexplained."]  # fmt: skip
         if nearness == "nearest":
             words.append(f"Up to {NEAR:.0%} would count as alike.")
+    if identified.fingerprint is not None:
+        words.insert(0, f"Whatever its name, it is {identified.fingerprint.description}.")
     if rivals:
         words.append(f"This is a tie: these {distance.n:,} prompts do not distinguish it from {_listed(rivals)}.")
     if untrained is not None:
@@ -194,6 +205,8 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
         words.append(f"Note: {identified.note}.")
     numbers = {
         "nearness": nearness,
+        "answer": identified.answer.name,
+        "confidence": identified.confidence,
         "algorithm": match.name,
         "hyperparameters": match.hyperparameters,
         "distance": [distance.mean, distance.low, distance.high],

@@ -11,19 +11,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING
+from mechicl.analysis.behaviour.fingerprints import Fingerprint
 from mechicl.base.arguments import NonNegative, Positive, checked
 from mechicl.learners import Learner
 from mechicl.statistics import Interval, Result, interval, ratio_interval
 from mechicl.statistics.results import COSINE
 
 NONE = "none of these"
-EVIDENCE, PRICE, ELSEWHERE = 32.0, 0.25, 0.4
+EVIDENCE, PRICE, ELSEWHERE = 16.0, 0.25, 2e-3
 """Independent observations that a distance counts for, their number that a fitted parameter costs, and the distance of
-"none of these".
+"none of these": about that of a copy with small errors.
 
 More prompts do not make a nearer family likelier, since a model that runs an algorithm inexactly deviates in the same
-way on all of them. The numbers were chosen on variations of known models; `analyses/known_families.py` tests them.
+way on all of them. The numbers were chosen on variations of known models and on learners of no family;
+`analyses/known_families.py` tests them on others.
 """
+HERE, AWAY = 0.01, 10.0  # a family within this distance on the task's prompts, and this many times farther on others
 _N_RESAMPLES = 200
 
 
@@ -70,7 +73,12 @@ class FamilyMatch(Result):
         squared_distances: squared distances of its predictions from the model's, `[prompt]`, averaged over the target's
             dimensions.
         sensitivity_cosine: cosine of d prediction / d query with the model's, `[prompt]`.
+        changed_distances: squared distances relative to the model's squared predictions, `[prompt]`, averaged over the
+            task's prompts and changed ones (see `Identification.changes`).
         n_given: how many numbers are given in addition to the fitted ones: 1 if the number of steps is.
+        excluded: why it cannot be the answer: the model violates a property that the algorithm has by theorem, or it
+            contains a simpler one that is as near; empty if it can.
+        is_bound: True if it only bounds other families, since it fits any function of S.
     """
 
     name: str
@@ -80,7 +88,10 @@ class FamilyMatch(Result):
     squared_distances: Float[Tensor, "prompt"]
     sensitivity_cosine: Float[Tensor, "prompt"] = field(metadata=COSINE)
     squared_errors: Float[Tensor, "prompt"]
+    changed_distances: Float[Tensor, "prompt"]
     n_given: int = 0
+    excluded: str = ""
+    is_bound: bool = False
 
     @property
     def family(self) -> str:
@@ -99,6 +110,10 @@ class Identification(Result):
         squared_predictions: the model's squared predictions, `[prompt]`, averaged over the target's dimensions.
         squared_errors: the model's squared errors, `[prompt]`, averaged likewise.
         eigenvalues: eigenvalues of the held-out contexts' `S = XᵀX`, `[x prompt]`.
+        fingerprint: properties of the model, measured without a list of algorithms; None if the context is one point.
+        changes: the prompts on which families were compared, the task's own ("plain") and changed ones, with the
+            model's loss there relative to that of predicting 0; without those that take more than half of its gain.
+        not_fitted: families that were not tried, with the property that the model has and all their members lack.
         note: a caveat if the families are not made for the task, or the model looks untrained on it; else empty.
     """
 
@@ -107,6 +122,9 @@ class Identification(Result):
     squared_predictions: Float[Tensor, "prompt"]
     squared_errors: Float[Tensor, "prompt"]
     eigenvalues: Float[Tensor, "x prompt"]
+    fingerprint: Fingerprint | None = None
+    changes: dict[str, float] = field(default_factory=dict)
+    not_fitted: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -115,30 +133,66 @@ class Identification(Result):
         return self.matches[0]
 
     @property
-    def answer(self) -> FamilyMatch:
+    def likeliest(self) -> FamilyMatch:
         """The likeliest member of the likeliest family (see `weights`), which need not be the nearest."""
-        family = next(name for name in self.weights if name != NONE)
-        members = [i for i, match in enumerate(self.matches) if match.family == family]
-        return self.matches[max(members, key=lambda i: self._weights[i].item())]
+        family = next((name for name in self.weights if name != NONE), None)
+        members = [i for i, match in enumerate(self.matches) if match.family == family and not match.is_bound]
+        return self.matches[max(members, key=lambda i: self._weights[i].item())] if members else self.best
+
+    @property
+    def answer(self) -> FamilyMatch:
+        """The `likeliest` member, or one without a learner that is named "none of these" if that is likelier."""
+        if next(iter(self.weights)) != NONE:
+            return self.likeliest
+        nan = torch.full_like(self.squared_predictions, math.nan)
+        return FamilyMatch(NONE, None, {}, 0, nan, nan, nan, nan)
 
     @property
     def confidence(self) -> float:
-        """The probability that the answer's family is the right one, calibrated in `analyses/known_families.py`."""
+        """The probability that `answer` is right about the family, or that there is none in the list.
+
+        It is calibrated on models whose algorithm is known, plain, hidden and noisy, and on learners of no family, in
+        about equal parts (`analyses/known_families.py`), for the prompts in `changes`. It has not been tested for
+        models that change their algorithm elsewhere.
+        """
         return self.weights[self.answer.family]
 
     @property
     def weights(self) -> dict[str, float]:
-        """The probability of each family (`family_weights`), over its numbers of steps, and of "none of these"."""
+        """The probability of each family (`family_weights`), over its numbers of steps, and of "none of these".
+
+        Families that only bound others (such as any function of S) count for "none of these".
+        """
         totals = {NONE: 1 - self._weights.sum().item()}
         for match, weight in zip(self.matches, self._weights.tolist(), strict=True):
-            totals[match.family] = totals.get(match.family, 0.0) + weight
+            name = NONE if match.is_bound else match.family
+            totals[name] = totals.get(name, 0.0) + weight
         return dict(sorted(totals.items(), key=lambda pair: -pair[1]))
 
     @cached_property
     def _weights(self) -> Tensor:
-        distances = torch.stack([match.squared_distances for match in self.matches])
+        rows = [
+            torch.full_like(m.changed_distances, math.inf) if m.excluded else m.changed_distances for m in self.matches
+        ]
+        distances = torch.stack(rows)
         n_numbers = [match.n_fitted + match.n_given for match in self.matches]
-        return family_weights(distances, n_numbers, self.squared_predictions.mean().item())
+        return family_weights(distances, n_numbers, 1.0)
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence: a name where it is safe, and always the kind of learner."""
+        kind = self.fingerprint.description if self.fingerprint else ""
+        sure = f"(with a confidence of {self.confidence:.0%})"
+        if self.answer.name != NONE:
+            return f"{self.answer.name} {sure}" + (f"; {kind}" if kind else "")
+        near, distance = self.likeliest, self.distance(self.likeliest).mean
+        words = f"the nearest is {near.name}, at a distance of {distance:.2g}"
+        elsewhere = near.changed_distances.mean().item()
+        if distance <= HERE and elsewhere > AWAY * distance:
+            words = (
+                f"{near.name} matches on the task's own prompts alone ({distance:.2g}; {elsewhere:.2g} on changed ones)"
+            )
+        return f"{NONE} {sure}: {kind + '; ' if kind else ''}{words}"
 
     @checked
     def distance(self, match: FamilyMatch) -> Interval:
@@ -174,6 +228,7 @@ class Identification(Result):
                     "kind": kind, "rank": rank, "name": match.name, "fitted": match.n_fitted,
                     "sensitivity_rank": 1 + sum(other > cosines[rank - 1] for other in cosines),
                     "distance": distance.mean, "low": distance.low, "high": distance.high,
+                    "changed_distance": match.changed_distances.mean().item(), "excluded": match.excluded,
                     "tied": kind == "family" and self.tied(match),
                     "sensitivity_cosine": cosine.mean, "cosine_low": cosine.low, "cosine_high": cosine.high,
                     "loss_over_model": ratio.mean, "loss_low": ratio.low, "loss_high": ratio.high,
@@ -194,5 +249,5 @@ class Identification(Result):
                 settings = ", ".join(f"{k}={v:.4g}" for k, v in list(match.hyperparameters.items())[:4])
                 more = ", ..." if len(match.hyperparameters) > 4 else ""
                 lines.append((match.name, f"{distance:>20} {cosine:>24} {ratio:>20}  {settings}{more}".rstrip()))
-        lines.append(("answer", f"{self.answer.name} (with a confidence of {self.confidence:.0%})"))
+        lines.append(("answer", self.verdict))
         return [*lines, ("note", self.note)] if self.note else lines

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import ROUNDING
 from mechicl.analysis.behaviour.losses import are_classes
-from mechicl.base.arguments import Count, at_least, checked
+from mechicl.base.arguments import ArgumentError, Count, at_least, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.learners import Learner
@@ -91,8 +91,7 @@ class Fingerprint(Result):
     @property
     def is_filter(self) -> bool:
         """True if the learner is linear in the targets and in the query, and one function of S up to 1%."""
-        needed = {"linear in the targets", "linear in the query", "moments", *FILTER}
-        return not self.not_tested and not needed & set(self.violated)
+        return not self.not_tested and not {*OF_A_FILTER} & {*self.violated}
 
     @checked
     def filter(self, n_bins: Count = 12) -> tuple[list[float], list[Interval]]:
@@ -111,17 +110,21 @@ class Fingerprint(Result):
     @property
     def description(self) -> str:
         """One sentence on the kind of learner, without the name of an algorithm."""
-        violated = set(self.violated)
+        violated, near = set(self.violated), self.near
         if self.is_filter:
-            kind = "a linear learner that applies one function to XᵀX (a spectral filter)"
+            kind, needed = "a linear learner that applies one function to XᵀX (a spectral filter)", {*OF_A_FILTER}
         elif "linear in the targets" in self.not_tested:
-            kind = "a learner of classes"
+            kind, needed = "a learner of classes", set()
         elif "linear in the targets" not in violated:
-            kind = "linear in the targets" + ("" if "linear in the query" in violated else " and in the query")
+            also = "linear in the query" not in violated
+            kind, needed = "linear in the targets" + (" and in the query" if also else ""), {*OF_A_FILTER[: 1 + also]}
         else:
-            kind = "not linear in the targets"
+            kind, needed = "not linear in the targets", set()
         words = [WORDS[name][name in violated] for name in WORDS if name in self.violations]
-        return f"{kind}; {', '.join(filter(None, words))}"
+        parts = [f"{'nearly ' if needed & {*near} else ''}{kind}", ", ".join(filter(None, words))]
+        if near:
+            parts.append(f"not exact: {', '.join(f'{name} ({self.violation(name).mean:.1g})' for name in near)}")
+        return "; ".join(filter(None, parts))
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row per property: its relative squared violation with a 95% interval, and whether it holds."""
@@ -167,6 +170,13 @@ PROPERTIES: dict[str, dict[str, float]] = {
 }
 OF_TARGETS = ("linear in the targets", "scale of the targets", "shift of the targets", "moments")
 FILTER = ("function of S", "one filter")
+OF_A_FILTER = ("linear in the targets", "linear in the query", "moments", *FILTER)
+COMPARED = {
+    "plain": 1.0, "permuted": 1.0, "rotated": 1.0, "mixed points": 1.0, "inputs enlarged": 1.0,
+    "inputs stretched": 1.0, "noisy targets": 1.0, "targets doubled": 2.0, "other targets": 0.0, "mixed targets": 0.0,
+}  # fmt: skip
+"""Changes that `identify` compares learners on, and the factor from the plain prompts' target of the query to the
+changed ones'; 0 where the target is a new one."""
 
 
 class Changes:
@@ -193,6 +203,8 @@ class Changes:
         first, context = place < self.n_context // 2, place < self.n_context
         outlier = torch.zeros_like(ys)
         outlier[:, 0] = OUTLIER * self.size
+        noise = 0.5 * self.size * self._normal(*ys.shape)
+        axes, sizes = self._orthogonal(xs.shape[2]), torch.linspace(0.6, 1.4, xs.shape[2], dtype=torch.float64)
         changed = {
             "plain": (xs, ys),
             "other targets": (xs, other),
@@ -209,8 +221,15 @@ class Changes:
             "targets doubled": (xs, 2 * ys),
             "targets shifted": (xs, ys + self.size),
             "outlier": (xs, ys + outlier),
+            "inputs enlarged": (1.3 * xs, ys),
+            "inputs stretched": (xs @ (axes * sizes) @ axes.mT, ys),
+            "noisy targets": (xs, torch.cat([(ys + noise)[:, :-1], ys[:, -1:]], 1)),
         }
         self.prompts = {name: Prompts(*values) for name, values in changed.items()}
+
+    def target(self, name: str) -> Float[Tensor, "prompt y"]:
+        """Return the query's target after a change of `COMPARED`."""
+        return self.prompts[name].ys[:, -1] if COMPARED[name] == 0 else COMPARED[name] * self.ys[:, -1]
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator, dtype=torch.float64)
@@ -285,6 +304,11 @@ def fingerprint(
     if task.n_context < 2:
         raise ValueError(f"properties of a context need two points or more, n_context is {task.n_context}")
     changes = Changes(task.sample(n_prompts, seed=seed, dtype=torch.float64), seed)
+    return measured(learner, changes, progress)[0]
+
+
+def measured(learner: Learner, changes: Changes, progress: bool | None = None) -> tuple[Fingerprint, dict[str, Tensor]]:
+    """Return the `fingerprint` on given prompts, and the predictions of each change that it needed `[prompt y]`."""
     plain = query_predictions(learner, changes.prompts["plain"])
     if not plain.isfinite().all():
         raise ValueError(f"{type(learner).__name__} does not predict finite numbers on this task")
@@ -294,14 +318,17 @@ def fingerprint(
     needed = dict.fromkeys(name for parts in tested.values() for name in parts if name != "plain")
     predicted = {"plain": plain}
     for name in progress_bar(list(needed), unit="change", progress=progress, desc="fingerprint"):
-        predicted[name] = query_predictions(learner, changes.prompts[name])
-    if "targets shifted" in predicted:
-        predicted["targets shifted"] = predicted["targets shifted"] - changes.size
-    violations = {
-        name: torch.stack([factor * predicted[each] for each, factor in parts.items()]).sum(0).square().mean(-1)
-        for name, parts in tested.items()
-    }
-    eigenvalues = responses = changes.xs.new_zeros(0, n_prompts)
+        try:
+            predicted[name] = query_predictions(learner, changes.prompts[name])
+        except ArgumentError as error:  # a learner of Boolean inputs takes no others
+            missing |= {each: f"{name}: {error}" for each, parts in tested.items() if name in parts}
+    tested = {name: parts for name, parts in tested.items() if name not in missing}
+    violations = {}
+    for name, parts in tested.items():
+        terms = [factor * predicted[each] for each, factor in parts.items()]
+        terms += [torch.full_like(plain, -changes.size)] if name == "shift of the targets" else []
+        violations[name] = torch.stack(terms).sum(0).square().mean(-1)
+    eigenvalues = responses = changes.xs.new_zeros(0, len(plain))
     if not classes:
         eigenvalues, responses, leaked = _filter(learner, changes)
         scale = plain.square().mean() / responses.square().mean().clamp(min=1e-300)
@@ -310,7 +337,8 @@ def fingerprint(
     influence, robustness = _influence(learner, changes, plain, classes)
     distances = (changes.xs[:, :-1] - changes.xs[:, -1:]).norm(dim=-1).T
     squared = plain.square().mean(-1)
-    return Fingerprint(violations, squared, eigenvalues, responses, influence, distances, robustness, missing)
+    found = Fingerprint(violations, squared, eigenvalues, responses, influence, distances, robustness, missing)
+    return found, predicted
 
 
 def _filter(learner: Learner, changes: Changes) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,10 +7,20 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mechicl.algorithms.baselines import averaging, nearest_neighbours
-from mechicl.algorithms.card import ROUNDING, FitProblem, FittedAlgorithm, cards, nearest_learner
+from mechicl.algorithms.card import (
+    EACH,
+    ROUNDING,
+    Algorithm,
+    FitProblem,
+    FittedAlgorithm,
+    cards,
+    contains,
+    nearest_learner,
+)
 from mechicl.algorithms.first_order import fit_polynomial
 from mechicl.algorithms.least_squares import bayes, fit_ridge, ols, ridge
 from mechicl.algorithms.newton import fit_newton
@@ -18,6 +28,7 @@ from mechicl.algorithms.references import references
 from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.analysis.behaviour.alignment import GRAPH_COPIES, cosine_of_sensitivities, predictions_and_sensitivities
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
+from mechicl.analysis.behaviour.fingerprints import COMPARED, Changes, measured
 from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.progress import progress_bar
@@ -30,6 +41,9 @@ from mechicl.tasks import Task
 from mechicl.tasks.sampling import TokenDistribution
 
 LIMIT_PROMPTS = 32_768  # prompts that the best learners on the task are tuned on: rare contexts decide their losses
+MUCH = 0.5  # a family that contains another must come this much nearer
+OF_CLASSES = ("plain", "permuted")  # changes that keep inputs and targets of any kind
+N_CHANGED, FAR = 256, 0.5  # prompts that are changed; distance from which a family is not compared on them
 LEAST_GAIN, FEW = 0.05, 16  # a model that gains less than this over predicting 0, on enough prompts, looks untrained
 
 
@@ -85,9 +99,10 @@ def identify(
         `sensitivity_cosine` `[prompt]`), nearest first, and `limits` the best learners on the task. `distance(match)`
         is the mean squared difference from the model's predictions, divided by their mean square: 0 for the same, 1 for
         predicting 0. `best` is the nearest. A larger family is at least as near (GD++ contains gradient descent), so
-        report `answer`: the likeliest member of the likeliest family, in which families with more freedom count less.
-        `confidence`, from 0 to 1, is the probability that its family is the right one, calibrated on models whose
-        algorithm is known. `to_dataframe()` is the table.
+        report `answer`: the likeliest member of the likeliest family, where families with more freedom count less, and
+        "none of these" where nothing fits as a copy of itself would. Families are compared on the task's prompts and on
+        changed ones (`changes`). `verdict` is a sentence with the kind of learner from its `fingerprint`, and
+        `confidence` the calibrated probability that the answer is right. `to_dataframe()` is the table.
 
     Example:
         >>> result = identify(load("lsa-1l"), LinearRegression(), n_prompts=512)
@@ -113,18 +128,31 @@ def identify(
     ys = held_out.query.ys
     squared_errors, zero_errors = (predictions - ys).square().mean(-1), ys.square().mean(-1)
 
-    def compare(fit: FittedAlgorithm) -> FamilyMatch:
+    elsewhere = _Elsewhere(model, held_out, predictions, seed)
+    has_layers = hasattr(getattr(model, "cfg", None), "n_layers")
+
+    def compare(fit: FittedAlgorithm, card: Algorithm | None = None) -> FamilyMatch:
         predicted, its_slopes = _predictions_and_slopes(fit.learner, held_out)
         distances, errors = ((predicted - values).square().mean(-1) for values in (predictions, ys))
         cosine = cosine_of_sensitivities(its_slopes, slopes)
-        settings = fit.hyperparameters
-        return FamilyMatch(fit.name, fit.learner, settings, fit.n_fitted, distances, cosine, errors, fit.n_given)
+        changed = elsewhere.distances(fit, predicted)
+        broken = elsewhere.standing(card.holds, "violated") if card else []
+        excluded = "its fit is a limit of the family, at the end of a range" if fit.is_limit else ""
+        excluded = f"the model violates: {', '.join(broken)}" if broken else excluded
+        is_bound = (card is not None and card.for_scale) or (fit.name.endswith(EACH) and not has_layers)
+        return FamilyMatch(fit.name, fit.learner, fit.hyperparameters, fit.n_fitted, distances, cosine, errors, changed,
+                           fit.n_given, excluded, is_bound)  # fmt: skip
 
     problem = FitProblem(fitting, targets[None], steps)
-    fits = [card.members for card in cards()]
-    fits += [partial(_fit_given, name, learner) for name, learner in learners.items()]
+    not_fitted = {
+        card.name: f"the model keeps: {', '.join(kept)}"
+        for card in cards() if (kept := elsewhere.standing(card.violates, "exact"))
+    }  # fmt: skip
+    fits: list[tuple[Any, Algorithm | None]] = [(card.members, card) for card in cards() if card.name not in not_fitted]
+    fits += [(partial(_fit_given, name, learner), None) for name, learner in learners.items()]
     bar = progress_bar(fits, unit="family", progress=progress, desc="identify")
-    matches = [compare(member) for fit in bar for member in fit(problem)]
+    matches = [compare(member, card) for fit, card in bar for member in fit(problem)]
+    matches = [_simplest(match, matches) for match in matches]
     limit_matches = []
     if with_limits:
         tuning = task.sample(max(n_prompts, LIMIT_PROMPTS), seed=seed + 2, dtype=torch.float64)
@@ -148,7 +176,64 @@ def identify(
         squared_predictions=predictions.square().mean(-1),
         squared_errors=squared_errors,
         eigenvalues=SpectralProblem.from_prompts(held_out, predictions).eigenvalues.T,
+        fingerprint=elsewhere.fingerprint,
+        changes=elsewhere.losses,
+        not_fitted=not_fitted,
     )
+
+
+def _simplest(match: FamilyMatch, matches: list[FamilyMatch]) -> FamilyMatch:
+    """Exclude a member that is no nearer than one of a family that its family contains."""
+    limit = match.changed_distances.mean() / MUCH
+    for other in matches:
+        if contains(match.name, other.name) and not other.excluded and other.changed_distances.mean() <= limit:
+            return dataclasses.replace(match, excluded=f"it is not much nearer than {other.name}, which it contains")
+    return match
+
+
+class _Elsewhere:
+    """A model's predictions on changed prompts, which tell families apart that agree on the task's own.
+
+    Attributes:
+        fingerprint: properties of the model; None if the context is a single point.
+        losses: the changes on which families are compared, with the model's loss relative to predicting 0.
+    """
+
+    def __init__(self, model: Learner, prompts: Prompts, predictions: Tensor, seed: int):
+        self.fingerprint, self._n = None, min(len(prompts), N_CHANGED)
+        self._changes, self._predicted = Changes(prompts[:N_CHANGED], seed), {"plain": predictions[: self._n]}
+        if prompts.n_context > 1:
+            self.fingerprint, predicted = measured(model, self._changes, progress=False)
+            for name in OF_CLASSES if are_classes(prompts.ys) else COMPARED:
+                if name not in predicted:
+                    predicted[name] = query_predictions(model, self._changes.prompts[name])
+                self._predicted[name] = predicted[name]
+        losses = {name: self._loss(name) for name in self._predicted}
+        self.losses = {name: each for name, each in losses.items() if 1 - each >= (1 - losses["plain"]) / 2}
+
+    def _loss(self, name: str) -> float:
+        target = self._changes.target(name)
+        return ((self._predicted[name] - target).square().mean() / target.square().mean()).item()
+
+    def distances(self, fit: FittedAlgorithm, predictions: Tensor) -> Float[Tensor, "prompt"]:
+        """Return squared distances over the model's squared predictions, averaged over changes; from predictions on the
+        task's own prompts, and alone where these are far."""
+        rows = [self._distance("plain", predictions[: self._n])]
+        if rows[0].mean() < FAR:
+            names = [name for name in self.losses if name != "plain"]
+            rows += [
+                self._distance(name, query_predictions(fit.learner, self._changes.prompts[name])) for name in names
+            ]
+        return torch.stack(rows).mean(0)
+
+    def _distance(self, name: str, predictions: Tensor) -> Float[Tensor, "prompt"]:
+        mine = self._predicted[name]
+        return (predictions - mine).square().mean(-1) / mine.square().mean().clamp(min=1e-300)
+
+    def standing(self, names: tuple[str, ...], how: str) -> list[str]:
+        """Return the properties among `names` that the model has exactly, nearly, or violates (`how`)."""
+        found = self.fingerprint.standing if self.fingerprint else {}
+        return [name for name in names if found.get(name) == how]
 
 
 IN_FAMILIES = tuple(map(inspect.unwrap, (ols, ridge, bayes, averaging, nearest_neighbours)))

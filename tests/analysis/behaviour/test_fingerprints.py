@@ -139,10 +139,16 @@ def test_what_cannot_be_measured_is_refused():
 LIBRARY = [card for card in cards() if card.holds or card.violates]
 
 
+# fitted to ridge regression, these come near a limit in which they have more properties
+APART = {"Huber regression": {"threshold": 0.1}, "kernel ridge": {"bandwidth": 2.0, "penalty": 0.3}}
+
+
 def members(card: Algorithm):
     """Members of a family that are fitted to ridge regression, or the algorithm itself where nothing is fitted."""
     prompts = TASK.sample(128, seed=3, dtype=torch.float64)
     problem = FitProblem(prompts, RIDGE.predict(prompts)[None], 3)
+    if card.name in APART:
+        return [card.fitted(APART[card.name]).learner]
     found = [member.learner for member in card.members(problem)]
     if not found and card.trajectory is not None and card.path is not None:
         found = [card.on(prompts, steps=3)]

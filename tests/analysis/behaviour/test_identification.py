@@ -61,6 +61,10 @@ def identified(name: str) -> Identification:
     return identify(LEARNERS[name], TASK, steps=3 if deep else 1, **QUICK)
 
 
+def n_families() -> int:
+    return len(identified("ridge").matches) + len(identified("ridge").not_fitted)
+
+
 def named(result: Identification, name: str) -> FamilyMatch:
     (match,) = [match for match in result.matches if match.name == name]
     return match
@@ -182,7 +186,7 @@ def result_of(**families: tuple[list[float], int]) -> Identification:
     matches = []
     for name, (distances, fitted) in families.items():
         name, squared = name.replace("_", ", "), torch.tensor(distances, dtype=torch.float64)
-        matches.append(FamilyMatch(name, None, {}, fitted, squared, torch.ones_like(squared), squared))
+        matches.append(FamilyMatch(name, None, {}, fitted, squared, torch.ones_like(squared), squared, squared))
     ones = torch.ones_like(matches[0].squared_distances)
     return Identification(matches, [], ones, ones, ones[None])
 
@@ -265,7 +269,7 @@ def test_given_learners_are_ranked_among_the_families():
     assert result.best.squared_distances.max() < 1e-24
     assert result.distance(result.matches[1]).mean == pytest.approx((0.01 / 0.3) ** 2)
     torch.testing.assert_close(result.matches[1].sensitivity_cosine, torch.ones(N, dtype=torch.float64))
-    assert len(result.matches) == 2 + len(identified("ridge").matches)
+    assert len(result.matches) + len(result.not_fitted) == 2 + n_families()
 
 
 def test_a_given_family_is_fitted():
@@ -296,7 +300,9 @@ def test_references_of_the_task_are_ranked_once():
     assert result.best.name == "dmmse"
     assert result.distance(result.best).mean < 1e-20
     assert not result.tied(result.matches[1])
-    assert len(set(names)) == len(names) == 1 + len(identified("ridge").matches)  # ridge and OLS are families already
+    assert (
+        len(set(names)) == len(names) == 1 + n_families() - len(result.not_fitted)
+    )  # ridge and OLS are families already
     ridge = identify(learners["ridge"], pool, steps=1, **QUICK)
     assert ridge.best.name == "ridge"
     assert ridge.distance(named(ridge, "dmmse")).low > 0.01
@@ -336,7 +342,9 @@ def test_weights_are_the_criterion_where_prompts_agree():
 def test_the_answer_is_the_likeliest_family_and_its_likeliest_member():
     nothing = result_of(one=([0.9] * 30, 2), other=([0.8] * 30, 3))
     assert next(iter(nothing.weights)) == "none of these"
-    assert nothing.confidence < 0.1
+    assert (nothing.answer.name, nothing.answer.learner) == ("none of these", None)
+    assert nothing.confidence == nothing.weights["none of these"] > 0.99
+    assert "none of these (with a confidence of 100%): the nearest is other" in nothing.verdict
     assert sum(nothing.weights.values()) == pytest.approx(1)
     plain = {"plain_3": ([0.0101] * 30, 2), "plain_4": ([0.0103] * 30, 2), "other": ([0.5] * 30, 0)}
     nested = result_of(general=([0.01] * 30, 20), **plain)

@@ -1,0 +1,97 @@
+"""Gradient flow, kernel ridge, Huber's regression and learners on unit inputs equal scipy, scikit-learn and loops."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy
+import torch
+from sklearn.kernel_ridge import KernelRidge
+
+from mechicl import algorithms
+from mechicl.analysis import identify
+from mechicl.learners import AlgorithmLearner
+from mechicl.prompts import Prompts
+from mechicl.tasks import LinearRegression
+
+TASK = LinearRegression(x_dim=3, n_context=8, y_dim=2, noise_std=0.4, inputs="gaussian")
+PROMPTS = TASK.sample(5, seed=3, dtype=torch.float64)
+CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gradient flow": (algorithms.gradient_flow, {"time": 0.13}),
+    "lasso": (algorithms.lasso, {"penalty": 0.11}),
+    "Huber regression": (algorithms.huber, {"threshold": 0.37}),
+    "kernel ridge": (algorithms.kernel_ridge, {"bandwidth": 1.9, "penalty": 0.23}),
+    "least mean squares on unit inputs": (algorithms.on_unit_inputs, {"strength": 0.7, "scale": 0.6}),
+    "ridge on unit inputs": (algorithms.on_unit_inputs, {"strength": 0.8, "scale": 0.6, "algorithm": "ridge"}),
+}
+
+
+def flow(xs, ys, x):
+    second = xs.T @ xs
+    shrunk = np.eye(len(x)) - scipy.linalg.expm(-0.13 * second)
+    return x @ np.linalg.pinv(second) @ shrunk @ xs.T @ ys
+
+
+def kernel(xs, ys, x):
+    return KernelRidge(alpha=0.23, kernel="rbf", gamma=1 / (2 * 1.9**2)).fit(xs, ys).predict(x[None])[0]
+
+
+def huber(xs, ys, x):
+    def loss(w, y):
+        rest = np.abs(xs @ w - y)
+        return np.where(rest <= 0.37, rest**2 / 2, 0.37 * (rest - 0.37 / 2)).sum()
+
+    def slope(w, y):
+        return xs.T @ np.clip(xs @ w - y, -0.37, 0.37)
+
+    return [x @ scipy.optimize.minimize(loss, np.zeros(3), (y,), jac=slope, tol=1e-13).x for y in ys.T]
+
+
+def unit_lms(xs, ys, x):
+    weights = np.zeros((3, 2))
+    for row, y in zip(xs / np.linalg.norm(xs, axis=1, keepdims=True), ys, strict=True):
+        weights += 0.7 * np.outer(row, y - row @ weights)
+    return 0.6 * x @ weights
+
+
+def unit_ridge(xs, ys, x):
+    unit = xs / np.linalg.norm(xs, axis=1, keepdims=True)
+    return 0.6 * x @ np.linalg.solve(unit.T @ unit + 0.8 * np.eye(3), unit.T @ ys)
+
+
+PLAIN = {
+    "gradient flow": flow, "kernel ridge": kernel, "Huber regression": huber,
+    "least mean squares on unit inputs": unit_lms, "ridge on unit inputs": unit_ridge,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_predictions_equal_another_computation(name):
+    algorithm, settings = CALLS[name]
+    got = algorithm(PROMPTS, **settings).predictions[0].numpy()
+    for prompt in range(len(PROMPTS)):
+        xs, ys = PROMPTS.xs[prompt].numpy(), PROMPTS.ys[prompt].numpy()
+        for t in range(4 if name == "Huber regression" else 1, 9):  # fewer points have many minima
+            np.testing.assert_allclose(got[prompt, t], PLAIN[name](xs[:t], ys[:t], xs[t]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(algorithm(PROMPTS, **settings, at="query").query()[0], torch.tensor(got[:, -1]))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_is_recognised_with_its_settings(name):
+    algorithm, settings = CALLS[name]
+    task = LinearRegression(x_dim=3, n_context=12, noise_std=0.4, inputs="gaussian")
+    result = identify(AlgorithmLearner(algorithm, settings), task, n_prompts=96, with_limits=False, progress=False)
+    assert result.answer.name == name
+    assert result.confidence > 0.9
+    for setting, value in result.answer.hyperparameters.items():
+        assert value == pytest.approx(settings[setting], rel=1e-3)
+
+
+def test_huber_with_a_large_threshold_is_least_squares_and_bounds_an_outlier_with_a_small_one():
+    far = PROMPTS.ys.clone()
+    far[:, 0] += 1e6
+    outlier = Prompts(PROMPTS.xs, far)
+    ols = algorithms.ols(PROMPTS, at="query").query()
+    torch.testing.assert_close(algorithms.huber(PROMPTS, threshold=100.0, at="query").query(), ols)
+    assert (algorithms.huber(outlier, threshold=0.4, at="query").query() - ols).abs().max() < 10
+    assert (algorithms.ols(outlier, at="query").query() - ols).abs().max() > 1e3
