@@ -100,7 +100,7 @@ def fit_steps(spectral: SpectralProblem, steps: int, *, gamma: bool, per_step: b
     steps_of = torch.arange(n_sizes), torch.arange(len(labels) - n_sizes)
     starts = [
         torch.cat([share * size * growth ** steps_of[0], g * size * growth ** steps_of[1]]).double()
-        for share, g, growth in ((0.3, 0.1, 1), (1, 0.3, 1), (2, 0.3, 1), (0.6, 0.3, 2), (0.6, 0.6, 5))
+        for share, g, growth in ((0.3, 0.1, 1), (1, 0.3, 1), (1, 0.05, 1.5), (2, 0.3, 1), (0.6, 0.3, 2), (0.6, 0.6, 5))
         if gamma or growth == 1
     ]
 

@@ -179,6 +179,10 @@ COMPARED = {
 changed ones'; 0 where the target is a new one."""
 
 
+OF_THE_QUERY = ("mixed query", "other query", "half exchanged", "other half exchanged", "context exchanged")
+"""Changes that only combine the task's own points and queries in another way."""
+
+
 class Changes:
     """Prompts, and changed ones by name, on which two learners of one kind predict alike.
 

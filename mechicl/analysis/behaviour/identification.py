@@ -28,7 +28,7 @@ from mechicl.algorithms.references import references
 from mechicl.algorithms.spectral_fit import SpectralProblem
 from mechicl.analysis.behaviour.alignment import GRAPH_COPIES, cosine_of_sensitivities, predictions_and_sensitivities
 from mechicl.analysis.behaviour.families import FamilyMatch, Identification
-from mechicl.analysis.behaviour.fingerprints import COMPARED, Changes, measured
+from mechicl.analysis.behaviour.fingerprints import COMPARED, OF_THE_QUERY, PROPERTIES, Changes, measured
 from mechicl.analysis.behaviour.losses import are_classes
 from mechicl.base.arguments import Count, at_least, checked
 from mechicl.base.progress import progress_bar
@@ -231,9 +231,13 @@ class _Elsewhere:
         return (predictions - mine).square().mean(-1) / mine.square().mean().clamp(min=1e-300)
 
     def standing(self, names: tuple[str, ...], how: str) -> list[str]:
-        """Return the properties among `names` that the model has exactly, nearly, or violates (`how`)."""
+        """Return the properties among `names` that the model has exactly, nearly, or violates (`how`).
+
+        Properties are left out that were tested on changed prompts on which the model does not work.
+        """
         found = self.fingerprint.standing if self.fingerprint else {}
-        return [name for name in names if found.get(name) == how]
+        works = {*self.losses, *OF_THE_QUERY}
+        return [name for name in names if found.get(name) == how and {*PROPERTIES.get(name, ())} <= works]
 
 
 IN_FAMILIES = tuple(map(inspect.unwrap, (ols, ridge, bayes, averaging, nearest_neighbours)))
