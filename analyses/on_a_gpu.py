@@ -88,7 +88,8 @@ def main(args: Args) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     tests = start_tests(args.out / "gpu_tests.txt") if args.tests and not args.dry else None
     began = time.monotonic()
-    names = (*args.presets, *(name for name in args.timed if name not in args.presets))
+    begun = {name for name in args.presets if (args.runs / f"{name}-gpu" / STATE_FILE).is_file()}
+    names = [name for name in dict.fromkeys((*args.presets, *args.timed)) if name not in begun]
     speeds: dict[str, dict[str, Any]] = {name: {} for name in names}
     machine = {"hardware": hardware_name(device), "torch": str(torch.__version__), "dry": args.dry}
     for name in names:
@@ -101,12 +102,12 @@ def main(args: Args) -> int:
     for i, name in enumerate(args.presets):
         config, folder = config_of(name, args.dry), args.runs / f"{name}-gpu"
         share = (deadline - time.monotonic()) / (len(args.presets) - i)
-        known = [(t["steps_per_second"], kind) for kind, t in speeds[name].items() if "steps_per_second" in t]
+        known = [(t["steps_per_second"], kind) for kind, t in speeds.get(name, {}).items() if "steps_per_second" in t]
         speed, kind = max(known, default=(0.0, ""))
         fields = fields_of(kind, config) if known else {}
-        if not args.dry:
+        if known and not args.dry:
             fields["save_every"] = max(100, int(SECONDS_BETWEEN_SAVES * speed))
-        if args.fit is not None and not (folder / STATE_FILE).is_file():
+        if args.fit is not None and name not in begun:
             left = share - (speeds[name][kind]["seconds"] if "compile" in fields else 0)  # it compiles once more
             fields["steps"] = int((1 - SPARE) * left * speed)
             if fields["steps"] < args.fit:
