@@ -261,18 +261,42 @@ def test_without_a_gpu_it_says_so(script, capsys, monkeypatch):
     assert "no GPU: torch" in capsys.readouterr().err
 
 
-def test_a_dry_run_times_steps_and_trains(script, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(script, "SPEEDS", {"fp32": {}, "tf32": {"tf32": True}, "fused": {"fused_attention": True}})
+def test_a_dry_run_times_steps_and_trains(script, tmp_path, capsys):
     words = ["--dry", "--minutes", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
-    assert script.run([*words, "--presets", "gpt2-12l"]) == 0
-    written = json.loads((tmp_path / "gpu_speed.json").read_text())
-    assert written["steps_per_second_of_10_lsa-1l"]["fp32"] > 0
-    speeds = written["steps_per_second"]
-    assert speeds["fp32"] > 0
-    assert speeds["fused"] > 0
-    assert speeds["tf32"] == "left out in a dry run"
+    assert script.run([*words, "--presets", "gpt2-12l", "--timed", "gpt2-12l-1h", "gpt2-8l-d10", "lsa-1l"]) == 0
+    speeds = json.loads((tmp_path / "gpu_speed.json").read_text())["speeds"]
+    assert list(speeds["gpt2-12l"]) == list(script.TRAINED)
+    assert list(speeds["gpt2-12l-1h"]) == list(script.SPEEDS)
+    for kind in ("fp32", "fp32, fused"):
+        assert speeds["gpt2-12l-1h"][kind]["steps_per_second"] > 0
+    assert speeds["gpt2-12l-1h"]["tf32"] == {"reason": "left out in a dry run", "seconds": 0.0}
+    assert "fp32, fused" not in speeds["gpt2-8l-d10"]  # three seeds at once
     assert "held-out loss" in capsys.readouterr().out
     assert load_checkpoint(tmp_path / "runs" / "gpt2-12l-gpu" / "checkpoint").record["steps_done"] == 4
+
+
+def test_a_training_has_the_steps_that_fit_into_the_time(script, tmp_path, monkeypatch, capsys):
+    words = ["--dry", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--presets", "gpt2-12l", "--timed"]
+    monkeypatch.setattr(script, "TRAINED", ("fp32",))
+    monkeypatch.setattr(script, "steps_per_second", lambda *_: {"steps_per_second": 2.0})
+    assert script.run([*words, "--minutes", "0.1", "--fit", "20"]) == 1
+    assert "10 steps fit, fewer than 20: not trained" in capsys.readouterr().out
+    assert script.run([*words, "--minutes", "0.1", "--fit", "10"]) == 0
+    record = load_checkpoint(tmp_path / "runs" / "gpt2-12l-gpu" / "checkpoint").record
+    assert record["training"]["steps"] == record["steps_done"] == 10
+
+
+def test_slow_compilation_leaves_time_for_the_other_kinds(script, tmp_path, monkeypatch):
+    args = script.Args(runs=tmp_path)
+    clock = iter([0.0, 50.0, 50.0, 53.0, 53.0, 53.0])  # begin and end of each kind
+    monkeypatch.setattr(script.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(script, "steps_per_second", lambda *_: {"steps_per_second": 1.0})
+    config, kinds = script.PRESETS["gpt2-8l-d10"], ("tf32, compiled", "tf32", "fp32, compiled")
+    assert dict(script.timings(config, kinds, args, deadline=100.0)) == {
+        "tf32, compiled": {"steps_per_second": 1.0, "seconds": 50.0},
+        "tf32": {"steps_per_second": 1.0, "seconds": 3.0},
+        "fp32, compiled": {"reason": "no time left", "seconds": 0.0},
+    }
 
 
 def test_a_training_stops_in_time_and_resumes(script, tmp_path, capsys):
@@ -285,7 +309,8 @@ def test_a_training_stops_in_time_and_resumes(script, tmp_path, capsys):
 
 def test_a_setting_that_does_not_run_gives_the_reason(script, tmp_path):
     config = script.config_of("gpt2-12l", True).replace(tf32=True)
-    assert script.steps_per_second(config, 4, tmp_path / "speed").startswith("does not run: tf32=True needs")
+    reason = script.steps_per_second(config, 4, tmp_path / "speed")["reason"]
+    assert reason.startswith("does not run: tf32=True needs")
 
 
 # ---- scripts of sweeps reproduce their results files from the saved tables ----

@@ -66,6 +66,14 @@ _GPT2_MEDIUM = _GPT2_8L.replace(
     model=_GPT2_12L.model.replace(x_dim=10, n_context=20, d_model=128, d_mlp=512),
     learning_rate=5e-4, curriculum=Curriculum(dims=Ramp(3, 10, 1, 500)),
 )  # fmt: skip
+# Between gpt2-8l and the paper's size, with the paper's width of heads. One length of prompts, so that steps are
+# compiled once.
+_GPT2_8L_D10 = _GPT2_8L.replace(
+    task=LinearRegression(x_dim=10, n_context=30, inputs="gaussian"),
+    model=_GPT2_12L.model.replace(x_dim=10, n_context=30, n_layers=8, n_heads=4, d_model=128, d_mlp=512),
+    seeds=(0, 1, 2), steps=60_000, batch_size=128, learning_rate=7e-4, warmup_steps=1000, eval_every=1000,
+    save_every=2000, curriculum=Curriculum(dims=Ramp(2, 10, 1, 2000)),
+)  # fmt: skip
 
 
 def _gpt2_small(n_layers: int, width: int, x_dim: int) -> TrainingConfig:
@@ -273,6 +281,7 @@ PRESETS: dict[str, TrainingConfig] = {
     "gpt2-12l": _GPT2_12L,
     "gpt2-12l-1h": _replaced(_GPT2_12L, {"n_heads": 1}),
     "gpt2-12l-medium": _GPT2_MEDIUM,
+    "gpt2-8l-d10": _GPT2_8L_D10,
     "gpt2-8l": _GPT2_8L,
     "gpt2-6l": _gpt2_small(n_layers=6, width=48, x_dim=4),
     "gpt2-4l": _gpt2_small(n_layers=4, width=32, x_dim=3),

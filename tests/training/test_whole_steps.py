@@ -10,7 +10,7 @@ from mechicl.training import Curriculum, Ramp, TrainingConfig, train
 from mechicl.training.data import examples, losses, make_generators
 from mechicl.training.ensemble import Ensemble
 from mechicl.training.optimizers import adam_state, adam_update, make_optimizer
-from mechicl.training.whole_steps import WholeStep
+from mechicl.training.whole_steps import ALIGNED, WholeStep
 from tests.training.runs import (
     EXACT,
     INTERLEAVED,
@@ -165,3 +165,18 @@ def test_a_step_on_a_gpu_is_a_cuda_graph_that_changes_the_weights_in_place(monke
     assert {tensor.data_ptr() for tensor in changing} == addresses
     assert step.weights.data_ptr() == step.ensemble.flat.data_ptr()
     assert float(step.moments["step"]) == 2
+
+
+def test_aligning_the_seeds_weights_for_a_gpu_changes_no_number(traced_only, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    moved = []
+    for on_gpu in (True, False):
+        monkeypatch.setattr(WholeStep, "on_gpu", on_gpu)
+        step = whole_step(small(model=DEEP.replace(d_mlp=13), seeds=(0, 1)))
+        assert step.weights.shape[1] % ALIGNED
+        before = step.weights.clone()
+        for number in range(2):
+            step(step.sample(number), torch.tensor([True, True]))
+        moved.append(step.weights - before)
+    assert torch.equal(*moved)
+    assert moved[0].abs().max() > 1e-4
