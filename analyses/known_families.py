@@ -1,4 +1,4 @@
-"""Does `identify` name the right family, and is it as sure as it is right? On models whose algorithm is known."""
+"""Does `identify` name the right family, or none where none is right, and is it as sure as it is right?"""
 
 import itertools
 import math
@@ -8,12 +8,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 import torch
-from torch import Tensor
 
 from analyses.support.script import Option, script
+from analyses.support.unlisted import halves, unlisted
 from mechicl import constructions
 from mechicl.analysis import Identification, identify
-from mechicl.analysis.behaviour.families import ELSEWHERE, EVIDENCE, PRICE, family_weights
+from mechicl.analysis.behaviour.families import ELSEWHERE, EVIDENCE, NONE, PRICE, match_weights, totals
 from mechicl.constructions import hide, known_models
 from mechicl.models import HookedTransformer
 from mechicl.reports import Comparison, Row, Section
@@ -27,7 +27,7 @@ RIGHT = {  # a known model's name begins with: the family that is right
     "GD++": "GD++",
     "preconditioned gradient descent": "preconditioned gradient descent",
     "Newton": "Newton",
-    "kernel gradient descent": "kernel gradient descent on 1 and x",  # the nearest kernel that the family holds
+    "kernel gradient descent": "kernel gradient descent on 1 and x",  # or none: it is near for some features
     "nearest neighbour": "nearest neighbours",
     "previous token, then induction": "nearest neighbours",  # on inputs that never come again, it is the nearest one
     "online gradient descent": "online gradient descent",
@@ -40,9 +40,9 @@ KINDS = (
 )  # fmt: skip
 GRID = [
     (evidence, price, elsewhere)
-    for evidence in (4.0, 8.0, 16.0, 32.0, 64.0)
-    for price in (0.0, 0.125, 0.25, 0.5, 1.0)
-    for elsewhere in (0.1, 0.2, 0.4, 0.8)
+    for evidence in (8.0, 12.0, 16.0, 24.0, 32.0)
+    for price in (0.125, 0.25, 0.5)
+    for elsewhere in (5e-4, 1e-3, 2e-3, 3e-3, 5e-3)
 ]
 NOISE = 1e-4
 """Of the noisy models' weights."""
@@ -59,47 +59,89 @@ class Case:
     called: str  # what it was called
     confidence: float  # how sure
     distance: float  # of what it was called, over squared predictions
-    noise: float  # in the model's weights
     n_prompts: int  # that it was identified on
+    description: str = ""  # the kind of learner, from its fingerprint
+
+    @property
+    def rights(self) -> tuple[str, ...]:
+        """The families that count as right: for kernels that the family may not hold, none does too."""
+        return (self.right, NONE) if self.right.startswith("kernel") else (self.right,)
 
     @property
     def is_right(self) -> bool:
         """Whether the family is right, whatever the number of steps."""
-        return self.called.split(",")[0] == self.right
+        return self.called.split(",")[0] in self.rights
+
+
+Measured = tuple[Case, Identification]
+HALVES = ("first", "second")
 
 
 @script(
-    n_prompts=Option(256, "prompts for the known models"),
-    n_varied=Option(220, "variations: other sizes, parameters, disguises and noise, on 8 to 256 prompts"),
+    n_prompts=Option(128, "prompts for the known models and the unlisted learners"),
+    n_varied=Option(110, "variations: other sizes, parameters, disguises and noise, on 64 to 256 prompts"),
     seed=Option(0, "seed of prompts and disguises"),
 )
 def compare(args: Any) -> Comparison:
-    """The known models, plain, hidden and noisy; then the variations."""
-    rows = []
+    """The known models, plain, hidden and noisy; then variations of them, and learners on no list."""
+    rows, groups = [], {}
     for label, options in {"plain": {}, "hidden": {"hidden": True}, "noisy": {"hidden": True, "noise": NOISE}}.items():
         cases = []
         for model in known_models(**options, seed=args.seed):
             if (right := right_family(model.name)) is not None:
                 result = _identified(model.model, model.task, args.n_prompts, args.seed)
-                cases.append(_case(f"{model.name} ({label})", right, result, options.get("noise", 0.0)))
+                cases.append(_case(f"{model.name} ({label})", right, result))
         rows += [Row(f"right families, {label}", None, _n_right(cases)), *map(_row, cases)]
-    varied, results = [], []
+    open_world = {half: _unlisted(names, args) for half, names in zip(HALVES, halves(), strict=True)}
+    known: dict[str, list[Measured]] = {half: [] for half in HALVES}
     for i in range(args.n_varied):
         drawn = varied_model(i, args.seed)
         try:
             result = _identified(drawn.model, drawn.task, drawn.n_prompts, args.seed + 7 * i)
         except (ValueError, RuntimeError):  # noise has made a model that explodes
             continue
-        results.append(result)
-        varied.append(_case(drawn.name, drawn.right, result, drawn.noise))
-    of_calibration, picture, numbers = _calibrated(varied, results)
+        known[HALVES[(i // len(KINDS)) % 2]].append((_case(drawn.name, drawn.right, result), result))
+    for half in HALVES:
+        groups[half] = [*known[half], *open_world[half]]
+    of_calibration, picture, numbers = _calibrated(groups)
+    rows += _of_unlisted({half: [case for case, _ in open_world[half]] for half in HALVES})
+    rows.append(Row("right families, variations", None, _n_right([case for half in HALVES for case, _ in known[half]])))
     sections = [Section("Is it as sure as it is right?", "", [picture])]
     lead = (
         f"Known models (`constructions.known_models()`) on {args.n_prompts} prompts, noise {NOISE:g} of each "
-        f"weight matrix's size; {len(varied)} variations of them: 3 to 6 dimensions, other parameters and steps, all "
-        f"disguised, noise of 0 to 0.1, 8 to 256 prompts."
+        f"weight matrix's size; {args.n_varied} variations of them: 3 to 6 dimensions, other parameters and steps, all "
+        f"disguised, noise of 0 to 1e-3, 64 to 256 prompts; {len(unlisted())} learners on no list, each with noisy and "
+        f"exact targets. The constants were chosen on one half of these, and are tested on the other."
     )
-    return Comparison("Are known algorithms named?", lead, [*of_calibration, *rows], sections, numbers)
+    return Comparison("Are known algorithms named, and others not?", lead, [*of_calibration, *rows], sections, numbers)
+
+
+def _unlisted(names: Sequence[str], args: Any) -> list[Measured]:
+    found, learners = [], unlisted()
+    for noise_std in (0.3, 0.0):
+        task = LinearRegression(x_dim=5, n_context=20, inputs="gaussian", noise_std=noise_std)
+        for name in names:
+            result = _identified(learners[name], task, args.n_prompts, args.seed)
+            found.append((_case(f"{name} (targets' noise {noise_std:g})", NONE, result), result))
+    return found
+
+
+def _of_unlisted(cases: dict[str, list[Case]]) -> list[Row]:
+    rows = []
+    for half, each in cases.items():
+        named = [case for case in each if case.called != NONE and case.confidence >= 0.5]
+        rows.append(
+            Row(
+                f"unlisted learners of the {half} half named with a confidence of 50%",
+                None,
+                f"{len(named)} of {len(each)}",
+                "",
+                "; ".join(f"{c.model}: {c.called}" for c in named),
+            )
+        )
+        rows.append(Row(f"unlisted learners of the {half} half called {NONE!r}", None, _n_right(each)))
+    return rows + [Row(case.model, None, f"{case.called} ({case.confidence:.0%})", "", case.description)
+                   for each in cases.values() for case in each]  # fmt: skip
 
 
 def right_family(name: str) -> str | None:
@@ -114,7 +156,6 @@ class Varied:
     right: str
     model: HookedTransformer
     task: Task
-    noise: float
     n_prompts: int
 
 
@@ -160,12 +201,12 @@ def varied_model(i: int, seed: int = 0) -> Varied:
     else:
         known = next(each for each in known_models() if each.name == kind)
         model, task = known.model, known.task
-    noise = 0.0 if number(0, 3) == 0 else 10 ** uniform(-6, -1)
-    n_prompts = 2 ** number(3, 8)
+    noise = 0.0 if number(0, 3) == 0 else 10 ** uniform(-6, -3)
+    n_prompts = 2 ** number(6, 8)
     right = right_family(kind)
     assert right is not None
     name = f"{kind}, variation {i}"
-    return Varied(name, right, hide(model, seed=seed + i, noise=noise).model, task, noise, n_prompts)
+    return Varied(name, right, hide(model, seed=seed + i, noise=noise).model, task, n_prompts)
 
 
 def _identified(model: Any, task: Task, n_prompts: int, seed: int) -> Identification:
@@ -174,10 +215,10 @@ def _identified(model: Any, task: Task, n_prompts: int, seed: int) -> Identifica
     )
 
 
-def _case(name: str, right: str, result: Identification, noise: float) -> Case:
-    answer = result.answer
-    n_prompts, distance = len(result.squared_predictions), result.distance(answer).mean
-    return Case(name, right, answer.name, result.confidence, distance, noise, n_prompts)
+def _case(name: str, right: str, result: Identification) -> Case:
+    nearest = result.distance(result.likeliest).mean
+    kind = result.fingerprint.description if result.fingerprint else ""
+    return Case(name, right, result.answer.name, result.confidence, nearest, len(result.squared_predictions), kind)
 
 
 def _n_right(cases: Sequence[Case]) -> str:
@@ -192,28 +233,26 @@ def _row(case: Case) -> Row:
 # ---- calibration ----
 
 
-def _calibrated(cases: Sequence[Case], results: Sequence[Identification]) -> tuple[list[Row], go.Figure, dict]:
-    """Rows, the curve and numbers: the three numbers chosen on one half of the cases, measured on the other."""
-    halves = [[i for i in range(len(cases)) if (i // len(KINDS)) % 2 == half] for half in (0, 1)]
-    table = [[_by_family(result, *numbers) for numbers in GRID] for result in results]
-    scores = torch.tensor([[math.log(max(each.get(case.right, 0.0), LEAST)) for each in row]
-                           for case, row in zip(cases, table, strict=True)])  # fmt: skip
-    chosen = [int(scores[half].mean(0).argmax()) for half in halves]
-    everything = GRID[int(scores.mean(0).argmax())]
-    crossed = [(i, table[i][chosen[1 - half]]) for half in (0, 1) for i in halves[half]]
-    pairs = [(cases[i], weights, max(weights, key=weights.__getitem__))
-             for i, weights in sorted(crossed, key=lambda pair: pair[0])]  # fmt: skip
-    refitted = curve([weights[top] for _, weights, top in pairs], [top == case.right for case, _, top in pairs])
-    measured = curve([case.confidence for case in cases], [case.is_right for case in cases])
+def _calibrated(groups: dict[str, list[Measured]]) -> tuple[list[Row], go.Figure, dict]:
+    """Rows, the curves and numbers: the constants chosen on one half of the cases, measured on the other."""
+    chosen = max(GRID, key=lambda numbers: _score(groups["first"], *numbers))
     words = "evidence {:g}, price {:g}, elsewhere {:g}"
-    rows = [
-        Row("right families, variations", None, _n_right(cases)),
-        *_rows_of(measured, "", f"with {words.format(EVIDENCE, PRICE, ELSEWHERE)}, chosen on other variations"),
-        *_rows_of(refitted, ", refitted", "with the numbers that are best on the other half of the variations"),
-        Row("best numbers for these variations", None, words.format(*everything), "",
-            f"on the halves: {'; '.join(words.format(*GRID[k]) for k in chosen)}"),
-    ]  # fmt: skip
-    return rows, _picture(measured, refitted), {"curve": measured, "refitted_curve": refitted}
+    curves = {half: curve([case.confidence for case, _ in each], [case.is_right for case, _ in each])
+              for half, each in groups.items()}  # fmt: skip
+    rows = [Row("best numbers for the first half", None, words.format(*chosen), "",
+                f"used: {words.format(EVIDENCE, PRICE, ELSEWHERE)}")]  # fmt: skip
+    for half, each in curves.items():
+        rows += _rows_of(each, f", {half} half", "the constants were chosen on the first half")
+    return rows, _picture(curves["second"], curves["first"]), curves
+
+
+def _score(cases: Sequence[Measured], evidence: float, price: float, elsewhere: float) -> float:
+    """The mean logarithm of the probability of what is right."""
+    logs = []
+    for case, result in cases:
+        weights = totals(result.matches, match_weights(result.matches, evidence, price, elsewhere))
+        logs.append(math.log(max(sum(weights.get(name, 0.0) for name in case.rights), LEAST)))
+    return sum(logs) / len(logs)
 
 
 def curve(confidences: Sequence[float], right: Sequence[bool]) -> list[dict[str, float]]:
@@ -242,21 +281,10 @@ def _rows_of(bins: Sequence[dict[str, float]], label: str, note: str) -> list[Ro
 def _picture(measured: Sequence[dict[str, float]], refitted: Sequence[dict[str, float]]) -> go.Figure:
     fig = figure("Confidence and share of right names", "confidence", "share of right names")
     add_line(fig, [0, 1], [0, 1], "calibrated", "#999999", dash="dot")
-    for bins, name, color in ((measured, "measured", "#0072b2"), (refitted, "numbers refitted", "#d55e00")):
+    for bins, name, color in ((measured, "tested", "#0072b2"), (refitted, "chosen on", "#d55e00")):
         x, y = [each["confidence"] for each in bins], [each["right"] for each in bins]
         add_line(fig, x, y, name, color, mode="lines+markers")
     return fig
-
-
-def _by_family(result: Identification, evidence: float, price: float, elsewhere: float) -> dict[str, float]:
-    distances: Tensor = torch.stack([match.squared_distances for match in result.matches])
-    numbers = [match.n_fitted + match.n_given for match in result.matches]
-    scale = result.squared_predictions.mean().item()
-    weights = family_weights(distances, numbers, scale, evidence=evidence, price=price, elsewhere=elsewhere)
-    totals: dict[str, float] = {}
-    for match, weight in zip(result.matches, weights.tolist(), strict=True):
-        totals[match.family] = totals.get(match.family, 0.0) + weight
-    return totals
 
 
 if __name__ == "__main__":

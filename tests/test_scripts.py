@@ -154,8 +154,9 @@ def test_variations_are_reproducible(i):
 
 
 def test_a_case_is_right_by_its_family_whatever_the_steps():
-    assert families.Case("m", "Newton", "Newton, 6 iterations", 0.9, 0.1, 0.0, 64).is_right
-    assert not families.Case("m", "Newton", "gradient descent, 6 steps", 0.9, 0.1, 0.0, 64).is_right
+    assert families.Case("m", "Newton", "Newton, 6 iterations", 0.9, 0.1, 64).is_right
+    assert not families.Case("m", "Newton", "gradient descent, 6 steps", 0.9, 0.1, 64).is_right
+    assert families.Case("m", families.NONE, "none of these", 0.9, 0.1, 64).is_right
 
 
 def test_controls_have_the_shape_and_not_the_weights():

@@ -94,8 +94,9 @@ def test_a_mixture_of_algorithms_is_like_none_of_them():
     assert answer.headline.startswith("It behaves like no algorithm that was tried; the nearest is ")
 
 
-def match(name: str, distances: torch.Tensor, n_fitted: int = 1) -> FamilyMatch:
-    return FamilyMatch(name, None, {}, n_fitted, distances, torch.ones(len(distances)), distances)
+def match(name: str, distances: torch.Tensor, n_fitted: int = 1, elsewhere: float = 1e-4) -> FamilyMatch:
+    changed = torch.full_like(distances, elsewhere)
+    return FamilyMatch(name, None, {}, n_fitted, distances, torch.ones(len(distances)), distances, changed)
 
 
 def ranked(*matches: FamilyMatch) -> Any:
@@ -113,6 +114,13 @@ def test_ties_are_reported():
     apart = ranked(newton, match("ridge", noise + 0.01))
     assert apart.rivals == []
     assert "The next algorithm, ridge regression, leaves " in apart.words
+
+
+def test_what_is_near_and_no_copy_is_not_named():
+    answer = ranked(match("ridge", torch.full((50,), 0.01).double(), elsewhere=0.03))
+    assert answer.headline == "It predicts much like ridge regression, but is no copy of it"
+    assert "With changed prompts it is 3%" in answer.words
+    assert "with a confidence of 100% it is none of the algorithms tried" in answer.words
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,24 @@ class FamilyMatch(Result):
         return self.name.split(",")[0]
 
 
+def match_weights(
+    matches: Sequence[FamilyMatch], evidence: float = EVIDENCE, price: float = PRICE, elsewhere: float = ELSEWHERE
+) -> Float[Tensor, "match"]:
+    """Return the probability of each match by its distances on all changes (`family_weights`); 0 if it is excluded."""
+    rows = [torch.full_like(m.changed_distances, math.inf) if m.excluded else m.changed_distances for m in matches]
+    n_numbers = [match.n_fitted + match.n_given for match in matches]
+    return family_weights(torch.stack(rows), n_numbers, 1.0, evidence=evidence, price=price, elsewhere=elsewhere)
+
+
+def totals(matches: Sequence[FamilyMatch], weights: Float[Tensor, "match"]) -> dict[str, float]:
+    """Add up the weights of each family, the largest first; mere bounds count for "none of these"."""
+    found = {NONE: 1 - weights.sum().item()}
+    for match, weight in zip(matches, weights.tolist(), strict=True):
+        name = NONE if match.is_bound else match.family
+        found[name] = found.get(name, 0.0) + weight
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
 @dataclass(frozen=True, eq=False)
 class Identification(Result):
     """Families of algorithms, ranked by how well their best member predicts the model's outputs on held-out prompts.
@@ -163,20 +181,11 @@ class Identification(Result):
 
         Families that only bound others (such as any function of S) count for "none of these".
         """
-        totals = {NONE: 1 - self._weights.sum().item()}
-        for match, weight in zip(self.matches, self._weights.tolist(), strict=True):
-            name = NONE if match.is_bound else match.family
-            totals[name] = totals.get(name, 0.0) + weight
-        return dict(sorted(totals.items(), key=lambda pair: -pair[1]))
+        return totals(self.matches, self._weights)
 
     @cached_property
     def _weights(self) -> Tensor:
-        rows = [
-            torch.full_like(m.changed_distances, math.inf) if m.excluded else m.changed_distances for m in self.matches
-        ]
-        distances = torch.stack(rows)
-        n_numbers = [match.n_fitted + match.n_given for match in self.matches]
-        return family_weights(distances, n_numbers, 1.0)
+        return match_weights(self.matches)
 
     @property
     def verdict(self) -> str:

@@ -1,5 +1,6 @@
 """The fingerprint of a learner: properties that are measured on its predictions alone, without a list of algorithms."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -231,6 +232,11 @@ class Changes:
         }
         self.prompts = {name: Prompts(*values) for name, values in changed.items()}
 
+    def predicted(self, learner: Learner, name: str) -> Float[Tensor, "prompt y"]:
+        """Return a learner's predictions after a change, without warnings: a change may make an iteration diverge."""
+        with warnings.catch_warnings(action="ignore"):
+            return query_predictions(learner, self.prompts[name])
+
     def target(self, name: str) -> Float[Tensor, "prompt y"]:
         """Return the query's target after a change of `COMPARED`."""
         return self.prompts[name].ys[:, -1] if COMPARED[name] == 0 else COMPARED[name] * self.ys[:, -1]
@@ -323,14 +329,14 @@ def measured(learner: Learner, changes: Changes, progress: bool | None = None) -
     predicted = {"plain": plain}
     for name in progress_bar(list(needed), unit="change", progress=progress, desc="fingerprint"):
         try:
-            predicted[name] = query_predictions(learner, changes.prompts[name])
+            predicted[name] = changes.predicted(learner, name)
         except ArgumentError as error:  # a learner of Boolean inputs takes no others
             missing |= {each: f"{name}: {error}" for each, parts in tested.items() if name in parts}
     tested = {name: parts for name, parts in tested.items() if name not in missing}
     violations = {}
     for name, parts in tested.items():
         terms = [factor * predicted[each] for each, factor in parts.items()]
-        terms += [torch.full_like(plain, -changes.size)] if name == "shift of the targets" else []
+        terms += [torch.full_like(plain, -changes.size.item())] if name == "shift of the targets" else []
         violations[name] = torch.stack(terms).sum(0).square().mean(-1)
     eigenvalues = responses = changes.xs.new_zeros(0, len(plain))
     if not classes:
@@ -380,6 +386,6 @@ def _influence(learner: Learner, changes: Changes, plain: Tensor, classes: bool)
         rows.append((query_predictions(learner, Prompts(changes.xs, ys)) - plain).square().mean(-1) / change)
     if classes:
         return torch.stack(rows), torch.full_like(rows[0], torch.nan)
-    moved = query_predictions(learner, changes.prompts["outlier"]) - plain
+    moved = changes.predicted(learner, "outlier") - plain
     large = moved.square().mean(-1) / (OUTLIER * changes.size) ** 2
     return torch.stack(rows), large.mean() / rows[0].mean().clamp(min=1e-300) * torch.ones_like(large)

@@ -206,7 +206,7 @@ class _Elsewhere:
             self.fingerprint, predicted = measured(model, self._changes, progress=False)
             for name in OF_CLASSES if are_classes(prompts.ys) else COMPARED:
                 if name not in predicted:
-                    predicted[name] = query_predictions(model, self._changes.prompts[name])
+                    predicted[name] = self._changes.predicted(model, name)
                 self._predicted[name] = predicted[name]
         losses = {name: self._loss(name) for name in self._predicted}
         self.losses = {name: each for name, each in losses.items() if 1 - each >= (1 - losses["plain"]) / 2}
@@ -221,9 +221,7 @@ class _Elsewhere:
         rows = [self._distance("plain", predictions[: self._n])]
         if rows[0].mean() < FAR:
             names = [name for name in self.losses if name != "plain"]
-            rows += [
-                self._distance(name, query_predictions(fit.learner, self._changes.prompts[name])) for name in names
-            ]
+            rows += [self._distance(name, self._changes.predicted(fit.learner, name)) for name in names]
         return torch.stack(rows).mean(0)
 
     def _distance(self, name: str, predictions: Tensor) -> Float[Tensor, "prompt"]:
