@@ -364,10 +364,7 @@ CALLS: dict[str, Call] = {
         w.task,
         layers=1,
         dims=1,
-        n_fitting=8,
-        n_prompts=8,
-        iterations=2,
-        restarts=0,
+        fit=causes.SubspaceFit(8, 8, 2, 0),
         **QUIET,
     ),
     "analysis.causes.exchange_patterns": lambda w: causes.exchange_patterns(w.exact, w.prompts, w.sources),
@@ -437,7 +434,7 @@ CALLS: dict[str, Call] = {
     "analysis.language.steering": lambda w: _steered(w),
     "analysis.language.stability": lambda w: language.stability(lambda i: ["a", "b", "c"][i : i + 2], [0, 1], **QUIET),
     "analysis.language.align_variables": lambda w: language.align_variables(
-        w.tokens, w.causal, "first", w.ids, layers=[0], rank=2, n_pairs=20, epochs=1, **QUIET
+        w.tokens, w.causal, "first", w.ids, layers=[0], fit=language.AlignmentFit(2, 20, 1), **QUIET
     ),
     "analysis.language.TextLearner": lambda w: language.TextLearner(w.language).write(w.few),
     # ---- texts, models of others, saved models ----

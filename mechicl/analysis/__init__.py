@@ -52,6 +52,7 @@ from mechicl.analysis.heads import composition_scores, measure_target_copying, r
 from mechicl.analysis.interventions import (
     InterventionSweep,
     PatchingSession,
+    Replacement,
     Site,
     ablate,
     attribute,
@@ -79,6 +80,7 @@ __all__ = [
     "Match",
     "PatchingSession",
     "Readouts",
+    "Replacement",
     "Site",
     "SubspaceSearch",
     "ablate",
