@@ -113,7 +113,6 @@ def world() -> SimpleNamespace:
     w.recurrent = {each["attention"]: build(TransformerConfig(**each)) for each in kinds}
     w.matched = analysis.match(w.model, w.learner, w.prompts, **QUIET)
     w.eye = torch.tensor([[1.0, 0.2], [0.2, 1.0]])
-    w.addresses = stepwise.AddressDescent(w.eye.double()[None, None], torch.ones(1, 1), torch.zeros(1, 1))
     w.shares = torch.linspace(0.1, 0.9, 12).reshape(3, 4, 1)
     return w
 
@@ -154,7 +153,6 @@ def _of_steps() -> Iterator[tuple[str, Call]]:
     }  # fmt: skip
     for name, some in options.items():
         yield f"stepwise.{name}", lambda w, name=name, some=some: getattr(stepwise, name)(**some).predict(w.prompts)
-    yield "stepwise.AddressDescent", lambda w: w.addresses.predict(w.prompts)
 
 
 def _of_tasks() -> Iterator[tuple[str, Call]]:
@@ -182,7 +180,6 @@ def _of_constructions() -> Iterator[tuple[str, Call]]:
         "constructions.kernel_gradient_descent",
         lambda w: constructions.kernel_gradient_descent(weights=w.eye, n_context=4, step_size=0.1),
     )
-    yield "constructions.address_descent", lambda w: constructions.address_descent(w.addresses, n_context=4)
     yield "constructions.induction", lambda w: constructions.induction(d_vocab=5, n_ctx=8, seed=3)
     yield "constructions.compress", lambda w: constructions.compress(w.exact, w.prompts, d_model=3, steps=3, **QUIET)
     yield "constructions.hide", lambda w: constructions.hide(w.exact, seed=1)

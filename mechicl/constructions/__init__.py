@@ -7,7 +7,6 @@ a `DivergenceWarning`. `certificates_table()` lists the models' errors. `known_m
 plain or obfuscated (`hide`), with the algorithm that each runs.
 """
 
-from mechicl.constructions.addresses import address_descent
 from mechicl.constructions.certificates import certificates_table
 from mechicl.constructions.compression import compress
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent, induction
@@ -36,7 +35,6 @@ __all__ = [
     "Head",
     "Layer",
     "Stream",
-    "address_descent",
     "assemble",
     "certificates_table",
     "compress",

@@ -85,16 +85,13 @@ def make_experiment(
     tokens: Tensor,
     prompts: Inputs,
     metrics: SomeMetrics,
-    *,
-    keep_predictions: bool | None = None,
 ) -> Experiment:
     """Make the experiment of arguments of `patch`; by default the loss is against the targets of `prompts`.
 
-    Predictions are kept by default unless they are logits and there are metrics.
+    Predictions are kept unless they are logits and there are metrics.
     """
     named = name_metrics(metrics, prompts, adapter.at)
-    keep = isinstance(prompts, Prompts) or not named if keep_predictions is None else keep_predictions
-    return Experiment(adapter, tokens, named, keep, Budget())
+    return Experiment(adapter, tokens, named, isinstance(prompts, Prompts) or not named, Budget())
 
 
 def sweep_grid(
