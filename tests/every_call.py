@@ -263,7 +263,6 @@ CALLS: dict[str, Call] = {
         w.token_learner, w.chains, n_prompts=8, **QUIET
     ),
     "analysis.regret": lambda w: analysis.regret(w.model, w.task, n_prompts=8, **QUIET),
-    "analysis.measure_conditioning": lambda w: analysis.measure_conditioning(w.prompts, [0.0, 0.1]),
     "analysis.measure_forgetting": lambda w: analysis.measure_forgetting(w.model, w.prompts, **QUIET),
     "analysis.measure_order_sensitivity": lambda w: analysis.measure_order_sensitivity(
         w.model, w.prompts, n_orders=2, **QUIET

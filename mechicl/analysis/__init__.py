@@ -67,7 +67,6 @@ from mechicl.analysis.weights import (
     connect_modes,
     fit_construction,
     interpolate,
-    measure_conditioning,
     read_weight_products,
 )
 
@@ -116,7 +115,6 @@ __all__ = [
     "layers",
     "match",
     "measure_circuit",
-    "measure_conditioning",
     "measure_forgetting",
     "measure_order_sensitivity",
     "measure_over_training",

@@ -25,7 +25,7 @@ ReplacementMethod = Literal["mean", "zero", "resample", "any"]
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """What replaces the activations that `ablate` removes, or the writes over the edges that `find_circuit` cuts.
+    """A replacement of the activations that `ablate` removes, or of the writes over edges that `find_circuit` cuts.
 
     Attributes:
         method: the "mean" over prompts at the same position, "zero", the activation of another prompt ("resample"), or
