@@ -296,9 +296,6 @@ CALLS: dict[str, Call] = {
     "analysis.weights.replace_products": lambda w: weights.replace_products(
         w.lsa, analysis.read_weight_products(w.lsa)
     ),
-    "analysis.weights.adapted_functions": lambda w: weights.adapted_functions(w.learner, w.prompts, w.few.xs[0]),
-    "analysis.weights.initial_function": lambda w: weights.initial_function(w.lsa, w.lsa_prompts.query.xs),
-    "analysis.weights.view_kernel": lambda w: weights.view_kernel(w.lsa, w.lsa_prompts.query.xs[:3], w.lsa_prompts),
     "analysis.weights.linear_attention_optimum": lambda w: weights.linear_attention_optimum(w.eigenvalues, 4),
     "analysis.weights.preconditioned_gd_optimum": lambda w: weights.preconditioned_gd_optimum(w.eigenvalues, 4),
     "analysis.weights.one_step_optimum": lambda w: weights.one_step_optimum(w.task),

@@ -22,7 +22,6 @@ from mechicl.analysis.dynamics import find_transitions, score_heads_over_trainin
 from mechicl.analysis.finetuning import draw_texts
 from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.analysis.layers import ols_weights
-from mechicl.analysis.weights import view_kernel
 from mechicl.base.annotations import is_array, parts_of
 from mechicl.base.arguments import fits
 from mechicl.checkpoints import load_checkpoint
@@ -235,8 +234,7 @@ def _values() -> Iterator[tuple[str, Any]]:
         yield "tokens", each
     checkpoint = load_checkpoint("lsa-1l")
     read = checkpoint.task.sample(6, seed=0)
-    kernel = view_kernel(checkpoint.best, read.query.xs[:3], read)
-    for each in (checkpoint, checkpoint.best, checkpoint.task, read, checkpoint.select([0]), kernel):
+    for each in (checkpoint, checkpoint.best, checkpoint.task, read, checkpoint.select([0])):
         yield "checkpoint", each
     topics = TopicClassification()
     for each in (
