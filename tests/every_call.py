@@ -523,7 +523,7 @@ REASONS = {
         "METHOD_NAMES MEASURES SWEEPS PRESETS TEXT_TASKS WORD_TASKS Method Metric At Clamp Curriculum Ramp "
         "TrainingConfig TrainingResult Sweep LSTMConfig TransformerConfig HookedTransformerConfig Interleaved "
         "Fingerprint Ranked Sampler Paired Prompts Shots TokenSequences Trajectory Circuit Identification "
-        "InterventionSweep Match Readouts "
+        "AlignmentFit InterventionSweep Match Reading Readouts Replacement SubspaceFit "
         "SubspaceSearch Alignment Regret SpectralLearner AlignmentOverTraining HeadsOverTraining "
         "LearningCoefficient OverTraining StrategyOdds StrategyTracking Transitions FineTuningComparison "
         "TaskTexts HeadScores TargetCopying TokenSensitivity LossPath LayerErrors EdgeScores HypothesisTest "

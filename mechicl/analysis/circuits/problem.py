@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.analysis.interventions.ablation import Replacement, ReplacementMethod
+from mechicl.analysis.interventions.ablation import Replacement, ReplacementMethod, encode_reference
 from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.analysis.interventions.metrics import (
     Inputs,
@@ -203,7 +203,7 @@ def _record_references(
 
     For "any", edges carry zero or random mixtures, in runs from the prompts and from mixed embeddings.
     """
-    others, method = replacement.encode_reference(adapter, tokens), replacement.method
+    others, method = encode_reference(replacement, adapter, tokens), replacement.method
     n, generator = len(tokens), torch.Generator().manual_seed(replacement.seed)
     if method == "zero":
         return [(_zeros(record_writes(adapter, tokens[:1]), n), None)]

@@ -47,22 +47,23 @@ class Replacement:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def encode_reference(self, adapter: ModelAdapter, tokens: Tensor) -> Tensor | None:
-        """Return the reference's tokens; ValueError if the method cannot take replacements from them, or from none."""
-        method, n, uses_prompts = self.method, len(tokens), self.method in ("mean", "resample")
-        others = None if self.reference is None else adapter.encode(self.reference)
-        if others is None:
-            if uses_prompts and n < 2:
-                raise ValueError(f"method={method!r} needs another prompt, got {n}: give more, or a reference")
-        elif not uses_prompts:
-            raise ValueError(f"method={method!r} takes no reference: it is for 'mean' and 'resample'")
-        elif others.shape[1:] != tokens.shape[1:] or not len(others):
-            raise ValueError(f"reference must have the prompts' length: {(*others.shape,)} for {(*tokens.shape,)}")
-        elif method == "resample" and len(others) != n:
-            raise ValueError(f"method='resample' needs a reference for each of {n} prompts, got {len(others)}")
-        elif method == "resample" and torch.equal(others, tokens):
-            raise ValueError("reference is equal to the prompts, so nothing would change: give other prompts")
-        return others
+
+def encode_reference(replacement: Replacement, adapter: ModelAdapter, tokens: Tensor) -> Tensor | None:
+    """Return the reference's tokens; ValueError if the method cannot take replacements from them, or from none."""
+    method, n, uses_prompts = replacement.method, len(tokens), replacement.method in ("mean", "resample")
+    others = None if replacement.reference is None else adapter.encode(replacement.reference)
+    if others is None:
+        if uses_prompts and n < 2:
+            raise ValueError(f"method={method!r} needs another prompt, got {n}: give more, or a reference")
+    elif not uses_prompts:
+        raise ValueError(f"method={method!r} takes no reference: it is for 'mean' and 'resample'")
+    elif others.shape[1:] != tokens.shape[1:] or not len(others):
+        raise ValueError(f"reference must have the prompts' length: {(*others.shape,)} for {(*tokens.shape,)}")
+    elif method == "resample" and len(others) != n:
+        raise ValueError(f"method='resample' needs a reference for each of {n} prompts, got {len(others)}")
+    elif method == "resample" and torch.equal(others, tokens):
+        raise ValueError("reference is equal to the prompts, so nothing would change: give other prompts")
+    return others
 
 
 @checked(locks=True)
@@ -129,7 +130,7 @@ def _record_replacements(experiment: Experiment, names: Sequence[str], replaceme
     adapter, tokens, budget = experiment.adapter, experiment.tokens, experiment.budget
     if replacement.method == "any":
         raise ValueError("method='any' is for edges of circuits: ablate with 'mean', 'zero' or 'resample'")
-    others, n = replacement.encode_reference(adapter, tokens), len(tokens)
+    others, n = encode_reference(replacement, adapter, tokens), len(tokens)
     if replacement.method == "zero":
         if any(name.endswith("hook_attn_scores") for name in names):
             raise ValueError("scores of zero would unmask hidden keys: ablate 'pattern'")
