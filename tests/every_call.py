@@ -312,7 +312,6 @@ CALLS: dict[str, Call] = {
     ),
     "analysis.measure_target_copying": lambda w: analysis.measure_target_copying(w.model, w.prompts, **QUIET),
     "analysis.read_dual_form": lambda w: analysis.read_dual_form(w.exact, w.prompts, **QUIET),
-    "analysis.heads.measure_token_sensitivity": lambda w: heads.measure_token_sensitivity(w.model, w.prompts, **QUIET),
     "analysis.heads.prefix_matching_scores": lambda w: heads.prefix_matching_scores(w.tokens),
     # ---- interventions and circuits ----
     "analysis.patch": lambda w: analysis.patch(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
@@ -526,7 +525,7 @@ REASONS = {
         "AlignmentFit InterventionSweep Match Reading Readouts Replacement SubspaceFit "
         "SubspaceSearch Alignment Regret SpectralLearner AlignmentOverTraining HeadsOverTraining "
         "LearningCoefficient OverTraining StrategyOdds StrategyTracking Transitions FineTuningComparison "
-        "TaskTexts HeadScores TargetCopying TokenSensitivity LossPath LayerErrors EdgeScores HypothesisTest "
+        "TaskTexts HeadScores TargetCopying LossPath LayerErrors EdgeScores HypothesisTest "
         "Interchange PatternExchange FewShotScores FunctionVector MatchedAblation Stability TaskVectors "
         "VariableAlignment Interval Result Comparison Row Section Checkpoint Snapshots AlgorithmFamily Head Layer "
         "Stream LanguageModel LabelledTexts TextTask WordPrompts WordTask ConditioningWarning DivergenceWarning "
