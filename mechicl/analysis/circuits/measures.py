@@ -59,7 +59,7 @@ def measure_circuit(
         >>> circuit = find_circuit(induction, ids[:32], next_token_loss(ids[:32, 0]))
         >>> print(measure_circuit(induction, circuit, ids[32:], next_token_loss(ids[32:, 0])).faithfulness())
     """
-    method = {"any": "zero", "counterfactual": "resample"}.get(circuit.method, circuit.method)
+    method: Any = {"any": "zero", "counterfactual": "resample"}.get(circuit.method, circuit.method)
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
         replacement = Replacement(method, reference, seed)
         problem = make_problem(model, prompts, metrics, method=replacement, at=at, advance=bar.update)

@@ -141,7 +141,7 @@ def test_cells_are_batched_by_where_they_begin_and_end(monkeypatch):
     results = experiment.run_cells(baseline, [tuple({*pair}) for pair in pairs], values)
     assert results.predictions is not None
     for predicted, two in list(zip(results.predictions, pairs, strict=True))[::5]:
-        hooks = [oracles.putting("z", site.layer, {"head": site.head}, values[site.hook_name]) for site in {*two}]
+        hooks = [oracles.putting("z", site.layer, {"head": site.head or 0}, values[site.hook_name]) for site in {*two}]
         assert_close(predicted, run(model, prompts, hooks), **EXACT)
     assert {(a, b) for a, b, _ in seen} == {(a, b) for a in range(4) for b in range(a, 4)}
     assert sum(rows for _, _, rows in seen) == 36 * 3
