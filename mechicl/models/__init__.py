@@ -20,15 +20,6 @@ from mechicl.models.wrapping.wrap import wrap
 from mechicl.models.wrapping.wrapped import Reading, WrappedModel
 
 __all__ = [
-    "HookedLSTM",
-    "HookedTransformer",
-    "HookedTransformerConfig",
-    "LSTMConfig",
-    "PromptedModel",
-    "Reading",
-    "TransformerConfig",
-    "WrappedModel",
-    "build",
-    "process_weights",
-    "wrap",
-]
+    "HookedLSTM", "HookedTransformer", "HookedTransformerConfig", "LSTMConfig", "PromptedModel", "Reading",
+    "TransformerConfig", "WrappedModel", "build", "process_weights", "wrap",
+]  # fmt: skip

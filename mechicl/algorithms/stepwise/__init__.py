@@ -12,19 +12,7 @@ from mechicl.algorithms.stepwise.inverses import NewtonSteps, ResidualRidge, Rid
 from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
 
 __all__ = [
-    "AfterCopying",
-    "DiscountedDescent",
-    "Hypothesis",
-    "Induction",
-    "KernelReading",
-    "NewtonSteps",
-    "OnlineDescent",
-    "QueryDescent",
-    "RecursiveSteps",
-    "ResidualDescent",
-    "ResidualRidge",
-    "RidgePath",
-    "Runs",
-    "StepwiseAlgorithm",
+    "AfterCopying", "DiscountedDescent", "Hypothesis", "Induction", "KernelReading", "NewtonSteps", "OnlineDescent",
+    "QueryDescent", "RecursiveSteps", "ResidualDescent", "ResidualRidge", "RidgePath", "Runs", "StepwiseAlgorithm",
     "query_of",
-]
+]  # fmt: skip

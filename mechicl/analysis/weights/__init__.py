@@ -10,7 +10,6 @@ from mechicl.analysis.weights.paths import LossPath, connect_modes, interpolate
 from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 
 __all__ = [
-    "LossPath", "WeightProducts", "connect_modes", "fit_construction",
-    "interpolate", "linear_attention_optimum", "one_step_optimum",
-    "preconditioned_gd_optimum", "read_weight_products", "replace_products",
+    "LossPath", "WeightProducts", "connect_modes", "fit_construction", "interpolate", "linear_attention_optimum",
+    "one_step_optimum", "preconditioned_gd_optimum", "read_weight_products", "replace_products",
 ]  # fmt: skip
