@@ -344,7 +344,9 @@ class WrappedModel(LayeredModel):
         tokens = self._encode(Prompts(prompts.xs.clone(), prompts.ys.clone()))  # which it may write into
         if not isinstance(tokens, Tensor):
             kind = type(tokens).__name__
-            raise TypeError(f"encode returned {kind}, not one tensor [prompt ...]: return one, and split it in call=")
+            raise TypeError(
+                f"encode returned {kind}, not one tensor [prompt ...]: return one, and split it in Reading(call=)"
+            )
         if tokens.ndim == 0 or len(tokens) != len(prompts):
             raise ValueError(f"encode returned the shape {tuple(tokens.shape)} for {len(prompts)} prompts")
         return tokens
@@ -375,7 +377,7 @@ class WrappedModel(LayeredModel):
         if n != len(prompts) or width != prompts.y_dim or n_points not in (1, prompts.n_context + 1):
             shape = tuple(predictions.shape)
             raise ValueError(
-                f"predictions of the shape {shape} for {prompts}: give decode= or points= for [prompt point y]"
+                f"predictions of the shape {shape} for {prompts}: give decode= or Reading(points=) for [prompt point y]"
             )
         return predictions
 
@@ -399,7 +401,9 @@ class WrappedModel(LayeredModel):
             self._d_model = streams[0].shape[-1]
         if alone.shape != predicted[-1:].shape or differ(alone, predicted[-1:]):
             problem = f"the prediction of {self.name} for a prompt changes with the other prompts of its batch"
-            raise ValueError(f"{problem}: give batch_first=False if it reads [pos prompt ...], or change encode=")
+            raise ValueError(
+                f"{problem}: give Reading(..., batch_first=False) if it reads [pos prompt ...], or change encode="
+            )
         if differ(*(part[-1:, -1] for part in predicted.chunk(2))):
             raise ValueError(f"{self.name} sees the query's target: encode= must leave out prompts.ys[:, -1]")
         if not differ(*(part[:1, -1] for part in predicted.chunk(2))):

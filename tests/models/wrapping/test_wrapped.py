@@ -564,7 +564,7 @@ def test_a_function_as_encode_is_probed_and_tested_like_its_format(net, model):
         seeded(NanoGPT, causal=False), encode=Reading(interleaved, slice(0, None, 2)), layers="blocks.{}"
     )
     for each in (unknown, both_ways):
-        with pytest.raises(ValueError, match="points= at which no later point is seen"):
+        with pytest.raises(ValueError, match=r"points=\) at which no later point is seen"):
             probe(each, quantities, fitting, held_out, progress=False)
 
 
