@@ -17,7 +17,7 @@ from rasp_programs import compile_program
 from scipy.stats import binomtest
 from torch import Tensor
 
-from mechicl.analysis.language import CausalModel, VariableAlignment, align_variables
+from mechicl.analysis.language import AlignmentFit, CausalModel, VariableAlignment, align_variables
 from mechicl.interop import CompiledTransformer
 
 Words = Sequence[Any]
@@ -66,6 +66,7 @@ def causal_model(model: CompiledTransformer, known: Known) -> CausalModel:
     return CausalModel(
         {known.variable: lambda ids: known.value(words(ids)), "words": words},
         lambda values: outputs[known.output(values[known.variable], values["words"])],
+        known.read,
     )
 
 
@@ -81,13 +82,13 @@ def draw_prompts(model: CompiledTransformer, known: Known, causal: CausalModel) 
     return ids[kept], 1 if known.is_number else sum(n > 1 for n in n_inputs.values()) - 1
 
 
-def align_program(name: str, **options: Any) -> VariableAlignment:
+def align_program(name: str, **settings: Any) -> VariableAlignment:
     model, known = compile_program(name), KNOWN[name]
     causal = causal_model(model, known)
     ids, rank = draw_prompts(model, known, causal)
     return align_variables(
-        model, causal, known.variable, ids, pos=known.pos, read=known.read, layers=[known.layer], rank=rank,
-        component=known.component, progress=False, **options,
+        model, causal, known.variable, ids, pos=known.pos, layers=[known.layer], component=known.component,
+        fit=AlignmentFit(rank, **settings), progress=False,
     )  # fmt: skip
 
 

@@ -62,8 +62,8 @@ def compare(args: Any) -> Comparison:
         f"means of differences between the same seeds, with their 95% interval (Student's t). The other values are "
         f"medians. {coverage_words(5)}."
     )
-    figure = viz.lines(curves, "step", "loss", "given", log_x=False, log_y=True, y_title="held-out loss (nats)",
-                       title="What is given from the start")  # fmt: skip
+    figure = viz.lines(curves, "step", "loss", "given", log_x=False, log_y=True, title="What is given from the start")
+    figure.update_yaxes(title_text="held-out loss (nats)")
     sections = [Section("Losses", "Means over five seeds.", figure)]
     return Comparison("Induction: what is learned last", lead, rows, sections)
 

@@ -7,7 +7,7 @@ from analyses.support.script import Option, script
 from mechicl import viz
 from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.analysis import SubspaceSearch, fit_subspace
-from mechicl.analysis.causes import fit_hypotheses
+from mechicl.analysis.causes import SubspaceFit, fit_hypotheses
 from mechicl.analysis.causes.subspaces import MODEL
 from mechicl.checkpoints import load_checkpoint
 from mechicl.reports import Comparison, Row, Section
@@ -34,8 +34,8 @@ def compare(args: Any) -> Comparison:
         each for each in fit_hypotheses(model, task, seed=args.seed) if any(words in each.name for words in ASKED)
     ]
     searches = search_subspaces(
-        model, chosen, "prediction", task, args.layers, dims=args.dims, seed=args.seed, n_fitting=args.n_prompts,
-        n_prompts=args.n_prompts, iterations=args.iterations, restarts=0,
+        model, chosen, "prediction", task, args.layers, dims=args.dims,
+        fit=SubspaceFit(args.n_prompts, args.n_prompts, args.iterations, restarts=0, seed=args.seed),
     )  # fmt: skip
     rows = [row for search in searches for row in rows_of(search)]
     sections = [Section(f"{TITLE} prediction: {each.hypothesis}", WORDS.format(each.place), viz.plot(each))

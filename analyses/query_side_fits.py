@@ -13,12 +13,12 @@ from jaxtyping import Float
 from query_side import FIRST, exchanged_sources
 from torch import Tensor
 
-from analyses.support.address_descent import fit_address_descent
+from analyses.support.address_descent import AddressDescent, address_descent, fit_address_descent
 from analyses.support.script import Option, regression_checkpoint, script
-from mechicl.algorithms.stepwise import AddressDescent, Hypothesis
+from mechicl.algorithms.stepwise import Hypothesis
 from mechicl.analysis.causes import exchange_patterns
 from mechicl.analysis.causes.interchange import interchange_each
-from mechicl.constructions import address_descent, gradient_descent, newton
+from mechicl.constructions import gradient_descent, newton
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row

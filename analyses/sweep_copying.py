@@ -48,11 +48,11 @@ def compare(args: Any) -> Comparison:
     )
     moved = table.frame[table.frame["fell"] == 1]
     figures = [
-        viz.lines(moved, POINTS, STEP, POSITIONS, middle="median", log_x=False, log_y=False, y_title="step",
-                  title="Step of the transition, of seeds that have one"),
+        viz.lines(moved, POINTS, STEP, POSITIONS, middle="median", log_x=False, log_y=False,
+                  title="Step of the transition, of seeds that have one").update_yaxes(title_text="step"),
         viz.lines(table.frame.assign(ratio=1 + table.frame["gap"]), POINTS, "ratio", POSITIONS, middle="median",
-                  log_x=False, log_y=False, references={"one step": 1.0}, y_title="loss over one step's",
-                  title="Loss at the end over that of one tuned step"),
+                  log_x=False, log_y=False, references={"one step": 1.0},
+                  title="Loss at the end over that of one tuned step").update_yaxes(title_text="loss over one step's"),
     ]  # fmt: skip
     words = "Medians with the range of three seeds, each a point."
     sections = [Section(title, words, figure) for title, figure in zip(("Time", "Where it ends"), figures, strict=True)]

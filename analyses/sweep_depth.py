@@ -63,9 +63,8 @@ def _pictures(frame: pd.DataFrame) -> list[Section]:
     first = frame[frame["model_loss"].notna()].groupby(LAYERS, as_index=False).first()
     lines += [first.assign(who=words, mse=first[name], diverged_at=float("nan")) for name, words in LEARNERS.items()]
     drawn = pd.concat(lines, ignore_index=True)
-    figure = viz.lines(drawn, LAYERS, "mse", "who", middle="median", log_y=True, log_x=False, title="Loss by depth",
-                       y_title="mean squared error of the query")  # fmt: skip
-    figure.update_yaxes(range=[-6, 0])
+    figure = viz.lines(drawn, LAYERS, "mse", "who", middle="median", log_y=True, log_x=False, title="Loss by depth")
+    figure.update_yaxes(range=[-6, 0], title_text="mean squared error of the query")
     words = "Medians with the range of three seeds, each a point; learners have one tuning. GD++ continues below."
     return [Section("Loss by depth", words, figure)]
 

@@ -180,22 +180,21 @@ def _pictures(table: GridTable) -> list[Section]:
     ratio = table.frame.assign(excess=table.frame["pool_loss"] / table.frame["pool_dmmse_loss"])
     distances, new = (
         viz.lines(table, TASKS, [f"{kind}_{name}" for name in ("to_dmmse", "to_ridge", "apart")], middle="median",
-                  title=f"Squared differences, {words}", y_title="mean squared difference")
+                  title=f"Squared differences, {words}").update_yaxes(title_text="mean squared difference")
         for kind, words in (("pool", "the pool's tasks"), ("new", "new tasks"))
     )  # fmt: skip
     position = viz.lines(
         table, TASKS, [POSITION, "new_position"], title="b / (a + b): dMMSE is 0, ridge 1", references={"halfway": 0.5},
-        y_title="position", log_y=False,
-    )  # fmt: skip
+        log_y=False,
+    ).update_yaxes(title_text="position")  # fmt: skip
     fit = viz.lines(
         table, TASKS, ["pool_scale", "pool_residual"], title="a + b, and the share that a dMMSE + b ridge leaves",
-        references={"a mixture's scale": 1.0, "a mixture's residual, and 0's scale": 0.0}, y_title="scale, residual",
-        log_y=False,
-    )  # fmt: skip
+        references={"a mixture's scale": 1.0, "a mixture's residual, and 0's scale": 0.0}, log_y=False,
+    ).update_yaxes(title_text="scale, residual")  # fmt: skip
     control = viz.lines(
         ratio, TASKS, "excess", title="Control: loss over that of the pool's best learner", references={"best": 1.0},
-        y_title="loss over dMMSE's", middle="median", log_y=False,
-    )  # fmt: skip
+        middle="median", log_y=False,
+    ).update_yaxes(title_text="loss over dMMSE's")  # fmt: skip
     words = "Medians with the range of five seeds, each a point."
     means = "Means with 95% intervals (Student's t) of five seeds, each a point."
     return [

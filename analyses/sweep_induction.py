@@ -41,7 +41,8 @@ def compare(args: Any) -> Comparison:
     grid = viz.phase_diagram(main, HEADS, POSITIONS, "transition_step", title="Step of the transition")
     final = viz.phase_diagram(main, HEADS, POSITIONS, "final_loss", title="Loss at the end", log=False)
     context = viz.lines(lengths, LENGTH, "transition_step", POSITIONS, middle="median", log_y=True,
-                        title="Step of the transition by the length of the context", y_title="step")  # fmt: skip
+                        title="Step of the transition by the length of the context")  # fmt: skip
+    context.update_yaxes(title_text="step")
     words = "Medians over three seeds."
     sections = [Section("Heads and positions", words, grid), Section("Where it ends", words, final),
                 Section("Length", "Medians with the range of three seeds, each a point.", context)]  # fmt: skip

@@ -42,8 +42,9 @@ def compare(args: Any) -> Comparison:
     )
     sections = []
     for width, part in frame.groupby(WIDTH):
-        figure = viz.lines(part, HEADS, "gap", SINK, middle="median", log_x=False, log_y=True, y_title="gap",
+        figure = viz.lines(part, HEADS, "gap", SINK, middle="median", log_x=False, log_y=True,
                            title=f"Loss above gradient descent's, heads of width {width}")  # fmt: skip
+        figure.update_yaxes(title_text="gap")
         words = "Medians with the range of five seeds, each a point."
         sections.append(Section(f"Heads of width {width}", words, figure))
     return Comparison("Softmax heads, sinks and gradient descent", lead, rows, sections)

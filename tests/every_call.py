@@ -113,7 +113,6 @@ def world() -> SimpleNamespace:
     w.recurrent = {each["attention"]: build(TransformerConfig(**each)) for each in kinds}
     w.matched = analysis.match(w.model, w.learner, w.prompts, **QUIET)
     w.eye = torch.tensor([[1.0, 0.2], [0.2, 1.0]])
-    w.addresses = stepwise.AddressDescent(w.eye.double()[None, None], torch.ones(1, 1), torch.zeros(1, 1))
     w.shares = torch.linspace(0.1, 0.9, 12).reshape(3, 4, 1)
     return w
 
@@ -156,7 +155,6 @@ def _of_steps() -> Iterator[tuple[str, Call]]:
     }  # fmt: skip
     for name, some in options.items():
         yield f"stepwise.{name}", lambda w, name=name, some=some: getattr(stepwise, name)(**some).predict(w.prompts)
-    yield "stepwise.AddressDescent", lambda w: w.addresses.predict(w.prompts)
 
 
 def _of_tasks() -> Iterator[tuple[str, Call]]:
@@ -184,7 +182,6 @@ def _of_constructions() -> Iterator[tuple[str, Call]]:
         "constructions.kernel_gradient_descent",
         lambda w: constructions.kernel_gradient_descent(weights=w.eye, n_context=4, step_size=0.1),
     )
-    yield "constructions.address_descent", lambda w: constructions.address_descent(w.addresses, n_context=4)
     yield "constructions.induction", lambda w: constructions.induction(d_vocab=5, n_ctx=8, seed=3)
     yield "constructions.compress", lambda w: constructions.compress(w.exact, w.prompts, d_model=3, steps=3, **QUIET)
     yield "constructions.hide", lambda w: constructions.hide(w.exact, seed=1)
@@ -268,7 +265,6 @@ CALLS: dict[str, Call] = {
         w.token_learner, w.chains, n_prompts=8, **QUIET
     ),
     "analysis.regret": lambda w: analysis.regret(w.model, w.task, n_prompts=8, **QUIET),
-    "analysis.measure_conditioning": lambda w: analysis.measure_conditioning(w.prompts, [0.0, 0.1]),
     "analysis.measure_forgetting": lambda w: analysis.measure_forgetting(w.model, w.prompts, **QUIET),
     "analysis.measure_order_sensitivity": lambda w: analysis.measure_order_sensitivity(
         w.model, w.prompts, n_orders=2, **QUIET
@@ -302,9 +298,6 @@ CALLS: dict[str, Call] = {
     "analysis.weights.replace_products": lambda w: weights.replace_products(
         w.lsa, analysis.read_weight_products(w.lsa)
     ),
-    "analysis.weights.adapted_functions": lambda w: weights.adapted_functions(w.learner, w.prompts, w.few.xs[0]),
-    "analysis.weights.initial_function": lambda w: weights.initial_function(w.lsa, w.lsa_prompts.query.xs),
-    "analysis.weights.view_kernel": lambda w: weights.view_kernel(w.lsa, w.lsa_prompts.query.xs[:3], w.lsa_prompts),
     "analysis.weights.linear_attention_optimum": lambda w: weights.linear_attention_optimum(w.eigenvalues, 4),
     "analysis.weights.preconditioned_gd_optimum": lambda w: weights.preconditioned_gd_optimum(w.eigenvalues, 4),
     "analysis.weights.one_step_optimum": lambda w: weights.one_step_optimum(w.task),
@@ -321,7 +314,6 @@ CALLS: dict[str, Call] = {
     ),
     "analysis.measure_target_copying": lambda w: analysis.measure_target_copying(w.model, w.prompts, **QUIET),
     "analysis.read_dual_form": lambda w: analysis.read_dual_form(w.exact, w.prompts, **QUIET),
-    "analysis.heads.measure_token_sensitivity": lambda w: heads.measure_token_sensitivity(w.model, w.prompts, **QUIET),
     "analysis.heads.prefix_matching_scores": lambda w: heads.prefix_matching_scores(w.tokens),
     # ---- interventions and circuits ----
     "analysis.patch": lambda w: analysis.patch(w.model, w.prompts, w.others, "z", ("layer", "head"), **QUIET),
@@ -366,10 +358,7 @@ CALLS: dict[str, Call] = {
         w.task,
         layers=1,
         dims=1,
-        n_fitting=8,
-        n_prompts=8,
-        iterations=2,
-        restarts=0,
+        fit=causes.SubspaceFit(8, 8, 2, 0),
         **QUIET,
     ),
     "analysis.causes.exchange_patterns": lambda w: causes.exchange_patterns(w.exact, w.prompts, w.sources),
@@ -439,7 +428,7 @@ CALLS: dict[str, Call] = {
     "analysis.language.steering": lambda w: _steered(w),
     "analysis.language.stability": lambda w: language.stability(lambda i: ["a", "b", "c"][i : i + 2], [0, 1], **QUIET),
     "analysis.language.align_variables": lambda w: language.align_variables(
-        w.tokens, w.causal, "first", w.ids, layers=[0], rank=2, n_pairs=20, epochs=1, **QUIET
+        w.tokens, w.causal, "first", w.ids, layers=[0], fit=language.AlignmentFit(2, 20, 1), **QUIET
     ),
     "analysis.language.TextLearner": lambda w: language.TextLearner(w.language).write(w.few),
     # ---- texts, models of others, saved models ----
@@ -535,10 +524,10 @@ REASONS = {
         "METHOD_NAMES MEASURES SWEEPS PRESETS TEXT_TASKS WORD_TASKS Method Metric At Clamp Curriculum Ramp "
         "TrainingConfig TrainingResult Sweep LSTMConfig TransformerConfig HookedTransformerConfig Interleaved "
         "Fingerprint Ranked Sampler Paired Prompts Shots TokenSequences Trajectory Circuit Identification "
-        "InterventionSweep Match Readouts "
+        "AlignmentFit InterventionSweep Match Reading Readouts Replacement SubspaceFit "
         "SubspaceSearch Alignment Regret SpectralLearner AlignmentOverTraining HeadsOverTraining "
         "LearningCoefficient OverTraining StrategyOdds StrategyTracking Transitions FineTuningComparison "
-        "TaskTexts HeadScores TargetCopying TokenSensitivity LossPath LayerErrors EdgeScores HypothesisTest "
+        "TaskTexts HeadScores TargetCopying LossPath LayerErrors EdgeScores HypothesisTest "
         "Interchange PatternExchange FewShotScores FunctionVector MatchedAblation Stability TaskVectors "
         "VariableAlignment Interval Result Comparison Row Section Checkpoint Snapshots AlgorithmFamily Head Layer "
         "Stream LanguageModel LabelledTexts TextTask WordPrompts WordTask ConditioningWarning DivergenceWarning "

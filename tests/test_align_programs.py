@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis.language import CausalModel, align_variables, variables
+from mechicl.analysis.language import AlignmentFit, CausalModel, align_variables, variables
 from tests.scripts import import_script
 
 script = import_script("align_programs")
@@ -86,8 +86,8 @@ def test_halves_share_values_but_no_prompts(monkeypatch):
     monkeypatch.setattr(variables, "_pairs", lambda *args: halves.append(args[2]) or draw(*args))
     ids = torch.tensor([[value, other, 7] for value in range(5) for other in range(1, 5 - value + (value == 4))])
     causal = CausalModel({"value": lambda row: int(row[0])}, lambda values: values["value"])
-    options = {"layers": [0], "n_pairs": 8, "epochs": 1, "progress": False}
-    align_variables(small_model(), causal, "value", ids.repeat(3, 1), **options)
+    fit = AlignmentFit(n_pairs=8, epochs=1)
+    align_variables(small_model(), causal, "value", ids.repeat(3, 1), layers=[0], fit=fit, progress=False)
     fitting, held_out = ({tuple(row) for row in half.tolist()} for half in halves)
     assert not fitting & held_out
     assert len(halves[0]) + len(halves[1]) == len(fitting | held_out) == len(ids)
@@ -100,6 +100,7 @@ def test_the_intact_output_is_a_choice_too():
     both = {"left": lambda row: int(row[0]), "right": lambda row: int(row[1])}
     causal = CausalModel(both, lambda values: values["left"] * values["right"])
     ids = torch.tensor([[bit, bit, other] for bit in (0, 1) for other in range(8)])
-    found = align_variables(small_model(), causal, "left", ids, layers=[0], n_pairs=64, epochs=1, progress=False)
+    fit = AlignmentFit(n_pairs=64, epochs=1)
+    found = align_variables(small_model(), causal, "left", ids, layers=[0], fit=fit, progress=False)
     assert found.n_outputs == 2
     assert found.controls["random targets"].mean() < 0.9

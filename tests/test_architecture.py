@@ -116,6 +116,18 @@ def test_there_is_no_circle():
         visit(module, ())
 
 
+def test_no_public_function_has_ten_parameters():
+    """Settings that belong together are one object. The signatures of TransformerLens' methods stay."""
+    many = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and (node.name[0] != "_" or node.name == "__init__"):
+                names = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+                if len(names - {"self", "cls"}) > 9:
+                    many.append(f"{module_of(path)}.{node.name}")
+    assert many == ["models.prompted.forward", "models.transformer.texts.generate"]
+
+
 def examples() -> list[str]:
     return [name for name in mechicl.analysis.__all__ if inspect.isroutine(getattr(mechicl.analysis, name))]
 

@@ -39,7 +39,7 @@ PATTERNS = [
 ]
 FIRST = re.compile(r"(?:What|Whose|Whether what|Of)\b")
 MEANT = {  # accepted exceptions by file, which a person has read
-    "mechicl/analysis/weights/conditioning.py": 2,  # the floor of eigenvalues
+    "analyses/support/conditioning.py": 2,  # the floor of eigenvalues
 }
 LONGEST, AVERAGE, COLUMNS = 45, 22, 6
 

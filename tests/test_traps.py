@@ -9,6 +9,7 @@ from torch import nn
 
 import mechicl
 from mechicl import analysis
+from mechicl.models import Reading
 from mechicl.tasks import LinearRegression
 from tests.models.modules import Encoder, NanoGPT
 
@@ -63,7 +64,8 @@ def model(kind: str, net: nn.Module):
 
 
 def test_1_errors_of_readouts_are_of_the_same_points_for_every_way_to_encode(model, net, kind):
-    own = mechicl.wrap(net, encode=interleaved, points=slice(0, None, 2), layers="blocks.{}", attention=ATTENTION[kind])
+    reading = Reading(interleaved, points=slice(0, None, 2))
+    own = mechicl.wrap(net, encode=reading, layers="blocks.{}", attention=ATTENTION[kind])
     fitting, held_out = TASK.sample(64, seed=0), TASK.sample(32, seed=1)
     for at in ("query", "points"):
         errors = [analysis.fit_readouts(each, fitting, **QUIET).errors(held_out, at=at) for each in (model, own)]

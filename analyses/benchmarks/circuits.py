@@ -13,6 +13,7 @@ import mechicl
 from benchmarks.interventions import bridge, peak_bytes
 from benchmarks.rows import Row, Settings, row, timed
 from mechicl import constructions
+from mechicl.analysis import Replacement
 from mechicl.analysis.circuits import Circuit, compare_circuits, find_circuit, score_edges
 from mechicl.analysis.circuits.problem import make_problem
 from mechicl.constructions import hide, weights_circuit
@@ -138,7 +139,7 @@ def large_rows(rounds: int, n_timed: int = 40) -> list[Row]:
     for _ in range(rounds):
         of_search, circuit = timed(lambda: search(model, ids))
         seconds.append(of_search)
-        problem = make_problem(model, ids, None, method="zero", reference=None, at=None, seed=0)
+        problem = make_problem(model, ids, None, method="zero", at=None)
         everything = torch.ones(len(problem.graph.edges), dtype=torch.bool)
         started = time.perf_counter()
         for number in range(0, len(everything), len(everything) // n_timed):
@@ -168,7 +169,7 @@ def bridge_rows() -> list[Row]:
     def score() -> Any:
         with mechicl.settings(memory=memory):
             return score_edges(
-                model, clean, difference, scoring="eap-ig", steps=1, method="resample", reference=corrupted,
+                model, clean, difference, scoring="eap-ig", steps=1, method=Replacement("resample", corrupted),
                 progress=False,
             )  # fmt: skip
 

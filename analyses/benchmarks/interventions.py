@@ -45,10 +45,10 @@ def compare(
 ) -> tuple[list[float], list[float], float]:
     """Ratios of the loop's time to ours, our seconds, and the largest difference of the metric of the last outputs."""
     encode = ModelAdapter(model).encode
-    options: dict[str, Any] = {"metrics": metric, "only": only, "keep_predictions": False, "progress": False}
+    options: dict[str, Any] = {"metrics": metric, "axes": dict.fromkeys(AXES) | only, "progress": False}
     ratios, ours, difference = [], [], 0.0
     for _ in range(rounds):
-        seconds, swept = timed(lambda: patch(model, clean, corrupted, "z", AXES, **options))
+        seconds, swept = timed(lambda: patch(model, clean, corrupted, "z", **options))
         cells = pd.DataFrame(list(itertools.product(*swept.indices)), columns=list(AXES))
         arguments = model, encode(clean), encode(corrupted), lambda out: metric(out[:, -1]), cells
         of_loop, plain = timed(partial(loop_of_runs, *arguments))

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.rows import Row, Settings, ratios, row, timed
 from mechicl.analysis import ablate
-from mechicl.analysis.interventions import target_probability
+from mechicl.analysis.interventions import Replacement, target_probability
 from mechicl.interop import LanguageModel, load_language_model
 from mechicl.text import WordPrompts, word_prompts
 
@@ -32,8 +32,8 @@ def measure(settings: Settings) -> list[Row]:
 
     def ours() -> torch.Tensor:
         swept = ablate(
-            language.model, prompts.ids, "z", ("layer", "pos", "head"), only={"pos": [last]}, reference=clean.ids,
-            metrics=metric, keep_predictions=False, progress=False,
+            language.model, prompts.ids, "z", {"layer": None, "pos": last, "head": None},
+            method=Replacement("mean", clean.ids), metrics=metric, progress=False,
         )  # fmt: skip
         return swept.values["metric"][:, 0]
 

@@ -24,8 +24,8 @@ from mechicl.training import TrainingConfig, train
 def patching():
     checkpoint = load_checkpoint("gpt2-8l")
     clean = checkpoint.task.sample(16, seed=0)
-    cells = {"layer": [0, 4]}
-    patch(checkpoint.models[0], clean, corrupt(clean, "labels"), "z", ("layer", "pos", "head"), only=cells)
+    cells = {"layer": [0, 4], "pos": None, "head": None}
+    patch(checkpoint.models[0], clean, corrupt(clean, "labels"), "z", cells)
 
 def training(steps=30):
     model = TransformerConfig(x_dim=10, n_context=10, n_layers=5)

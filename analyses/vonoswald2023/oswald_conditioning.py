@@ -8,10 +8,15 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
+from analyses.support.conditioning import (
+    Conditioning,
+    EigenvalueRange,
+    measure_conditioning,
+    transformed_eigenvalues,
+)
 from analyses.support.script import Option, regression_checkpoint, script
 from analyses.support.seeds import by_seed
-from mechicl.analysis import fit_construction, measure_conditioning
-from mechicl.analysis.weights.conditioning import Conditioning, EigenvalueRange, transformed_eigenvalues
+from mechicl.analysis import fit_construction
 from mechicl.reports import Comparison, Row, Section, published
 from mechicl.statistics import Interval, interval
 from mechicl.viz.elements import COLORS, add_band, add_line, colors_for, figure, panel, panels

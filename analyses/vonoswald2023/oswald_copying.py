@@ -7,11 +7,12 @@ import torch
 
 from analyses.support.script import Option, script
 from analyses.support.seeds import by_seed, in_float64, query_errors
+from analyses.support.token_sensitivity import TokenSensitivity, measure_token_sensitivity
 from mechicl import viz
 from mechicl.analysis import find_transitions, measure_target_copying
 from mechicl.analysis.behaviour import tuned_descent
 from mechicl.analysis.dynamics import Transitions
-from mechicl.analysis.heads import TargetCopying, TokenSensitivity, measure_token_sensitivity
+from mechicl.analysis.heads import TargetCopying
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from analyses.support.script import Option, script
+from analyses.support.token_sensitivity import TokenSensitivity, measure_token_sensitivity
 from mechicl.analysis.behaviour import tuned_descent
-from mechicl.analysis.heads import TokenSensitivity, measure_token_sensitivity
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import squared_errors
 from mechicl.models import build

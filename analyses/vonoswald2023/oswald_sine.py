@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analyses.support.kernels import adapted_functions, initial_function, kernel_heatmaps, view_kernel
 from analyses.support.script import Option, script
 from analyses.support.seeds import by_seed, in_float64, query_errors
 from mechicl import algorithms, viz
 from mechicl.analysis import align
-from mechicl.analysis.weights import adapted_functions, initial_function, view_kernel
 from mechicl.checkpoints import Checkpoint, load_checkpoint
 from mechicl.learners import AlgorithmLearner, Learner, squared_errors
 from mechicl.models import HookedTransformer
@@ -26,7 +26,6 @@ from mechicl.statistics.intervals import crossed_median_interval, resampled_mean
 from mechicl.tasks import SineRegression
 from mechicl.viz.elements import BELOW, COLORS, add_line, colors_for, panels
 from mechicl.viz.elements import panel as place_of
-from mechicl.viz.weights import kernel_heatmaps
 
 DRAWS = {
     "independent": "amplitude and phase independent, as in the text (the authors' code draws both with one key)",

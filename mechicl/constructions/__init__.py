@@ -7,7 +7,6 @@ a `DivergenceWarning`. `certificates_table()` lists the models' errors. `known_m
 plain or obfuscated (`hide`), with the algorithm that each runs.
 """
 
-from mechicl.constructions.addresses import address_descent
 from mechicl.constructions.certificates import certificates_table
 from mechicl.constructions.compression import compress
 from mechicl.constructions.copying import copy_targets, copy_then_gradient_descent, induction
@@ -33,30 +32,9 @@ from mechicl.constructions.supports import weights_circuit
 from mechicl.constructions.vocabulary import Head, Layer, Stream, assemble
 
 __all__ = [
-    "Head",
-    "Layer",
-    "Stream",
-    "address_descent",
-    "assemble",
-    "certificates_table",
-    "compress",
-    "copy_targets",
-    "copy_then_gradient_descent",
-    "discounted_averaging",
-    "discounted_gradient_descent",
-    "gd_plus_plus",
-    "gradient_descent",
-    "hide",
-    "induction",
-    "kernel_gradient_descent",
-    "known_models",
-    "linear_optimum",
-    "newton",
-    "online_gradient_descent",
-    "preconditioned_gd",
-    "recursive_least_squares",
-    "relu_optimum",
-    "softmax_gradient_descent",
-    "weights_circuit",
-    "with_pseudo_examples",
-]
+    "Head", "Layer", "Stream", "assemble", "certificates_table", "compress", "copy_targets",
+    "copy_then_gradient_descent", "discounted_averaging", "discounted_gradient_descent", "gd_plus_plus",
+    "gradient_descent", "hide", "induction", "kernel_gradient_descent", "known_models", "linear_optimum", "newton",
+    "online_gradient_descent", "preconditioned_gd", "recursive_least_squares", "relu_optimum",
+    "softmax_gradient_descent", "weights_circuit", "with_pseudo_examples",
+]  # fmt: skip

@@ -14,17 +14,7 @@ from mechicl.learners.learners import (
 from mechicl.learners.token_learners import TokenAlgorithmLearner, TokenLearner, token_log_probabilities, token_losses
 
 __all__ = [
-    "AlgorithmFamily",
-    "AlgorithmLearner",
-    "IterativeLearner",
-    "Learner",
-    "Learners",
-    "PrefixLearner",
-    "TokenAlgorithmLearner",
-    "TokenLearner",
-    "Trajectory",
-    "prompt_batches",
-    "squared_errors",
-    "token_log_probabilities",
-    "token_losses",
-]
+    "AlgorithmFamily", "AlgorithmLearner", "IterativeLearner", "Learner", "Learners", "PrefixLearner",
+    "TokenAlgorithmLearner", "TokenLearner", "Trajectory", "prompt_batches", "squared_errors",
+    "token_log_probabilities", "token_losses",
+]  # fmt: skip

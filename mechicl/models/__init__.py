@@ -17,17 +17,9 @@ from mechicl.models.transformer.hooked_transformer import HookedTransformer
 from mechicl.models.transformer.lens_config import HookedTransformerConfig
 from mechicl.models.transformer.weight_processing import process_weights
 from mechicl.models.wrapping.wrap import wrap
-from mechicl.models.wrapping.wrapped import WrappedModel
+from mechicl.models.wrapping.wrapped import Reading, WrappedModel
 
 __all__ = [
-    "HookedLSTM",
-    "HookedTransformer",
-    "HookedTransformerConfig",
-    "LSTMConfig",
-    "PromptedModel",
-    "TransformerConfig",
-    "WrappedModel",
-    "build",
-    "process_weights",
-    "wrap",
-]
+    "HookedLSTM", "HookedTransformer", "HookedTransformerConfig", "LSTMConfig", "PromptedModel", "Reading",
+    "TransformerConfig", "WrappedModel", "build", "process_weights", "wrap",
+]  # fmt: skip

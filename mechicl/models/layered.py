@@ -99,7 +99,7 @@ class LayeredModel(HookedRootModule):
         if not getattr(self.cfg, "causal", self.cfg.one_pass):
             raise ValueError(
                 "the model's positions see later points, or the points' positions are not known: take an interleaved "
-                "model with causal keys, or a wrapped one with points= at which no later point is seen"
+                "model with causal keys, or a wrapped one with Reading(points=) at which no later point is seen"
             )
         n_pos = next(iter(self.layer_streams(prompts[:1], "positions"))).shape[1]
         positions = torch.arange(n_pos)

@@ -14,9 +14,8 @@ from mechicl.algorithms.card import FitProblem, cards
 from mechicl.algorithms.preconditioned import WITH_CONSTANT
 from mechicl.analysis import Identification, identify
 from mechicl.checkpoints import Study
-from mechicl.learners import Learner
+from mechicl.learners.learners import query_predictions
 from mechicl.models import PromptedModel, build
-from mechicl.prompts import Prompts
 from mechicl.reports.causes import interventions_as_text
 from mechicl.reports.comparison import Comparison, Measured, Section
 from mechicl.reports.heads import heads_as_text
@@ -87,10 +86,10 @@ class AlgorithmQuestion:
         task, n = self.study.task, min(self.n_prompts, N_UNTRAINED)
         fitting, held_out = (task.sample(n, seed=self.seed + i, dtype=torch.float64) for i in range(2))
         # one step leaves out families that take long to fit and that "any function of S" contains
-        problem = FitProblem(fitting, _predictions(control, fitting)[None], steps=1)
-        ours = _predictions(control, held_out)
+        problem = FitProblem(fitting, query_predictions(control, fitting)[None], steps=1)
+        ours = query_predictions(control, held_out)
         fits = (fit for card in cards() if card is not WITH_CONSTANT for fit in card.members(problem))
-        return min(_distance(_predictions(fit.learner, held_out), ours).mean for fit in fits)
+        return min(_distance(query_predictions(fit.learner, held_out), ours).mean for fit in fits)
 
     @cached_property
     def answer(self) -> Answer:
@@ -106,9 +105,9 @@ class AlgorithmQuestion:
         prompts = self.study.task.sample(N_SNAPSHOT, seed=self.seed + 3, dtype=torch.float64)
         learner = self.answer.match.learner
         assert learner is not None
-        predicted = learner.predict(prompts)
+        predicted = query_predictions(learner, prompts)
         rows = [
-            [_distance(predicted, _predictions(model, prompts)).mean for model in models]
+            [_distance(predicted, query_predictions(model, prompts)).mean for model in models]
             for models in checkpoint.iterate_snapshots()
         ]
         return snapshots.steps, torch.tensor(rows, dtype=torch.float64)
@@ -158,15 +157,6 @@ class AlgorithmQuestion:
                                  over_training=self.over_training, near=NEAR)  # fmt: skip
         numbers = {**answer.numbers, "since_step": since, "seed": self.study.seeds[0], "chosen": self.study.chosen}
         return Verdict(answer.headline, {title: words for title, words in sentences.items() if words}, picture, numbers)
-
-
-def _predictions(learner: Learner, prompts: Prompts) -> Float[Tensor, "prompt y"]:
-    parts = []
-    with torch.no_grad():
-        for part in prompts.split(512):
-            dtype = getattr(getattr(learner, "cfg", None), "torch_dtype", prompts.dtype)
-            parts.append(learner.predict(part.to(dtype)).cpu().double())
-    return torch.cat(parts)
 
 
 def _distance(predicted: Any, ours: Any) -> Interval:

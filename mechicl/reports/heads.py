@@ -3,7 +3,7 @@
 from typing import Any
 
 from mechicl import viz
-from mechicl.analysis import InterventionSweep, ablate, corrupt, patch, score_heads
+from mechicl.analysis import InterventionSweep, Replacement, ablate, corrupt, patch, score_heads
 from mechicl.checkpoints.study import Models
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -80,9 +80,8 @@ def measure_model_parts(
     labels = model.cfg.format.labels(prompts.n_context)
     patched = prompts[: max(N_FEWEST, RUNS // (model.cfg.n_layers * model.cfg.n_heads * len(labels)))]
     axes = ("layer", "pos", "head")
-    without, ablation = ablate_heads(
-        model, prompts, reference=Prompts.concatenate([prompts, others]), progress=progress
-    )
+    means = Replacement("mean", Prompts.concatenate([prompts, others]))
+    without, ablation = ablate_heads(model, prompts, method=means, progress=progress)
     stream, streams = restore_stream(model, patched, seed=seed, progress=progress)
     heads = patch(model, patched, corrupt(patched, "labels", seed=seed), "z", axes, progress=progress)
     drawn = viz.patching_grid(heads, labels=labels, title="Each head's output restored")
@@ -90,7 +89,7 @@ def measure_model_parts(
 
     (cell,), tie = largest(without.effect().mean(-1).abs(), 1)
     ablated: dict[str, int] = dict(zip(("layer", "head"), divmod(cell, model.cfg.n_heads), strict=True))
-    again = ablate(model, others, "z", only=ablated, reference=Prompts.concatenate([prompts, others]), progress=False)
+    again = ablate(model, others, "z", ablated, method=means, progress=False)
     before = interval(again.unpatched_values["loss"]).mean
     note = f"{_head(ablated)}{tie and ' (tied with others)'}, chosen on other prompts"
     note += f"; the loss is {before:.3g} with all heads"
@@ -100,7 +99,7 @@ def measure_model_parts(
     if share.isfinite().any():  # else labels do not matter to the model
         place = (share == share[share.isfinite()].max()).nonzero()[0].tolist()
         restored = dict(zip(axes, place, strict=True))
-        again = patch(model, others, corrupt(others, "labels", seed=seed), "z", axes, only=restored, progress=False)
+        again = patch(model, others, corrupt(others, "labels", seed=seed), "z", restored, progress=False)
         cost = interval(again.unpatched_values["loss"] - again.source_values["loss"]).mean
         at = "the query" if "query" in labels[restored["pos"]] else f"position {labels[restored['pos']]}"
         note = f"{_head(restored)} at {at}, chosen on other prompts; exchanged labels cost {cost:.3g}"

@@ -168,12 +168,12 @@ def reference_families(task: Task) -> dict[str, IterativeLearner]:
     return {name: known[name] for name in (*GROWING, *RIVALS, *known)}
 
 
-def untrained_rows(model: Any, task: Task, *, n_prompts: int = 256, n_fitting: int = 1024) -> list[Row]:
+def untrained_rows(model: Any, task: Task) -> list[Row]:
     """Match the layers of an untrained model of this config, as a control."""
     if not isinstance(model, PromptedModel):
         return []
-    readouts = fit_readouts(build(model.cfg, seed=1_000_003).eval(), task.sample(n_fitting, seed=0), progress=False)
-    prompts = task.sample(n_prompts, seed=1)
+    readouts = fit_readouts(build(model.cfg, seed=1_000_003).eval(), task.sample(1024, seed=0), progress=False)
+    prompts = task.sample(256, seed=1)
     trajectory, rows = readouts.trajectory(prompts), []
     errors = trajectory.step_errors(prompts).mean((1, 2)).double()
     ratio = Row("untrained model: MSE of the first layer over the last one's, all points", None,

@@ -19,15 +19,6 @@ from mechicl.statistics.results import Result, load_result
 from mechicl.statistics.storage import storable
 
 __all__ = [
-    "UNBOUNDED",
-    "Interval",
-    "Result",
-    "crossed_interval",
-    "difference_interval",
-    "interval",
-    "load_result",
-    "mean_of_intervals",
-    "median_interval",
-    "ratio_interval",
-    "storable",
-]
+    "UNBOUNDED", "Interval", "Result", "crossed_interval", "difference_interval", "interval", "load_result",
+    "mean_of_intervals", "median_interval", "ratio_interval", "storable",
+]  # fmt: skip

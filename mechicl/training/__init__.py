@@ -14,17 +14,9 @@ if TYPE_CHECKING:
     from mechicl.training.presets import PRESETS
 
 __all__ = [
-    "PRESETS",
-    "SOAP",
-    "Clamp",
-    "Curriculum",
-    "Ramp",
-    "TrainingConfig",
-    "TrainingDivergedError",
-    "TrainingResult",
-    "train",
-    "train_interchange",
-]
+    "PRESETS", "SOAP", "Clamp", "Curriculum", "Ramp", "TrainingConfig", "TrainingDivergedError", "TrainingResult",
+    "train", "train_interchange",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -99,7 +99,6 @@ def lines(
     log_x: bool | None = None,
     log_y: bool | None = None,
     title: str | None = None,
-    y_title: str | None = None,
 ) -> go.Figure:
     """Draw measured values of a sweep along one of its axes: means over seeds with bands of 95% intervals.
 
@@ -120,7 +119,6 @@ def lines(
             the smallest.
         log_y: logarithmic vertical axis, by the same default.
         title: title of the figure; by default the value's name.
-        y_title: title of the vertical axis; by default the value's name.
 
     Example:
         >>> lines(table, x="task.n_tasks", value="loss", by="model.n_layers")
@@ -141,8 +139,8 @@ def lines(
     means = [each.mean for line in intervals.values() for each in line if math.isfinite(each.mean)]
     log_x = _spans_decades(xs) if log_x is None else log_x
     log_y = _spans_decades([*means, *references.values()]) if log_y is None else log_y
-    default = ", ".join(values)
-    title, y_title = title or y_title or default, y_title or default
+    y_title = ", ".join(values)
+    title = title or y_title
     if pd.api.types.is_numeric_dtype(frame[x]):
         fig = draw.interval_lines(title, x, y_title, xs, intervals, log_x=log_x, log_y=log_y)
         fig.update_traces(mode="lines+markers", selector=lambda trace: trace.fill is None)

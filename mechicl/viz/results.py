@@ -22,7 +22,6 @@ from mechicl.analysis.heads.scores import HeadScores
 from mechicl.analysis.interventions import InterventionSweep
 from mechicl.analysis.language import FewShotScores, FunctionVector, MatchedAblation
 from mechicl.analysis.layers.probes import ProbeResult
-from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath, ModeConnectivity
 from mechicl.base.arguments import checked
 from mechicl.constructions.supports import WeightsCircuit
@@ -130,7 +129,6 @@ FIGURES: Mapping[type, Callable[..., go.Figure]] = {
     FunctionVector: language.head_effects,
     MatchedAblation: lambda result: language.ablation_bars({"": result}),
     FineTuningComparison: lambda result: training.update_similarity_figure({"change": result}),
-    KernelView: lambda result, **options: weights.kernel_heatmaps({"kernel": result}, **options),
     LossPath: lambda result: weights.connectivity_paths({result.kind: result}),
     ModeConnectivity: lambda result: weights.connectivity_paths(result.paths),
 }

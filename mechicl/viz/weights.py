@@ -2,13 +2,11 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.analysis.weights.kernels import KernelView
 from mechicl.analysis.weights.paths import LossPath
 from mechicl.analysis.weights.products import WeightProducts
 from mechicl.base.arguments import checked
@@ -119,37 +117,3 @@ def roll_outs(by_damping: Mapping[float, Mapping[str, Float[Tensor, "step _"]]])
     first = next(iter(by_damping.values()))["gradient_descent"]
     fig.update_xaxes(title_text="repeats").update_yaxes(range=[0, 1.3 * float(first[0].mean()) / 2])
     return fig.update_yaxes(title_text="half mean squared error", col=1).update_layout(legend=draw.BELOW)
-
-
-def kernel_heatmaps(
-    views: Mapping[str, KernelView], *, part: Literal["kernel", "through_values"] = "kernel"
-) -> go.Figure:
-    """Draw kernels of models side by side, in one scale, each with its symmetry error and effective rank.
-
-    Args:
-        views: results of `view_kernel` on the same grid of one-dimensional inputs; the keys are the panels' titles.
-        part: the whole kernel, or the part of it through values; symmetry and rank are always the whole kernel's.
-    """
-    grids = [view.grid for view in views.values()]
-    if not grids or any(grid.shape[1] != 1 or not grid.equal(grids[0]) for grid in grids):
-        raise ValueError(f"views must have one grid [point 1], got grids {[tuple(grid.shape) for grid in grids]}")
-    titles = [
-        f"{draw.literal(name)}<br><span style='font-size:11px'>|K − Kᵀ| / |K| = {view.symmetry_error:.2f}, "
-        f"effective rank {view.effective_rank:.1f}</span>"
-        for name, view in views.items()
-    ]
-    title = "Gain by a unit of y at a context point"
-    fig = draw.panels(title, [*map(draw.Markup, titles)], shared_yaxes=True, horizontal_spacing=0.03)
-    kernels = [getattr(view, part) for view in views.values()]
-    values, bound = grids[0][:, 0].tolist(), max(float(kernel.abs().max()) for kernel in kernels)
-    hover = "query %{y:.2f}, context point %{x:.2f}: %{z:.4f}"
-    for i, kernel in enumerate(kernels):
-        place = draw.panel(i, len(kernels))
-        draw.add_heatmap(fig, kernel, values, values, hover, coloraxis="coloraxis", place=place)
-    fig.update_xaxes(title_text="x of the context point", constrain="domain", matches="x")
-    fig.update_yaxes(constrain="domain", scaleanchor="x", row=1, col=1).update_yaxes(title_text="x of the query", col=1)
-    bar = {"thickness": 12, "len": 0.9, "tickvals": draw.bar_ticks(bound), "tickformat": ".2~g"}
-    return fig.update_layout(
-        height=420, width=170 + 290 * len(views), margin={"t": 100, "r": 90},
-        coloraxis={"colorscale": draw.SIGNED, "cmin": -bound, "cmax": bound, "colorbar": bar},
-    )  # fmt: skip

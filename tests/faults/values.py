@@ -17,12 +17,11 @@ from mechicl import algorithms, analysis, constructions, tasks
 from mechicl.algorithms.stepwise import Hypothesis, ResidualDescent, Runs
 from mechicl.algorithms.stepwise.base import INPUTS, OF_INPUTS, TARGETS
 from mechicl.analysis.behaviour import identify_on_tokens
-from mechicl.analysis.causes import fit_subspace
+from mechicl.analysis.causes import SubspaceFit, fit_subspace
 from mechicl.analysis.dynamics import find_transitions, score_heads_over_training
 from mechicl.analysis.finetuning import draw_texts
 from mechicl.analysis.finetuning.prompt_contexts import prompt_shots
 from mechicl.analysis.layers import ols_weights
-from mechicl.analysis.weights import view_kernel
 from mechicl.base.annotations import is_array, parts_of
 from mechicl.base.arguments import fits
 from mechicl.checkpoints import load_checkpoint
@@ -204,13 +203,13 @@ def _values() -> Iterator[tuple[str, Any]]:
                 continue
     held_out = task.sample(12, seed=0)
     hypothesis, sources = Hypothesis(ResidualDescent(2, step_size=0.1)), analysis.sample_sources(task, held_out, seed=1)
-    steps, few = hypothesis.algorithm, {"n_fitting": 8, "n_prompts": 8, "iterations": 2, "restarts": 0}
+    steps, few = hypothesis.algorithm, SubspaceFit(n_fitting=8, n_prompts=8, iterations=2, restarts=0)
     named = analysis.identify(exact, task, n_prompts=64, with_limits=False, **quiet)
     softmax = build(softmax_config, seed=0).eval()
     for each in (
         hypothesis, analysis.interchange(exact, hypothesis, held_out, sources, **quiet),
         Runs(steps, steps.states(held_out), steps.states(sources)),
-        fit_subspace(exact, hypothesis, "residual", task, layers=1, dims=1, **few, **quiet),
+        fit_subspace(exact, hypothesis, "residual", task, layers=1, dims=1, fit=few, **quiet),
         analysis.find_circuit(exact, held_out, **quiet), named, named.matches[0],
         analysis.regret(exact, task, n_prompts=8, **quiet),
         find_transitions([1, 2, 3, 4], [[1.0, 1.0], [1.0, 0.9], [0.1, 0.8], [0.1, 0.2]]),
@@ -235,8 +234,7 @@ def _values() -> Iterator[tuple[str, Any]]:
         yield "tokens", each
     checkpoint = load_checkpoint("lsa-1l")
     read = checkpoint.task.sample(6, seed=0)
-    kernel = view_kernel(checkpoint.best, read.query.xs[:3], read)
-    for each in (checkpoint, checkpoint.best, checkpoint.task, read, checkpoint.select([0]), kernel):
+    for each in (checkpoint, checkpoint.best, checkpoint.task, read, checkpoint.select([0])):
         yield "checkpoint", each
     topics = TopicClassification()
     for each in (

@@ -18,6 +18,7 @@ from mechicl.models import (
     HookedTransformer,
     HookedTransformerConfig,
     LSTMConfig,
+    Reading,
     TransformerConfig,
 )
 from mechicl.models.opening.adapter import ModelAdapter
@@ -208,7 +209,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: read(wrapping(decode=lambda outputs: None)), "decode returned NoneType"),
     (lambda: read(wrapping(decode=lambda outputs: outputs[:, -1, 0])), "decode returned the shape"),
     (lambda: read(layers(unembed="head")), "unembed="),
-    (lambda: read(layers(batch_first=False)), "batch_first=False"),
+    (lambda: read(layers(encode=Reading("interleaved", batch_first=False))), "batch_first=False"),
     (lambda: read(attention(z="blocks.{}.attn.proj", n_heads=5)), "n_heads=5"),
     (lambda: read(attention(qkv="blocks.{}.attn.qkv", n_heads=5)), "multiple of 15"),
     (lambda: read(attention(pattern="blocks.{}.mlp")), r"\[prompt head query key\]"),

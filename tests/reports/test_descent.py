@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mechicl import constructions
-from mechicl.analysis import ablate, fit_construction
+from mechicl.analysis import Replacement, ablate, fit_construction
 from mechicl.checkpoints import Checkpoint, CheckpointError, load_checkpoint, save
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -234,10 +234,12 @@ def test_every_kind_of_model_gets_its_report(tmp_path: Path, config, title):
     data = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     model = load_checkpoint(folder).models[0]
     prompts = TASK.sample(64 + 256, seed=data["model_parts"]["seed"])
-    swept = ablate(model, prompts[:64], "z", reference=prompts)
+    swept = ablate(model, prompts[:64], "z", method=Replacement("mean", prompts))
     assert data["model_parts"]["mean_ablation_of_heads"] == swept.effect().mean(-1).tolist()
     (row,) = [row for row in data["table"] if row["quantity"] == ABLATED]
-    again = ablate(model, prompts[64:], "z", reference=prompts)  # on other prompts than those it was chosen on
+    again = ablate(
+        model, prompts[64:], "z", method=Replacement("mean", prompts)
+    )  # on other prompts than those it was chosen on
     assert row["measured"]["mean"] == pytest.approx(again.effect().mean(-1).item())
 
 

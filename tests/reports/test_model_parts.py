@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mechicl.algorithms.card import step_kind
-from mechicl.analysis import FineTuning, ablate, compare_on_prompts, corrupt, patch, score_heads
+from mechicl.analysis import FineTuning, Replacement, ablate, compare_on_prompts, corrupt, patch, score_heads
 from mechicl.checkpoints import Checkpoint, load_checkpoint, save
 from mechicl.constructions import gd_plus_plus
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
@@ -147,7 +147,7 @@ def test_large_models_are_patched_on_fewer_prompts(monkeypatch):
     assert (data["n_prompts"], data["n_patched"]) == (40, 25)
     swept = patch(model, prompts[:25], corrupt(prompts[:25], "labels"), "z", ("layer", "pos", "head"))
     assert data["z_recovered"] == swept.recovered().tolist()
-    ablated = ablate(model, prompts, "z", reference=Prompts.concatenate([prompts, OTHERS]))
+    ablated = ablate(model, prompts, "z", method=Replacement("mean", Prompts.concatenate([prompts, OTHERS])))
     assert data["mean_ablation_of_heads"] == ablated.effect().mean(-1).tolist()
 
 

@@ -14,7 +14,7 @@ from analyses.support.results import Results
 from analyses.support.script import Option, script, words_of
 from analyses.support.sweeps import SweepArgs, change, count, coverage_words, over_seeds
 from mechicl.algorithms.stepwise import ResidualDescent
-from mechicl.analysis.causes import fit_hypotheses
+from mechicl.analysis.causes import SubspaceFit, fit_hypotheses
 from mechicl.checkpoints import are_weights_random, load_checkpoint
 from mechicl.constructions import gradient_descent
 from mechicl.models import TransformerConfig
@@ -231,9 +231,8 @@ def test_rows_say_what_the_searches_are_beside_their_controls():
     assert tuple(hypothesis.schedule) == ((0, 0), (1, 1), (2, 2), (3, 3))
     script = import_script("learned_subspaces")
     (search,) = script.search_subspaces(
-        model, [hypothesis], "residual", task, (1, 7), dims=(1, 3), n_fitting=16, n_prompts=16, iterations=5,
-        restarts=0, progress=False,
-    )  # fmt: skip
+        model, [hypothesis], "residual", task, (1, 7), dims=(1, 3), fit=SubspaceFit(16, 16, 5, 0), progress=False
+    )
     rows = script.rows_of(search)
     assert [row.quantity[:25] for row in rows] == ["residual in 1 dimensions ", "residual in 3 dimensions "]
     first: Row = rows[0]

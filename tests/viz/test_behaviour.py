@@ -14,7 +14,14 @@ from mechicl.analysis.behaviour import SpectralLearner
 from mechicl.analysis.behaviour.families import FamilyMatch
 from mechicl.analysis.behaviour.growth import fit_growth
 from mechicl.analysis.behaviour.losses import ShiftedLosses
-from mechicl.analysis.causes import HypothesisTest, Interchange, SubspaceSearch, fit_subspace, sample_sources
+from mechicl.analysis.causes import (
+    HypothesisTest,
+    Interchange,
+    SubspaceFit,
+    SubspaceSearch,
+    fit_subspace,
+    sample_sources,
+)
 from mechicl.analysis.causes.interchange import interchange_each
 from mechicl.analysis.layers.probes import ProbeResult
 from mechicl.constructions import gradient_descent
@@ -130,9 +137,9 @@ def ranked() -> HypothesisTest:
 
 @cache
 def searched() -> SubspaceSearch:
-    few: dict[str, Any] = {"n_fitting": 8, "n_prompts": 8, "iterations": 2, "restarts": 0}
+    few = SubspaceFit(n_fitting=8, n_prompts=8, iterations=2, restarts=0)
     hypothesis = Hypothesis(ResidualDescent(3, step_size=0.4))
-    return fit_subspace(MODEL, hypothesis, "residual", TASK, dims=(1, 2), **few, progress=False)
+    return fit_subspace(MODEL, hypothesis, "residual", TASK, dims=(1, 2), fit=few, progress=False)
 
 
 def test_cells_are_at_their_layer_and_intervention():

@@ -21,13 +21,12 @@ from mechicl.statistics.grids import GridTable
 from mechicl.tasks import LinearRegression, MarkovChains
 from mechicl.viz.export import Html
 from mechicl.viz.results import FIGURES
-from mechicl.viz.weights import kernel_heatmaps
 from tests.analysis.circuits.test_curves import made as curve
 from tests.viz.test_attention import model_and_prompts
 from tests.viz.test_behaviour import MATCH, exchanged, identification, ranked, searched, shifted
 from tests.viz.test_circuits import EDGES, circuit
 from tests.viz.test_interventions import head_scores, swept
-from tests.viz.test_training import GRID, path, view
+from tests.viz.test_training import path
 from tests.viz.traces import heatmaps, lines
 
 TASK = LinearRegression(x_dim=2, n_context=3)
@@ -52,7 +51,6 @@ BY_HAND = {  # results that cannot be made of any numbers
     "EdgeScores": lambda: EdgeScores(EDGES, torch.rand(len(EDGES), 3), "loss", "eap", "zero"),
     "FamilyMatch": lambda: identification().best,
     "Identification": identification,
-    "KernelView": view,
     "LossPath": lambda: path(3),
     "Match": lambda: MATCH,
     "ModeConnectivity": lambda: ModeConnectivity({"raw": path(3)}, {}),
@@ -153,9 +151,6 @@ def attention(**options: Any) -> Any:
         (lambda: viz.roll_outs({}), "by_damping"),
         (lambda: viz.roll_outs({0.5: {"trained": ONES}}), r"by_damping.*got \['trained'\]"),
         (lambda: viz.roll_outs({0.5: {"gradient_descent": ONES, "other": ONES}}), "may have gradient_descent, tr"),
-        (lambda: kernel_heatmaps({}), "views"),
-        (lambda: kernel_heatmaps({"a": view(), "b": view(grid=2 * GRID)}), "views"),
-        (lambda: kernel_heatmaps({"a": view(), "b": view(grid=GRID[1:])}), "views"),
         (lambda: viz.plot({}), r"Circuit, .*InterventionSweep.*got dict: pass the object"),
         (lambda: viz.save(LINE, "line.gif"), r"path must end in .*got 'line.gif'"),
         (lambda: viz.save(Html("<p>a box</p>"), "box.png"), "path"),

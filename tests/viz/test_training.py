@@ -1,21 +1,18 @@
-"""Figures of training, fine-tuning, weights, kernels and paths draw the given numbers."""
+"""Figures of training, fine-tuning, weights and paths draw the given numbers."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from mechicl import constructions, viz
 from mechicl.analysis import FineTuning, compare_with_finetuning, find_transitions, interpolate, read_weight_products
 from mechicl.analysis.dynamics.training import AlignmentOverTraining, HeadsOverTraining, OverTraining
 from mechicl.analysis.finetuning import draw_texts
-from mechicl.analysis.weights.kernels import KernelView, view_kernel
 from mechicl.statistics import Interval, interval
-from mechicl.tasks import LinearRegression, SineRegression
+from mechicl.tasks import LinearRegression
 from mechicl.text import TEXT_TASKS, text_shots, topic_tokenizer
 from mechicl.viz import alignments_over_training, heads_during_training, losses_over_training, training_history
-from mechicl.viz.weights import kernel_heatmaps
 from tests.text.models import reader
 from tests.viz.traces import heatmaps, lines
 
@@ -122,8 +119,7 @@ def test_similarities_are_means_over_queries_by_layer_and_head():
     torch.testing.assert_close(cells, comparison.head_update_similarity.mean(-1).double())
 
 
-# ---- figures of weights, kernels and paths draw the given numbers ----
-GRID = torch.linspace(-5, 5, 7, dtype=torch.float64)[:, None]
+# ---- figures of weights and paths draw the given numbers ----
 
 
 def path(n_alphas: int):
@@ -154,19 +150,3 @@ def test_divergence_leaves_a_gap():
     losses = torch.tensor([1.0, 0.5, 1e9, float("nan")], dtype=torch.float64)[:, None]
     figure = viz.roll_outs({0.75: {"gradient_descent": losses, "trained": losses.expand(4, 2)}})
     assert lines(figure, "trained layer") == [([0, 1, 2, 3], [0.5, 0.25, None, None])] * 2
-
-
-def view(step_size: float = 0.1, grid: Tensor = GRID) -> KernelView:
-    weights = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
-    model = constructions.kernel_gradient_descent(weights=weights, n_context=4, step_size=step_size)
-    return view_kernel(model, grid, SineRegression(n_context=4).sample(5, seed=0, dtype=torch.float64))
-
-
-def test_kernels_are_drawn_on_one_scale():
-    views = {"slow": view(0.1), "fast": view(0.2)}
-    figure: Any = kernel_heatmaps(views)
-    for drawn, shown in zip(heatmaps(figure), views.values(), strict=True):
-        torch.testing.assert_close(drawn, shown.kernel)
-    scale = figure.layout.coloraxis
-    assert scale.cmax == -scale.cmin == pytest.approx(views["fast"].kernel.abs().max().item())
-    torch.testing.assert_close(heatmaps(kernel_heatmaps(views, part="through_values"))[0], views["slow"].through_values)

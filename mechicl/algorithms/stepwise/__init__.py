@@ -3,7 +3,6 @@
 `Runs` gives counterfactual predictions; `analysis.interchange` compares a model's with them.
 """
 
-from mechicl.algorithms.stepwise.addresses import AddressDescent
 from mechicl.algorithms.stepwise.base import StepwiseAlgorithm, query_of
 from mechicl.algorithms.stepwise.copying import AfterCopying, Induction
 from mechicl.algorithms.stepwise.counterfactuals import Runs
@@ -13,20 +12,7 @@ from mechicl.algorithms.stepwise.inverses import NewtonSteps, ResidualRidge, Rid
 from mechicl.algorithms.stepwise.online import DiscountedDescent, RecursiveSteps
 
 __all__ = [
-    "AddressDescent",
-    "AfterCopying",
-    "DiscountedDescent",
-    "Hypothesis",
-    "Induction",
-    "KernelReading",
-    "NewtonSteps",
-    "OnlineDescent",
-    "QueryDescent",
-    "RecursiveSteps",
-    "ResidualDescent",
-    "ResidualRidge",
-    "RidgePath",
-    "Runs",
-    "StepwiseAlgorithm",
+    "AfterCopying", "DiscountedDescent", "Hypothesis", "Induction", "KernelReading", "NewtonSteps", "OnlineDescent",
+    "QueryDescent", "RecursiveSteps", "ResidualDescent", "ResidualRidge", "RidgePath", "Runs", "StepwiseAlgorithm",
     "query_of",
-]
+]  # fmt: skip

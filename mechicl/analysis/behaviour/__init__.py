@@ -20,8 +20,7 @@ from mechicl.analysis.behaviour.tuned_descent import tuned_clipped_descent, tune
 
 __all__ = [
     "Alignment", "Fingerprint", "Identification", "Match", "Regret", "SpectralLearner", "align", "fingerprint",
-    "identify", "identify_on_tokens",
-    "induced_weights", "match", "measure_forgetting", "measure_order_sensitivity", "measure_outside_span",
-    "measure_shifted_losses", "rank_families", "regressed_weights", "regret", "sensitivities",
+    "identify", "identify_on_tokens", "induced_weights", "match", "measure_forgetting", "measure_order_sensitivity",
+    "measure_outside_span", "measure_shifted_losses", "rank_families", "regressed_weights", "regret", "sensitivities",
     "tuned_clipped_descent", "tuned_descent",
 ]  # fmt: skip

@@ -77,7 +77,7 @@ def exchange_patterns(
 
     The last point's rows of the attention patterns come from a run on other prompts, the sources. Streams, keys and
     values are the prompt's own, and so are the patterns of all other tokens. With `component="q"` its query vectors
-    come from the sources instead, and meet the prompt's own keys. `AddressDescent.exchange` does both in an algorithm.
+    come from the sources instead, and meet the prompt's own keys.
 
     Args:
         model: any model with hooks on attention patterns that reads prompts of points.

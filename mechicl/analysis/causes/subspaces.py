@@ -21,7 +21,7 @@ from mechicl.analysis.causes.subspace_search import (
     search_columns,
     squared_distances,
 )
-from mechicl.base.arguments import checked
+from mechicl.base.arguments import Count, Natural, check_fields, checked
 from mechicl.base.progress import progress_bar
 from mechicl.checkpoints.study import takes_study
 from mechicl.models import PromptedModel, build
@@ -33,6 +33,30 @@ from mechicl.statistics.results import index_of
 from mechicl.tasks import Task
 
 MODEL, RANDOM, UNTRAINED = "model", "random targets", "untrained model"
+
+
+@dataclass(frozen=True, eq=False)
+class SubspaceFit:
+    """Settings of `fit_subspace`: how much is fitted and measured.
+
+    Attributes:
+        n_fitting: number of prompts to fit to.
+        n_prompts: number of other prompts to measure on.
+        iterations: number of optimizer iterations per start.
+        restarts: number of random starts, in addition to directions found by regression; the best is taken.
+        untrained: an untrained model of the same kind, for the control; by default a mechicl model gets new weights.
+        seed: seed of prompts, starts and controls.
+    """
+
+    n_fitting: Count = 256
+    n_prompts: Count = 256
+    iterations: Count = 100
+    restarts: Natural = 1
+    untrained: Any = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,12 +182,7 @@ def fit_subspace(
     place: Place = "query",
     layers: int | Sequence[int] | None = None,
     dims: int | Sequence[int] = (1, 2, 4),
-    untrained: Any = None,
-    n_fitting: int = 256,
-    n_prompts: int = 256,
-    iterations: int = 100,
-    restarts: int = 1,
-    seed: int = 0,
+    fit: SubspaceFit = SubspaceFit(),
     progress: bool | None = None,
 ) -> SubspaceSearch:
     """Learn which subspace of a model's residual stream carries a variable of an algorithm.
@@ -185,11 +204,7 @@ def fit_subspace(
         layers: numbers of layers after which to search, each from the hypothesis's schedule; by default all between the
             first and the last.
         dims: numbers of dimensions of the subspace, rising.
-        untrained: an untrained model of the same kind, for the control; by default a mechicl model gets new weights.
-        n_fitting: number of prompts to fit to.
-        n_prompts: number of other prompts to measure on.
-        iterations: number of optimizer iterations per start.
-        restarts: number of random starts, in addition to directions found by regression; the best is taken.
+        fit: numbers of prompts and iterations, and the seed: `SubspaceFit(n_fitting, n_prompts, iterations, ...)`.
 
     Returns:
         `r2(layer, dim)`: `1 - E|Δmodel - Δalgorithm|² / E|Δalgorithm|²` of the changes Δ of predictions when the
@@ -200,8 +215,8 @@ def fit_subspace(
 
     Example:
         >>> known = constructions.known_models(hidden=True)[1]  # two steps of gradient descent
-        >>> few = {"n_fitting": 32, "n_prompts": 32, "iterations": 20, "restarts": 0}
-        >>> search = fit_subspace(known.model, known.hypothesis, "residual", known.task, dims=1, **few, progress=False)
+        >>> few = SubspaceFit(n_fitting=32, n_prompts=32, iterations=20, restarts=0)
+        >>> search = fit_subspace(known.model, known.hypothesis, "residual", known.task, dims=1, fit=few)
         >>> search.r2(layer=1, dim=1).mean > 0.99
         True
     """
@@ -213,6 +228,7 @@ def fit_subspace(
         layers = [layer for layer, _ in hypothesis.between]
     layers = (layers,) if isinstance(layers, int) else tuple(layers)
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
+    seed, untrained, n_prompts = fit.seed, fit.untrained, fit.n_prompts
     one = task.sample(1, seed=seed, dtype=torch.float64)
     d_model = _width(adapter, one)
     _check_search(hypothesis, names, layers, dims, d_model)
@@ -226,7 +242,7 @@ def fit_subspace(
         if ours != its:
             raise ValueError(f"the untrained model has (layers, d_model) = {its}, and the model {ours}")
     exchanges = []
-    for i, n in enumerate((n_fitting, n_prompts)):
+    for i, n in enumerate((fit.n_fitting, n_prompts)):
         prompts = task.sample(n, seed=seed + 2 * i, dtype=torch.float64)
         sources = sample_sources(task, prompts, seed=seed + 2 * i + 1)
         check_inputs(adapter, hypothesis, prompts, sources)
@@ -248,12 +264,12 @@ def fit_subspace(
                 scale = torch.cat([part.targets[0] for part in parts]).square().mean().item()
                 readers = find_readers(parts, exchanges[0], schedule[layer])
                 for j, dim in enumerate(dims):
-                    starts = make_starts(readers, dim, restarts, seed + 1009 * layer + dim)
-                    fit = search_columns(parts, starts, iterations, favoured=search != MODEL)
-                    errors[s, i, j], rest_errors[s, i, j] = squared_distances(others, fit.basis, fit.factor)
-                    fitted_r2[s, i, j] = 1 - fit.loss / (2 * scale)
+                    starts = make_starts(readers, dim, fit.restarts, seed + 1009 * layer + dim)
+                    found = search_columns(parts, starts, fit.iterations, favoured=search != MODEL)
+                    errors[s, i, j], rest_errors[s, i, j] = squared_distances(others, found.basis, found.factor)
+                    fitted_r2[s, i, j] = 1 - found.loss / (2 * scale)
                     if search == MODEL:
-                        columns[i, :, sum(dims[:j]) : sum(dims[: j + 1])] = fit.basis
+                        columns[i, :, sum(dims[:j]) : sum(dims[: j + 1])] = found.basis
                     bar.update(1)
     return SubspaceSearch(
         hypothesis.name, names, place, layers, tuple(schedule[layer] for layer in layers), dims, tuple(searched),

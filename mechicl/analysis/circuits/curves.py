@@ -1,7 +1,7 @@
 """Faithfulness against size: circuits of the best edges by a score, and the areas under and above the curve."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from mechicl.analysis.circuits.cuts import between_ends
 from mechicl.analysis.circuits.problem import CutMethod, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import Scores, read_scores
+from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Fraction, Natural, check_fields, checked
 from mechicl.base.precision import nan_last
@@ -165,7 +166,6 @@ def circuit_curve(
     *,
     ranked: Ranked = Ranked(),
     method: CutMethod | None = None,
-    reference: Inputs | None = None,
     at: At | None = None,
     progress: bool | None = None,
 ) -> CircuitCurve:
@@ -184,8 +184,8 @@ def circuit_curve(
             have targets; for token ids "outputs", the outputs themselves.
         ranked: which circuits are measured: `Ranked(fractions, n_random, ...)`.
         method: value of a cut edge, such as "zero" or "mean" (see `find_circuit`): by default the same as for the
-            scores, else zero. "any" is measured with zero.
-        reference: prompts of the replacements for "mean" and "resample"; by default the prompts themselves.
+            scores, else zero. "any" is measured with zero. `Replacement(method, reference)` takes the replacements
+            from other prompts.
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
 
     Returns:
@@ -206,15 +206,17 @@ def circuit_curve(
     by_name: dict[Any, Any] = {getattr(scores, "scoring", "scores"): scores}
     if isinstance(scores, Mapping) and scores and all(isinstance(name, str) for name in scores):
         by_name = dict(scores)
+    given = method if isinstance(method, Replacement) else Replacement(seed=ranked.seed)
+    chosen = given.method if isinstance(method, Replacement) else method
     for name, each in by_name.items():
         theirs = getattr(each, "method", None)
-        if theirs is not None and method is not None and theirs != method:
-            raise ValueError(f"method must be {theirs!r}, that of the scores {name!r}, got {method!r}")
-        method = theirs or method
+        if theirs is not None and chosen is not None and theirs != chosen:
+            raise ValueError(f"method must be {theirs!r}, that of the scores {name!r}, got {chosen!r}")
+        chosen = theirs or chosen
     with progress_bar(unit="run", desc="curve", progress=progress) as bar:
         problem = make_problem(
-            model, prompts, metrics, method="zero" if method in (None, "any") else method, reference=reference, at=at,
-            seed=ranked.seed, advance=bar.update,
+            model, prompts, metrics, at=at, advance=bar.update,
+            method=replace(given, method="zero" if chosen in (None, "any") else chosen),
         )  # fmt: skip
         edges, full, ablated = problem.graph.edges, problem.objective.full, problem.objective.ablated
         worth = {name: read_scores(each, edges, f"the scores {name!r}") for name, each in by_name.items()}
@@ -242,7 +244,7 @@ def circuit_curve(
         counts=tuple(counts),
         n_kept={name: tuple(mask.sum(1).tolist()) for name, mask in masks.items()},
         metric=problem.objective.name,
-        method=problem.method,
+        method=problem.replacement.method,
         full=full,
         ablated=ablated,
         alone=dict(zip(masks, values.split(len(parts)), strict=True)),

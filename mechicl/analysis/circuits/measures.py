@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mechicl.analysis.circuits.circuit import Circuit
 from mechicl.analysis.circuits.problem import OneMetric, Problem, make_problem
+from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.metrics import Inputs
 from mechicl.base.arguments import Natural, checked
 from mechicl.base.progress import progress_bar
@@ -58,12 +59,10 @@ def measure_circuit(
         >>> circuit = find_circuit(induction, ids[:32], next_token_loss(ids[:32, 0]))
         >>> print(measure_circuit(induction, circuit, ids[32:], next_token_loss(ids[32:, 0])).faithfulness())
     """
-    method = {"any": "zero", "counterfactual": "resample"}.get(circuit.method, circuit.method)
+    method: Any = {"any": "zero", "counterfactual": "resample"}.get(circuit.method, circuit.method)
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
-        problem = make_problem(
-            model, prompts, metrics, method=method, reference=reference, at=at, seed=seed,
-            advance=bar.update,
-        )  # fmt: skip
+        replacement = Replacement(method, reference, seed)
+        problem = make_problem(model, prompts, metrics, method=replacement, at=at, advance=bar.update)
         graph = problem.graph
         absent = [*(set(circuit.nodes) - set(graph.nodes)), *(set(circuit.edges) - set(graph.edges))]
         if absent or circuit.n_nodes != len(graph.nodes) - 1:
@@ -104,7 +103,7 @@ def measure_edges(
         nodes=tuple(nodes),
         edges=tuple(edges),
         metric=problem.objective.name,
-        method=method or problem.method,
+        method=method or problem.replacement.method,
         full=problem.objective.full,
         ablated=problem.objective.ablated,
         alone=alone,

@@ -3,13 +3,13 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mechicl.analysis.interventions.ablation import check_reference
+from mechicl.analysis.interventions.ablation import Replacement, ReplacementMethod, encode_reference
 from mechicl.analysis.interventions.corruptions import derangement
 from mechicl.analysis.interventions.metrics import (
     Inputs,
@@ -28,7 +28,7 @@ OneMetric = SomeMetrics | Literal["outputs"]
 """A metric as the user gives it: one as for `patch`, None for the loss where there are targets, or "outputs"."""
 OUTPUTS = "largest change of an output"
 """The name of the default metric without targets: the distance of the outputs from the whole model's."""
-CutMethod = Literal["zero", "mean", "resample", "any"]
+CutMethod = ReplacementMethod | Replacement
 """What a cut edge carries: see `find_circuit`."""
 N_STREAMS = 256  # streams that runs of "any" start from in addition to prompts: rare values occur in some of them
 N_MIXED = 3  # writes of one node that a random mixture combines
@@ -83,7 +83,7 @@ class Problem:
 
     graphs: tuple[EdgeGraph, ...]  # of the model, on the prompts: one for each thing that a cut edge carries
     objectives: tuple[Objective, ...]  # for each, the metric, and its values when nothing and when everything is cut
-    method: str
+    replacement: Replacement
     advance: Callable[[int], object] = lambda _: None  # called with the number of runs after each batch
 
     @property
@@ -137,10 +137,8 @@ def make_problem(
     prompts: Inputs,
     metrics: OneMetric,
     *,
-    method: str | None,
-    reference: Inputs | None,
+    method: CutMethod | str | None,
     at: At | None,
-    seed: int,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Problem:
     """Take a model apart on some prompts; errors are those of `find_circuit`."""
@@ -156,11 +154,8 @@ def make_problem(
         adapter = ModelAdapter(copy.deepcopy(adapter.model).double(), at)
         tokens = adapter.encode(prompts)
     method = method or ("any" if metric is None else "zero")
-    if method not in get_args(CutMethod):  # of a circuit or scores that an older version saved
-        raise ValueError(f"method must be one of {get_args(CutMethod)}, got {method!r}")
-    others = None if reference is None else adapter.encode(reference)
-    check_reference(tokens, method, others)
-    references = _record_references(adapter, tokens, method, others, seed)
+    replacement = method if isinstance(method, Replacement) else Replacement(cast(ReplacementMethod, method))
+    references = _record_references(adapter, tokens, replacement)
     if metric is not None:  # a metric is of these prompts: it has no targets for additional streams
         references = [each for each in references if each[1] is None or len(each[1]) == len(tokens)]
     graphs: list[EdgeGraph] = []
@@ -180,7 +175,7 @@ def make_problem(
     scaled = [replace(o, scale=largest.scale) if o.scale <= 1e-6 * largest.scale else o for o in objectives]
     for objective in (largest, *scaled):
         objective.check()
-    return Problem(tuple(graphs), tuple(scaled), method, advance)
+    return Problem(tuple(graphs), tuple(scaled), replacement, advance)
 
 
 def _name_metric(metrics: OneMetric, prompts: Inputs, at: At) -> tuple[str, Metric | None]:
@@ -202,13 +197,14 @@ def _evaluate(name: str, metric: Metric | None, predictions: Tensor, whole: Tens
 
 
 def _record_references(
-    adapter: ModelAdapter, tokens: Tensor, method: str, others: Tensor | None, seed: int
+    adapter: ModelAdapter, tokens: Tensor, replacement: Replacement
 ) -> list[tuple[Tensor, Tensor | None]]:
     """Writes over cut edges `[node prompt pos d_model]`, and starting streams (None: the embedded tokens).
 
     For "any", edges carry zero or random mixtures, in runs from the prompts and from mixed embeddings.
     """
-    n, generator = len(tokens), torch.Generator().manual_seed(seed)
+    others, method = encode_reference(replacement, adapter, tokens), replacement.method
+    n, generator = len(tokens), torch.Generator().manual_seed(replacement.seed)
     if method == "zero":
         return [(_zeros(record_writes(adapter, tokens[:1]), n), None)]
     writes = record_writes(adapter, tokens if others is None else others)

@@ -109,7 +109,6 @@ def score_edges(
     scoring: Scoring = "mask-ig",
     steps: Count | None = None,
     method: CutMethod | None = None,
-    reference: Inputs | None = None,
     at: At | None = None,
     progress: bool | None = None,
 ) -> EdgeScores:
@@ -133,8 +132,7 @@ def score_edges(
         steps: number of points on the path; by default 4, or 5 for "eap-ig".
         method: value of a cut edge: "zero", the sender's "mean" write over prompts, its write on another prompt
             ("resample"), or "any" (zeros, and random mixtures of its writes); by default "zero" for a metric, and "any"
-            for "outputs".
-        reference: prompts of the replacements for "mean" and "resample"; by default the prompts themselves.
+            for "outputs". `Replacement(method, reference)` takes the replacements from other prompts.
         at: where predictions are read: "query", "points" or "positions"; by default as for `find_circuit`.
 
     Returns:
@@ -148,13 +146,13 @@ def score_edges(
         >>> sorted(map(str, score_edges(induction, ids, next_token_loss(ids[:, 0])).strongest(2)))
         ['embedding → head 1.0 (v)', 'head 1.0 → output']
     """
-    problem = make_problem(model, prompts, metrics, method=method, reference=reference, at=at, seed=0)
-    scores = estimate_effects(problem, scoring, steps, 0, progress=progress)
-    return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, problem.method)
+    problem = make_problem(model, prompts, metrics, method=method, at=at)
+    scores = estimate_effects(problem, scoring, steps, progress=progress)
+    return EdgeScores(tuple(problem.graph.edges), scores, problem.objective.name, scoring, problem.replacement.method)
 
 
 def estimate_effects(
-    problem: Problem, scoring: Scoring, steps: int | None, seed: int, *, progress: bool | None
+    problem: Problem, scoring: Scoring, steps: int | None = None, *, progress: bool | None
 ) -> Float[Tensor, "edge prompt"]:
     """Estimate the scores of all edges, averaged over the problem's graphs; see `score_edges`."""
     signed = problem.objective.metric is not None
@@ -169,7 +167,7 @@ def estimate_effects(
         def linear(
             predictions: Tensor, prompts: slice, objective: Objective = objective, number: int = number
         ) -> Tensor:
-            return objective.linear(predictions, prompts, seed + number)
+            return objective.linear(predictions, prompts, problem.replacement.seed + number)
 
         gradient = graph.gradients(kept, linear, changes=graph.whole if scoring == "eap-ig" else None)
         total += share * (gradient if signed else gradient.square())

@@ -10,7 +10,7 @@ from mechicl.analysis.circuits.measures import measure_edges
 from mechicl.analysis.circuits.problem import CutMethod, OneMetric, make_problem
 from mechicl.analysis.circuits.scores import estimate_effects
 from mechicl.analysis.interventions.metrics import Inputs
-from mechicl.base.arguments import Count, Positive, checked
+from mechicl.base.arguments import Positive, checked
 from mechicl.base.progress import progress_bar
 from mechicl.models.opening.edge_graph import NoGradient
 from mechicl.prompts import At
@@ -26,12 +26,9 @@ def find_circuit(
     *,
     search: Search = "exact",
     method: CutMethod | None = None,
-    reference: Inputs | None = None,
     tolerance: Positive = 1e-3,
     effects: bool = True,
-    steps: Count | None = None,
     at: At | None = None,
-    seed: int = 0,
     progress: bool | None = None,
 ) -> Circuit:
     """Find a few heads, MLPs and edges that suffice to keep a metric while all other edges are cut.
@@ -64,11 +61,9 @@ def find_circuit(
               of the sender's writes on several prompts, also in runs whose embeddings are mixtures.
 
             By default "any" for "outputs", and "zero" for a metric; docs/how-to/circuits.md compares them.
-        reference: for "mean" the prompts to average over, for "resample" the replacement of each prompt; by default
-            those given.
+            `Replacement(method, reference, seed)` takes means and writes from other prompts, or draws other mixtures.
         tolerance: largest distance of the circuit from the full model, as a share of that when everything is cut.
         effects: measure the effect of removing each node and edge from the circuit, with a run for each; NaN otherwise.
-        steps: number of gradients for the scores; by default 4, or 5 for "eap-ig".
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions. By
             default "query" for points, and for tokens if a metric is given, else "positions".
 
@@ -84,16 +79,13 @@ def find_circuit(
         [(0, 0), (1, 0)]
     """
     with progress_bar(unit="run", desc="circuit", progress=progress) as bar:
-        problem = make_problem(
-            model, prompts, metrics, method=method, reference=reference, at=at, seed=seed,
-            advance=bar.update,
-        )  # fmt: skip
+        problem = make_problem(model, prompts, metrics, method=method, at=at, advance=bar.update)
         if search == "acdc":
             kept = cut_one_by_one(problem, tolerance)
         else:
             try:
                 scoring = "mask-ig" if search == "exact" else "eap-ig"
-                scores = estimate_effects(problem, scoring, steps, seed, progress=False)
+                scores = estimate_effects(problem, scoring, progress=False)
                 sizes = scores.mean(1).abs().nan_to_num()
             except NoGradient:
                 if search != "exact":

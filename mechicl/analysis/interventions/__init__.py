@@ -4,7 +4,7 @@
 >>> ablate(model, prompts, "z", ("layer", "head")).strongest(3)           # which heads it cannot do without
 """
 
-from mechicl.analysis.interventions.ablation import ablate
+from mechicl.analysis.interventions.ablation import Replacement, ablate
 from mechicl.analysis.interventions.attribution import attribute, correlate_effects
 from mechicl.analysis.interventions.corruptions import corrupt, corrupt_tokens
 from mechicl.analysis.interventions.metrics import (
@@ -21,7 +21,7 @@ from mechicl.analysis.interventions.sweeps import InterventionSweep
 from mechicl.models.opening.sites import Site
 
 __all__ = [
-    "InterventionSweep", "Metric", "PatchingSession", "Site", "ablate", "attribute", "correlate_effects", "corrupt",
-    "corrupt_tokens", "logit_difference", "next_token_loss", "patch", "patch_paths", "squared_error",
-    "target_probability",
+    "InterventionSweep", "Metric", "PatchingSession", "Replacement", "Site", "ablate", "attribute",
+    "correlate_effects", "corrupt", "corrupt_tokens", "logit_difference", "next_token_loss", "patch", "patch_paths",
+    "squared_error", "target_probability",
 ]  # fmt: skip

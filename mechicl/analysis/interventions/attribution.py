@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
+from mechicl.analysis.interventions.grids import Axes, CellGrid, make_grid
 from mechicl.analysis.interventions.metrics import (
     Inputs,
     Metric,
@@ -33,11 +33,10 @@ def attribute(
     clean: Inputs,
     corrupted: Inputs,
     component: str = "z",
-    axes: Sequence[str] | None = None,
+    axes: Axes | None = None,
     *,
     direction: PatchDirection = "denoising",
     metrics: SomeMetrics = None,
-    only: Only | None = None,
     at: At = "query",
     progress: bool | None = None,
 ) -> InterventionSweep:
@@ -59,7 +58,6 @@ def attribute(
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, with a gradient; or several by name.
             By default the loss against the clean prompts' targets; for plain token ids, and for outputs at all
             positions of points, it has to be given.
-        only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
 
     Returns:
@@ -76,7 +74,7 @@ def attribute(
     named = name_metrics(metrics, clean, at)
     if not named:
         raise ValueError("attribution is of a metric: give metrics=, for instance logit_difference(correct, wrong)")
-    grid = make_grid(adapter, into, component, axes, only)
+    grid = make_grid(adapter, into, component, axes)
     # a pass with gradients keeps the activations of all layers, and those at the hooks in three versions
     at_hooks = sum(activation.nbytes for activation in adapter.record(into[:1], grid.hook_names, 1).values())
     batch_size = Budget().rows((adapter.n_layers + 1) * adapter.bytes_per_row(into) + 3 * at_hooks)

@@ -12,7 +12,8 @@ from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edits import check_edits
 from mechicl.models.opening.sites import Site, axes_of, check_hook, hook_name, nearest_name
 
-Only = Mapping[str, Sequence[int] | int]
+Axes = Sequence[str] | Mapping[str, Sequence[int] | int | None]
+"""Axes to sweep, or for each the layers, positions, ... to sweep (None: all)."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,9 @@ class CellGrid:
         return [(Site(self.component, **dict(zip(self.axes, place, strict=True))),) for place in places]
 
 
-def make_grid(
-    adapter: ModelAdapter, tokens: Tensor, component: str, axes: Sequence[str] | None, only: Only | None
-) -> CellGrid:
+def make_grid(adapter: ModelAdapter, tokens: Tensor, component: str, axes: Axes | None) -> CellGrid:
     """Make the cells of a sweep; ValueError if a run on one token shows that the model lacks or ignores one."""
-    known, only = ("layer", *axes_of(component)), only or {}
+    known, chosen = ("layer", *axes_of(component)), axes if isinstance(axes, Mapping) else {}
     if axes is None:
         axes = ("layer", "head") if "head" in known else ("layer", "pos")
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
@@ -52,11 +51,10 @@ def make_grid(
         raise ValueError(f"{component!r} has the axes {known}, not {wrong[0]!r}{nearest_name(wrong[0], known)}")
     if len(set(axes)) < len(axes) or "layer" not in axes:
         raise ValueError(f"axes must contain 'layer', and each axis once; got {axes}")
-    if extra := [axis for axis in only if axis not in axes]:
-        raise ValueError(f"only={extra[0]!r} is not an axis of this sweep over {axes}")
 
     def indices_along(axis: str, size: int) -> tuple[int, ...]:
-        places = tuple(int(i) for i in np.atleast_1d(only.get(axis, range(size))))
+        given = chosen.get(axis)
+        places = tuple(int(i) for i in np.atleast_1d(range(size) if given is None else given))
         outside = [i for i in places if not 0 <= i < size]
         if outside or not places:
             raise ValueError(f"{axis} must be 0 to {size - 1}, got {outside or 'none'}")

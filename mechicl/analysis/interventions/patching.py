@@ -1,11 +1,11 @@
 """Activation patching: activations of one run replace those of another (Meng et al. 2022; Wang et al. 2023)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import Tensor
 
-from mechicl.analysis.interventions.grids import CellGrid, Only, make_grid
+from mechicl.analysis.interventions.grids import Axes, CellGrid, make_grid
 from mechicl.analysis.interventions.metrics import Inputs, SomeMetrics, evaluate_metrics, name_metrics
 from mechicl.analysis.interventions.runs import Baseline, CellResults, Experiment, record_within
 from mechicl.analysis.interventions.sweeps import InterventionSweep
@@ -24,13 +24,11 @@ def patch(
     clean: Inputs,
     corrupted: Inputs,
     component: str = "z",
-    axes: Sequence[str] | None = None,
+    axes: Axes | None = None,
     *,
     direction: PatchDirection = "denoising",
     metrics: SomeMetrics = None,
-    only: Only | None = None,
     at: At = "query",
-    keep_predictions: bool | None = None,
     progress: bool | None = None,
 ) -> InterventionSweep:
     """Patch activations of one run into another, one cell of a sweep at a time, and measure the predictions.
@@ -51,14 +49,13 @@ def patch(
             "attn_in", "q_input", "k_input", "v_input" and "mlp_in".
         axes: what to sweep: "layer" and any of "pos", and "head" for parts of attention, or "head", "query" and "key"
             (positions) for scores and patterns, or "pos" and "neuron" for an MLP's hidden layer; by default layer and
-            head, or layer and pos for components without heads.
+            head, or layer and pos for components without heads. A mapping sweeps only some layers, positions, ... of
+            each axis, or all for None: `{"layer": [3], "pos": range(10, 20), "head": None}`.
         direction: "denoising" patches clean activations into the corrupted run, "noising" the other way round.
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name. By default the
             "loss" against the clean prompts' targets, where there are any: squared error, or cross entropy in nats for
-            `TokenSequences`.
-        only: sweep only some layers, positions, ...: `{"layer": [3], "pos": range(10, 20)}`.
+            `TokenSequences`. Token models' predictions (logits) are kept only without metrics, `metrics={}`.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
-        keep_predictions: keep each cell's predictions; by default unless these are logits and there are metrics.
 
     Returns:
         A sweep: `recovered()` is the share of the difference between both runs' mean metric that each cell recovers (0:
@@ -77,8 +74,8 @@ def patch(
         (torch.Size([8, 4, 64, 1]), torch.Size([8, 4]))
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
-    grid = make_grid(adapter, into, component, axes, only)
-    experiment = make_experiment(adapter, into, clean, metrics, keep_predictions)
+    grid = make_grid(adapter, into, component, axes)
+    experiment = make_experiment(adapter, into, clean, metrics)
     values = record_within(adapter, source, grid.hook_names, experiment.budget)
     return sweep_grid(experiment, grid, values, f"{direction} {component}", source=source, progress=progress)
 
@@ -88,12 +85,13 @@ def make_experiment(
     tokens: Tensor,
     prompts: Inputs,
     metrics: SomeMetrics,
-    keep_predictions: bool | None,
 ) -> Experiment:
-    """Make the experiment of arguments of `patch`; by default the loss is against the targets of `prompts`."""
+    """Make the experiment of arguments of `patch`; by default the loss is against the targets of `prompts`.
+
+    Predictions are kept unless they are logits and there are metrics.
+    """
     named = name_metrics(metrics, prompts, adapter.at)
-    keep = isinstance(prompts, Prompts) or not named if keep_predictions is None else keep_predictions
-    return Experiment(adapter, tokens, named, keep, Budget())
+    return Experiment(adapter, tokens, named, isinstance(prompts, Prompts) or not named, Budget())
 
 
 def sweep_grid(

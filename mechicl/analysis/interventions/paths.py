@@ -35,7 +35,6 @@ def patch_paths(
     direction: PatchDirection = "denoising",
     metrics: SomeMetrics = None,
     at: At = "query",
-    keep_predictions: bool | None = None,
     progress: bool | None = None,
 ) -> InterventionSweep:
     """Patch one head's output, as it reaches another head's query, key or value straight through the residual stream.
@@ -56,7 +55,6 @@ def patch_paths(
         metrics: a function of predictions `[prompt ...]` that returns `[prompt]`, or several by name; by default the
             loss against the clean prompts' targets, where there are any.
         at: "query" for the last point or token only, "points" for every prefix, "positions" for all positions.
-        keep_predictions: keep each cell's predictions; by default unless these are logits and there are metrics.
 
     Returns:
         A sweep over `("layer", "head", "to_layer", "to_head")`: A's, then B's. `effect()` is the change of the metric
@@ -72,7 +70,7 @@ def patch_paths(
     """
     adapter, into, source = encode_pair(model, clean, corrupted, direction, at)
     _check_additive(adapter, receiver, into[:1])
-    experiment = make_experiment(adapter, into, clean, metrics, keep_predictions)
+    experiment = make_experiment(adapter, into, clean, metrics)
     n_layers, n_heads = adapter.n_layers, adapter.model.cfg.n_heads
     shape = (n_layers, n_heads, n_layers, n_heads)
     z_names, names = ([get_act_name(part, layer) for layer in range(n_layers)] for part in ("z", receiver))

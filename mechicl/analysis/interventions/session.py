@@ -306,8 +306,8 @@ class PatchingSession:
     def _check(self, site: Site) -> None:
         if site not in self._tried:
             axes = ["layer", *(axis for axis in axes_of(site.component) if getattr(site, axis) is not None)]
-            only = {axis: getattr(site, axis) for axis in axes}
-            make_grid(self._adapter, self._adapter.encode(self._clean_part), site.component, axes, only)
+            cell = {axis: getattr(site, axis) for axis in axes}
+            make_grid(self._adapter, self._adapter.encode(self._clean_part), site.component, cell)
             self._tried.add(site)
 
     def _tokens_code(self, name: str, number: int) -> str:

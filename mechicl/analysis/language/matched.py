@@ -92,7 +92,7 @@ def ablate_matched(
     generator = torch.Generator().manual_seed(seed)
     sets = [kept] + [_random_set(kept, {*kept, *exclude}, n_layers, n_heads, generator) for _ in range(n_random)]
     tokens = adapter.encode(prompts.ids)
-    experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets), False)
+    experiment = make_experiment(adapter, tokens, tokens, target_probability(prompts.targets))
     cells = [tuple(Site("z", layer, head=head) for layer, head in each) for each in sets]
     names = sorted({site.hook_name for cell in cells for site in cell})
     outputs = record_within(adapter, adapter.encode(reference.ids), names, experiment.budget)

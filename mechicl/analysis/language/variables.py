@@ -32,6 +32,7 @@ class CausalModel:
     Attributes:
         variables: by name, a function of a prompt's token ids that returns the variable's value.
         output: function of all values by name that returns the token id of the answer.
+        read: position at which a model's logits give the answer; by default the last.
 
     Example:
         >>> last = CausalModel({"token": lambda ids: int(ids[-2])}, lambda values: values["token"])
@@ -39,6 +40,7 @@ class CausalModel:
 
     variables: Mapping[str, Callable[[Tensor], Any]]
     output: Callable[[Mapping[str, Any]], int]
+    read: int = -1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -97,6 +99,32 @@ class VariableAlignment(Result):
     n_outputs: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class AlignmentFit:
+    """Settings of `align_variables`: the subspace, and its fit by Adam.
+
+    Attributes:
+        rank: dimension of the subspace. One is enough for a number or for two values; `k` unordered values may need
+            `k - 1`.
+        n_pairs: pairs for the fit, and for the test.
+        epochs: passes over the pairs.
+        learning_rate: learning rate of Adam.
+        untrained: untrained model of the same kind, for the control; by default made from a `HookedTransformer`'s
+            config.
+        seed: seed of the pairs, the fit and the controls.
+    """
+
+    rank: Count = 1
+    n_pairs: Count = 512
+    epochs: Count = 30
+    learning_rate: Positive = 1e-2
+    untrained: Any = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @checked(locks=True)
 def align_variables(
     model: Any,
@@ -105,15 +133,9 @@ def align_variables(
     ids: Int[Tensor, "prompt pos"],
     *,
     pos: int = -1,
-    read: int = -1,
     layers: Sequence[int] | None = None,
-    rank: Count = 1,
     component: str = "resid_post",
-    untrained: Any = None,
-    n_pairs: Count = 512,
-    epochs: Count = 30,
-    learning_rate: Positive = 1e-2,
-    seed: int = 0,
+    fit: AlignmentFit = AlignmentFit(),
     progress: bool | None = None,
 ) -> VariableAlignment:
     """Find, in each layer, a subspace at a position such that exchanging it acts like exchanging a causal variable.
@@ -127,21 +149,15 @@ def align_variables(
     Args:
         model: a model of token ids with hooks, in eval mode.
         causal: `CausalModel(variables, output)` of the task: for each variable a function of a prompt's ids, and a
-            function of their values that returns the answer's token id, which should be the model's own on `ids`.
+            function of their values that returns the answer's token id, which should be the model's own on `ids`. The
+            model's answer is read at the last position, or at `CausalModel(..., read=pos)`.
         variable: name of the variable to exchange.
         ids: prompts of one length, at least four different ones; repeated ones are used once.
         pos: position of the exchange; by default the last.
-        read: position at which the model's logits give the answer; by default the last.
         layers: layers to search; all by default.
-        rank: dimension of the subspace. One is enough for a number or for two values; `k` unordered values may need
-            `k - 1`.
         component: activation to search, with the width of the stream: "resid_post" (the stream after each layer),
             "resid_pre", "attn_out", "mlp_out", ...
-        untrained: untrained model of the same kind, for the control; by default made from a `HookedTransformer`'s
-            config.
-        n_pairs: pairs for the fit, and for the test.
-        epochs: passes over the pairs.
-        learning_rate: learning rate of Adam.
+        fit: the dimension of the subspace, numbers of pairs and epochs, ...: `AlignmentFit(rank, n_pairs, ...)`.
 
     Returns:
         `accuracy` `[layer pair]`: 1 where the model's answer after the exchange is the causal model's, on held-out
@@ -150,12 +166,12 @@ def align_variables(
         over pairs.
 
     Example:
-        >>> found = align_variables(model, causal, "carry", ids, pos=3, rank=2)
+        >>> found = align_variables(model, causal, "carry", ids, pos=3, fit=AlignmentFit(rank=2))
         >>> found.to_dataframe()[["layer", "accuracy", "random targets"]]
     """
     if variable not in causal.variables:
         raise ValueError(f"variable must be one of {list(causal.variables)}, got {variable!r}")
-    for name, place in (("pos", pos), ("read", read)):
+    for name, place in (("pos", pos), ("read", causal.read)):
         if not -ids.shape[1] <= place < ids.shape[1]:
             raise ValueError(f"{name} must be a position of the {ids.shape[1]} in ids, got {place}")
     if layers is not None and (not layers or not set(layers) <= set(range(model.cfg.n_layers))):
@@ -164,6 +180,7 @@ def align_variables(
     ids = ids.unique(dim=0)  # a repeated prompt could be in both halves
     if len(ids) < 4:
         raise ValueError(f"ids must contain at least four different prompts, got {len(ids)}")
+    seed, untrained = fit.seed, fit.untrained
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
     by_value = sorted(range(len(ids)), key=lambda i: repr(causal.values(ids[i])[variable]))
     halves = ids[by_value[::2]], ids[by_value[1::2]]  # a value that two prompts have is in both
@@ -172,7 +189,7 @@ def align_variables(
         spread = model.cfg.initializer_range or model.cfg.d_model**-0.5  # 0 in models that are written by hand
         cfg = model.cfg.replace(initializer_range=spread)
         untrained = HookedTransformer(cfg, seed=seed + 1).to(next(model.parameters()).dtype).eval()
-    fitting, held_out = (_pairs(causal, variable, half, n_pairs, seed + i) for i, half in enumerate(halves))
+    fitting, held_out = (_pairs(causal, variable, half, fit.n_pairs, seed + i) for i, half in enumerate(halves))
     intact = {causal.answer(causal.values(row)) for row in ids}
     classes = torch.tensor(sorted({*intact, *fitting.outputs, *held_out.outputs}))
     n_out = getattr(model.cfg, "d_vocab_out", None) or -1
@@ -183,7 +200,7 @@ def align_variables(
     layers = tuple(range(model.cfg.n_layers)) if layers is None else tuple(layers)
     from transformer_lens.tools.analysis.interchange import arbitrary_targets  # takes seconds
 
-    search = _Search(classes, place, read, rank, epochs, learning_rate, seed)
+    search = _Search(classes, place, causal.read, fit)
     right, random = ([get(pairs) for pairs in (fitting, held_out)] for get in (
         lambda pairs: pairs.targets(classes), lambda pairs: arbitrary_targets(pairs.keys(), len(classes), seed)
     ))  # fmt: skip
@@ -201,7 +218,7 @@ def align_variables(
             found[name].append(search.accuracy(network, hook, basis, held_out, targets))
     stacked = {name: torch.stack(values) for name, values in found.items() if values}
     return VariableAlignment(
-        variable, layers, place, rank, stacked.pop("accuracy"), stacked, torch.stack(bases), n_outputs=len(classes)
+        variable, layers, place, fit.rank, stacked.pop("accuracy"), stacked, torch.stack(bases), n_outputs=len(classes)
     )
 
 
@@ -241,10 +258,7 @@ class _Search:
     classes: Int[Tensor, " class"]
     place: int
     read: int
-    rank: int
-    epochs: int
-    learning_rate: float
-    seed: int
+    settings: AlignmentFit
 
     def logits(self, model: Any, scale: float = 1.0) -> Callable[[Tensor], Tensor]:
         return lambda tokens: scale * at_least_float32(model(tokens)[:, self.read, self.classes])
@@ -257,10 +271,11 @@ class _Search:
         with torch.no_grad():
             best = self.logits(model)(pairs.base[:BATCH_SIZE]).topk(2).values
         scale = max(1.0, MARGIN / max(float((best[:, 0] - best[:, 1]).mean()), 1e-6))
+        of = self.settings
         result = fit_das(
-            model, hook, pairs.base, pairs.source, targets, self.logits(model, scale), rank=self.rank,
-            epochs=self.epochs, lr=self.learning_rate, seed=self.seed, base_positions=positions,
-            source_positions=positions, batch_size=BATCH_SIZE,
+            model, hook, pairs.base, pairs.source, targets, self.logits(model, scale), rank=of.rank, epochs=of.epochs,
+            lr=of.learning_rate, seed=of.seed, base_positions=positions, source_positions=positions,
+            batch_size=BATCH_SIZE,
         )  # fmt: skip
         return result.basis.detach().cpu()
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformer_lens.utilities import get_act_name
 
 from mechicl.analysis.interventions import ablate, target_probability
+from mechicl.analysis.interventions.ablation import Replacement
 from mechicl.analysis.interventions.grids import make_grid
 from mechicl.analysis.interventions.patching import make_experiment, sweep_grid
 from mechicl.analysis.interventions.runs import record_within
@@ -110,8 +111,8 @@ def function_vectors(
     take_apart(adapter).embed(adapter.encode(clean.ids[:1]))  # refuses models whose heads do not add to the stream
     last = shuffled.ids.shape[1] - 1
     swept = ablate(
-        language.model, shuffled.ids, "z", ("layer", "pos", "head"), only={"pos": [last]}, reference=clean.ids,
-        metrics=target_probability(shuffled.targets), keep_predictions=False, progress=progress,
+        language.model, shuffled.ids, "z", {"layer": None, "pos": last, "head": None},
+        method=Replacement("mean", clean.ids), metrics=target_probability(shuffled.targets), progress=progress,
     )  # fmt: skip
     effects = shuffled.by_query(swept.effect()[:, 0].cpu())
     heads = strongest_heads(effects.mean(-1), n_heads)
@@ -270,9 +271,9 @@ def _with_streams(
     """Return the probability of the right answer with the stream after each layer replaced at the last position."""
     ids = adapter.encode(prompts.ids)
     n_pos = ids.shape[1]
-    grid = make_grid(adapter, ids, "resid_post", ("layer", "pos"), {"pos": [n_pos - 1]})
+    grid = make_grid(adapter, ids, "resid_post", {"layer": None, "pos": n_pos - 1})
     values = {name: stream[:, None].expand(-1, n_pos, -1) for name, stream in streams.items()}  # only the last is used
-    experiment = make_experiment(adapter, ids, prompts.ids, target_probability(prompts.targets), False)
+    experiment = make_experiment(adapter, ids, prompts.ids, target_probability(prompts.targets))
     swept = sweep_grid(experiment, grid, values, "stream at the last position", progress=progress)
     return prompts.by_query(swept.values["metric"][:, 0].cpu())
 

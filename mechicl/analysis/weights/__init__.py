@@ -5,14 +5,11 @@
 """
 
 from mechicl.analysis.weights.closed_forms import linear_attention_optimum, one_step_optimum, preconditioned_gd_optimum
-from mechicl.analysis.weights.conditioning import measure_conditioning
 from mechicl.analysis.weights.fits import fit_construction
-from mechicl.analysis.weights.kernels import adapted_functions, initial_function, view_kernel
 from mechicl.analysis.weights.paths import LossPath, connect_modes, interpolate
 from mechicl.analysis.weights.products import WeightProducts, read_weight_products, replace_products
 
 __all__ = [
-    "LossPath", "WeightProducts", "adapted_functions", "connect_modes", "fit_construction", "initial_function",
-    "interpolate", "linear_attention_optimum", "measure_conditioning", "one_step_optimum",
-    "preconditioned_gd_optimum", "read_weight_products", "replace_products", "view_kernel",
+    "LossPath", "WeightProducts", "connect_modes", "fit_construction", "interpolate", "linear_attention_optimum",
+    "one_step_optimum", "preconditioned_gd_optimum", "read_weight_products", "replace_products",
 ]  # fmt: skip

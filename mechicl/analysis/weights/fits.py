@@ -202,7 +202,6 @@ def match_predictions(
     start: Float[Tensor, "parameter"],
     prompts: Prompts,
     targets: Float[Tensor, "prompt y"],
-    max_iterations: int = 300,
 ) -> Float[Tensor, "parameter"]:
     """Find the parameters with the least squared distance of predictions from targets (L-BFGS in float64)."""
     tokens = family.template.encode(prompts)
@@ -212,7 +211,7 @@ def match_predictions(
     unit = start.abs().clamp(min=0.1 * size) if size else torch.ones_like(start)
     moved = torch.zeros_like(start).requires_grad_()
     optimizer = LBFGS(
-        [moved], max_iter=max_iterations, tolerance_grad=1e-11, tolerance_change=1e-14, history_size=50,
+        [moved], max_iter=300, tolerance_grad=1e-11, tolerance_change=1e-14, history_size=50,
         line_search_fn="strong_wolfe",
     )  # fmt: skip
 

@@ -175,7 +175,7 @@ def tokens_per_point(model: Any) -> int:
     """Return 1 for models that read a point as one token, 2 if its target is a separate token."""
     number = getattr(model, "tokens_per_point", None)
     if number is None:
-        hint = ": give the positions of its points, wrap(..., points=slice(0, None, 2)) for two tokens a point"
+        hint = ": give the positions of its points, Reading(encode, points=slice(0, None, 2)) for two tokens a point"
         own = isinstance(model, LayeredModel) and model.cfg.prompt_format == "own"
         raise TypeError(f"{type(model).__name__} does not read prompts of points{hint if own else ''}")
     return number

@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -14,8 +14,7 @@ from transformer_lens import HookedRootModule
 from mechicl.base.arguments import Count, check_fields, checked
 from mechicl.models.wrapping.fused_attention import COMPONENTS
 from mechicl.models.wrapping.module_hooks import HookPlace, JointProjection, Side, Split
-from mechicl.models.wrapping.wrapped import CallModule, Decode, Encode, WrappedModel
-from mechicl.prompts.formats import PromptFormatName
+from mechicl.models.wrapping.wrapped import Decode, Encode, Reading, WrappedModel
 
 Names = str | Sequence[str]
 AttentionNames = Names | Mapping[str, Names | int | Split]
@@ -35,16 +34,13 @@ PARTS_OF_ATTENTION: dict[str, tuple[str, Side]] = {  # key in `attention`: compo
 def wrap(
     module: nn.Module | Any,  # whatever it is, so also models of transformers
     *,
-    encode: Encode | str,
+    encode: Encode | str | Reading,
     decode: Decode | None = None,
-    points: slice | None = None,
     layers: Names | None = None,
     attention: AttentionNames | None = None,
     mlp: Names | None = None,
     resid_mid: Names | None = None,
     unembed: Names | None = None,
-    call: CallModule | None = None,
-    batch_first: bool = True,
     name: str | None = None,
 ) -> WrappedModel:
     """Make a learner (a model that predicts queries of prompts) from any PyTorch module, with TransformerLens' hooks.
@@ -64,13 +60,10 @@ def wrap(
         encode: the module's input: "interleaved" (x1, y1, x2, ..., query; `[prompt 2n+1 max(x, y)]`), "paired" (one
             token `(x, y)` a point, the query's y 0; `[prompt n+1 x+y]`), or a function of `Prompts` that returns the
             input `[prompt ...]` without the query's target. The function gets prompts on the module's device and in its
-            dtype; `probe` and `test_hypotheses` then need `points` too.
+            dtype; `probe` and `test_hypotheses` then need its points too: `Reading(function, points)`. `Reading` also
+            runs modules that take more than one tensor, and those that take positions first.
         decode: a function of the module's output that returns predictions: `[prompt y]` of the query, or
-            `[prompt point y]` of every point. By default the output itself, at `points` if it has positions.
-        points: the positions at which points are predicted, in order, the query's last: in the stream, and without
-            `decode` in the output. By default every x token of interleaved prompts, and the last position otherwise.
-            `slice(0, None, 2)` declares that a function as `encode` makes two tokens per point, x first. Whether a
-            position sees later points is tried out when the module first reads prompts.
+            `[prompt point y]` of every point. By default the output itself, at the points if it has positions.
         layers: sub-modules whose first input is the residual stream `[prompt pos d_model]` and whose output is the
             stream, or a tuple that begins with it. They get `blocks.{l}.hook_resid_pre` and `hook_resid_post`.
         attention: sub-modules that return the attention's update of the stream (`blocks.{l}.hook_attn_out`), or a
@@ -94,9 +87,6 @@ def wrap(
         resid_mid: sub-modules that take the stream between attention and MLP, such as a norm: `hook_resid_mid`.
         unembed: sub-modules that compute the output from the stream after the last layer, in order (such as a norm and
             a linear map), for the logit lens.
-        call: function of the module and the result of `encode` that runs the module; by default `module(tokens)`.
-        batch_first: False for a module that takes and returns `[pos prompt ...]`, as torch's recurrent layers by
-            default. In `encode`, `decode` and hooks prompts come first all the same.
         name: name in tables and pictures; by default the module's class.
 
     Returns:
@@ -126,14 +116,15 @@ def wrap(
         raise TypeError(
             f"wrap() takes a torch.nn.Module, got {type(module).__name__}: see AlgorithmLearner for functions"
         )
-    if isinstance(encode, str) and encode not in get_args(PromptFormatName):
-        raise ValueError(f"encode={encode!r} is not one of {list(get_args(PromptFormatName))}, nor a function")
+    reading = encode if isinstance(encode, Reading) else Reading(encode)
     module = _unwrapped(module)
     if layers is not None and isinstance(module, torch.jit.ScriptModule):
         raise TypeError(f"{type(module).__name__} is compiled by torch.jit and runs no hooks: wrap the original")
-    if call is None and not _takes_one_tensor(module):
+    if reading.call is None and not _takes_one_tensor(module):
         arguments = f"{type(module).__name__}.forward{inspect.signature(module.forward)}"
-        raise ValueError(f"{arguments} does not take one tensor: give call=lambda module, tokens: module(...)")
+        raise ValueError(
+            f"{arguments} does not take one tensor: give Reading(encode, call=lambda module, tokens: module(...))"
+        )
     heads = _read_attention(module, attention)
     declared = {"attention": heads.parts or None, "mlp": mlp, "resid_mid": resid_mid}
     if layers is None and (without := [keyword for keyword, names in declared.items() if names is not None]):
@@ -143,7 +134,7 @@ def wrap(
 
     def add(names: Names, keyword: str, component: str, side: Side, **settings: Any) -> None:
         for layer, part in enumerate(_expand(module, names, keyword, n_layers=len(stack))):
-            parts.append((part, HookPlace(component, layer, side, batch_first=batch_first, **settings)))
+            parts.append((part, HookPlace(component, layer, side, batch_first=reading.batch_first, **settings)))
 
     if stack:
         add(stack, "layers", "resid_pre", "input")
@@ -164,11 +155,9 @@ def wrap(
         add(resid_mid, "resid_mid", "resid_mid", "input")
     if mlp is not None:
         add(mlp, "mlp", "mlp_out", "output")
-    reading = [] if unembed is None else _expand(module, unembed, "unembed")
+    read_out = [] if unembed is None else _expand(module, unembed, "unembed")
     name = name or type(module).__name__
-    return WrappedModel(
-        module, parts, encode, decode, points, len(stack), heads.n_heads or 1, reading, name, call, batch_first
-    )
+    return WrappedModel(module, parts, reading, decode, len(stack), heads.n_heads or 1, read_out, name)
 
 
 def _takes_one_tensor(module: nn.Module) -> bool:

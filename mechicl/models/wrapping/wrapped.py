@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 import torch.nn as nn
@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import get_act_name
 
 from mechicl.base.annotations import described
-from mechicl.base.arguments import ArgumentError, checked
+from mechicl.base.arguments import ArgumentError, check_fields, checked
 from mechicl.base.threads import holding, holds_models, share_lock
 from mechicl.models.layered import LayeredModel
 from mechicl.models.temporary_hooks import without_user_hooks
@@ -27,6 +27,38 @@ from mechicl.prompts.formats import PromptFormat, PromptFormatName
 Encode = Callable[[Prompts], Tensor]
 Decode = Callable[[Any], Tensor]
 CallModule = Callable[[nn.Module, Tensor], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """How a module reads prompts, for `wrap(module, encode=...)` where a format or a function is not enough.
+
+    Attributes:
+        encode: the module's input: "interleaved", "paired", or a function of `Prompts` (see `wrap`).
+        points: the positions at which points are predicted, in order, the query's last: in the stream, and without
+            `decode` in the output. By default every x token of interleaved prompts, and the last position otherwise.
+            `slice(0, None, 2)` declares that a function as `encode` makes two tokens per point, x first. Whether a
+            position sees later points is tried out when the module first reads prompts.
+        call: function of the module and the result of `encode` that runs the module; by default `module(tokens)`.
+        batch_first: False for a module that takes and returns `[pos prompt ...]`, as torch's recurrent layers by
+            default. In `encode`, `decode` and hooks prompts come first all the same.
+
+    Example:
+        >>> gru = torch.nn.GRU(4, 8)
+        >>> model = wrap(gru, encode=Reading("paired", batch_first=False), decode=lambda output: output[0][:, -1, :1])
+        >>> model.predict(LinearRegression(x_dim=3, n_context=4).sample(8, seed=0)).shape
+        torch.Size([8, 1])
+    """
+
+    encode: Encode | str
+    points: slice | None = None
+    call: CallModule | None = None
+    batch_first: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if isinstance(self.encode, str) and self.encode not in get_args(PromptFormatName):
+            raise ValueError(f"encode={self.encode!r} is not one of {list(get_args(PromptFormatName))}, nor a function")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,24 +96,21 @@ class WrappedModel(LayeredModel):
         self,
         module: nn.Module,
         parts: Sequence[tuple[str, HookPlace]],
-        encode: Encode | str,
+        reading: Reading,
         decode: Decode | None,
-        points: slice | None,
         n_layers: int,
         n_heads: int,
         unembed: Sequence[str],
         name: str,
-        call: CallModule | None = None,
-        batch_first: bool = True,
     ):
         super().__init__()
         share_lock(self, module)
         self.module = module
         self.blocks = nn.ModuleList(nn.Module() for _ in range(n_layers))
-        default = slice(0, None, 2) if encode == "interleaved" else slice(-1, None)
-        self.points, self._points_given = (default, False) if points is None else (points, True)
+        default = slice(0, None, 2) if reading.encode == "interleaved" else slice(-1, None)
+        self.points, self._points_given = (default, False) if reading.points is None else (reading.points, True)
         self.name = name
-        self._encode, self._decode, self._call, self._batch_first = encode, decode, call, batch_first
+        self._encode, self._decode, self._reading = reading.encode, decode, reading
         self._n_heads, self._unembed = n_heads, tuple(unembed)
         self._format: PromptFormat | None = None
         self._d_model: int | None = None
@@ -315,7 +344,9 @@ class WrappedModel(LayeredModel):
         tokens = self._encode(Prompts(prompts.xs.clone(), prompts.ys.clone()))  # which it may write into
         if not isinstance(tokens, Tensor):
             kind = type(tokens).__name__
-            raise TypeError(f"encode returned {kind}, not one tensor [prompt ...]: return one, and split it in call=")
+            raise TypeError(
+                f"encode returned {kind}, not one tensor [prompt ...]: return one, and split it in Reading(call=)"
+            )
         if tokens.ndim == 0 or len(tokens) != len(prompts):
             raise ValueError(f"encode returned the shape {tuple(tokens.shape)} for {len(prompts)} prompts")
         return tokens
@@ -331,9 +362,10 @@ class WrappedModel(LayeredModel):
             raise ModuleError(f"{self.name} cannot read these prompts, as tokens of {shape}: {error}") from error
 
     def _run(self, tokens: Tensor) -> Any:
-        tokens = (tokens if self._batch_first else tokens.transpose(0, 1)).clone()  # the module may write into them
-        outputs = self.module(tokens) if self._call is None else self._call(self.module, tokens)
-        if self._batch_first:
+        call, batch_first = self._reading.call, self._reading.batch_first
+        tokens = (tokens if batch_first else tokens.transpose(0, 1)).clone()  # the module may write into them
+        outputs = self.module(tokens) if call is None else call(self.module, tokens)
+        if batch_first:
             return outputs
         if isinstance(outputs, tuple) and not hasattr(outputs, "_fields") and outputs:
             return (_prompts_first(outputs[0]), *outputs[1:])
@@ -345,7 +377,7 @@ class WrappedModel(LayeredModel):
         if n != len(prompts) or width != prompts.y_dim or n_points not in (1, prompts.n_context + 1):
             shape = tuple(predictions.shape)
             raise ValueError(
-                f"predictions of the shape {shape} for {prompts}: give decode= or points= for [prompt point y]"
+                f"predictions of the shape {shape} for {prompts}: give decode= or Reading(points=) for [prompt point y]"
             )
         return predictions
 
@@ -369,7 +401,9 @@ class WrappedModel(LayeredModel):
             self._d_model = streams[0].shape[-1]
         if alone.shape != predicted[-1:].shape or differ(alone, predicted[-1:]):
             problem = f"the prediction of {self.name} for a prompt changes with the other prompts of its batch"
-            raise ValueError(f"{problem}: give batch_first=False if it reads [pos prompt ...], or change encode=")
+            raise ValueError(
+                f"{problem}: give Reading(..., batch_first=False) if it reads [pos prompt ...], or change encode="
+            )
         if differ(*(part[-1:, -1] for part in predicted.chunk(2))):
             raise ValueError(f"{self.name} sees the query's target: encode= must leave out prompts.ys[:, -1]")
         if not differ(*(part[:1, -1] for part in predicted.chunk(2))):

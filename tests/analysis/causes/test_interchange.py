@@ -1,7 +1,7 @@
 """Interchange, hypotheses and learned subspaces on models whose algorithm is known, and on others."""
 
-import dataclasses
 import itertools
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from mechicl import analysis, wrap
 from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, QueryDescent, ResidualDescent, RidgePath, query_of
 from mechicl.algorithms.stepwise.counterfactuals import Place
-from mechicl.analysis.causes import INTERVENTIONS, SubspaceSearch, fit_subspace, interchange, sample_sources
+from mechicl.analysis.causes import (
+    INTERVENTIONS,
+    SubspaceFit,
+    SubspaceSearch,
+    fit_subspace,
+    interchange,
+    sample_sources,
+)
 from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
 from mechicl.analysis.causes.hypotheses import _rising_steps, candidate_algorithms, reads_ahead
 from mechicl.analysis.causes.interchange import interchange_each
@@ -166,7 +173,7 @@ def test_cells_that_are_not_finite_are_the_weakest(model):
     assert result.effects.mean == pytest.approx(1.0)
     expected = result.expected.clone()
     expected[1, 0, 3] = torch.inf
-    broken = dataclasses.replace(result, expected=expected)
+    broken = replace(result, expected=expected)
     assert broken.weakest == 1
     assert broken.score.mean < -1e6
 
@@ -285,7 +292,7 @@ KNOWN = {known.name: known for known in known_models()}
 TWO, FOUR = (KNOWN[f"gradient descent, {n} steps"] for n in (2, 4))
 SMALL = ResidualDescent(2, step_size=0.1)
 HUGE = [Prompts(1e80 * each.xs, each.ys) for each in (PROMPTS, SOURCES)]
-FEW: dict[str, Any] = {"n_fitting": 8, "n_prompts": 8, "iterations": 1, "restarts": 0, "progress": False}
+FEW = SubspaceFit(n_fitting=8, n_prompts=8, iterations=1, restarts=0)
 
 
 def exchange(hypothesis=TWO.hypothesis, prompts=PROMPTS, sources=SOURCES, model: Any = TWO.model, **options: Any):
@@ -293,7 +300,7 @@ def exchange(hypothesis=TWO.hypothesis, prompts=PROMPTS, sources=SOURCES, model:
 
 
 def fit(variables: Any = "residual", hypothesis=FOUR.hypothesis, model: Any = FOUR.model, **options: Any):
-    return analysis.fit_subspace(model, hypothesis, variables, TASK, **(FEW | options))
+    return analysis.fit_subspace(model, hypothesis, variables, TASK, **{"fit": FEW, "progress": False} | options)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +325,7 @@ def fit(variables: Any = "residual", hypothesis=FOUR.hypothesis, model: Any = FO
         (lambda: fit(hypothesis=Hypothesis(SMALL, ((0, 0), (2, 1), (4, 2))), layers=1), r"\[0, 2, 4\]; got \[1\]"),
         (lambda: fit(hypothesis=Hypothesis(SMALL), layers=1), "ends after 2 layers"),
         (lambda: fit("x"), "does not change the prediction"),  # the sources have the same queries
-        (lambda: fit(untrained=TWO.model), r"untrained model has \(layers, d_model\) = \(2, 6\)"),
+        (lambda: fit(fit=replace(FEW, untrained=TWO.model)), r"untrained model has \(layers, d_model\) = \(2, 6\)"),
         (lambda: fit(layers=2, dims=(1, 2)).subspace(2, 3), "dim must be one of 1, 2; got 3"),
         (lambda: fit(layers=2, dims=1).r2(2, 1, "twin"), "search must be one of 'model', .*; got 'twin'"),
     ],
@@ -329,7 +336,7 @@ def test_errors_name_the_argument_or_the_cause(call, named):
 
 
 # ---- subspaces ----
-QUICK: dict[str, Any] = {"n_fitting": 32, "n_prompts": 32, "iterations": 15, "progress": False}
+QUICK = SubspaceFit(n_fitting=32, n_prompts=32, iterations=15, restarts=0)
 HIDDEN = {known.name.removesuffix(", hidden"): known for known in known_models(hidden=True)}
 
 
@@ -353,7 +360,7 @@ def test_planted_variables_are_found_where_they_lie(name, layer, variable, place
     known = HIDDEN[name]
     columns = known.hypothesis.subspaces.get(variable, torch.zeros(0, 1))
     dim = columns.shape[1]
-    options: dict[str, Any] = {"place": place, "layers": layer, "dims": dim, "restarts": 0, **QUICK}
+    options: dict[str, Any] = {"place": place, "layers": layer, "dims": dim, "fit": QUICK, "progress": False}
     result = fit_subspace(known.model, known.hypothesis, variable, known.task, **options)
     assert result.r2(layer, dim).mean > 0.999
     assert result.rest_r2(layer, dim).mean > 0.99
@@ -371,15 +378,17 @@ def test_planted_variables_are_found_where_they_lie(name, layer, variable, place
 )
 def test_absent_variables_are_not_found(hypothesis, variable, layer, dim):
     model = hide(gradient_descent(x_dim=5, n_context=20, step_size=STEP_SIZE, steps=3), seed=1).model
-    few: dict[str, Any] = QUICK | {"n_fitting": 24, "n_prompts": 24, "restarts": 0, "iterations": 8}
-    result = fit_subspace(model, hypothesis, variable, TASK, place="context", layers=layer, dims=dim, **few)
+    few = replace(QUICK, n_fitting=24, n_prompts=24, iterations=8)
+    result = fit_subspace(
+        model, hypothesis, variable, TASK, place="context", layers=layer, dims=dim, fit=few, progress=False
+    )
     assert min(result.r2(layer, dim).mean, result.rest_r2(layer, dim).mean) < 0.5
 
 
 def test_too_few_directions_do_not_carry_it():
     known = HIDDEN["GD++, 2 steps"]
     result = fit_subspace(
-        known.model, known.hypothesis, "x", known.task, place="context", dims=(1, 3, 5), restarts=0, **QUICK
+        known.model, known.hypothesis, "x", known.task, place="context", dims=(1, 3, 5), fit=QUICK, progress=False
     )
     one, three, five = (result.r2(1, dim) for dim in result.dims)
     assert one.mean < three.mean < 0.95
@@ -390,8 +399,8 @@ def test_too_few_directions_do_not_carry_it():
 def test_distances_are_those_of_exchanges_made_by_hand():
     model = gradient_descent(x_dim=5, n_context=20, step_size=STEP_SIZE, steps=2)
     hypothesis = Hypothesis(ResidualDescent(2, step_size=STEP_SIZE))
-    few: dict[str, Any] = QUICK | {"iterations": 3}
-    result = fit_subspace(model, hypothesis, "residual", TASK, place="context", dims=2, **few)
+    few = replace(QUICK, iterations=3, restarts=1)
+    result = fit_subspace(model, hypothesis, "residual", TASK, place="context", dims=2, fit=few, progress=False)
     basis = result.subspace(1, 2)
     torch.testing.assert_close(basis.T @ basis, torch.eye(2).double())
     prompts = TASK.sample(32, seed=2, dtype=torch.float64)  # those that are held out
@@ -461,7 +470,9 @@ def test_exchanges_and_their_derivatives_are_those_of_whole_passes():
 def test_the_whole_stream_is_the_exchange_of_everything():
     model, task = small_transformer(), LinearRegression(x_dim=3, n_context=6)
     hypothesis = Hypothesis(ResidualDescent(3, step_size=0.1))
-    result = fit_subspace(model, hypothesis, "residual", task, layers=(1, 3), dims=12, **QUICK)
+    result = fit_subspace(
+        model, hypothesis, "residual", task, layers=(1, 3), dims=12, fit=replace(QUICK, restarts=1), progress=False
+    )
     prompts = task.sample(32, seed=2, dtype=torch.float64)
     sources = sample_sources(task, prompts, seed=3)
     asked = interchange(model, hypothesis, prompts, sources, interventions=["query exchanged"], progress=False)
@@ -474,7 +485,7 @@ def test_the_whole_stream_is_the_exchange_of_everything():
 def test_wrapped_models_are_searched_through_their_hooks():
     model = wrap(TwoStepsABlock().eval(), encode="paired", decode=lambda out: out, layers="blocks.{}")
     hypothesis = Hypothesis(ResidualDescent(4, step_size=STEP_SIZE), schedule=((0, 0), (1, 2), (2, 4)))
-    result = fit_subspace(model, hypothesis, "residual", TASK, place="context", dims=1, restarts=0, **QUICK)
+    result = fit_subspace(model, hypothesis, "residual", TASK, place="context", dims=1, fit=QUICK, progress=False)
     assert result.searches == ("model", "random targets")
     assert result.steps == (2,)
     assert result.r2(1, 1).mean > 0.999
@@ -483,9 +494,17 @@ def test_wrapped_models_are_searched_through_their_hooks():
 
 def test_variables_are_read_off_each_token_of_a_point_alone_too():
     known = HIDDEN["previous token, then induction"]  # whose second tokens hold copies of the first ones
-    few: dict[str, Any] = QUICK | {"n_fitting": 48, "iterations": 1, "restarts": 0}
+    few = replace(QUICK, n_fitting=48, iterations=1)
     result = fit_subspace(
-        known.model, known.hypothesis, "x, target", known.task, place="context", layers=1, dims=5, **few
+        known.model,
+        known.hypothesis,
+        "x, target",
+        known.task,
+        place="context",
+        layers=1,
+        dims=5,
+        fit=few,
+        progress=False,
     )
     assert result.variables == ("x", "target")
     assert result.r2(1, 5).mean > 0.8
@@ -494,8 +513,8 @@ def test_variables_are_read_off_each_token_of_a_point_alone_too():
 
 def test_the_table_and_the_saved_result(tmp_path):
     known = HIDDEN["gradient descent, 2 steps"]
-    few: dict[str, Any] = QUICK | {"iterations": 2, "restarts": 0}
-    result = fit_subspace(known.model, known.hypothesis, "residual", known.task, dims=(1, 10), **few)
+    few = replace(QUICK, iterations=2)
+    result = fit_subspace(known.model, known.hypothesis, "residual", known.task, dims=(1, 10), fit=few, progress=False)
     again = load_result(result.save(tmp_path / "search"))
     assert (again.r2(1, 10), str(again)) == (result.r2(1, 10), str(result))
     torch.testing.assert_close(again.subspace(1, 10).T @ again.subspace(1, 10), torch.eye(10).double())

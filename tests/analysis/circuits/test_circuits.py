@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from mechicl import constructions
 from mechicl.analysis.circuits import Circuit, Edge, Node, find_circuit, measure_circuit
 from mechicl.analysis.circuits.measures import draw_subsets
-from mechicl.analysis.interventions import logit_difference, next_token_loss, squared_error
+from mechicl.analysis.interventions import Replacement, logit_difference, next_token_loss, squared_error
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.edge_graph import EdgeGraph
 from mechicl.models.opening.edges import EMBEDDING, list_edges, list_nodes
@@ -175,7 +175,7 @@ def test_subsets_of_a_circuit_of_edges_lose_all_edges_from_their_nodes():
     model = model_of("gpt")
     prompts, others = inputs(model, 0, 5), inputs(model, 1, 5)
     circuit = find_circuit(
-        model, prompts, method="resample", reference=others, tolerance=0.2, effects=False, progress=False
+        model, prompts, method=Replacement("resample", others), tolerance=0.2, effects=False, progress=False
     )
     measured = measure_circuit(model, circuit, prompts, reference=others, n_subsets=5, progress=False)
     adapter, metric = ModelAdapter(model), squared_error(prompts)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from mechicl import constructions
 from mechicl.analysis.circuits import Ranked, circuit_curve, find_circuit
 from mechicl.analysis.circuits.curves import FRACTIONS, CircuitCurve
-from mechicl.analysis.interventions import next_token_loss, squared_error
+from mechicl.analysis.interventions import Replacement, next_token_loss, squared_error
 from mechicl.models.opening.edges import EMBEDDING, Edge, list_edges
 from mechicl.statistics import ratio_interval
 from mechicl.tasks import RepeatedTokens
@@ -32,7 +32,7 @@ def test_a_curve_is_that_of_a_plain_loop(only_paths):
     scores = torch.randn(len(edges), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     fractions = (0.02, 0.1, 0.3, 0.6, 0.9, 1.0)
     by_edge = dict(zip(edges, scores.tolist(), strict=True))
-    curve = circuit_curve(model, by_edge, prompts, method="resample", reference=others,
+    curve = circuit_curve(model, by_edge, prompts, method=Replacement("resample", others),
                           ranked=Ranked(fractions, 0, only_paths=only_paths), progress=False)  # fmt: skip
     tokens, references = model.encode(prompts), write_all(model, model.encode(others))
 

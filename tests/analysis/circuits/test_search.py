@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformer_lens.tools.analysis import EdgeAttributionConfig, attribution_patch
 
 from mechicl import constructions
-from mechicl.analysis import next_token_loss
+from mechicl.analysis import Replacement, next_token_loss
 from mechicl.analysis.circuits import EMBEDDING, Edge, Node, find_circuit, score_edges
 from mechicl.constructions import hide, weights_circuit
 from mechicl.interop import from_tracr
@@ -53,7 +53,7 @@ def references_of(method):
 def test_one_step_of_eap_ig_is_the_derivative_at_the_whole_model(method):
     reference = OTHERS if method == "resample" else None
     scores = score_edges(
-        MODEL, IDS, LOSS, scoring="eap-ig", steps=1, method=method, reference=reference, progress=False
+        MODEL, IDS, LOSS, scoring="eap-ig", steps=1, method=Replacement(method, reference), progress=False
     )
     edges = list_edges(MODEL)[::3]
     expected = -derivatives(everything(MODEL), references_of(method), edges)
@@ -64,7 +64,7 @@ def test_one_step_of_eap_ig_is_the_derivative_at_the_whole_model(method):
 @torch.no_grad()
 def test_mask_ig_is_the_mean_derivative_on_the_way_of_all_edges_together():
     scores = score_edges(
-        MODEL, IDS, LOSS, scoring="mask-ig", steps=2, method="resample", reference=OTHERS, progress=False
+        MODEL, IDS, LOSS, scoring="mask-ig", steps=2, method=Replacement("resample", OTHERS), progress=False
     )
     edges, references = list_edges(MODEL)[1::3], write_all(MODEL, OTHERS)
     expected = -sum(derivatives(everything(MODEL, share), references, edges) for share in (0.25, 0.75)) / 2
@@ -75,7 +75,7 @@ def test_eap_ig_is_the_gradient_on_the_way_of_the_embedding_times_the_change_bet
     """Hanna et al. 2024, with hooks and autograd: the stream is replaced, and each receiver has a separate stream."""
     steps, clean, corrupted = 2, write_all(MODEL, IDS), write_all(MODEL, OTHERS)
     scores = score_edges(
-        MODEL, IDS, LOSS, scoring="eap-ig", steps=steps, method="resample", reference=OTHERS, progress=False
+        MODEL, IDS, LOSS, scoring="eap-ig", steps=steps, method=Replacement("resample", OTHERS), progress=False
     )
     edges = list_edges(MODEL)
     expected = torch.zeros(len(edges), N, dtype=torch.float64)
@@ -157,7 +157,7 @@ def test_edge_attributions_are_those_of_transformer_lens(name):
     theirs = attribution_patch(
         model, clean, corrupted, lambda logits: metric(logits[0, -1]), EdgeAttributionConfig("edge")
     ).edge_scores
-    scored = score_edges(model, corrupted, metric, scoring="eap-ig", steps=1, method="resample", reference=clean)
+    scored = score_edges(model, corrupted, metric, scoring="eap-ig", steps=1, method=Replacement("resample", clean))
     scores = dict(zip(scored.edges, scored.scores.mean(1).tolist(), strict=True))
     summed: dict[Edge, float] = {}
     for (writer, reader), score in theirs.items():  # theirs are of one position each
@@ -208,8 +208,8 @@ def test_acdc_is_the_plain_greedy_loop(tolerance):
             if now - moved < tolerance:
                 kept, moved = kept - {edge}, now
     circuit = find_circuit(
-        MODEL, FOUR_PROMPTS, LOSS_OF_FOUR, search="acdc", method="resample", reference=FOUR_OTHERS, tolerance=tolerance,
-        effects=False, progress=False,
+        MODEL, FOUR_PROMPTS, LOSS_OF_FOUR, search="acdc", method=Replacement("resample", FOUR_OTHERS),
+        tolerance=tolerance, effects=False, progress=False,
     )  # fmt: skip
     assert 0 < len(circuit.edges) < len(list_edges(MODEL))
     assert set(circuit.edges) == connected(kept)
@@ -318,7 +318,9 @@ def test_edges_of_constructions_on_points_are_those_of_their_weights(name, hidde
 @pytest.mark.parametrize("seed", range(2))
 def test_one_prompt_is_enough_for_several_random_mixtures(seed):
     model = from_tracr(compile_program("reverse"))
-    circuit = find_circuit(model, model.sample_ids(1, seed=seed), seed=seed, effects=False, progress=False)
+    circuit = find_circuit(
+        model, model.sample_ids(1, seed=seed), method=Replacement("any", seed=seed), effects=False, progress=False
+    )
     assert circuit.edges == model.true_circuit.edges
 
 

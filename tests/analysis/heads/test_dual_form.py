@@ -11,7 +11,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 
 from mechicl import constructions
 from mechicl.analysis import measure_target_copying, read_dual_form
-from mechicl.analysis.heads import measure_token_sensitivity
 from mechicl.learners import squared_errors
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.prompts import Prompts
@@ -187,43 +186,6 @@ def mirrored(n: int) -> Prompts:
 
 def close(a: torch.Tensor, b: torch.Tensor | float, atol: float = 1e-12) -> None:
     torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype).expand(a.shape), rtol=0, atol=atol)
-
-
-def norms_by_jacobian(model: HookedTransformer, p: Prompts, layer: int) -> torch.Tensor:
-    """`[position token prompt]`, one prompt, position and token after the other."""
-    n = 2 * p.n_context + 1
-    norms = torch.zeros(n, n, len(p), dtype=torch.float64)
-    for i in range(len(p)):
-        tokens = model.encode(p[i : i + 1])
-        jacobian: Any = torch.autograd.functional.jacobian(lambda t: model(t, stop_at_layer=layer), tokens)
-        for position in range(n):
-            for token in range(n):
-                norms[position, token, i] = jacobian[0, position, :, 0, token].square().sum().sqrt()
-    return norms
-
-
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_norms_are_those_of_the_jacobian(layer):
-    model, p = random_model(CONFIG).eval(), prompts(3)
-    result = measure_token_sensitivity(model, p, layer)
-    expected = norms_by_jacobian(model, p, layer)
-    torch.testing.assert_close(result.norms, expected, rtol=1e-9, atol=1e-12)
-    for i in range(3):
-        itself = [expected[t, t, i] for t in (0, 2, 4, 6)]
-        following = [expected[t, t + 1, i] for t in (0, 2, 4, 6)]
-        other = [expected[t, k, i] for t in (0, 2, 4, 6) for k in range(9) if k not in (t, t + 1)]
-        for field, values in ((result.itself, itself), (result.next, following), (result.other, other)):
-            assert field[i].item() == pytest.approx(torch.stack(values).mean().item(), rel=1e-9, abs=1e-12)
-
-
-def test_the_construction_depends_on_a_token_and_the_next_alone():
-    model, p = constructions.copy_targets(x_dim=3, y_dim=2, n_context=4), prompts()
-    before, after = (measure_token_sensitivity(model, p, layer) for layer in (0, 1))
-    close(before.itself, 3**0.5)  # each token of three dimensions is unchanged in the stream
-    close(before.next, 0)
-    close(after.itself, 3**0.5)
-    close(after.next, 2**0.5)  # two dimensions of it are targets
-    close(after.other, 0)
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])

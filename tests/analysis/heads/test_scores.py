@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mechicl import constructions
 from mechicl.analysis import composition_scores, measure_target_copying, read_dual_form, score_heads
-from mechicl.analysis.heads import measure_token_sensitivity, prefix_matching_scores
+from mechicl.analysis.heads import prefix_matching_scores
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import interval
@@ -335,9 +335,6 @@ def score(**options: Any):
     return score_heads(HookedTransformer(TOKENS.replace(**fields)).eval(), **options)
 
 
-STUDIES = measure_target_copying, measure_token_sensitivity
-
-
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("call", "named"),
@@ -367,11 +364,11 @@ STUDIES = measure_target_copying, measure_token_sensitivity
         (lambda: read_dual_form(MOMENTUM, SIX), r"this model has momentum=0\.5"),
         (lambda: read_dual_form(LSTM, SIX), "HookedLSTM has no 'blocks"),
         # ---- copying ----
-        *[(lambda study=study: study(PAIRED, SIX), "takes 'paired' ones") for study in STUDIES],
-        *[(lambda study=study, p=p: study(MODEL, p), "at least one prompt and one context point")
-          for study in STUDIES for p in (NO_PROMPTS, NO_CONTEXT)],
-        *[(lambda study=study, last=last, layer=layer: study(MODEL, SIX, layer), f"layer must be 0 to {last}, got")
-          for study, last in zip(STUDIES, (1, 2), strict=True) for layer in (-1, last + 1)],
+        (lambda: measure_target_copying(PAIRED, SIX), "takes 'paired' ones"),
+        *[(lambda p=p: measure_target_copying(MODEL, p), "at least one prompt and one context point")
+          for p in (NO_PROMPTS, NO_CONTEXT)],
+        *[(lambda layer=layer: measure_target_copying(MODEL, SIX, layer), "layer must be 0 to 1, got")
+          for layer in (-1, 2)],
         (lambda: measure_target_copying(MODEL, SIX[:1]), "at least two prompts, got 1"),
     ],
 )  # fmt: skip

@@ -52,9 +52,9 @@ def agreement_of(
     """Compare patching a component, cell by cell, with whole runs in which it is written to in place."""
     clean, corrupted = token_ids(0), token_ids(1)
     axis = "head" if "head" in axes_of(component) else "pos"
-    only = {"layer": layers} | ({} if places is None else {axis: places})
+    axes = {"layer": layers, axis: places}
     try:
-        sweep = patch(bridge, clean, corrupted, component, ("layer", axis), only=only, progress=False)
+        sweep = patch(bridge, clean, corrupted, component, axes, progress=False)
     except ValueError as error:
         return Agreement(None, str(error))
     assert sweep.predictions is not None

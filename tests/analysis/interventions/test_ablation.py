@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformer_lens import patching
 
-from mechicl.analysis.interventions import ablate, patch_paths
+from mechicl.analysis.interventions import Replacement, ablate, patch_paths
 from mechicl.analysis.interventions.corruptions import derangement
 from tests.analysis.interventions import oracles
 from tests.analysis.interventions.oracles import EXACT, SINGLE, flat, hook_name, model_of, pair, recorded, run
@@ -62,25 +62,9 @@ def test_every_cell_is_one_hooked_run(kind, method):
 
 def test_means_may_be_taken_over_other_prompts():
     reference = oracles.inputs(MODEL, 7, 9)
-    swept = ablate(MODEL, PROMPTS, reference=reference)
+    swept = ablate(MODEL, PROMPTS, method=Replacement("mean", reference))
     expected = loop(MODEL, PROMPTS, "z", ("layer", "head"), "mean", reference)
     assert_close(flat(swept), expected, **EXACT)
-
-
-@pytest.mark.parametrize(("kind", "method"), [("linear", "zero"), ("bridge", "mean")])
-def test_pairs_are_two_hooks_in_one_run(kind, method):
-    model = oracles.shared_bridge() if kind == "bridge" else model_of(kind, n_layers=3)
-    prompts = oracles.bridge_pair()[0] if kind == "bridge" else oracles.inputs(model, 0, 4)
-    swept = ablate(model, prompts, pairs=True, method=method)
-    assert swept.axes == ("layer", "head", "layer_2", "head_2")
-    assert swept.predictions is not None
-    values = [replacement(model, prompts, hook_name("z", layer), method) for layer in range(3)]
-    places = [(layer, head) for layer in range(3) for head in range(2)]
-    tolerance = SINGLE if kind == "bridge" else EXACT
-    for first in places[::2]:
-        for second in places:
-            hooks = [oracles.putting("z", layer, {"head": head}, values[layer]) for layer, head in {first, second}]
-            assert_close(swept.predictions[(*first, *second)], run(model, prompts, hooks), **tolerance)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def test_exact_where_the_metric_is_affine_in_the_activation(direction):
         (recurrent, "resid_post", ("layer", "pos")),
     ]:
         clean, corrupted = pair(model)
-        options: dict[str, Any] = {"direction": direction, "metrics": FIRST, "only": {"layer": [1]}}
+        options: dict[str, Any] = {"direction": direction, "metrics": FIRST}
+        axes = dict.fromkeys(axes) | {"layer": [1]}
         estimate = attribute(model, clean, corrupted, component, axes, **options)
         real = patch(model, clean, corrupted, component, axes, **options)
         assert_close(estimate.values, real.values, **EXACT)
@@ -152,7 +153,7 @@ def test_bridges_have_the_slope_of_the_plain_model(family, component):
     model, plain = open_family(family, dtype=torch.float64)
     clean, corrupted = token_ids(0), token_ids(1)
     metrics = {"logit": lambda logits: logits[:, 3]}
-    estimate = attribute(model, clean, corrupted, component, ("layer",), metrics=metrics, only={"layer": [1]})
+    estimate = attribute(model, clean, corrupted, component, {"layer": [1]}, metrics=metrics)
     name = hook_name(component, 1)
     change = recorded(model, clean, name) - recorded(model, corrupted, name)
     at = place_of(model, plain, component, 1)

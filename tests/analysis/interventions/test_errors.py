@@ -7,6 +7,7 @@ import torch
 
 from mechicl.analysis import PatchingSession
 from mechicl.analysis.interventions import (
+    Replacement,
     ablate,
     attribute,
     correlate_effects,
@@ -48,6 +49,10 @@ def session(clean: Any = A, corrupted: Any = B, **options: Any) -> PatchingSessi
     return PatchingSession(MODEL, clean, corrupted, **options)
 
 
+def first(predictions: torch.Tensor) -> torch.Tensor:
+    return predictions[:, 0]
+
+
 def metric_of(values: Any) -> Any:
     return lambda: evaluate_metric("bad", values, torch.zeros(3, 2))
 
@@ -59,9 +64,9 @@ CASES: list[tuple[Any, str]] = [
     (lambda: sweep("z", ("layer", "heads")), "did you mean 'head'"),
     (lambda: sweep("z", ("layer", "head", "head")), "axes must"),
     (lambda: sweep("result"), r"'blocks.0.attn.hook_result': call model.set_use_attn_result\(True\)"),
-    (lambda: sweep(only={"layer": [2]}), r"layer must be 0 to 1, got \[2\]"),
-    (lambda: sweep(only={"head": [0, -1]}), r"head must be 0 to 1, got \[-1\]"),
-    (lambda: sweep(only={"pos": [0]}), "only='pos'"),
+    (lambda: sweep("z", {"layer": [2], "head": None}), r"layer must be 0 to 1, got \[2\]"),
+    (lambda: sweep("z", {"layer": None, "head": [0, -1]}), r"head must be 0 to 1, got \[-1\]"),
+    (lambda: sweep("z", {"pos": [0]}), "axes must contain 'layer'"),
     (lambda: oracles.bounded(100, sweep), "memory="),
     (lambda: patch(IDS, LAST_HIDDEN, SEQUENCES), "at='positions'"),
     (lambda: attribute(MODEL, MODEL.encode(A), MODEL.encode(B)), "metrics="),
@@ -75,18 +80,18 @@ CASES: list[tuple[Any, str]] = [
     *((lambda name=name: patch_paths(open_family(name)[0], token_ids(0), token_ids(1)), "no direct paths")
       for name in ("Granite", "BERT", "Gemma 2")),
     (lambda: remove(component="attn_scores", method="zero"), "scores of zero"),
-    (lambda: remove(reference=A.prefix(1)), "reference must"),
-    (lambda: remove(reference=A, method="zero"), "method='zero' takes no reference"),
-    (lambda: remove(reference=A, method="resample"), "reference is equal"),
+    (lambda: remove(method=Replacement("mean", A.prefix(1))), "reference must"),
+    (lambda: remove(method=Replacement("zero", A)), "method='zero' takes no reference"),
+    (lambda: remove(method=Replacement("resample", A)), "reference is equal"),
     (lambda: remove(directions=torch.eye(8)), "directions must"),
     *((lambda bad=bad: remove(directions=bad, **STREAM), "directions")
       for bad in (torch.zeros(1, 8), torch.full((1, 8), torch.nan), torch.zeros(0, 8))),
-    (lambda: remove(directions=torch.eye(8), pairs=True, **STREAM), "pairs="),
+    (lambda: remove(method=Replacement("any")), "method='any' is for edges"),
     (lambda: ablate(MODEL, A[:1], method="resample"), "method='resample' needs another prompt"),
     (lambda: remove().recovered(), "do not come from a run"),
     (lambda: sweep().recovered_interval(1), "one index per axis"),
     (lambda: sweep().effect("los"), "no metric 'los'"),
-    (lambda: sweep(keep_predictions=False).measure("again", squared_error(A)), "were not kept"),
+    (lambda: ablate(IDS, ids(0, n_pos=5), metrics=first).measure("again", first), "were not kept"),
     (lambda: patch(IDS, ids(0, n_pos=5), ids(1, n_pos=5)).effect(), "no metric yet"),
     (lambda: session(A, A.prefix(1)), "5 positions and corrupted ones 3"),
     (lambda: session(A, ids(0)), "prompts and token ids"),

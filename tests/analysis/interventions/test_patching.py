@@ -14,6 +14,7 @@ from transformer_lens.utilities import get_act_name
 from mechicl.analysis.circuits import find_circuit
 from mechicl.analysis.interventions import (
     InterventionSweep,
+    Replacement,
     ablate,
     attribute,
     logit_difference,
@@ -127,11 +128,11 @@ def test_some_layers_positions_and_heads_or_one_of_them():
     axes = ("layer", "pos", "head")
     whole = patch(MODEL, CLEAN, CORRUPTED, "z", axes).predictions
     assert whole is not None
-    chosen = patch(MODEL, CLEAN, CORRUPTED, "z", axes, only={"layer": [1, 0], "pos": [3, 0, 3], "head": range(1, 2)})
+    chosen = patch(MODEL, CLEAN, CORRUPTED, "z", {"layer": [1, 0], "pos": [3, 0, 3], "head": range(1, 2)})
     assert chosen.indices == ((1, 0), (3, 0, 3), (1,))
     assert_close(chosen.predictions, whole[[1, 0]][:, [3, 0, 3]][:, :, [1]], **EXACT)
     assert patch(MODEL, CLEAN, CORRUPTED, "attn_out", "layer").axes == ("layer",)
-    one = ablate(MODEL, CLEAN, only={"layer": 1, "head": 0})
+    one = ablate(MODEL, CLEAN, axes={"layer": 1, "head": 0})
     assert one.indices == ((1,), (0,))
     assert_close(one.values["loss"], ablate(MODEL, CLEAN).values["loss"][1:, :1], **EXACT)
 
@@ -237,8 +238,8 @@ def test_sequences_are_their_ids_with_the_loss_of_predictable_tokens(at):
     two_runs: list[Any] = [patch, attribute, patch_paths]
     for sweep in two_runs:
         same_sweep(sweep(model, clean, corrupted, at=at), sweep(model, clean.read, corrupted.read, **explicit))
-    by_ids = ablate(model, clean.read, reference=corrupted.read, **explicit)
-    same_sweep(ablate(model, clean, reference=corrupted, at=at), by_ids)
+    by_ids = ablate(model, clean.read, method=Replacement("mean", corrupted.read), **explicit)
+    same_sweep(ablate(model, clean, method=Replacement("mean", corrupted), at=at), by_ids)
     circuit, expected = (
         find_circuit(model, prompts, tolerance=0.5, search="eap-ig", **options)
         for prompts, options in ((clean, {"at": at}), (clean.read, explicit))

@@ -51,7 +51,7 @@ def test_metrics_get_predictions_in_float32_or_more(name: str, dtype: torch.dtyp
 def test_effects_in_bfloat16_are_differences_in_float32():
     model = random_model(CONFIG).to(torch.bfloat16)
     metric = logit_difference(CLEAN[:, 0], CLEAN[:, 1])
-    swept = patch(model, CLEAN, CORRUPTED, "z", ("layer", "head"), metrics=metric, keep_predictions=True)
+    swept = patch(model, CLEAN, CORRUPTED, "z", ("layer", "head"), metrics={}).measure("metric", metric)
     assert swept.predictions is not None
     after = torch.stack([metric(logits.double()) for logits in swept.predictions.flatten(0, 1)])
     effects = after - metric(model(CORRUPTED, at="query")[:, -1].double())

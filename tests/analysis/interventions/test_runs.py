@@ -1,6 +1,7 @@
 """How cells are run: within a bound on memory, on the quick routes, without changing the user's hooks."""
 
 import gc
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
@@ -19,6 +20,7 @@ from mechicl.analysis.interventions import (
     patch_paths,
     runs,
 )
+from mechicl.analysis.interventions.patching import make_experiment
 from mechicl.analysis.interventions.runs import Experiment
 from mechicl.base.memory import Budget
 from mechicl.models import HookedLSTM, LSTMConfig
@@ -77,15 +79,15 @@ def of_ours(sweep: Any, model: Any, *args: Any, **options: Any) -> Callable[[], 
 
 SWEEPS: dict[str, Callable[[], Callable[[], InterventionSweep]]] = {
     "heads": lambda: of_ours(patch, wide(), "z"),
-    "local": lambda: of_ours(patch, wide(), "z", ("layer", "pos", "head"), only={"pos": [0, 3]}),
-    "streams": lambda: of_ours(patch, wide(), "resid_pre", only={"pos": [1, 6]}, direction="noising"),
-    "patterns": lambda: of_ours(patch, wide(), "pattern", ("layer", "head", "query"), only={"query": [3]}),
-    "pairs": lambda: of_ours(ablate, wide(), pairs=True, only={"head": [0, 2]}),
+    "local": lambda: of_ours(patch, wide(), "z", {"layer": None, "pos": [0, 3], "head": None}),
+    "streams": lambda: of_ours(patch, wide(), "resid_pre", {"layer": None, "pos": [1, 6]}, direction="noising"),
+    "patterns": lambda: of_ours(patch, wide(), "pattern", {"layer": None, "head": None, "query": [3]}),
+    "ablation": lambda: of_ours(ablate, wide(), "z", {"layer": None, "head": [0, 2]}),
     "directions": lambda: of_ours(ablate, wide(), "resid_pre", ("layer",), directions=torch.eye(32)[:2]),
     "paths": lambda: of_ours(patch_paths, wide(n_heads=2)),
-    "linear": lambda: of_ours(patch, linear(), "z", ("layer", "pos", "head"), only={"pos": [1, 2]}),
-    "bridge": lambda: of_bridge("z", only={"layer": [0], "head": [0, 3]}),
-    "bridge, all positions": lambda: of_bridge("z", at="positions", only={"layer": [1], "head": [0, 3]}),
+    "linear": lambda: of_ours(patch, linear(), "z", {"layer": None, "pos": [1, 2], "head": None}),
+    "bridge": lambda: of_bridge("z", {"layer": [0], "head": [0, 3]}),
+    "bridge, all positions": lambda: of_bridge("z", {"layer": [1], "head": [0, 3]}, at="positions"),
     **{
         f"bridge, {component} by position": lambda component=component: of_bridge(component, n_pos=16, d_vocab=1000)
         for component in ("mlp_out", "resid_pre")
@@ -95,7 +97,7 @@ SWEEPS: dict[str, Callable[[], Callable[[], InterventionSweep]]] = {
         for component in ("mlp_out", "q", "attn_scores")
     },
     "neurons": lambda: of_ours(patch, wide(), "post", ("layer", "pos")),
-    "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", only={"pos": [2, 3]}),
+    "LSTM": lambda: of_ours(patch, recurrent(), "resid_pre", {"layer": None, "pos": [2, 3]}),
 }
 
 
@@ -129,7 +131,18 @@ def test_cells_are_batched_by_where_they_begin_and_end(monkeypatch):
         return resume(self, streams, layer, hooks, last_hooked)
 
     monkeypatch.setattr(ModelAdapter, "resume", spy)
-    ablate(model, prompts, pairs=True)
+    adapter = ModelAdapter(model)
+    experiment = make_experiment(adapter, adapter.encode(prompts), prompts, None)
+    heads = [Site("z", layer, head=head) for layer in range(4) for head in range(2)]
+    pairs = list(itertools.combinations_with_replacement(heads, 2))
+    names = [hook_name("z", layer) for layer in range(4)]
+    values = {name: torch.zeros_like(recorded(model, prompts, name)) for name in names}
+    baseline = experiment.run_baseline(len(pairs), values)
+    results = experiment.run_cells(baseline, [tuple({*pair}) for pair in pairs], values)
+    assert results.predictions is not None
+    for predicted, two in list(zip(results.predictions, pairs, strict=True))[::5]:
+        hooks = [oracles.putting("z", site.layer, {"head": site.head or 0}, values[site.hook_name]) for site in {*two}]
+        assert_close(predicted, run(model, prompts, hooks), **EXACT)
     assert {(a, b) for a, b, _ in seen} == {(a, b) for a in range(4) for b in range(a, 4)}
     assert sum(rows for _, _, rows in seen) == 36 * 3
     assert len(seen) == 10

@@ -17,8 +17,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForC
 
 from mechicl import constructions
 from mechicl.analysis import ablate, attribute, patch, score_edges, score_heads
-from mechicl.analysis.interventions import PatchingSession, Site, patch_paths
+from mechicl.analysis.interventions import PatchingSession, Replacement, Site, patch_paths
 from mechicl.analysis.language import (
+    AlignmentFit,
     CausalModel,
     ablate_matched,
     align_variables,
@@ -333,7 +334,8 @@ def test_the_subspace_of_a_copied_token():
     segments = torch.stack([torch.randperm(8, generator=generator)[:6] for _ in range(1000)])
     ids = torch.cat([segments, segments[:, :3]], dim=1)  # the answer is the fourth token of the segment
     causal = CausalModel({"copied": lambda row: int(row[3])}, lambda values: values["copied"])
-    found = align_variables(model, causal, "copied", ids, layers=[1], rank=8, n_pairs=1000, epochs=8, progress=False)
+    fit = AlignmentFit(rank=8, n_pairs=1000, epochs=8)
+    found = align_variables(model, causal, "copied", ids, layers=[1], fit=fit, progress=False)
     assert found.controls["whole stream"].mean() >= 0.99
     assert found.accuracy.mean() >= 0.99
     assert found.controls["random targets"].mean() <= 0.35
@@ -383,7 +385,7 @@ def test_sweeps_beyond_a_window_are_whole_runs(name):
     bridge, plain = open_family(name)
     ids = token_ids(0, 3, 8)
     assert suffix_runs(ModelAdapter(bridge), ids, 4, 3, 3) is not None
-    swept = ablate(bridge, ids, "z", ("layer", "pos"), only={"pos": [1, 4, 7]}, method="zero", progress=False)
+    swept = ablate(bridge, ids, "z", {"layer": None, "pos": [1, 4, 7]}, method="zero", progress=False)
     assert swept.predictions is not None
     for layer, by_pos in enumerate(swept.predictions):
         for pos, predicted in zip((1, 4, 7), by_pos, strict=True):
@@ -449,7 +451,7 @@ PADDED: dict[str, Any] = {
     "patch": lambda model, ids: patch(model, ids, token_ids(1, 3), progress=False),
     "patch into": lambda model, ids: patch(model, token_ids(1, 3), ids, progress=False),
     "ablate": lambda model, ids: ablate(model, ids, progress=False),
-    "reference": lambda model, ids: ablate(model, token_ids(1, 3), reference=ids, progress=False),
+    "reference": lambda model, ids: ablate(model, token_ids(1, 3), method=Replacement("mean", ids), progress=False),
     "attribute": lambda model, ids: attribute(model, ids, token_ids(1, 3), metrics=lambda x: x[:, 0], progress=False),
     "patch_paths": lambda model, ids: patch_paths(model, ids, token_ids(1, 3), progress=False),
     "score_edges": lambda model, ids: score_edges(model, ids, progress=False),
@@ -478,7 +480,7 @@ def test_a_padding_id_that_also_ends_texts(n):
     bridge.original_model.config.pad_token_id = bridge.original_model.config.eos_token_id = 1
     whole = token_ids(0, 3)
     whole[:, -1] = 1
-    assert ablate(bridge, whole, only={"layer": [0]}, progress=False).predictions is not None
+    assert ablate(bridge, whole, axes={"layer": 0, "head": None}, progress=False).predictions is not None
     for side in (0, -1):
         with pytest.raises(ValueError, match="must not be padded"):
             ablate(bridge, ends(1, side, n), progress=False)
@@ -495,7 +497,7 @@ def test_sweeps_from_a_position_on_are_whole_runs(language, hf_model):
     assert suffix_runs(adapter, prompts.ids, 0, 12, 6) is None
     places = [last - 3, last]
     swept = ablate(
-        language.model, prompts.ids, "attn_out", ("layer", "pos"), only={"pos": places}, method="zero", progress=False
+        language.model, prompts.ids, "attn_out", {"layer": None, "pos": places}, method="zero", progress=False
     )
     for layer in range(3):
         for i, place in enumerate(places):
@@ -523,7 +525,9 @@ def test_variables_may_be_tensors():
 def test_places_of_variables_are_checked(language):
     causal = CausalModel({"a": lambda ids: ids[0] % 2}, lambda values: values["a"])
     ids = torch.randint(50, (40, 4), generator=torch.Generator().manual_seed(0))
-    cases: Any = (({"pos": 4}, "pos"), ({"read": -5}, "read"), ({"layers": []}, "layers"), ({"layers": [3]}, "0 to 2"))
+    with pytest.raises(ValueError, match="read"):
+        align_variables(language.model, replace(causal, read=-5), "a", ids, progress=False)
+    cases: Any = (({"pos": 4}, "pos"), ({"layers": []}, "layers"), ({"layers": [3]}, "0 to 2"))
     for wrong, named in cases:
         with pytest.raises(ValueError, match=named):
             align_variables(language.model, causal, "a", ids, progress=False, **wrong)
@@ -597,7 +601,7 @@ def test_undefined_weights_are_refused(language, value):
         lambda: loss_by_position(tiny, ids),
         lambda: function_vectors(tiny, "antonyms", n_heads=3, n_clean=9, progress=False, **DRAW),
         lambda: task_vectors(tiny, "antonyms", progress=False, **DRAW),
-        lambda: align_variables(broken, causal, "a", ids, layers=[1], n_pairs=4, epochs=1, progress=False),
+        lambda: align_variables(broken, causal, "a", ids, layers=[1], fit=AlignmentFit(n_pairs=4, epochs=1)),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="that are NaN or infinite"):

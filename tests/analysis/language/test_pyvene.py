@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mechicl.analysis.language import CausalModel, align_variables
+from mechicl.analysis.language import AlignmentFit, CausalModel, align_variables
 
 pytestmark = pytest.mark.slow
 N, ASK_FIRST, ASK_SECOND, NOISE = 5, 25, 26, range(27, 32)
@@ -95,7 +95,7 @@ def test_the_same_variable_as_pyvene(trained, ids, rank):
             optimizer.step()
     bridge = build_bridge_from_module(copy.deepcopy(trained), "GPT2LMHeadModel", hf_config=trained.config).eval()
     found = align_variables(
-        bridge, CAUSAL, "first", ids, pos=POS, layers=[0], component="resid_pre", rank=rank, progress=False
+        bridge, CAUSAL, "first", ids, pos=POS, layers=[0], component="resid_pre", fit=AlignmentFit(rank), progress=False
     )
     base, source, targets = draw_pairs(shuffled[len(ids) // 2 :], 512, 1)
     with torch.no_grad():

@@ -7,26 +7,19 @@ import pytest
 import torch
 
 from mechicl import constructions
-from mechicl.analysis import connect_modes, fit_construction, interpolate, measure_conditioning, read_weight_products
+from mechicl.analysis import connect_modes, fit_construction, interpolate, read_weight_products
 from mechicl.analysis.weights import (
     WeightProducts,
-    adapted_functions,
-    initial_function,
     linear_attention_optimum,
     one_step_optimum,
     preconditioned_gd_optimum,
-    view_kernel,
 )
-from mechicl.analysis.weights.conditioning import EigenvalueRange
 from mechicl.analysis.weights.construction_families import family_for
-from mechicl.analysis.weights.kernels import contributions, decompose, point_streams
 from mechicl.analysis.weights.symmetries import align_heads, check_same_shape, lift_heads, rescale_heads
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import LinearRegression
 from tests.analysis.weights import test_fits as families
-from tests.analysis.weights import test_kernels as kernels
 from tests.analysis.weights import test_symmetries
-from tests.strategies import random_prompts
 
 SIZES: dict[str, Any] = {"x_dim": 3, "n_context": 4}
 TASK = LinearRegression(**SIZES)
@@ -34,18 +27,7 @@ PROMPTS = TASK.sample(12, seed=0, dtype=torch.float64)
 GD = constructions.gradient_descent(**SIZES, step_size=0.5)
 DEEP = constructions.gradient_descent(**SIZES, step_size=0.5, steps=2)
 MOVED = constructions.gradient_descent(**SIZES, step_size=0.5, initial_weights=torch.ones(3, 1).double())
-SINE, GRID = kernels.make("attention"), kernels.GRID
-POINTS, ONES = random_prompts(SINE.cfg), torch.ones(1, 1, 4, 4)
-WITHOUT_KERNEL: dict[str, dict[str, Any]] = {
-    "softmax": {"attention": "softmax", "normalize_by_context": False},
-    "n_layers": {"n_layers": 2},
-    "keys": {"keys": "full"},
-    "normalization_type": {"normalization_type": "LN"},
-    "block_mlp": {"mlp_location": "blocks"},
-    "token_clip": {"token_clip": 1.0},
-    "prompt_format": {"prompt_format": "interleaved", "keys": "causal"},
-    "positional_embedding_type": {"positional_embedding_type": "standard"},
-}
+ONES = torch.ones(1, 1, 4, 4)
 
 
 def made(**fields: Any) -> HookedTransformer:
@@ -82,10 +64,6 @@ CASES: list[tuple[Any, str]] = [
     (lambda: preconditioned_gd_optimum([0.0, 1.0], 5), "eigenvalues"),  # Σ has no inverse
     *((lambda bad=bad: linear_attention_optimum(bad, 5), "eigenvalues")
       for bad in ([0.0, 0.0], [-1.0, 2.0], [math.inf])),
-    (lambda: measure_conditioning(PROMPTS, []), "gammas must not be empty"),
-    (lambda: measure_conditioning(PROMPTS[:0], [0.1]), "prompts must have context points"),
-    *((lambda bad=bad: EigenvalueRange(*bad), "smallest|largest")
-      for bad in ((0.0, 1.0), (2.0, 1.0), (1.0, math.inf), (math.nan, 1.0))),
     *((lambda fields=fields: family("gd", 2, 1, 3, 2, **fields), named) for fields, named in (
         ({"damping": 0.5}, "damping"), ({"attention": "softmax", "d_head": 3}, "softmax"), ({"d_mlp": 4}, "d_mlp"),
         ({"keys": "causal"}, "keys"), ({"d_model": 5, "read_in": "identity"}, "d_model"),
@@ -100,16 +78,6 @@ CASES: list[tuple[Any, str]] = [
     (lambda: fit(MOVED), "W_0 = 0"),
     (lambda: fit(made(damping=0.5)), "damping"),
     (lambda: fit(spoiled(0, "W_Q", x_dim=3, n_context=4)), "a head has no gauge"),
-    *((lambda call=call, fields=fields: call(HookedTransformer(TransformerConfig(**kernels.SINE | fields))), named)
-      for named, fields in WITHOUT_KERNEL.items() for call in (
-        lambda m: initial_function(m, GRID), lambda m: contributions(m, random_prompts(m.cfg)),
-        lambda m: view_kernel(m, GRID, random_prompts(m.cfg)))),
-    (lambda: point_streams(SINE, GRID.expand(5, 2)), "xs must be"),
-    (lambda: view_kernel(SINE, GRID[:0], POINTS), "grid points"),
-    (lambda: view_kernel(SINE, GRID, POINTS.prefix(0)), "prompts must have contexts"),
-    (lambda: view_kernel(kernels.make("two heads"), GRID, POINTS), "one head"),
-    (lambda: decompose(kernels.make("two targets"), random_prompts(kernels.make("two targets").cfg)), "y_dim"),
-    (lambda: adapted_functions(SINE, POINTS, GRID.expand(5, 2)), "grid must be"),
     (lambda: interpolate(GD, DEEP, PROMPTS), "one shape and kind, which differ in n_layers: 1 and 2"),
     (lambda: interpolate(GD, MOVED, PROMPTS), "same initial weights"),
     (lambda: connect_modes(GD, GD, TASK, kinds=()), "kinds must not be empty"),

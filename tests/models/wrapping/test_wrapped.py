@@ -19,7 +19,7 @@ from mechicl.analysis.causes import test_hypotheses as rank_hypotheses
 from mechicl.analysis.interventions import PatchingSession, corrupt
 from mechicl.analysis.layers import Lens, ols_weights, probe
 from mechicl.learners import IterativeLearner, Learner
-from mechicl.models import WrappedModel
+from mechicl.models import Reading, WrappedModel
 from mechicl.models.opening.sites import Site
 from mechicl.prompts import Interleaved, Paired, Prompts
 from mechicl.tasks import LinearRegression
@@ -155,7 +155,7 @@ def test_an_lstm_of_torch(wrapped_lstm):
             expected = replaced(lstm, encode(corrupted), name, "out", replace)["answer"]
             assert_close(predictions(swept)[layer, pos], expected, rtol=0, atol=1e-6)
     # the second gets its input by keyword
-    pre = patch(wrapped_lstm, clean, corrupted, "resid_pre", only={"layer": 1}, progress=False)
+    pre = patch(wrapped_lstm, clean, corrupted, "resid_pre", {"layer": 1, "pos": None}, progress=False)
     assert_close(predictions(pre)[0], predictions(swept)[0])
 
 
@@ -392,7 +392,7 @@ def test_tuples_keep_their_kind():
 
 def test_positions_first():
     net = seeded(RecurrentSecond)
-    model = mechicl.wrap(net, encode="paired", layers=["second"], batch_first=False, unembed="read")
+    model = mechicl.wrap(net, encode=Reading("paired", batch_first=False), layers=["second"], unembed="read")
     clean, corrupted = pair()
     encode = Paired(3, 1).encode
     assert_close(model.predict(clean), net(encode(clean).transpose(0, 1))[-1])
@@ -413,9 +413,11 @@ def test_positions_first():
 def test_a_module_that_takes_its_input_by_keyword_and_returns_a_tuple():
     net = seeded(KeywordsOnly)
     model = mechicl.wrap(
-        net, encode="interleaved", call=lambda module, tokens: module(inputs=tokens, scale=2.0),
-        decode=lambda outputs: outputs[0][:, ::2], points=slice(0, None, 2), layers="net.blocks.{}",
-    )  # fmt: skip
+        net,
+        encode=Reading("interleaved", slice(0, None, 2), lambda module, tokens: module(inputs=tokens, scale=2.0)),
+        decode=lambda outputs: outputs[0][:, ::2],
+        layers="net.blocks.{}",
+    )
     clean = TASK.sample(5, seed=1)
     assert_close(model.predict_prefixes(clean), 2 * net.net(interleaved(clean))[:, ::2])
     assert model.cfg.one_pass
@@ -531,7 +533,7 @@ def shifted(prompts: Prompts) -> torch.Tensor:
 
 def test_the_users_own_layout():
     net = seeded(NanoGPT, d_in=4)
-    model = mechicl.wrap(net, encode=shifted, points=slice(None), layers="blocks.{}")
+    model = mechicl.wrap(net, encode=Reading(shifted, slice(None)), layers="blocks.{}")
     prompts = TASK.sample(4, seed=8)
     assert_close(model.predict_prefixes(prompts), net(shifted(prompts)))
     assert model.cfg.one_pass
@@ -544,7 +546,7 @@ def test_the_users_own_layout():
 def test_a_function_as_encode_is_probed_and_tested_like_its_format(net, model):
     """With points= it is interleaved in all but name, also if only the query's prediction is returned."""
     own = mechicl.wrap(
-        net, encode=interleaved, decode=lambda outputs: outputs[:, -1], points=slice(0, None, 2), **PARTS
+        net, encode=Reading(interleaved, slice(0, None, 2)), decode=lambda outputs: outputs[:, -1], **PARTS
     )
     quantities, fitting, held_out = {"OLS weights": ols_weights}, TASK.sample(64, seed=7), TASK.sample(8, seed=1)
     probed, expected = (probe(each, quantities, fitting, held_out, progress=False) for each in (own, model))
@@ -559,10 +561,10 @@ def test_a_function_as_encode_is_probed_and_tested_like_its_format(net, model):
     with pytest.raises(TypeError, match=r"points=slice\(0, None, 2\)"):
         rank_hypotheses(unknown, TASK, known, progress=False)
     both_ways = mechicl.wrap(
-        seeded(NanoGPT, causal=False), encode=interleaved, points=slice(0, None, 2), layers="blocks.{}"
+        seeded(NanoGPT, causal=False), encode=Reading(interleaved, slice(0, None, 2)), layers="blocks.{}"
     )
     for each in (unknown, both_ways):
-        with pytest.raises(ValueError, match="points= at which no later point is seen"):
+        with pytest.raises(ValueError, match=r"points=\) at which no later point is seen"):
             probe(each, quantities, fitting, held_out, progress=False)
 
 

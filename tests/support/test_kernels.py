@@ -7,23 +7,25 @@ import numpy as np
 import pytest
 import torch
 
-from mechicl import algorithms, constructions
-from mechicl.analysis.weights.kernels import (
+from analyses.support.kernels import (
     KernelView,
     adapted_functions,
     contributions,
     decompose,
     initial_function,
+    kernel_heatmaps,
     kernel_parts,
     point_streams,
     view_kernel,
 )
+from mechicl import algorithms, constructions
 from mechicl.base.settings import settings
 from mechicl.learners import AlgorithmLearner
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.tasks import SineRegression
 from tests.strategies import random_model, random_prompts
+from tests.viz.traces import heatmaps
 
 SINE = {
     "x_dim": 1, "n_context": 6, "d_model": 7, "d_mlp": 11, "mlp_location": "input", "read_in": "linear",
@@ -206,3 +208,57 @@ def test_adapted_functions_are_predictions_one_by_one(name):
         torch.testing.assert_close(got[:, j], learner.predict(prompts.with_query(x.expand(4, 1))).detach())
     torch.testing.assert_close(adapted_functions(learner, prompts, GRID.float()), got)
     assert adapted_functions(learner, prompts[:0], GRID).shape == (0, 5, 1)
+
+
+WIDE = torch.linspace(-5, 5, 7, dtype=torch.float64)[:, None]
+
+
+def drawn_view(step_size: float = 0.1, grid: Any = WIDE) -> KernelView:
+    weights = torch.tensor([[1.0, -1.0, 0.5]], dtype=torch.float64)
+    model = constructions.kernel_gradient_descent(weights=weights, n_context=4, step_size=step_size)
+    return view_kernel(model, grid, SineRegression(n_context=4).sample(5, seed=0, dtype=torch.float64))
+
+
+def test_kernels_are_drawn_on_one_scale():
+    views = {"slow": drawn_view(0.1), "fast": drawn_view(0.2)}
+    figure: Any = kernel_heatmaps(views)
+    for drawn, shown in zip(heatmaps(figure), views.values(), strict=True):
+        torch.testing.assert_close(drawn, shown.kernel)
+    scale = figure.layout.coloraxis
+    assert scale.cmax == -scale.cmin == pytest.approx(views["fast"].kernel.abs().max().item())
+    torch.testing.assert_close(heatmaps(kernel_heatmaps(views, part="through_values"))[0], views["slow"].through_values)
+
+
+WITHOUT_KERNEL: dict[str, dict[str, Any]] = {
+    "softmax": {"attention": "softmax", "normalize_by_context": False},
+    "n_layers": {"n_layers": 2},
+    "keys": {"keys": "full"},
+    "normalization_type": {"normalization_type": "LN"},
+    "block_mlp": {"mlp_location": "blocks"},
+    "token_clip": {"token_clip": 1.0},
+    "prompt_format": {"prompt_format": "interleaved", "keys": "causal"},
+    "positional_embedding_type": {"positional_embedding_type": "standard"},
+}
+POINTS = random_prompts(make("attention").cfg)
+MODEL = make("attention")
+CASES: list[tuple[Any, str]] = [
+    *((lambda call=call, fields=fields: call(HookedTransformer(TransformerConfig(**SINE | fields))), named)
+      for named, fields in WITHOUT_KERNEL.items() for call in (
+        lambda m: initial_function(m, GRID), lambda m: contributions(m, random_prompts(m.cfg)),
+        lambda m: view_kernel(m, GRID, random_prompts(m.cfg)))),
+    (lambda: point_streams(MODEL, GRID.expand(5, 2)), "xs must be"),
+    (lambda: view_kernel(MODEL, GRID[:0], POINTS), "grid points"),
+    (lambda: view_kernel(MODEL, GRID, POINTS.prefix(0)), "prompts must have contexts"),
+    (lambda: view_kernel(make("two heads"), GRID, POINTS), "one head"),
+    (lambda: decompose(make("two targets"), random_prompts(make("two targets").cfg)), "y_dim"),
+    (lambda: adapted_functions(MODEL, POINTS, GRID.expand(5, 2)), "grid must be"),
+    (lambda: kernel_heatmaps({}), "views"),
+    (lambda: kernel_heatmaps({"a": drawn_view(), "b": drawn_view(grid=2 * WIDE)}), "views"),
+    (lambda: kernel_heatmaps({"a": drawn_view(), "b": drawn_view(grid=WIDE[1:])}), "views"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "named"), CASES)
+def test_errors_name_the_argument(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()

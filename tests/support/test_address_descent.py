@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from analyses.support.address_descent import fit_address_descent
-from mechicl.algorithms.stepwise import AddressDescent, Hypothesis, QueryDescent
+from analyses.support.address_descent import AddressDescent, address_descent, fit_address_descent
+from mechicl.algorithms.stepwise import Hypothesis, QueryDescent
 from mechicl.analysis.causes import exchange_patterns, interchange, sample_sources
-from mechicl.constructions import address_descent
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=3, n_context=8, inputs="gaussian")

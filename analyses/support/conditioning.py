@@ -171,11 +171,6 @@ def measure_conditioning(prompts: Prompts, gammas: Sequence[NonNegative], *, flo
         finds the best γ.
 
     Source: von Oswald et al. 2023, A.10 and Fig. 13.
-
-    Example:
-        >>> result = measure_conditioning(LinearRegression(n_context=25).sample(10_000, seed=0), [0.1])
-        >>> result.median_before().mean > 10 > result.medians()[0].mean
-        True
     """
     if len(prompts) == 0 or prompts.n_context == 0:
         raise ValueError(f"prompts must have context points, got {prompts}")

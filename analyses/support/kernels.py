@@ -18,8 +18,11 @@ The MLP reads y too, so neither factor need be linear in y_i. The part of the la
 Source: von Oswald et al. 2023, Proposition 2 and A.8. All shapes have rows for points.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+import plotly.graph_objects as go
 import torch
 from einops import einsum
 from jaxtyping import Float
@@ -34,6 +37,7 @@ from mechicl.models.transformer.attention import elementwise_attention
 from mechicl.models.transformer.config_rules import check_attends
 from mechicl.prompts import Prompts
 from mechicl.statistics import Result
+from mechicl.viz import elements as draw
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +119,6 @@ def adapted_functions(
         grid: query inputs, the same for all prompts. Predictions are in units of y.
 
     Source: von Oswald et al. 2023, Fig. 4, the adjusted functions.
-
-    Example:
-        >>> prompts = load_checkpoint("sine-lsa").task.sample(4, seed=0)
-        >>> adapted_functions(load("sine-lsa"), prompts, torch.linspace(-5, 5, 11)[:, None]).shape
-        torch.Size([4, 11, 1])
     """
     if grid.shape[1] != prompts.x_dim:
         raise ValueError(f"grid must be [query x] with x_dim={prompts.x_dim}, got {tuple(grid.shape)}")
@@ -208,11 +207,6 @@ def view_kernel(model: HookedTransformer, grid: Float[Tensor, "point x"], prompt
         is `(Σ|λ|)² / Σ λ²`; `symmetry_error` is `|K - Kᵀ| / |K|` (0 if symmetric, 2 if antisymmetric). `parts` has, for
         each prompt, the `prediction` and its terms in units of y: `initial`, `constant` (contributions if all targets
         were 0), `linear` (`Σ_i k(x, x_i) y_i`) and `remainder`.
-
-    Example:
-        >>> sine, grid = load_checkpoint("sine-lsa"), torch.linspace(-5, 5, 101)[:, None]
-        >>> view = view_kernel(sine.models[0], grid, sine.task.sample(1000, seed=0))
-        >>> view.symmetry_error, view.effective_rank
     """
     _check_model(model, one_target=True)
     if model.cfg.n_heads > 1:
@@ -287,3 +281,40 @@ def kernel_parts(
     zeros = torch.zeros(len(others), 1, device=model.cfg.device, dtype=model.cfg.torch_dtype)
     (scores, written), (score_slopes, slopes) = jvp(factors, zeros, torch.ones_like(zeros))
     return scores, (scores * slopes[:, None]).sum(0), (score_slopes * written[:, None]).sum(0)
+
+
+# ---- its picture ----
+
+
+def kernel_heatmaps(
+    views: Mapping[str, KernelView], *, part: Literal["kernel", "through_values"] = "kernel"
+) -> go.Figure:
+    """Draw kernels of models side by side, in one scale, each with its symmetry error and effective rank.
+
+    Args:
+        views: results of `view_kernel` on the same grid of one-dimensional inputs; the keys are the panels' titles.
+        part: the whole kernel, or the part of it through values; symmetry and rank are always the whole kernel's.
+    """
+    grids = [view.grid for view in views.values()]
+    if not grids or any(grid.shape[1] != 1 or not grid.equal(grids[0]) for grid in grids):
+        raise ValueError(f"views must have one grid [point 1], got grids {[tuple(grid.shape) for grid in grids]}")
+    titles = [
+        f"{draw.literal(name)}<br><span style='font-size:11px'>|K − Kᵀ| / |K| = {view.symmetry_error:.2f}, "
+        f"effective rank {view.effective_rank:.1f}</span>"
+        for name, view in views.items()
+    ]
+    title = "Gain by a unit of y at a context point"
+    fig = draw.panels(title, [*map(draw.Markup, titles)], shared_yaxes=True, horizontal_spacing=0.03)
+    kernels = [getattr(view, part) for view in views.values()]
+    values, bound = grids[0][:, 0].tolist(), max(float(kernel.abs().max()) for kernel in kernels)
+    hover = "query %{y:.2f}, context point %{x:.2f}: %{z:.4f}"
+    for i, kernel in enumerate(kernels):
+        place = draw.panel(i, len(kernels))
+        draw.add_heatmap(fig, kernel, values, values, hover, coloraxis="coloraxis", place=place)
+    fig.update_xaxes(title_text="x of the context point", constrain="domain", matches="x")
+    fig.update_yaxes(constrain="domain", scaleanchor="x", row=1, col=1).update_yaxes(title_text="x of the query", col=1)
+    bar = {"thickness": 12, "len": 0.9, "tickvals": draw.bar_ticks(bound), "tickformat": ".2~g"}
+    return fig.update_layout(
+        height=420, width=170 + 290 * len(views), margin={"t": 100, "r": 90},
+        coloraxis={"colorscale": draw.SIGNED, "cmin": -bound, "cmax": bound, "colorbar": bar},
+    )  # fmt: skip
