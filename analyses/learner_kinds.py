@@ -1,4 +1,4 @@
-"""What kind of learner is it? Fingerprints of algorithms, of learners on no list, of trained and untrained models."""
+"""Fingerprints: the kinds of learners, of algorithms, of learners on no list, of trained and untrained models."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -139,7 +139,7 @@ def on_unit_inputs(
     Args:
         algorithm: "least mean squares" makes one pass, in the order of the prompt.
         strength: the step size of least mean squares, or the penalty of ridge.
-        scale: factor on the prediction, which is made for the query as it is.
+        scale: factor on the prediction, which is made for the query unchanged.
 
     Returns:
         `Trajectory` `[1 prompt point y]`; `mechicl.algorithms` describes it, `at` and `with_weights`.

@@ -161,7 +161,7 @@ def which_algorithm(identified: Identification, untrained: float | None = None) 
     sure = f"{identified.confidence:.0%}"
     is_named = identified.answer.name != NONE
     if nearness == "like":
-        headline = f"It behaves like {name}" if is_named else f"It predicts much like {name}, but is no copy of it"
+        headline = f"It behaves like {name}" if is_named else f"It predicts much like {name}, but is not a copy of it"
         if rivals:
             headline += f", tied with {_listed(rivals) if len(rivals) < 3 else f'{len(rivals)} others'}"
         words = [f"Fitted to the model's predictions, {name} leaves {percent(distance)} of them unexplained."]

@@ -118,7 +118,7 @@ def test_ties_are_reported():
 
 def test_what_is_near_and_no_copy_is_not_named():
     answer = ranked(match("ridge", torch.full((50,), 0.01).double(), elsewhere=0.03))
-    assert answer.headline == "It predicts much like ridge regression, but is no copy of it"
+    assert answer.headline == "It predicts much like ridge regression, but is not a copy of it"
     assert "With changed prompts it is 3%" in answer.words
     assert "with a confidence of 100% it is none of the algorithms tried" in answer.words
 

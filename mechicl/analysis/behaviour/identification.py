@@ -183,7 +183,7 @@ def identify(
 
 
 def _simplest(match: FamilyMatch, matches: list[FamilyMatch]) -> FamilyMatch:
-    """Exclude a member that is no nearer than one of a family that its family contains."""
+    """Exclude a member that is not much nearer than one of a family that its family contains."""
     limit = match.changed_distances.mean() / MUCH
     for other in matches:
         if contains(match.name, other.name) and not other.excluded and other.changed_distances.mean() <= limit:
