@@ -27,6 +27,8 @@ from mechicl.tasks.sampling import TokenDistribution
 NEARLY = 0.01
 """Relative squared violation up to which a property nearly holds."""
 N_DIRECTIONS = 4  # eigenvectors of each context that the filter is measured along
+CLUSTERED = 0.01  # squared distance of neighbouring weights, relative to a Gaussian's, of a set of tasks
+N_QUERIES = 8  # directions of the query that imply weights
 OUTLIER = 30.0  # the change of one target, in units of the targets' root mean square
 
 
@@ -46,6 +48,11 @@ class Fingerprint(Result):
         distances: distance of each point from the query, `[point prompt]`.
         robustness: how much less a large change of one target moves the prediction than a small one, in proportion,
             `[prompt]`: 1 for a linear learner, 0 where one point's influence is bounded.
+        noise_response: squared change of the prediction by noise on all targets, relative to the noise's mean square,
+            `[prompt]`; NaN where targets are classes.
+        clustering: how near the weights that a prompt's predictions imply are to those of the most similar other one,
+            `[prompt]`: squared distances relative to the mean of Gaussian weights of the same covariance; about 1 for a
+            learner of any task, 0 for one that chooses from a set of tasks; NaN where targets are classes.
         not_tested: properties that have no meaning on this task, with the reason.
     """
 
@@ -56,6 +63,8 @@ class Fingerprint(Result):
     influence: Float[Tensor, "point prompt"]
     distances: Float[Tensor, "point prompt"]
     robustness: Float[Tensor, "prompt"]
+    noise_response: Float[Tensor, "prompt"]
+    clustering: Float[Tensor, "prompt"]
     not_tested: dict[str, str] = field(default_factory=dict)
 
     @checked
@@ -123,6 +132,8 @@ class Fingerprint(Result):
             kind, needed = "not linear in the targets", set()
         words = [WORDS[name][name in violated] for name in WORDS if name in self.violations]
         parts = [f"{'nearly ' if needed & {*near} else ''}{kind}", ", ".join(filter(None, words))]
+        if self.clustering.median() < CLUSTERED:
+            parts.append("its weights take few values, as from a set of tasks")
         if near:
             parts.append(f"not exact: {', '.join(f'{name} ({self.violation(name).mean:.1g})' for name in near)}")
         return "; ".join(filter(None, parts))
@@ -142,6 +153,10 @@ class Fingerprint(Result):
         rows = self.to_dataframe().to_dict("records")
         lines = [(row["property"], f"{row['violation']:10.2g}  {row['holds']}") for row in rows]
         lines += [(name, f"{'—':>10}  {why}") for name, why in self.not_tested.items()]
+        measured = {"robustness": self.robustness, "noise response": self.noise_response, "clustering": self.clustering}
+        lines += [
+            (name, f"{values.mean().item():10.2g}") for name, values in measured.items() if not values.isnan().any()
+        ]
         return [("property", "violation"), *lines, ("kind", self.description)]
 
 
@@ -252,6 +267,17 @@ class Changes:
     def _exchanged(self, which: Tensor) -> list[Tensor]:
         return [torch.where(which, each.roll(1, 0), each) for each in (self.xs, self.ys)]
 
+    def noise_like(self, values: Tensor) -> Tensor:
+        """Return independent numbers from N(0, 1) in the shape of `values`."""
+        return self._normal(*values.shape)
+
+    def unit_queries(self) -> Iterator[Prompts]:
+        """Yield the prompts with queries along each axis of the inputs, up to `N_QUERIES`, of their typical length."""
+        length = self.xs.square().mean().sqrt()
+        for axis in torch.eye(self.xs.shape[2], dtype=torch.float64)[:N_QUERIES]:
+            query = (length * axis).expand_as(self.xs[:, -1:])
+            yield Prompts(torch.cat([self.xs[:, :-1], query], 1), self.ys)
+
     def directions(self) -> Iterator[tuple[Tensor, Prompts, Prompts, Tensor]]:
         """Yield eigenvalues λ of XᵀX, prompts with targets `X u` of a unit eigenvector u whose query is along u, the
         same with the query along another eigenvector, and the sizes of the targets `[prompt 1]`."""
@@ -347,8 +373,28 @@ def measured(learner: Learner, changes: Changes, progress: bool | None = None) -
     influence, robustness = _influence(learner, changes, plain, classes)
     distances = (changes.xs[:, :-1] - changes.xs[:, -1:]).norm(dim=-1).T
     squared = plain.square().mean(-1)
-    found = Fingerprint(violations, squared, eigenvalues, responses, influence, distances, robustness, missing)
+    noise, clustering = torch.full((2, len(plain)), torch.nan, dtype=plain.dtype)
+    if not classes:
+        added = changes.prompts["noisy targets"].ys[:, :-1] - changes.ys[:, :-1]
+        moved = changes.predicted(learner, "noisy targets") - plain
+        noise, clustering = moved.square().mean(-1) / added.square().mean(), _clustering(learner, changes)
+    of_points = (influence, distances, robustness, noise, clustering)
+    found = Fingerprint(violations, squared, eigenvalues, responses, *of_points, missing)
     return found, predicted
+
+
+def _clustering(learner: Learner, changes: Changes) -> Float[Tensor, "prompt"]:
+    """Squared distance of each prompt's implied weights from the nearest other's, over that of Gaussian ones."""
+    implied = torch.cat([query_predictions(learner, each) for each in changes.unit_queries()], 1)
+    centred = implied - implied.mean(0)
+    other = torch.linalg.qr(changes.noise_like(centred)).Q  # as many rows, of the same covariance
+    gaussian = other @ torch.linalg.svd(centred, full_matrices=False).S.diag()
+
+    def nearest(rows: Tensor) -> Tensor:
+        distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return distances.fill_diagonal_(torch.inf).amin(1)
+
+    return nearest(centred) / nearest(gaussian).mean().clamp(min=1e-300)
 
 
 def _filter(learner: Learner, changes: Changes) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from mechicl.algorithms.stepwise.base import StepwiseAlgorithm
 from mechicl.analysis.behaviour import fingerprint
 from mechicl.analysis.behaviour.fingerprints import FILTER, PROPERTIES
 from mechicl.learners import AlgorithmLearner
-from mechicl.tasks import Conjunctions, LinearRegression, RepeatedTokens
+from mechicl.tasks import Conjunctions, LinearRegression, RepeatedTokens, TaskPool
 
 TASK = LinearRegression(x_dim=3, n_context=8, inputs="gaussian", noise_std=0.3)
 N = 64
@@ -174,3 +174,14 @@ def test_an_algorithm_has_the_properties_of_its_theorem(card):
             result = fingerprint(member, TASK, n_prompts=N, progress=False)
         assert {name: result.violation(name).mean for name in card.holds if result.violation(name).mean > 1e-20} == {}
         assert {name: result.violation(name).mean for name in card.violates if result.violation(name).mean < 1e-4} == {}
+
+
+def test_noise_moves_a_linear_learner_by_the_influence_of_all_points_and_pools_have_few_weights():
+    result = fingerprint(RIDGE, TASK, n_prompts=512, progress=False)
+    assert result.noise_response.mean() == pytest.approx(result.influence.sum(0).mean().item(), rel=0.2)
+    assert 0.3 < result.clustering.mean() < 3
+    pool = TaskPool(x_dim=3, n_context=12, n_tasks=4)
+    chosen = fingerprint(algorithms.references(pool)["dmmse"], pool, n_prompts=128, progress=False)
+    assert chosen.clustering.median() < 1e-3
+    assert "its weights take few values" in chosen.description
+    assert "few values" not in result.description
