@@ -199,9 +199,7 @@ def _open(
             where = "on the device 'meta'" if value.is_meta else f"of type {value.dtype}"
             raise ArgumentError(f"{weight} is {where}: load it in float32 (quantized weights: model.dequantize())")
     if packed := [part for part, module in model.named_modules() if ".quantized" in type(module).__module__]:
-        raise ArgumentError(
-            f"{packed[0]} has quantized weights, and its outputs may depend on the batch: load it in float32"
-        )
+        raise ArgumentError(f"{packed[0]} is quantized, and its outputs may depend on the batch: load it in float32")
     if are_weights_random():
         with torch.random.fork_rng():
             torch.manual_seed(UNTRAINED_SEED + (seed or 0))

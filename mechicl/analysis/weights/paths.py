@@ -16,7 +16,6 @@ from mechicl.analysis.weights import symmetries
 from mechicl.analysis.weights.construction_families import FamilyName
 from mechicl.analysis.weights.fits import fit_construction
 from mechicl.base.arguments import Count, Natural, at_least, between, checked
-from mechicl.base.precision import nan_last
 from mechicl.base.progress import progress_bar
 from mechicl.models import HookedTransformer
 from mechicl.prompts import Prompts
@@ -97,7 +96,7 @@ class LossPath(Result):
         (Bonferroni's correction).
         """
         excess = self._excess()
-        largest = excess[nan_last(excess.mean(-1)).argmax()]
+        largest = excess[excess.mean(-1).argmax()]  # NaN if there is one
         return replace(self._relative(largest, 1 - 0.05 / max(len(excess) - 2, 1)), level=0.95)
 
     def midpoint_excess(self) -> Interval:

@@ -369,8 +369,8 @@ class WrappedModel(LayeredModel):
             self._d_model = streams[0].shape[-1]
         if alone.shape != predicted[-1:].shape or differ(alone, predicted[-1:]):
             problem = f"the prediction of {self.name} for a prompt changes with the other prompts of its batch"
-            fix = "give batch_first=False if it reads [pos prompt ...], load quantized weights in float32, or change encode="
-            raise ValueError(f"{problem}: {fix}")
+            fix = "give batch_first=False if it reads [pos prompt ...], load quantized weights in float32"
+            raise ValueError(f"{problem}: {fix}, or change encode=")
         if differ(*(part[-1:, -1] for part in predicted.chunk(2))):
             raise ValueError(f"{self.name} sees the query's target: encode= must leave out prompts.ys[:, -1]")
         if not differ(*(part[:1, -1] for part in predicted.chunk(2))):
