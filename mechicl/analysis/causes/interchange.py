@@ -29,6 +29,7 @@ INTERVENTIONS = {
     "query exchanged": "the query's state, or stream, comes from the source",
     "context exchanged": "the context's state comes from the source",
     "point exchanged": "the state of one context point comes from a run in which this point was the source's",
+    "half exchanged": "the states of every other context point come from the source",
     "query skips": "the changes of these steps, or layers, at the query are undone after them",
     "context skips": "their changes in the context are undone",
     "query repeats": "the query takes these steps twice",
@@ -267,7 +268,10 @@ def interchange_each(
         raise ValueError(f"point must be one of the context's, 0 to {prompts.n_context - 1}; got {point}")
     changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
     reads, isolates = has_attention(model), has_scores(model)
-    possible = [list(plan_interventions(each, point, stop_reading=reads, isolate=isolates)) for each in hypotheses]
+    possible = [
+        list(plan_interventions(each, point, prompts.n_context, stop_reading=reads, isolate=isolates))
+        for each in hypotheses
+    ]
     plans = [select_interventions(plan, interventions) for plan in possible]
     wanted = {call.key: call for plan in plans for _, _, call in plan}
     untried = () if reads or interventions else ("query does not read", "query stops reading")
