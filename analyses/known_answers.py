@@ -260,7 +260,7 @@ def _is_right(known: KnownModel, test: Interchange, schedule: Sequence[tuple[int
 
 
 def _seeds(args: Any, known: Sequence[KnownModel]) -> Part:
-    """Measure R² between two seeds of trained models under the interventions of one hypothesis: a reason for the bar."""
+    """Measure R² between two seeds of a model, under the interventions of one hypothesis: a reason for the bar."""
     rows = []
     for name in args.seeds_of:
         checkpoint = load_checkpoint(name)
