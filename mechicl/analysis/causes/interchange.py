@@ -91,7 +91,8 @@ class Interchange(Result):
         `1 - E|Δmodel - Δhypothesis|² / (E|Δmodel|² + E|Δhypothesis|²)`: 1 where both change alike, 0 where one of them
         does not change or the changes are unrelated, -1 where they are opposite. Cells are averaged with weights: their
         changes relative to that between both ends (without intervention, and on the sources), at most 1, so that
-        neither tiny nor exploding changes decide.
+        neither tiny nor exploding changes decide. Mixtures (`Cell.kind`) are left out by default: they make parts of
+        the changes of exchanges again.
         """
         chosen = [i for i, cell in enumerate(self.cells) if cell.kind in kinds]
         if not chosen:
@@ -155,11 +156,11 @@ class Interchange(Result):
             if any(cell.kind == kind for cell in self.cells):
                 lines.append((f"  of {kind}s", str(self.explained([kind]))))
         lines.append(("weakest", f"{self.score}, {self.cells[self.weakest]}"))
-        by_intervention: dict[str, list[float]] = {}
+        by_intervention: dict[str, list[tuple[int, float]]] = {}
         for cell, r2 in zip(self.cells, self.r2, strict=True):
-            by_intervention.setdefault(cell.intervention, []).append(r2.mean)
+            by_intervention.setdefault(cell.intervention, []).append((cell.layer, r2.mean))
         for name, values in by_intervention.items():
-            lines.append((name, "  ".join(f"{value:.4f}" for value in values)))
+            lines.append((name, "  ".join(f"{value:.4f}" for _, value in sorted(values))))
         return lines + ([("untried", ", ".join(self.untried))] if self.untried else [])
 
 
