@@ -211,7 +211,8 @@ def _fitted(args: Any, known: Sequence[KnownModel]) -> Part:
             if result is None:
                 rows.append(Row(f"{kind}: {name}", None, "predicts no finite numbers that differ"))
                 continue
-            tests[name] = result
+            if kind == "known":
+                tests[name] = result
             weakest, strongest = max(result.tests, key=lambda test: test.score.mean), result.best
             best.append((weakest.score.mean, strongest.effects.mean))
             note = f"effects explained {strongest.effects.mean:.3f} by {strongest.hypothesis}"
