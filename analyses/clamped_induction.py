@@ -90,7 +90,7 @@ def base_config() -> TrainingConfig:
 def make_conditions(folder: Path, source: str) -> dict[str, tuple[Clamp, ...]]:
     """The interventions by name. A model of the construction is saved in the folder, to be copied from."""
     scores = score_heads(load(source, SOURCE_SEED), progress=False)
-    (early, previous), (late, induction) = scores.best("previous_token"), scores.best("induction")
+    (early, previous, _), (late, induction, _) = scores.best("previous_token"), scores.best("induction")
     ideal = constructions.induction(
         d_vocab=64, n_ctx=32, n_heads=2, previous_token_head=previous, induction_head=induction
     )

@@ -12,8 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analyses.support.script import Option, script
-from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, StepwiseAlgorithm, query_of
+from mechicl.algorithms.card import step_kind
+from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, ResidualDescent, StepwiseAlgorithm, query_of
 from mechicl.analysis import fit_readouts, interchange, match, sample_sources, test_hypotheses
+from mechicl.analysis.causes import HypothesisTest, Interchange
 from mechicl.analysis.layers import Lens, probe
 from mechicl.checkpoints import load_checkpoint
 from mechicl.constructions import known_models
@@ -28,6 +30,9 @@ from mechicl.viz.elements import figure
 SAME, ALIKE = 0.999, 0.5
 """R² of hypotheses that say the same of a model, and bar for others."""
 MATRIX, FITTED, LAYERS = "Its own hypothesis and the others", "Fitted hypotheses", "What layers hold"
+SEEDS = "A second seed of the same model"
+APART, N_WEAKEST = 0.01, 10
+"""An intervention separates hypotheses whose R² differ by more; number of pairs in the table of power."""
 NOISE = 1e-4
 """Of the noisy models' weights, relative to the size of each matrix."""
 Part = tuple[list[Row], list[go.Figure]]
@@ -44,12 +49,14 @@ class Pair:
     effects: float  # of the interventions, what it explains
     prediction: float  # R² without intervention
     reason: str = ""  # why it comes so near that it is above the bar, if it does
+    power: float = 0.0  # share of the interventions that set it apart from the model's own hypothesis
 
 
 @script(
     n_prompts=Option(64, "prompts to measure counterfactuals on"),
     n_fitting=1024,
     checkpoints=Option(("lsa-5l", "gpt2-4l"), "trained models whose shapes and shuffled weights are controls too"),
+    seeds_of=Option(("lsa-1l", "lsa-2l-looped", "gpt2-8l"), "trained models whose seeds are compared with each other"),
     every=Option(5, "which of the known models' shapes are controls: the first, and so on"),
     seed=Option(0, "seed of prompts and disguises"),
 )
@@ -57,7 +64,7 @@ def compare(args: Any) -> Comparison:
     """All parts, one after the other."""
     known = known_models()
     rows, sections = [], []
-    for name, measure in ((MATRIX, _matrix), (FITTED, _fitted), (LAYERS, _layers)):
+    for name, measure in ((MATRIX, _matrix), (FITTED, _fitted), (SEEDS, _seeds), (LAYERS, _layers)):
         more, pictures = measure(args, known)
         rows += [replace(row, section=name) for row in more]
         sections.append(Section(name, "", pictures))
@@ -97,7 +104,17 @@ def _matrix(args: Any, known: Sequence[KnownModel]) -> Part:
     words = f"{len(others) - len(above)} of {len(others)}"
     rows.insert(0, Row("others' hypotheses with R² at most 0.5", None, words))
     rows.insert(1, Row("others above 0.5 without a reason", None, str(sum(not pair.reason for pair in above))))
-    return rows, [_picture(known, pairs)]
+    different = [pair for pair in others if pair.weakest < SAME]  # the rest are the same steps with the same numbers
+    power = torch.tensor([pair.power for pair in different])
+    rows += [
+        Row("pairs of a model and another algorithm", None, str(len(different))),
+        Row("share of interventions that separate a pair, median", None, power.median().item()),
+        Row("pairs that half of the interventions or more separate", None, str(int((power >= 0.5).sum()))),
+    ]
+    for pair in sorted(different, key=lambda pair: pair.power)[:N_WEAKEST]:
+        words = f"{pair.power:.3f} of the interventions"
+        rows.append(Row(f"{pair.model}; {pair.hypothesis}", None, words, "", f"weakest R² {pair.weakest:.3f}"))
+    return rows, [_picture(known, pairs), _power_picture(known, pairs)]
 
 
 def _own(known: KnownModel, args: Any) -> Pair:
@@ -109,7 +126,9 @@ def _own(known: KnownModel, args: Any) -> Pair:
 
 def _pair(model: str, hypothesis: str, test: Any) -> Pair:
     weakest, where = max(test.score.mean, -99.0), str(test.cells[test.weakest])
-    return Pair(model, hypothesis, weakest, where, test.effects.mean, max(test.r2[0].mean, -99.0))
+    separated = [r2.mean < 1 - APART for r2 in test.r2]  # the own hypothesis has an R² of 1
+    power = sum(separated) / len(separated)
+    return Pair(model, hypothesis, weakest, where, test.effects.mean, max(test.r2[0].mean, -99.0), power=power)
 
 
 def _others(known: KnownModel, everyone: Sequence[KnownModel], args: Any) -> list[Pair]:
@@ -160,12 +179,20 @@ def _reason(pair: Pair, own: Hypothesis, other: StepwiseAlgorithm) -> str:
 
 
 def _picture(known: Sequence[KnownModel], pairs: Sequence[Pair]) -> go.Figure:
+    values = {(pair.model, pair.hypothesis): max(pair.weakest, -1.0) for pair in pairs}
+    return _grid(known, values, "R² of the weakest counterfactual (below -1 shown as -1)", -1)
+
+
+def _power_picture(known: Sequence[KnownModel], pairs: Sequence[Pair]) -> go.Figure:
+    values = {(pair.model, pair.hypothesis): pair.power for pair in pairs}
+    return _grid(known, values, "Power: share of the interventions that separate model and hypothesis", 0)
+
+
+def _grid(known: Sequence[KnownModel], values: Mapping[tuple[str, str], float], title: str, least: int) -> go.Figure:
     names = [each.name for each in known]
-    values = {(pair.model, pair.hypothesis): pair.weakest for pair in pairs}
-    grid = [[values.get((model, hypothesis)) for hypothesis in names] for model in names]
-    shown = [[None if value is None else max(value, -1.0) for value in line] for line in grid]
-    fig = figure("R² of the weakest counterfactual (below -1 shown as -1)", "hypothesis", "model")
-    fig.add_trace(go.Heatmap(z=shown, x=names, y=names, zmin=-1, zmax=1, colorscale="RdBu"))
+    shown = [[values.get((model, hypothesis)) for hypothesis in names] for model in names]
+    fig = figure(title, "hypothesis", "model")
+    fig.add_trace(go.Heatmap(z=shown, x=names, y=names, zmin=least, zmax=1, colorscale="RdBu"))
     fig.update_yaxes(autorange="reversed", type="category")
     fig.update_xaxes(type="category")
     fig.update_layout(height=900, margin={"l": 330, "b": 330})
@@ -176,14 +203,16 @@ def _picture(known: Sequence[KnownModel], pairs: Sequence[Pair]) -> go.Figure:
 
 
 def _fitted(args: Any, known: Sequence[KnownModel]) -> Part:
-    rows: list[Row] = []
-    for kind, models in _kinds(args, known).items():
+    rows, tests = [], {}
+    for kind, models in _kinds(args).items():
         best = []
         for name, (model, task) in models.items():
             result = _tested(model, task, args)
             if result is None:
                 rows.append(Row(f"{kind}: {name}", None, "predicts no finite numbers that differ"))
                 continue
+            if kind == "known":
+                tests[name] = result
             weakest, strongest = max(result.tests, key=lambda test: test.score.mean), result.best
             best.append((weakest.score.mean, strongest.effects.mean))
             note = f"effects explained {strongest.effects.mean:.3f} by {strongest.hypothesis}"
@@ -192,6 +221,66 @@ def _fitted(args: Any, known: Sequence[KnownModel]) -> Part:
         if kind != "known" and best:
             rows.append(Row(f"largest R² of any fitted hypothesis, {kind}", None, max(pair[0] for pair in best)))
             rows.append(Row(f"most effects explained, {kind}", None, max(pair[1] for pair in best)))
+    return [*_false_positives(args, tests), *rows], []
+
+
+def _false_positives(args: Any, tests: Mapping[str, HypothesisTest]) -> list[Row]:
+    """Count the supported hypotheses of hidden models by whether they take the model's steps."""
+    rows, found, wrong, passed, n_wrong = [], 0, 0, 0, 0
+    for each in known_models(hidden=True, seed=args.seed):
+        result = tests[each.name]
+        pairs = zip(result.tests, result.schedules, strict=True)
+        right = {test.hypothesis for test, schedule in pairs if _is_right(each, test, schedule)}
+        supported, apart = [test.hypothesis for test in result.supported], result.set_apart
+        others = [name for name in supported if name not in right]
+        found += bool(right & set(supported))
+        wrong, n_wrong = wrong + bool(others), n_wrong + len(others)
+        passed += len(set(apart) - right)
+        words = f"{len(supported) - len(others)} with its steps, {len(others)} others"
+        notes = [f"other: {name}" for name in others] + [
+            f"set apart: {name}, by: {cell}" for name, cell in apart.items()
+        ]
+        rows.append(Row(f"supported: {each.name}", None, words, "", "; ".join(notes)))
+    n = len(rows)
+    return [
+        Row("hidden models whose steps are supported", None, f"{found} of {n}"),
+        Row("hidden models on which other steps are supported", None, f"{wrong} of {n}", "", f"{n_wrong} hypotheses"),
+        Row("other steps with every R² at least 0.9 that an intervention sets apart", None, str(passed)),
+        *rows,
+    ]
+
+
+def _is_right(known: KnownModel, test: Interchange, schedule: Sequence[tuple[int, int]]) -> bool:
+    """Whether a fitted hypothesis takes a model's steps: the same kind and number, or the same outcomes throughout."""
+    own = known.hypothesis.algorithm
+    alike = step_kind(test.hypothesis) == step_kind(own.name) and schedule[-1][1] == own.n_steps
+    return alike or test.score.mean >= SAME
+
+
+# ---- how near two seeds of a model are to each other ----
+
+
+def _seeds(args: Any, known: Sequence[KnownModel]) -> Part:
+    """Measure R² between two seeds of a model, under the interventions of one hypothesis: a reason for the bar."""
+    rows = []
+    for name in args.seeds_of:
+        checkpoint = load_checkpoint(name)
+        prompts = checkpoint.task.sample(args.n_prompts, seed=args.seed, dtype=torch.float64)
+        sources = sample_sources(checkpoint.task, prompts, seed=args.seed + 1)
+        models = [model.double() for model in checkpoint.models]
+        steps = ResidualDescent(models[0].cfg.n_layers, step_size=0.01)  # only its schedule, a step a layer, matters
+        tests = [interchange(model, Hypothesis(steps), prompts, sources, progress=False) for model in models]
+        pairs = [(a, b) for i, a in enumerate(tests) for b in tests[:i]]
+        between = [
+            replace(a, expected=b.predictions, expected_base=b.base, hypothesis="another seed") for a, b in pairs
+        ]
+        weakest = torch.tensor([pair.score.mean for pair in between], dtype=torch.float64)
+        medians = [torch.tensor([r2.mean for r2 in pair.r2]).median() for pair in between]
+        least = min(between, key=lambda pair: pair.score.mean)
+        note = f"{least.cells[least.weakest]}; largest {weakest.max():.3f}; prediction {least.r2[0].mean:.4f}"
+        over = f"{len(pairs)} pairs, median"
+        rows.append(Row(f"weakest R² of two seeds of {name}", None, weakest.median().item(), over, note))
+        rows.append(Row(f"median R² of two seeds of {name}", None, torch.stack(medians).median().item(), over))
     return rows, []
 
 
@@ -201,14 +290,15 @@ def _tested(model: HookedTransformer, task: Task, args: Any) -> Any:
         return test_hypotheses(model, task, **options)
 
 
-def _kinds(args: Any, known: Sequence[KnownModel]) -> dict[str, dict[str, tuple[Any, Task]]]:
-    """Known models; the same networks with new initial weights; and the hidden ones with weights in another order."""
-    models = {each.name: (each.model, each.task) for each in known_models(hidden=True, seed=args.seed)[:: args.every]}
+def _kinds(args: Any) -> dict[str, dict[str, tuple[Any, Task]]]:
+    """Hidden known models; the same networks with new initial weights; and with their weights in another order."""
+    known = {each.name: (each.model, each.task) for each in known_models(hidden=True, seed=args.seed)}
+    models = dict(list(known.items())[:: args.every])
     for name in args.checkpoints:
         checkpoint = load_checkpoint(name)
         models[name] = (checkpoint.models[0], checkpoint.task)
     return {
-        "known": {each.name: (each.model, each.task) for each in known},
+        "known": known,
         "untrained": {name: (untrained(model, args.seed), task) for name, (model, task) in models.items()},
         "shuffled": {name: (shuffled(model, args.seed), task) for name, (model, task) in models.items()},
     }

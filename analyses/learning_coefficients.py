@@ -49,6 +49,8 @@ CHAINS: dict[str, dict[str, Any]] = {
     "gpt2-8l": {"localization": 1000.0, "burn_in": 100, "n_draws": 150, "n_prompts": 512, "batch_size": 16},
 }
 """How each checkpoint is sampled."""
+LOCALIZATIONS = (1.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Values of γ at which the trained `lsa-1l` is measured."""
 STEPS = (0, 50, 100, 153, 202, 266, 352, 535, 1420, 10_000)
 """Snapshots of the linear models; all of `induction-2l` are measured."""
 
@@ -72,7 +74,7 @@ class Case:
 )
 def compare(args: Any) -> Comparison:
     """The known cases, the speed of stacked chains, and the coefficients along trainings."""
-    rows, sections, data = [*known_rows(), *speed_rows()], [], {}
+    rows, sections, data = [*known_rows(), *speed_rows(), *localization_rows()], [], {}
     for name in args.checkpoints:
         found, pictures, data[name] = along_training(name, args.folder)
         rows, sections = rows + found, sections + pictures
@@ -208,6 +210,22 @@ def plain_chain(model: PromptedModel, prompts: Any, batch_size: int, n_steps: in
                 force = 148 * gradient + 10 * (weight - center)
                 weight += -0.5e-4 * force + 1e-2 * torch.randn_like(weight)
     return total / n_steps
+
+
+# ---- how much the localization decides ----
+
+
+def localization_rows(name: str = "lsa-1l") -> list[Row]:
+    """The coefficient at the end of a training for several γ, which bound the distance that chains move."""
+    checkpoint, options, rows = load_checkpoint(name), dict(CHAINS[name]), []
+    prompts = checkpoint.task.sample(options.pop("n_prompts"), seed=SEED)
+    for gamma in LOCALIZATIONS:
+        sampler = Sampler(n_chains=2, **(options | {"localization": gamma}))
+        found = coefficient(checkpoint, prompts, steps=[STEPS[-1]], sampler=sampler)
+        rows.append(Row(f"{name}: coefficient at the end, γ = {gamma:g}", None, found.estimate(STEPS[-1]), "seeds",
+                        "; ".join(found.failures)))  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
 
 
 # ---- along trainings ----

@@ -1,6 +1,7 @@
 """Test the similarity of errors of Fu et al. 2024 (A.3.1) on controls, and on layers after more points than d."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -122,6 +123,7 @@ def compare(args: Any) -> Comparison:
                 apart = torch.stack([ranking.of("Newton")[i] - ranking.of(rival)[i] for ranking in rankings])
                 rows.append(Row(f"{measure}: layer {layer:g}, Newton minus {rival}", None, crossed_interval(apart),
                                 seeds_and_prompts(*apart.shape)))  # fmt: skip
+    rows += ceiling_rows(layers, prompts)
     figures = [
         Section(f"Similarity of errors, {measure}", "Means over seeds with intervals over seeds and prompts.",
                 viz.interval_lines(measure, "layer", "cosine", [*layers[0].steps], of_family))
@@ -133,6 +135,19 @@ def compare(args: Any) -> Comparison:
         f"prefix."
     )
     return Comparison("What the similarity of errors measures", lead, rows, figures, {"checkpoint": checkpoint.name})
+
+
+def ceiling_rows(layers: Sequence[Trajectory], prompts: Prompts) -> list[Row]:
+    """Measure how similar the errors of two seeds are after each layer: the most that an algorithm could reach."""
+    pairs = [measures(*pair, prompts) for pair in itertools.combinations(layers, 2)]
+    rows = []
+    for measure, values in pairs[0].items():
+        for i, layer in enumerate(layers[0].steps):
+            if layer >= 3 and values[i, i].isfinite().all():
+                means = ", ".join(f"{pair[measure][i, i].mean():.3f}" for pair in pairs)
+                name = f"{measure}: layer {layer:g}, similarity of two seeds"
+                rows.append(Row(name, None, means, "prompts", "each pair of seeds"))
+    return rows
 
 
 def _matches(measure: str, layers: Trajectory, families: Mapping[str, Trajectory], prompts: Prompts) -> dict:

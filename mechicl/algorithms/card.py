@@ -96,6 +96,7 @@ class FitProblem:
         """The same prompts and targets in the eigenbases of their contexts."""
         return SpectralProblem.from_prompts(self.prompts, self.targets)
 
+    @checked
     def first(self, n_prompts: int) -> "FitProblem":
         """Return the problem on the first `n_prompts` prompts only."""
         few = self.after_steps[:, :n_prompts]

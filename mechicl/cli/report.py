@@ -36,7 +36,7 @@ class Report:
     tasks: str | None = None
     """For a language model, names of word tasks with commas between them; by default all of them."""
     quick: bool = False
-    """For a language model, measure less: five minutes for 135 million parameters on two cores."""
+    """For a language model, measure less: six minutes for 135 million parameters on two idle cores."""
     memory: float = 2**31
     """For a language model, a bound on memory in bytes, in addition to the model."""
     revision: str | None = None

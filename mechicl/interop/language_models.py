@@ -198,6 +198,8 @@ def _open(
         if value.is_meta or value.dtype not in MODEL_DTYPES:
             where = "on the device 'meta'" if value.is_meta else f"of type {value.dtype}"
             raise ArgumentError(f"{weight} is {where}: load it in float32 (quantized weights: model.dequantize())")
+    if packed := [part for part, module in model.named_modules() if ".quantized" in type(module).__module__]:
+        raise ArgumentError(f"{packed[0]} is quantized, and its outputs may depend on the batch: load it in float32")
     if are_weights_random():
         with torch.random.fork_rng():
             torch.manual_seed(UNTRAINED_SEED + (seed or 0))

@@ -116,11 +116,10 @@ def measure_model_parts(
         sections.insert(0, Section(ATTENTION, _SCORES, viz.head_table(scores, "Scores of heads")))
         data["head_scores"] = scores.to_dataframe().to_dict("records")
         for name in scores.scores:
-            layer, head = scores.best(name)
-            note = f"head {head} of layer {layer}, the highest; {scores.chance[name]:.3f} if attention were uniform"
-            rows.append(
-                Row(f"{name.replace('_', ' ')} score", None, scores.interval(name, layer, head), "prompts", note)
-            )
+            layer, head, score = scores.best(name)
+            note = f"head {head} of layer {layer}, the highest on other prompts; "
+            note += f"{scores.chance[name]:.3f} if attention were uniform"
+            rows.append(Row(f"{name.replace('_', ' ')} score", None, score, "prompts", note))
     return rows, sections, data
 
 

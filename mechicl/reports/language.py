@@ -99,7 +99,7 @@ def report_language(
         bar.update()
     comparison = Comparison(
         f"In-context learning of {language.name}",
-        f"{language.model.cfg.n_layers} layers, {language.model.cfg.n_heads} heads. Prompts show pairs of words "
+        f"{language.model.cfg.n_layers} layers of {language.model.cfg.n_heads} heads. Prompts show pairs of words "
         f"and end with a query; a prediction is right if the most probable next token is the first token of the "
         f"answer. Intervals are 95% over prompts. {left_out}{_origin(language)}"
         f"Measured in {time.perf_counter() - started:.0f} s.",
@@ -203,14 +203,17 @@ def _verdict(
     title = "It learns in context" if learned else "No learning in context beyond what shuffled labels give"
     title += f", on {len(learned)} of {len(gains)} tasks" if learned else ""
     shots, n, task = scores.shots[-1], len(vector.heads), vector.task.replace("_", " ")
-    first = f"After {shots} examples with true labels, the accuracy is higher than after examples with shuffled labels "
-    first += f"on {len(learned)} of {len(gains)} tasks{': ' + ', '.join(learned) if learned else ''}. "
+    first = f"After {shots} examples with true labels, the accuracy is higher than after the same words paired wrongly "
+    first += (
+        f"(shuffled labels) on {len(learned)} of {len(gains)} tasks{': ' + ', '.join(learned) if learned else ''}. "
+    )
+    first += "On these, the interval of the difference is above 0 also if widened for the number of tasks. "
     accuracy = scores.accuracy[scores.tasks.index(vector.task), :, -1]
-    right = {label: interval(accuracy[k], within=(0, 1)) for k, label in enumerate(scores.labels)}
+    right = {label: interval(accuracy[k], together, within=(0, 1)) for k, label in enumerate(scores.labels)}
     tied = largest([gain.mean for gain in gains.values()], 1)[1]
     first += (
         f"The largest difference is for {task}{tied and ' (tied with others)'}: {right['true']} with true labels, "
-        f"{right['shuffled']} with shuffled ones (means with 95% intervals over {right['true'].n} prompts)."
+        f"{right['shuffled']} with shuffled ones (intervals over {right['true'].n} prompts, widened in the same way)."
     )
     values, best = _chosen_on_half(vector.added)
     gain = interval(values - vector.random_added[best, 1::2], within=(-1, 1))
@@ -219,12 +222,13 @@ def _verdict(
     found = "whose outputs carry the task" if gain.low > 0 else "with the largest effects on answers of the task"
     unclear = "" if gain.low > 0 else " The interval is not above 0, so this does not show that they carry the task."
     lines = [
-        f"The {n} heads {found} {task}, strongest first: {_named(vector.heads)} (layer.head). "
+        f"The {n} heads {found} {task}, strongest first: {_named(vector.heads)} (layer.head, counted from 0). "
         f"When the prompts are resampled, two lists of {n} heads have {shared:.1f} heads in common on average.",
         f"The sum of their outputs was added after layer {best}, to prompts without demonstrations. It changes the "
         f"probability of the right answer by {gain} compared with a random vector. The layer was chosen on other "
         f"prompts.{unclear}",
-        f"Of the other heads, these {n} have the highest induction scores: {_named(induction)}.",
+        f"Of the other heads, these {n} have the highest induction scores on repeated random tokens: "
+        f"{_named(induction)}.",
     ]
     for name, result in ablations.items():
         lost, matched = (interval(result.intact - p, within=(-1, 1)) for p in (result.ablated, result.matched.mean(0)))

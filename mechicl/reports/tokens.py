@@ -84,7 +84,7 @@ def _heads(kind: "Tokens") -> Measured:
     scores = [score_heads(model, n_prompts=N_SCORED, seed=kind.seed) for model in kind.study.models]
     first, rows = scores[0], []
     for name in [name for name in (*SCORES, "copying", "prefix_matching") if name in first.scores]:
-        best = torch.stack([each.mean(name).max() for each in scores])
+        best = torch.tensor([each.best(name)[2].mean for each in scores])
         note = f"{first.chance[name]:.3f} if attention were uniform" if first.is_of_attention(name) else ""
         rows.append(Row(f"highest {name.replace('_', ' ')} score of a head", None, _over_seeds(best),
                         "seeds" if len(scores) > 1 else "", note))  # fmt: skip
@@ -93,10 +93,8 @@ def _heads(kind: "Tokens") -> Measured:
 
 
 def _best_heads(scores: HeadScores) -> dict[str, list[float]]:
-    return {
-        name: [*scores.best(name), scores.interval(name, *scores.best(name)).mean, scores.chance[name]]
-        for name in SCORES
-    }
+    best = {name: scores.best(name) for name in SCORES}
+    return {name: [layer, head, score.mean, scores.chance[name]] for name, (layer, head, score) in best.items()}
 
 
 def _composition(kind: "Tokens") -> Measured:

@@ -18,6 +18,7 @@ import torch
 from accelerate.utils import set_seed
 from torch import Tensor
 
+from mechicl.base.arguments import calling
 from mechicl.base.version import __version__
 from mechicl.checkpoints import Checkpoint
 from mechicl.statistics import Interval, Result
@@ -113,7 +114,8 @@ def measured_columns(measures: Iterable[tuple[str, Measure]], checkpoint: Checkp
     columns: dict[str, CellValue] = {}
     for prefix, measure in measures:
         function = getattr(measure, "__name__", "value")
-        values = measure(checkpoint)
+        with calling(f"measure {function!r}"):
+            values = measure(checkpoint)
         if isinstance(values, Result):
             values = values.intervals()
         if not isinstance(values, Mapping):

@@ -94,7 +94,8 @@ def _work(orders: Orders, cell: SweepCell, folder: Path) -> Outcome:
         write_json(folder / ROWS, {"measures": list(orders.identities), "rows": rows})
         shutil.rmtree(folder / "run", ignore_errors=True)  # the checkpoint has everything needed
     except Exception as error:
-        full = isinstance(error, OSError) and error.errno in FULL_DISK
+        cause = error.__cause__ or error  # of an error in a measure, which is named in another
+        full = isinstance(cause, OSError) and cause.errno in FULL_DISK
         if full or isinstance(error, FolderInUseError | LaunchedProcessDiedError):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.base.arguments import Positive, check_fields, checked
+from mechicl.base.arguments import ArgumentError, Positive, calling, check_fields, checked
 from mechicl.prompts import Prompts, TokenSequences
 from mechicl.prompts.prompts import lies_prompts_last
 
@@ -234,6 +234,14 @@ class Distribution(ABC, Generic[_Batch]):
     @abstractmethod
     def _sample(self, n_prompts: int, random: RandomTensors) -> _Batch: ...
 
+    def _drawn(self, n_prompts: int, random: RandomTensors, kind: type[_Batch]) -> _Batch:
+        name = f"_sample of {type(self).__name__}"
+        with calling(name):
+            batch = self._sample(n_prompts, random)
+        if not isinstance(batch, kind) or len(batch) != n_prompts:
+            raise ArgumentError(f"{name} must return {n_prompts} prompts as {kind.__name__}, got {batch!r}")
+        return batch
+
 
 class TokenDistribution(Distribution[TokenSequences]):
     """Base of tasks of tokens: a frozen dataclass that draws `TokenSequences` in `_sample(n_prompts, random)`.
@@ -261,7 +269,8 @@ class TokenDistribution(Distribution[TokenSequences]):
         Returns:
             `TokenSequences`: `ids` `[prompt pos]`, and `predictable`, the mask of the tokens that a loss is taken over.
         """
-        return self._sample(n_prompts, RandomTensors(sampling_generator(n_prompts, seed, generator, device)))
+        random = RandomTensors(sampling_generator(n_prompts, seed, generator, device))
+        return self._drawn(n_prompts, random, TokenSequences)
 
 
 class PromptDistribution(Distribution[Prompts]):
@@ -296,7 +305,8 @@ class PromptDistribution(Distribution[Prompts]):
         generator = sampling_generator(n_prompts, seed, generator, device)
         if not dtype.is_floating_point:
             raise TypeError(f"prompts are floating point, got dtype={dtype}")
-        prompts = self._sample(n_prompts, RandomTensors(generator, torch.promote_types(dtype, torch.float32)))
+        random = RandomTensors(generator, torch.promote_types(dtype, torch.float32))
+        prompts = self._drawn(n_prompts, random, Prompts)
         return prompts if prompts.dtype == dtype else prompts.to(dtype)
 
 

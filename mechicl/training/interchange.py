@@ -168,7 +168,8 @@ class _Ends:
         xs, ys = prompts.xs.clone(), prompts.ys.clone()
         xs[:, point], ys[:, point] = sources.xs[:, point], sources.ys[:, point]
         three = [prompts, sources, Prompts(xs, ys)]
-        self.plan = list(plan_interventions(hypothesis, point, stop_reading=True, isolate=True))
+        plan = plan_interventions(hypothesis, point, prompts.n_context, stop_reading=True, isolate=True)
+        self.plan = [each for each in plan if each[0].kind != "mixture"]
         states = [hypothesis.algorithm.states(each) for each in three]
         self.algorithms = [Runs(hypothesis.algorithm, states[0], source) for source in states[1:]]
         adapter = ModelAdapter(model)

@@ -81,7 +81,7 @@ def test_predictions_of_nan_are_never_plausible(name: str, cfg: TransformerConfi
 def test_nan_ranks_last():
     effects = torch.tensor([[0.1, torch.nan], [0.3, -2.0]])
     assert strongest_heads(effects, 2) == ((1, 0), (0, 0))
-    assert HeadScores({"a": effects[..., None]}, {"a": 0.0}).best("a") == (1, 0)
+    assert HeadScores({"a": effects[..., None]}, {"a": 0.0}).best("a")[:2] == (1, 0)
     edges = tuple(list_edges(random_model(PAIRED))[:4])
     scores = EdgeScores(edges, effects.view(4, 1), "loss", "eap", "zero")
     assert scores.strongest(4) == [edges[3], edges[2], edges[0], edges[1]]

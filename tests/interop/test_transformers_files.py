@@ -329,6 +329,10 @@ def test_models_that_cannot_be_opened():
         empty = type(model)(model.config)
     with pytest.raises(ValueError, match="on the device 'meta'"):
         load_language_model(model=empty, tokenizer=make_tokenizer())
+    packed = make("Llama")
+    packed.lm_head = torch.ao.nn.quantized.dynamic.Linear(8, 20)
+    with pytest.raises(ValueError, match="lm_head is quantized, and its outputs may depend on the batch"):
+        load_language_model(model=packed, tokenizer=make_tokenizer())
     model.lm_head.weight = torch.nn.Parameter(torch.ones(20, 8, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match=r"lm_head.weight is of type torch.int8: .*dequantize"):
         load_language_model(model=model, tokenizer=make_tokenizer())

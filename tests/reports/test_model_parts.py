@@ -130,10 +130,12 @@ def test_heads_of_interleaved_models_are_scored():
     scores, rows = score_heads(model, prompts=prompts), by_quantity(table)
     assert set(scores.scores) == {"previous_token", "target_to_input"}
     for name in scores.scores:
-        layer, head = scores.best(name)
+        layer, head, score = scores.best(name)
         row = rows[f"{name.replace('_', ' ')} score"]
-        assert row.measured == scores.interval(name, layer, head)
-        assert row.note.startswith(f"head {head} of layer {layer}, the highest; {scores.chance[name]:.3f} if")
+        assert row.measured == score
+        assert row.note.startswith(
+            f"head {head} of layer {layer}, the highest on other prompts; {scores.chance[name]:.3f} if"
+        )
     assert data["head_scores"] == scores.to_dataframe().to_dict("records")
     assert [len(figures), figures[0].title] == [4, "What the heads attend to"]
     _, figures, data = measure_model_parts(network(PAIRED), prompts, OTHERS)

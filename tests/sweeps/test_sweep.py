@@ -113,7 +113,9 @@ def test_another_measure_needs_no_training(whole, tmp_path):
 
 
 def test_failed_cells_are_named_and_tried_again_on_request_without_training(tmp_path, monkeypatch):
-    with pytest.raises(SweepError, match=r"(?s)2 of 4 cells failed.*n_layers=2.*ArithmeticError: two layers") as caught:
+    with pytest.raises(
+        SweepError, match=r"(?s)2 of 4 cells failed.*n_layers=2.*measure 'failing' failed: ArithmeticError: two layers"
+    ) as caught:
         run(tmp_path, failing)
     assert "--retry" in str(caught.value)
     assert load_table(tmp_path).frame["model.n_layers"].tolist() == [1, 1, 1, 1]

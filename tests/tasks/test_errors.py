@@ -172,3 +172,27 @@ def test_a_task_that_cannot_be_saved_is_refused_before_training(tmp_path):
     with pytest.raises(TypeError, match="SparseRegression cannot be saved, its fields must be plain data"):
         train(TrainingConfig(task=unsaved, model=MODEL, steps=1, batch_size=4, cpu=True), tmp_path, progress=False)
     assert not list(tmp_path.iterdir())
+
+
+@dataclass(frozen=True)
+class FaultyTask(tasks.LinearRegression):
+    fault: str = ""
+
+    def _sample(self, n_prompts: int, random: RandomTensors) -> Prompts:
+        if self.fault == "raises":
+            raise KeyError("weights")
+        prompts = super()._sample(n_prompts, random)
+        return prompts[1:] if self.fault == "fewer" else prompts.xs  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raises", "_sample of FaultyTask failed: KeyError: 'weights'"),
+        ("fewer", r"_sample of FaultyTask must return 5 prompts as Prompts, got Prompts\(n_prompts=4"),
+        ("", r"_sample of FaultyTask must return 5 prompts as Prompts, got tensor"),
+    ],
+)
+def test_errors_of_a_user_s_task_name_it(fault, message):
+    with pytest.raises(ValueError, match=message):
+        FaultyTask(x_dim=2, n_context=3, fault=fault).sample(5, seed=0)

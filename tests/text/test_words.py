@@ -161,6 +161,15 @@ def test_special_tokens_that_cannot_be_found():
         start_ids(Reversed())
 
 
+def test_errors_of_a_tokenizer_name_it():
+    class Broken:
+        def __call__(self, text, add_special_tokens=True):
+            raise KeyError("vocabulary")
+
+    with pytest.raises(ValueError, match="tokenizer Broken failed: KeyError: 'vocabulary'"):
+        start_ids(Broken())
+
+
 def test_labels_that_are_no_choices():
     tokenizer, task = byte_pairs(), replace(REVIEWS, labels=(" good", " goods"))
     message = r"the label ' goods' of 'reviews' is 2 tokens, \['Ġgood', 's'\], and one is needed: choose another word, "

@@ -33,7 +33,7 @@ class Runs:
 
     @checked(undefined=True)
     def exchange(
-        self, after: int, place: Place, variables: Iterable[str] | None = None, point: int | None = None
+        self, after: int, place: Place, variables: Iterable[str] | None = None, point: int | range | None = None
     ) -> Float[Tensor, "prompt y"]:
         """Replace the state of the query, or of the context, after some steps by the source's.
 
@@ -41,12 +41,13 @@ class Runs:
             after: number of steps before the exchange.
             place: "query", or "context" for all its points.
             variables: names of the variables that are replaced; all by default.
-            point: index of the only context point that is replaced; by default all points of `place`.
+            point: index of the only context point that is replaced, or a range of several; by default all points of
+                `place`.
         """
         base, source = self._after(after), self._after(after, self.source)
         n_context = next(iter(base.values())).shape[1] - 1
         where = slice(n_context, None) if place == "query" else slice(0, n_context)
-        where = slice(point, point + 1) if point is not None else where
+        where = slice(point, point + 1) if isinstance(point, int) else where if point is None else list(point)
         state = {name: value.clone() for name, value in base.items()}
         names = list(state if variables is None else variables)
         if unknown := [name for name in names if name not in state or name not in source]:

@@ -95,7 +95,7 @@ def _check_orthonormal(name: str, columns: Tensor) -> None:
 
 
 Key = tuple[Any, ...]
-InterchangeKind = Literal["prediction", "exchange", "ablation"]
+InterchangeKind = Literal["prediction", "exchange", "mixture", "ablation"]
 LASTING = ("query stops reading", "context frozen", "context isolated")  # from some layer on
 
 
@@ -118,9 +118,14 @@ class Cell:
 
     @property
     def kind(self) -> InterchangeKind:
-        """ "exchange" of states, or "ablation": steps skipped, repeated or kept from reading."""
+        """ "exchange" of states, "ablation" (steps skipped, repeated or kept from reading), or "mixture".
+
+        A mixture joins inputs or states of two contexts: of half of the points each, or of one point before any layer.
+        """
         if self.intervention == "prediction":
             return "prediction"
+        if self.intervention == "half exchanged" or (self.intervention == "point exchanged" and self.layer == 0):
+            return "mixture"
         return "exchange" if self.intervention.endswith("exchanged") else "ablation"
 
     def __str__(self) -> str:
@@ -155,7 +160,9 @@ class Call:
 Planned = tuple[Cell, Call, Call]
 
 
-def plan_interventions(hypothesis: Hypothesis, point: int, *, stop_reading: bool, isolate: bool) -> Iterator[Planned]:
+def plan_interventions(
+    hypothesis: Hypothesis, point: int, n_context: int, *, stop_reading: bool, isolate: bool
+) -> Iterator[Planned]:
     """Yield all interventions of a hypothesis, each as calls on the algorithm and on the model.
 
     `stop_reading` and `isolate`: the model can keep the query from reading, and context points from each other.
@@ -166,6 +173,7 @@ def plan_interventions(hypothesis: Hypothesis, point: int, *, stop_reading: bool
         return Cell(name, *places), Call(method, of_algorithm, alone), Call(method, of_model, alone)
 
     n_layers, n_steps = hypothesis.schedule[-1]
+    one_point, half = ("context", None, point), ("context", None, range(0, n_context, 2))
     yield twins("prediction", "freeze", (0, 0, 0), ((n_steps,), "query"), ((n_layers,), "query"))  # changes nothing
     for layer, step in hypothesis.between:
         places = (layer, step, layer)
@@ -180,8 +188,10 @@ def plan_interventions(hypothesis: Hypothesis, point: int, *, stop_reading: bool
             if hypothesis.rest is not None:
                 rest = hypothesis.rest
                 yield twins(f"{place}'s rest exchanged", "exchange", places, (*at_step, ()), (*at_layer, rest))
-        one_point = ("context", None, point)
         yield twins("point exchanged", "exchange", places, (step, *one_point), (layer, *one_point))
+    for layer, step in hypothesis.schedule[:-1]:  # before the first layer, inputs are exchanged
+        yield twins("half exchanged", "exchange", (layer, step, layer), (step, *half), (layer, *half))
+    yield twins("point exchanged", "exchange", (0, 0, 0), (0, *one_point), (0, *one_point))
     for layers, steps in hypothesis.segments:
         places = (layers.start, steps.start, layers.stop)
         for place in ("query", "context"):

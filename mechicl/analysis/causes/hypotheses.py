@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mechicl.algorithms.card import FitProblem, cards
 from mechicl.algorithms.stepwise import AfterCopying, Hypothesis, ResidualDescent, Runs, StepwiseAlgorithm
+from mechicl.algorithms.stepwise.hypothesis import Cell
 from mechicl.analysis.behaviour import identify
 from mechicl.analysis.causes.interchange import (
     Interchange,
@@ -27,13 +29,14 @@ from mechicl.checkpoints.study import takes_study
 from mechicl.models.opening.adapter import ModelAdapter
 from mechicl.models.opening.stream_runs import StreamRuns, has_attention, record_streams, tokens_per_point
 from mechicl.prompts import Prompts
-from mechicl.statistics import Result
+from mechicl.statistics import Result, interval
 from mechicl.tasks import Task
 
 N_FITTING = 256  # prompts on which layers are assigned to steps
 KINDS: tuple[InterchangeKind, InterchangeKind] = ("exchange", "ablation")
 LEAST = -9  # R² below which no digits are shown
 HOLDS = 0.9  # R² of every counterfactual of a hypothesis that is supported
+APART = 0.001  # difference of two hypotheses' R², below which fitted parameters may differ, and not steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +61,44 @@ class HypothesisTest(Result):
 
     @property
     def supported(self) -> list[Interchange]:
-        """The hypotheses whose every counterfactual has an R² of at least 0.9; most models have none.
+        """The hypotheses that no intervention speaks against; most models have none.
+
+        Every counterfactual has an R² of at least 0.9, and none sets the hypothesis apart (`set_apart`) from a nearer
+        one. Several are supported if these interventions do not separate them, such as algorithms that contain the
+        right one.
 
         A hypothesis whose schedule names no step between the first and the last layer is not among them, since none of
         its states has been exchanged. Models of one layer have no such place and are exempt.
         """
+        return [test for test in self._passing if test.hypothesis not in self.set_apart]
+
+    @property
+    def _passing(self) -> list[Interchange]:
         pairs = zip(self.tests, self.schedules, strict=True)
         covering = [test for test, schedule in pairs if len(schedule) > 2 or max(schedule)[0] == 1]
         return [test for test in covering if test.score.mean >= HOLDS]
+
+    @cached_property
+    def set_apart(self) -> dict[str, Cell]:
+        """The hypotheses whose every R² is at least 0.9 but that the model does not follow, each with an intervention.
+
+        The model follows another hypothesis there, the one with the largest mean R²: its R² is higher by more than
+        0.001, and it is nearer on more than half of the prompts (binomial 95% interval, corrected for the numbers of
+        interventions and hypotheses); and there is no intervention of which the opposite is true. The one that is
+        reported has the largest difference.
+        """
+        errors = {test.hypothesis: _relative_errors(test) for test in self._passing}
+        found = {}
+        if len(errors) > 1:
+            nearest = min(errors, key=lambda name: torch.stack(list(errors[name].values())).mean().item())
+            for name in errors.keys() - {nearest}:
+                common = [cell for cell in errors[nearest] if cell in errors[name]]
+                level = 1 - 0.05 / (len(common) * (len(errors) - 1))
+                excess = {cell: errors[name][cell] - errors[nearest][cell] for cell in common}
+                apart = [cell for cell in common if _is_more(excess[cell], level)]
+                if apart and not any(_is_more(-excess[cell], level) for cell in common):
+                    found[name] = max(apart, key=lambda cell: excess[cell].mean().item())
+        return {name: found[name] for name in errors if name in found}
 
     def samples(self) -> dict[str, Tensor]:
         """Return the squared distances of each hypothesis's counterfactuals from the model's, `[prompt]`."""
@@ -76,9 +109,9 @@ class HypothesisTest(Result):
 
         `effects` (95% interval: `low`, `high`), `exchanges` and `ablations` are the shares of the effects of all
         interventions, and of these two kinds, that it explains, at most 1. `prediction`, `median_r2` and `weakest_r2`
-        are interchange R².
+        are interchange R². `supported` is True for the hypotheses that no intervention speaks against.
         """
-        rows = []
+        rows, supported = [], self.supported
         for test, schedule in zip(self.tests, self.schedules, strict=True):
             effects, score, by_kind = test.effects, test.score, [test.explained([kind]) for kind in KINDS]
             values = [r2.mean for r2 in test.r2]
@@ -88,20 +121,23 @@ class HypothesisTest(Result):
                 "exchanges": by_kind[0].mean, "ablations": by_kind[1].mean,
                 "layers_covered": _layers_covered(schedule),
                 "prediction": values[0], "median_r2": float(pd.Series(values).median()),
-                "weakest_r2": score.mean, "weakest": str(test.cells[test.weakest]),
+                "weakest_r2": score.mean, "weakest": str(test.cells[test.weakest]), "supported": test in supported,
                 "steps_after_layers": " ".join(str(step) for _, step in schedule),
             })  # fmt: skip
         return pd.DataFrame(rows)
 
     def _lines(self) -> list[tuple[str, str]]:
+        supported, apart = [test.hypothesis for test in self.supported], self.set_apart
         lines = [("hypothesis", f"{'effects explained':>20} {'prediction':>10} {'weakest R²':>11}  of")]
         for test in self.tests:
             effects = str(test.effects) if test.effects.mean > LEAST else f"below {LEAST}"
             weakest = f"{test.score.mean:.3f}" if test.score.mean > LEAST else f"below {LEAST}"
             lines.append((test.hypothesis, f"{effects:>20} {test.r2[0].mean:>10.4f} {weakest:>11}  "
                           f"{test.cells[test.weakest]}"))  # fmt: skip
-        verdict = ", ".join(test.hypothesis for test in self.supported) or "none of them"
-        lines.append((f"supported (every R² at least {HOLDS})", verdict))
+        lines.append((f"supported (every R² at least {HOLDS})", "; ".join(supported) or "none of them"))
+        if len(supported) > 1:
+            lines.append(("", "these are not separable by these interventions"))
+        lines += [("set apart", f"{name}, by: {cell}") for name, cell in apart.items()]
         return lines + ([("nearest by predictions", self.likeness)] if self.likeness else [])
 
 
@@ -119,6 +155,8 @@ def test_hypotheses(
 ) -> HypothesisTest:
     """Test which algorithm a model runs: rank hypotheses by the counterfactuals that they predict.
 
+    All hypotheses that pass are reported, and not the best alone.
+
     A counterfactual is the prediction after an intervention (`interchange`), such as exchanging the query's state
     between two prompts after some step. Parameters are fitted to the model's predictions and layers are assigned to
     steps on other prompts than those of the results.
@@ -135,7 +173,8 @@ def test_hypotheses(
 
     Returns:
         `tests`, one `Interchange` per hypothesis, the best first; `best`; `supported`, those whose every counterfactual
-        has an R² of at least 0.9 (often none); `to_dataframe()` ranks them by the share of the interventions' effects
+        has an R² of at least 0.9 and that no intervention separates from the nearest of these (often none);
+        `set_apart`, those that one does; `to_dataframe()` ranks them by the share of the interventions' effects
         that they explain (1: all, 0: none) with 95% intervals over prompts.
 
     Example:
@@ -317,6 +356,20 @@ def _rising_steps(
         step = int(where[step])
         steps.append(step)
     return steps[::-1]
+
+
+def _relative_errors(test: Interchange) -> dict[Cell, Tensor]:
+    """1 - R² of each prompt and intervention, `[prompt]` by cell without the steps, which hypotheses count differently.
+
+    Its mean over prompts is 1 - R².
+    """
+    errors = (test.predictions - test.expected).square().mean(1)
+    ends = (test.sources - test.base).square().mean((1, 2)).clamp(min=1e-150)
+    return {replace(cell, step=0): error / end for cell, error, end in zip(test.cells, errors, ends, strict=True)}
+
+
+def _is_more(excess: Float[Tensor, "prompt"], level: float) -> bool:
+    return excess.mean().item() > APART and interval((excess > 0).double(), level).low > 0.5
 
 
 def _layers_covered(schedule: Sequence[tuple[int, int]]) -> float:

@@ -29,6 +29,7 @@ INTERVENTIONS = {
     "query exchanged": "the query's state, or stream, comes from the source",
     "context exchanged": "the context's state comes from the source",
     "point exchanged": "the state of one context point comes from a run in which this point was the source's",
+    "half exchanged": "the states of every other context point come from the source",
     "query skips": "the changes of these steps, or layers, at the query are undone after them",
     "context skips": "their changes in the context are undone",
     "query repeats": "the query takes these steps twice",
@@ -90,7 +91,8 @@ class Interchange(Result):
         `1 - E|Δmodel - Δhypothesis|² / (E|Δmodel|² + E|Δhypothesis|²)`: 1 where both change alike, 0 where one of them
         does not change or the changes are unrelated, -1 where they are opposite. Cells are averaged with weights: their
         changes relative to that between both ends (without intervention, and on the sources), at most 1, so that
-        neither tiny nor exploding changes decide.
+        neither tiny nor exploding changes decide. Mixtures (`Cell.kind`) are left out by default: they make parts of
+        the changes of exchanges again.
         """
         chosen = [i for i, cell in enumerate(self.cells) if cell.kind in kinds]
         if not chosen:
@@ -154,11 +156,11 @@ class Interchange(Result):
             if any(cell.kind == kind for cell in self.cells):
                 lines.append((f"  of {kind}s", str(self.explained([kind]))))
         lines.append(("weakest", f"{self.score}, {self.cells[self.weakest]}"))
-        by_intervention: dict[str, list[float]] = {}
+        by_intervention: dict[str, list[tuple[int, float]]] = {}
         for cell, r2 in zip(self.cells, self.r2, strict=True):
-            by_intervention.setdefault(cell.intervention, []).append(r2.mean)
+            by_intervention.setdefault(cell.intervention, []).append((cell.layer, r2.mean))
         for name, values in by_intervention.items():
-            lines.append((name, "  ".join(f"{value:.4f}" for value in values)))
+            lines.append((name, "  ".join(f"{value:.4f}" for _, value in sorted(values))))
         return lines + ([("untried", ", ".join(self.untried))] if self.untried else [])
 
 
@@ -267,7 +269,10 @@ def interchange_each(
         raise ValueError(f"point must be one of the context's, 0 to {prompts.n_context - 1}; got {point}")
     changed = Prompts(_with_point(prompts.xs, sources.xs, point), _with_point(prompts.ys, sources.ys, point))
     reads, isolates = has_attention(model), has_scores(model)
-    possible = [list(plan_interventions(each, point, stop_reading=reads, isolate=isolates)) for each in hypotheses]
+    possible = [
+        list(plan_interventions(each, point, prompts.n_context, stop_reading=reads, isolate=isolates))
+        for each in hypotheses
+    ]
     plans = [select_interventions(plan, interventions) for plan in possible]
     wanted = {call.key: call for plan in plans for _, _, call in plan}
     untried = () if reads or interventions else ("query does not read", "query stops reading")

@@ -1,5 +1,6 @@
 """Faithfulness against size: circuits of the best edges by a score, and the areas under and above the curve."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,17 +69,23 @@ class CircuitCurve(Result):
     def smallest(self, share: Fraction, name: str | None = None) -> tuple[int, Interval]:
         """Return the number of edges of the smallest circuit that keeps a share of the metric, and its faithfulness.
 
-        Only the measured sizes are compared. `find_circuit(..., search="eap-ig", tolerance=1 - share)` bisects between
+        Only the measured sizes are compared, on every other prompt, and the faithfulness is measured on the rest.
+        `find_circuit(..., search="eap-ig", tolerance=1 - share)` bisects between
         them and returns the circuit itself.
 
         Raises:
             ValueError: no circuit keeps that share.
         """
-        measured = self.faithfulness(name)
-        for count, kept in zip(self.counts, measured, strict=True):
+        chosen, measured = (self._half(i).faithfulness(name) for i in (0, 1))
+        for count, kept, elsewhere in zip(self.counts, chosen, measured, strict=True):
             if kept.mean >= share:
-                return count, kept
-        raise ValueError(f"share must be at most {max(kept.mean for kept in measured):.3g} here, got {share:g}")
+                return count, elsewhere
+        raise ValueError(f"share must be at most {max(kept.mean for kept in chosen):.3g} here, got {share:g}")
+
+    def _half(self, first: int) -> "CircuitCurve":
+        """The curve on every other prompt."""
+        parts = {name: alone[:, first::2] for name, alone in self.alone.items()}
+        return dataclasses.replace(self, full=self.full[first::2], ablated=self.ablated[first::2], alone=parts)
 
     def cpr(self, name: str | None = None, level: float = 0.95, *, seed: int = 0) -> Interval:
         """Measure the circuit performance ratio: the area under faithfulness over the fraction of edges.

@@ -80,11 +80,17 @@ class HeadScores(Result):
         return interval(self[name][layer, head], level, within=UNBOUNDED).within(0, 1)
 
     @checked
-    def best(self, name: str) -> tuple[int, int]:
-        """Return layer and head with the largest mean score; the first of several."""
-        means = self.mean(name)
-        layer, head = divmod(int(nan_last(means).argmax()), means.shape[1])
-        return layer, head
+    def best(self, name: str) -> tuple[int, int, Interval]:
+        """Return layer and head with the largest score, chosen on every other prompt, and the score on the rest.
+
+        Of several the first is taken. Scores of weights, and of a single prompt, have no interval: its ends are NaN.
+        """
+        chosen = self[name][..., ::2].mean(-1) if self.is_of_attention(name) else self[name]
+        layer, head = divmod(int(nan_last(chosen).argmax()), chosen.shape[1])
+        if not self.is_of_attention(name):
+            return layer, head, interval(chosen[layer, head])
+        measured = self[name][layer, head, 1::2] if self[name].shape[-1] > 1 else self[name][layer, head]
+        return layer, head, interval(measured, within=UNBOUNDED).within(0, 1)
 
     @checked
     def to_dataframe(self, level: float = 0.95) -> pd.DataFrame:
@@ -163,7 +169,8 @@ def score_heads(
 
     Example:
         >>> scores = score_heads(constructions.induction(d_vocab=40, n_ctx=50, n_heads=2, induction_head=1, seed=0))
-        >>> scores.best("induction"), str(scores.interval("previous_token", layer=0, head=0))
+        >>> layer, head, score = scores.best("induction")
+        >>> str(scores.interval("previous_token", layer=0, head=0))
         ((1, 1), '1.0000 ± 0.0000')
     """
     adapter = ModelAdapter(model)

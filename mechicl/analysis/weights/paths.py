@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import comb, cos, pi
 from typing import Annotated, Literal, get_args
 
@@ -92,10 +92,12 @@ class LossPath(Result):
         """Measure the largest loss above the line between the ends, `max_α L(α) - ((1-α) L(0) + α L(1))`.
 
         It is relative to the mean loss of the two ends (NaN if that is 0); 0 means that there is no barrier. The 95%
-        interval is over prompts at the α where the mean excess is largest.
+        interval is over prompts at the α where the mean excess is largest, and is widened for the choice of that α
+        (Bonferroni's correction).
         """
         excess = self._excess()
-        return self._relative(excess[excess.mean(-1).argmax()])
+        largest = excess[excess.mean(-1).argmax()]  # NaN if there is one
+        return replace(self._relative(largest, 1 - 0.05 / max(len(excess) - 2, 1)), level=0.95)
 
     def midpoint_excess(self) -> Interval:
         """Measure the loss above the line between the ends at the α nearest 1/2, relative to the ends' mean loss."""
@@ -106,8 +108,8 @@ class LossPath(Result):
         alphas = self.squared_errors.new_tensor(self.alphas)[:, None]
         return self.squared_errors - ((1 - alphas) * self.squared_errors[0] + alphas * self.squared_errors[-1])
 
-    def _relative(self, excess: Float[Tensor, "prompt"]) -> Interval:
-        return ratio_interval(excess, (self.squared_errors[0] + self.squared_errors[-1]) / 2)
+    def _relative(self, excess: Float[Tensor, "prompt"], level: float = 0.95) -> Interval:
+        return ratio_interval(excess, (self.squared_errors[0] + self.squared_errors[-1]) / 2, level)
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,7 @@ class StreamRuns:
         after: int,
         place: _Place,
         basis: Float[Tensor, "d_model dim"] | None = None,
-        point: int | None = None,
+        point: int | range | None = None,
         *,
         rest: bool = False,
     ) -> Float[Tensor, "prompt y"]:
@@ -47,11 +47,13 @@ class StreamRuns:
 
         Args:
             basis: replace only the part in the span of these orthonormal columns (`rest`: the part orthogonal to them).
-            point: replace only the tokens of this context point.
+            point: replace only the tokens of this context point, or of a range of them.
         """
         where = self._positions(place)
         if point is not None:
-            where = slice(point * self.tokens_per_point, (point + 1) * self.tokens_per_point)
+            chosen = [point] if isinstance(point, int) else list(point)
+            tokens = torch.arange(self.last, device=self.tokens.device).unflatten(0, (-1, self.tokens_per_point))
+            where = tokens[chosen].flatten()
         streams = self.base[after].clone()
         moved = self.source[after][:, where] - streams[:, where]
         if basis is not None:

@@ -15,7 +15,11 @@ from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, QueryDescent, R
 from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.analysis.causes import (
     INTERVENTIONS,
+<<<<<<< HEAD
     SubspaceFit,
+=======
+    HypothesisTest,
+>>>>>>> x-rest
     SubspaceSearch,
     fit_subspace,
     interchange,
@@ -214,6 +218,51 @@ def test_the_algorithm_of_a_hidden_model_comes_first(ranked):
     assert ranked.schedules[0] == ((0, 0), (1, 1), (2, 2), (3, 3))
     others = ranked.to_dataframe().iloc[1:]
     assert others["effects"].max() < ranked.best.effects.low
+
+
+def test_an_algorithm_that_is_nearly_the_model_s_is_set_apart():
+    model = hide(gradient_descent(x_dim=5, n_context=20, step_size=STEP_SIZE, steps=2), seed=0).model
+    kinds = {"in the context": ResidualDescent(2, step_size=STEP_SIZE), "alone": QueryDescent(2, step_size=STEP_SIZE),
+             "again": ResidualDescent(2, step_size=(STEP_SIZE, STEP_SIZE + 1e-6))}  # fmt: skip
+    result = rank_hypotheses(model, TASK, kinds, n_prompts=64, with_likeness=False, progress=False)
+    assert result.to_dataframe()["weakest_r2"].min() > 0.9
+    assert {test.hypothesis for test in result.supported} == {"in the context", "again"}
+    assert "not separable by these interventions" in str(result)
+    ((name, cell),) = result.set_apart.items()
+    table = next(test for test in result.tests if test.hypothesis == name).to_dataframe()
+    assert (name, cell.intervention) == ("alone", table.loc[table["r2"].idxmin(), "intervention"])
+    assert "set apart" in str(result)
+
+
+def test_hypotheses_that_fail_at_different_interventions_are_not_set_apart(model):
+    exact = interchange(model, Hypothesis(THREE), *ends(), progress=False)
+    noise = 0.005 * torch.randn(exact.expected.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    odd = (torch.arange(len(noise)) % 2)[:, None, None]
+    wrong = {"odd": odd * noise, "even": (1 - odd) * noise, "both": noise}
+    tests = [
+        dataclasses.replace(exact, hypothesis=name, expected=exact.expected + error) for name, error in wrong.items()
+    ]
+    assert min(test.score.mean for test in tests) > 0.9
+    schedule = Hypothesis(THREE).schedule
+    two, three = (HypothesisTest(each, [tuple(schedule)] * len(each)) for each in (tests[:2], tests))
+    assert [test.hypothesis for test in two.supported] == ["odd", "even"]
+    assert (two.set_apart, list(three.set_apart)) == ({}, ["both"])
+    assert HypothesisTest([exact, *tests], [tuple(schedule)] * 4).supported == [exact]
+
+
+@pytest.mark.parametrize("known", [known for known in known_models() if known.model.cfg.n_layers < 3][:3], ids=str)
+def test_mixtures_of_two_contexts_are_what_a_mixed_prompt_gives(known):
+    prompts, sources = ends(known.task, n=6)
+    asked = ["half exchanged", "point exchanged"]
+    result = interchange(known.model, known.hypothesis, prompts, sources, interventions=asked, progress=False)
+    first = [i for i, cell in enumerate(result.cells) if cell.layer == 0]
+    assert {result.cells[i].kind for i in first} == {"mixture"}
+    for i in first:
+        where = slice(0, 20, 2) if result.cells[i].intervention == "half exchanged" else slice(10, 11)
+        xs, ys = prompts.xs.clone(), prompts.ys.clone()
+        xs[:, where], ys[:, where] = sources.xs[:, where], sources.ys[:, where]
+        torch.testing.assert_close(result.predictions[i].T, known.model.predict(Prompts(xs, ys)), rtol=0, atol=1e-9)
+    assert result.score.mean > 0.999
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from mechicl import constructions
 from mechicl.analysis import connect_modes, fit_construction, interpolate
 from mechicl.analysis.weights.paths import LossPath, ModeConnectivity, WeightCurve, bend, straight_line
 from mechicl.models import HookedTransformer, TransformerConfig
+from mechicl.statistics import ratio_interval
 from mechicl.tasks import LinearRegression
 
 TASK = LinearRegression(x_dim=3, n_context=4)
@@ -69,6 +70,14 @@ def test_rescaling_flattens_the_path_to_a_rescaled_copy():
     raw = interpolate(a, b, PROMPTS, kind="raw")
     assert raw.midpoint_excess().mean > 0.1
     assert raw.barrier().mean >= raw.midpoint_excess().mean
+    # where only one α is between the ends nothing is chosen; three are three chances of a large value
+    noise = torch.rand(5, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    three, one = (LossPath("raw", tuple(i / (len(part) - 1) for i in range(len(part))), part) for part in
+                  (noise[[0, 1, 1, 1, 4]], noise[[0, 1, 4]]))  # fmt: skip
+    assert one.barrier() == one.midpoint_excess()
+    assert three.barrier().level == 0.95
+    assert three.barrier().half_width > 1.1 * max(ratio_interval(e, (noise[0] + noise[4]) / 2).half_width for e in
+        (noise[1] - (1 - a) * noise[0] - a * noise[4] for a in (0.25, 0.5, 0.75)))  # fmt: skip
 
 
 def test_one_lifted_layer_predicts_the_linear_mix():
