@@ -401,14 +401,8 @@ class WrappedModel(LayeredModel):
             self._d_model = streams[0].shape[-1]
         if alone.shape != predicted[-1:].shape or differ(alone, predicted[-1:]):
             problem = f"the prediction of {self.name} for a prompt changes with the other prompts of its batch"
-<<<<<<< HEAD
-            raise ValueError(
-                f"{problem}: give Reading(..., batch_first=False) if it reads [pos prompt ...], or change encode="
-            )
-=======
-            fix = "give batch_first=False if it reads [pos prompt ...], load quantized weights in float32"
+            fix = "give Reading(..., batch_first=False) if it reads [pos prompt ...], load quantized weights in float32"
             raise ValueError(f"{problem}: {fix}, or change encode=")
->>>>>>> x-rest
         if differ(*(part[-1:, -1] for part in predicted.chunk(2))):
             raise ValueError(f"{self.name} sees the query's target: encode= must leave out prompts.ys[:, -1]")
         if not differ(*(part[:1, -1] for part in predicted.chunk(2))):

@@ -15,11 +15,8 @@ from mechicl.algorithms.stepwise import Hypothesis, NewtonSteps, QueryDescent, R
 from mechicl.algorithms.stepwise.counterfactuals import Place
 from mechicl.analysis.causes import (
     INTERVENTIONS,
-<<<<<<< HEAD
-    SubspaceFit,
-=======
     HypothesisTest,
->>>>>>> x-rest
+    SubspaceFit,
     SubspaceSearch,
     fit_subspace,
     interchange,

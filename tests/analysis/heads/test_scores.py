@@ -13,11 +13,7 @@ from torch import Tensor
 
 from mechicl import constructions
 from mechicl.analysis import composition_scores, measure_target_copying, read_dual_form, score_heads
-<<<<<<< HEAD
-from mechicl.analysis.heads import prefix_matching_scores
-=======
-from mechicl.analysis.heads import HeadScores, measure_token_sensitivity, prefix_matching_scores
->>>>>>> x-rest
+from mechicl.analysis.heads import HeadScores, prefix_matching_scores
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig
 from mechicl.prompts import Prompts
 from mechicl.statistics import interval
