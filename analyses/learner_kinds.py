@@ -1,4 +1,4 @@
-"""What kind of learner is it? Fingerprints of algorithms, of learners on no list, of trained and untrained models."""
+"""Fingerprints of algorithms, of learners on no list, and of trained and untrained models: what kind is each?"""
 
 import itertools
 import math
