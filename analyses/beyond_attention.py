@@ -114,7 +114,7 @@ def forgetting(learner: Any, prompts: Prompts) -> float:
 # ---- exchanged states ----
 
 
-def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> dict[str, Tensor]:
+def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> dict[str, Any]:
     """Fit algorithms, and exchange the state after some points, whole or only where it carries an algorithm's state.
 
     "distance": squared difference of an algorithm, fitted to the model on other prompts, over squared predictions.
@@ -139,7 +139,7 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
         "LMS on unit inputs": (on_units.learner, lambda part: _weights(algorithms.on_unit_inputs, part, on_units)),
         "ridge on unit inputs": (ridge_on_units.learner, lambda part: _moments(_units(part), 1.0)),
     }
-    found = {"distance: one plain step": _distance(_one_step(problem, base), before)}
+    found: dict[str, Any] = {"distance: one plain step": _distance(_one_step(problem, base), before)}
     for name, (learner, state_of) in states.items():
         unchanged = learner.predict(base)
         found[f"distance: {name}"] = _distance(unchanged, before)
