@@ -130,7 +130,7 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
         before = model.predict(base)
         full = model.predict(spliced) - before
     online, recursive, averaged = fit_normalized(problem), fit_recursive(problem), fit_discounted(problem)
-    on_units, ridge_on_units = (next(iter(card.fit(problem))) for card in (UNIT_LMS, UNIT_RIDGE))
+    on_units, ridge_on_units = (next(iter(card.members(problem))) for card in (UNIT_LMS, UNIT_RIDGE))
     discount, decay = recursive.hyperparameters["discount"], averaged.hyperparameters["discount"]
     states: dict[str, tuple[Any, Callable[[Prompts], Tensor]]] = {
         "normalised LMS": (online.learner, lambda part: _weights(algorithms.normalized_lms, part, online)),
