@@ -10,7 +10,8 @@ from torch import Tensor
 
 from analyses.support.script import Option, script
 from mechicl import algorithms
-from mechicl.algorithms.card import FitProblem
+from mechicl.algorithms.card import FitProblem, FittedAlgorithm
+from mechicl.algorithms.other_regressions import UNIT_LMS, UNIT_RIDGE
 from mechicl.algorithms.recursive import discounted_moments, fit_discounted, fit_normalized, fit_recursive
 from mechicl.analysis import identify, measure_order_sensitivity
 from mechicl.checkpoints import load_checkpoint, untrained
@@ -113,9 +114,10 @@ def forgetting(learner: Any, prompts: Prompts) -> float:
 # ---- exchanged states ----
 
 
-def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> dict[str, Tensor]:
-    """Exchange the state after some points, whole or only where it carries an algorithm's state.
+def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> dict[str, Any]:
+    """Fit algorithms, and exchange the state after some points, whole or only where it carries an algorithm's state.
 
+    "distance": squared difference of an algorithm, fitted to the model on other prompts, over squared predictions.
     "counterfactual": R² of the change that an algorithm with its own state exchanged predicts, for the change that the
     exchange of the whole state makes. "carried": the same, of the change if only the image of the algorithm's state is
     exchanged, by a linear map from it to the model's state that was fitted to other prompts.
@@ -128,15 +130,20 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
         before = model.predict(base)
         full = model.predict(spliced) - before
     online, recursive, averaged = fit_normalized(problem), fit_recursive(problem), fit_discounted(problem)
+    on_units, ridge_on_units = (next(iter(card.members(problem))) for card in (UNIT_LMS, UNIT_RIDGE))
     discount, decay = recursive.hyperparameters["discount"], averaged.hyperparameters["discount"]
     states: dict[str, tuple[Any, Callable[[Prompts], Tensor]]] = {
-        "normalised LMS": (online.learner, lambda part: _weights(part, online.hyperparameters)),
+        "normalised LMS": (online.learner, lambda part: _weights(algorithms.normalized_lms, part, online)),
         "recursive least squares": (recursive.learner, lambda part: _moments(part, discount)),
         "discounted sum": (averaged.learner, lambda part: discounted_moments(part, decay, "query")[1].flatten(1)),
+        "LMS on unit inputs": (on_units.learner, lambda part: _weights(algorithms.on_unit_inputs, part, on_units)),
+        "ridge on unit inputs": (ridge_on_units.learner, lambda part: _moments(_units(part), 1.0)),
     }
-    found = {}
+    found: dict[str, Any] = {"distance: one plain step": _distance(_one_step(problem, base), before)}
     for name, (learner, state_of) in states.items():
-        predicted = learner.predict(spliced) - learner.predict(base)
+        unchanged = learner.predict(base)
+        found[f"distance: {name}"] = _distance(unchanged, before)
+        predicted = learner.predict(spliced) - unchanged
         found[f"counterfactual: {name}"] = _explained(predicted, full)
         if isinstance(model, HookedTransformer) and hasattr(model.blocks[0].attn, "update"):  # states with hooks
             few = fitting[:N_STATES], base[:N_STATES], source[:N_STATES]
@@ -145,9 +152,25 @@ def exchanges(model: Any, fitting: Prompts, base: Prompts, source: Prompts) -> d
     return found
 
 
-def _weights(prompts: Prompts, settings: dict[str, float]) -> Tensor:
-    weights = algorithms.normalized_lms(prompts, **settings, at="query", with_weights=True).weights  # type: ignore[arg-type]
-    assert weights is not None
+def _distance(predicted: Tensor, model: Tensor) -> float:
+    return ((predicted - model).square().sum() / model.square().sum()).item()
+
+
+def _one_step(problem: FitProblem, prompts: Prompts) -> Tensor:
+    """One step of gradient descent, whose step size fits the problem's targets best."""
+    fitting, predicted = (
+        algorithms.gradient_descent(each, steps=1, step_size=1.0, at="query").query()[0]
+        for each in (problem.prompts, prompts)
+    )
+    return predicted * (fitting * problem.targets).sum() / fitting.square().sum()
+
+
+def _units(prompts: Prompts) -> Prompts:
+    return Prompts(prompts.xs / prompts.xs.norm(dim=-1, keepdim=True), prompts.ys)
+
+
+def _weights(algorithm: Callable[..., Any], prompts: Prompts, fit: FittedAlgorithm) -> Tensor:
+    weights = algorithm(prompts, **fit.hyperparameters, at="query", with_weights=True).weights
     return weights[0, :, 0].flatten(1)
 
 

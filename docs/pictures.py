@@ -20,7 +20,7 @@ PICTURES = {"families": "index.md"} | {
         "layers", "one-layer", "gd-plus-plus", "does-it-run", "inside-gpt2-8l", "query-side", "fine-tuning", "training",
         "layers-details", "five-layers", "conditioning", "known-answers", "known-answers-causes", "sweeps",
         "sweeps-of-layers", "sweeps-of-tokens", "clamped-induction", "strategies", "beyond-attention", "transience",
-        "learning-coefficient", "similarity-of-errors", "theory", "grokking",
+        "learning-coefficient", "similarity-of-errors", "theory", "grokking", "what-kind",
     )
 } | {"softmax-sink": "findings/five-layers.md"}  # fmt: skip
 """The page whose code makes each picture."""
