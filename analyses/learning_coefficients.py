@@ -220,7 +220,8 @@ def localization_rows(name: str = "lsa-1l") -> list[Row]:
     checkpoint, options, rows = load_checkpoint(name), dict(CHAINS[name]), []
     prompts = checkpoint.task.sample(options.pop("n_prompts"), seed=SEED)
     for gamma in LOCALIZATIONS:
-        sampler = Sampler(n_chains=2, **(options | {"localization": gamma}))
+        settings: dict[str, Any] = {**options, "localization": gamma}
+        sampler = Sampler(n_chains=2, **settings)
         found = coefficient(checkpoint, prompts, steps=[STEPS[-1]], sampler=sampler)
         rows.append(Row(f"{name}: coefficient at the end, γ = {gamma:g}", None, found.estimate(STEPS[-1]), "seeds",
                         "; ".join(found.failures)))  # fmt: skip

@@ -33,7 +33,8 @@ def flow(xs, ys, x):
 
 
 def kernel(xs, ys, x):
-    return KernelRidge(alpha=0.23, kernel="rbf", gamma=1 / (2 * 1.9**2)).fit(xs, ys).predict(x[None])[0]
+    settings: dict[str, Any] = {"alpha": 0.23, "kernel": "rbf", "gamma": 1 / (2 * 1.9**2)}
+    return KernelRidge(**settings).fit(xs, ys).predict(x[None])[0]
 
 
 def huber(xs, ys, x):

@@ -330,7 +330,8 @@ def test_models_that_cannot_be_opened():
     with pytest.raises(ValueError, match="on the device 'meta'"):
         load_language_model(model=empty, tokenizer=make_tokenizer())
     packed = make("Llama")
-    packed.lm_head = torch.ao.nn.quantized.dynamic.Linear(8, 20)
+    quantized: Any = torch.ao.nn.quantized
+    packed.lm_head = quantized.dynamic.Linear(8, 20)
     with pytest.raises(ValueError, match="lm_head is quantized, and its outputs may depend on the batch"):
         load_language_model(model=packed, tokenizer=make_tokenizer())
     model.lm_head.weight = torch.nn.Parameter(torch.ones(20, 8, dtype=torch.int8), requires_grad=False)

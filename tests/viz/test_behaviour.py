@@ -38,7 +38,7 @@ MATCH = Match("layer", "Newton", (0, 1, 2), (1, 4, 9), VALUES[..., None] + torch
 
 def match(name: str, learner: Learner, distances: list[float]) -> FamilyMatch:
     values = torch.tensor(distances, dtype=torch.float64)
-    return FamilyMatch(name, learner, {}, 0, values, torch.ones_like(values), values)
+    return FamilyMatch(name, learner, {}, 0, values, torch.ones_like(values), values, values)
 
 
 def ridge(eigenvalues: Tensor) -> Tensor:
