@@ -44,8 +44,8 @@ def gradient_flow(
 ) -> Trajectory:
     """Predict by gradient flow on the squared loss from 0: the limit of many small steps.
 
-    It is the filter `(1 - exp(-λ t)) / λ` of S = XᵀX of the points before the predicted one. Source: Ali, Kolter &
-    Tibshirani 2019, section 3.
+    It is the filter `(1 - exp(-λ t)) / λ` of S = XᵀX of the points before the predicted one. Source: Ali et al.
+    2019, section 3.
 
     Args:
         time: t, which k steps of size a reach at `k a`.
