@@ -105,7 +105,9 @@ def compare(args: Any) -> Comparison:
         groups[half] = [*known[half], *open_world[half]]
     of_calibration, picture, numbers = _calibrated(groups)
     rows += _of_unlisted({half: [case for case, _ in open_world[half]] for half in HALVES})
-    rows.append(Row("right families, variations", None, _n_right([case for half in HALVES for case, _ in known[half]])))
+    of_variations = [case for half in HALVES for case, _ in known[half]]
+    rows.append(Row("right families, variations", None, _n_right(of_variations)))
+    rows += [_row(case) for case in of_variations if not case.is_right]
     sections = [Section("Is it as sure as it is right?", "", [picture])]
     lead = (
         f"Known models (`constructions.known_models()`) on {args.n_prompts} prompts, noise {NOISE:g} of each "
