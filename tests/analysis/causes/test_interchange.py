@@ -247,7 +247,9 @@ def test_hypotheses_that_fail_at_different_interventions_are_not_set_apart(model
     assert HypothesisTest([exact, *tests], [tuple(schedule)] * 4).supported == [exact]
 
 
-@pytest.mark.parametrize("known", [known for known in known_models() if known.model.cfg.n_layers < 3][:3], ids=str)
+@pytest.mark.parametrize(
+    "known", [known for known in known_models() if known.model.cfg.n_layers < 3][:3], ids=lambda known: known.name
+)
 def test_mixtures_of_two_contexts_are_what_a_mixed_prompt_gives(known):
     prompts, sources = ends(known.task, n=6)
     asked = ["half exchanged", "point exchanged"]
