@@ -232,7 +232,7 @@ def go_on(config: TrainingConfig, fields: dict[str, Any], folder: Path, deadline
         print(f"{folder}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return
     name = folder.name.removesuffix("-gpu")
-    record = {"name": name, "command": f"make gpu, {folder}", **result.record}
+    record = {"name": name, "command": "make gpu", **result.record}
     record["versions"] |= {"mechicl": __version__, "transformer-lens": version("transformer-lens")}
     losses = ", ".join(f"{loss:.5f}" for loss in result.record["curve"]["eval_loss"][-1])
     print(f"{save(folder / 'checkpoint', result.models, record)}: done, held-out loss {losses}", flush=True)

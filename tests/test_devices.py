@@ -119,9 +119,11 @@ CONFIG = TrainingConfig(task=TASK, model=GPT, steps=6, batch_size=8, eval_every=
     "fields",
     [
         {}, {"tf32": True}, {"mixed_precision": "bf16"}, {"fused_attention": True}, {"compile": True},
-        {"compile": True, "seeds": (0, 1)}, {"compile": True, "optimizer": "soap"},
+        {"compile": True, "seeds": (0, 1)},
+        # in float32, SOAP amplifies one rounding of the weights to whole steps
+        {"compile": True, "optimizer": "soap", "model": GPT.replace(dtype="float64")},
     ],
-    ids=str,
+    ids=lambda fields: " ".join(fields) or "plain",
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_training_on_a_gpu_goes_on_where_it_was_stopped(tmp_path, fields):
@@ -135,7 +137,9 @@ def test_training_on_a_gpu_goes_on_where_it_was_stopped(tmp_path, fields):
         train(config, tmp_path / "stopped", progress=False, on_save=stop)
     resumed = train(config, tmp_path / "stopped", progress=False)
     tolerance = 1e-2 if "mixed_precision" in fields or "tf32" in fields else 1e-4
-    for a, b in zip(whole.models[0].parameters(), resumed.models[0].parameters(), strict=True):
+    for (name, a), b in zip(whole.models[0].named_parameters(), resumed.models[0].parameters(), strict=True):
+        if "optimizer" in fields and name.endswith("b_K"):
+            continue  # softmax ignores it: its gradient is rounding, and SOAP's update has the sign of that
         assert_close(a, b, atol=tolerance, rtol=tolerance)
     assert resumed.record["hardware"] != "cuda"
 

@@ -105,15 +105,16 @@ class Claim:
     def lacks(self) -> str:
         """The missing parts of the entry, as text; empty if it is complete.
 
-        A claim that differs needs a cause and, besides untrained models, a control that supports the cause; a claim
-        about trained models needs untrained ones as a control.
+        A claim that differs needs a cause and, besides untrained models, a control that supports it if it is known; a
+        claim about trained models needs untrained ones as a control.
         """
         if self.verdict == "open":
             return "nothing measures it"
         lacking = []
         if self.verdict == "differs":
             lacking += [] if self.cause else ["a cause"]
-            lacking += [] if set(self.controls) - {UNTRAINED} else ["a control that supports the cause"]
+            supported = set(self.controls) - {UNTRAINED} or self.cause.startswith("unresolved")
+            lacking += [] if supported else ["a control that supports the cause"]
         if self.trained and self.lines and UNTRAINED not in self.control_verdicts:
             lacking.append("the untrained control")
         return ", ".join(lacking)

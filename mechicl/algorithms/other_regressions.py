@@ -196,6 +196,7 @@ def _fit_huber(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     residuals = (context - problem.prompts.context.xs @ rest[0, :, 0]).abs()
     largest, size = residuals.max().item(), context.square().mean().sqrt().item()
     if largest <= 1e-8 * size:  # without noise every threshold gives least squares
+        yield replace(HUBER.fitted({"threshold": size}), is_limit=True)
         return
     some = problem.first(SCREENING // 4)
     grid = geometric_grid(0.03 * largest, largest, 8)

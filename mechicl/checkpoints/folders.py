@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mechicl.base.arguments import ArgumentError, checked
@@ -34,6 +35,7 @@ from mechicl.checkpoints.checkpoint import (
 from mechicl.checkpoints.hub import FILES, PREFIX, HubError, Reference, download, model_card, upload
 from mechicl.checkpoints.random_weights import replaced
 from mechicl.models import Model, ModelConfig, PromptedModel, config_from_dict
+from mechicl.models.config_checks import dtype_name
 from mechicl.models.transformer.lens_config import RENAMED
 from mechicl.models.wrapping.wrapped import refuse_wrapped
 
@@ -105,12 +107,12 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     # and compared with the config before memory of the claimed size is taken.
     with _checked(weights_path):
         outline, _ = read_outline(weights_path)
-        n_models = check_stack(cfg, outline)
+        n_models = check_stack(cfg, _in_full(cfg, outline))
     with _checked(record_path):
         _check_record(record, digests, n_models)
     with _checked(weights_path):
         _check_digest(weights_path, digests)
-        models = models_from_stack(cfg, read_tensors(weights_path)[0])
+        models = models_from_stack(cfg, _in_full(cfg, read_tensors(weights_path)[0]))
     snapshots = None
     if "snapshots.safetensors" in digests:
         with _checked(snapshots_path):
@@ -307,6 +309,12 @@ def _check_record(record: dict[str, Any], digests: dict[str, Any], n_models: int
             f"it was changed since it was saved (its SHA-256 differs). If that was on purpose, take {RECORD!r} out of "
             f"its sha256"
         )
+
+
+def _in_full(cfg: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert weights that a file has in bfloat16, at half the size, to the float32 of the config."""
+    full = dtype_name(cfg.dtype) == "float32"
+    return {name: each.float() if full and each.dtype == torch.bfloat16 else each for name, each in weights.items()}
 
 
 def _check_snapshots(outline: dict[str, Tensor], metadata: dict[str, str], weights: dict[str, Tensor]) -> None:

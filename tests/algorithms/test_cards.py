@@ -22,6 +22,7 @@ from tests.algorithms.test_baselines import average, nearest, smoother
 from tests.algorithms.test_descent import chebyshev_residual, search_lines
 from tests.algorithms.test_every_algorithm import on_the_path
 from tests.algorithms.test_least_squares import lstsq, solve
+from tests.algorithms.test_other_regressions import flow, huber, kernel, l1, unit_lms, unit_ridge
 
 PROMPTS = LinearRegression(x_dim=3, n_context=8).sample(60, seed=0, dtype=torch.float64)
 MATRIX = np.array([[0.5, 0.1, 0.0], [0.2, 0.4, 0.1], [0.0, 0.1, 0.6]])
@@ -67,6 +68,12 @@ INDEPENDENT: dict[str, Predict] = {
     "recursive least squares": recursion(0.3, 0.9),
     "discounted gradient descent": discounted(0.8, scale=0.3),
     "discounted averaging": discounted(0.8, mean=True),
+    "gradient flow": flow,
+    "kernel ridge": kernel,
+    "Huber regression": huber,
+    "lasso": l1,
+    "least mean squares on unit inputs": unit_lms,
+    "ridge on unit inputs": unit_ridge,
 }
 OF_BANDWIDTHS = ("softmax smoothing",)  # the step form takes the best of 16
 

@@ -7,6 +7,7 @@ import pytest
 import scipy
 import torch
 from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import Lasso
 
 from mechicl import algorithms
 from mechicl.analysis import identify
@@ -37,6 +38,10 @@ def kernel(xs, ys, x):
     return KernelRidge(**settings).fit(xs, ys).predict(x[None])[0]
 
 
+def l1(xs, ys, x):
+    return [x @ Lasso(alpha=0.02, fit_intercept=False, tol=1e-13, max_iter=10**5).fit(xs, y).coef_ for y in ys.T]
+
+
 def huber(xs, ys, x):
     def loss(w, y):
         rest = np.abs(xs @ w - y)
@@ -49,7 +54,7 @@ def huber(xs, ys, x):
 
 
 def unit_lms(xs, ys, x):
-    weights = np.zeros((3, 2))
+    weights = np.zeros((xs.shape[1], ys.shape[1]))
     for row, y in zip(xs / np.linalg.norm(xs, axis=1, keepdims=True), ys, strict=True):
         weights += 0.7 * np.outer(row, y - row @ weights)
     return 0.6 * x @ weights

@@ -18,7 +18,7 @@ from mechicl.checkpoints.checkpoint import stack_models
 from mechicl.models import HookedLSTM, HookedTransformer, LSTMConfig, TransformerConfig, build
 from mechicl.tasks import FixedTasks, LinearRegression, task_to_dict
 from mechicl.training import TrainingConfig, train
-from tests.checkpoints import CONFIGS, refused
+from tests.checkpoints import CONFIGS, change_tensors, edit, refused, sign
 from tests.strategies import random_model, random_prompts
 
 PLAIN = CONFIGS["one linear layer"]
@@ -178,6 +178,18 @@ def test_records_without_tasks_or_with_too_few_models_have_no_parts(n_models, re
 
 
 # ---- the shipped ones ----
+def test_weights_in_bfloat16_load_in_the_float32_of_the_config(folder):
+    before = [tensors_of(model) for model in load_checkpoint(folder).models]
+    change_tensors(folder, lambda all_: all_.update({name: each.bfloat16() for name, each in all_.items()}))
+    for model, old in zip(load_checkpoint(folder).models, before, strict=True):
+        for name, tensor in tensors_of(model).items():
+            assert tensor.dtype == torch.float32
+            torch.testing.assert_close(tensor, old[name], rtol=2**-8, atol=0)
+    edit(folder / "config.json", lambda config: config.update(dtype="float64"))
+    sign(folder)
+    refused(folder, "must be torch.float64 as in the config, got torch.bfloat16")
+
+
 @pytest.mark.parametrize("name", available())
 def test_every_shipped_checkpoint_is_whole_and_has_a_part_for_each_task(name):
     checkpoint = load_checkpoint(name)

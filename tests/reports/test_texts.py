@@ -113,7 +113,7 @@ def test_the_page_and_its_numbers(language, tmp_path, monkeypatch):  # noqa: F81
     assert len(saved["function_vector_heads"]) == 3
     opening = page[page.index('id="opening"') :][:6000]
     heads = ", ".join(f"{layer}.{head}" for layer, head in saved["function_vector_heads"])
-    assert f"strongest first: {heads} (layer.head)" in opening
+    assert f"strongest first: {heads} (layer.head, counted from 0)" in opening
     assert "3 heads with the largest effects on answers of the task" in opening  # random weights carry nothing
     assert "not above 0, so this does not show that they carry the task" in opening
     for words in (

@@ -194,7 +194,8 @@ class Identification(Result):
         sure = f"(with a confidence of {self.confidence:.0%})"
         if self.answer.name != NONE:
             return f"{self.answer.name} {sure}" + (f"; {kind}" if kind else "")
-        near, distance = self.likeliest, self.distance(self.likeliest).mean
+        near = next((match for match in self.matches if not match.is_bound), self.best)
+        distance = self.distance(near).mean
         words = f"the nearest is {near.name}, at a distance of {distance:.2g}"
         elsewhere = near.changed_distances.mean().item()
         if distance <= HERE and elsewhere > AWAY * distance:

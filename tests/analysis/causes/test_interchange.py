@@ -236,9 +236,7 @@ def test_hypotheses_that_fail_at_different_interventions_are_not_set_apart(model
     noise = 0.005 * torch.randn(exact.expected.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     odd = (torch.arange(len(noise)) % 2)[:, None, None]
     wrong = {"odd": odd * noise, "even": (1 - odd) * noise, "both": noise}
-    tests = [
-        dataclasses.replace(exact, hypothesis=name, expected=exact.expected + error) for name, error in wrong.items()
-    ]
+    tests = [replace(exact, hypothesis=name, expected=exact.expected + error) for name, error in wrong.items()]
     assert min(test.score.mean for test in tests) > 0.9
     schedule = Hypothesis(THREE).schedule
     two, three = (HypothesisTest(each, [tuple(schedule)] * len(each)) for each in (tests[:2], tests))
