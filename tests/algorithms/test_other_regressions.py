@@ -39,7 +39,9 @@ def kernel(xs, ys, x):
 
 
 def l1(xs, ys, x):
-    return [x @ Lasso(alpha=0.02, fit_intercept=False, tol=1e-13, max_iter=10**5).fit(xs, y).coef_ for y in ys.T]
+    return np.array(
+        [x @ Lasso(alpha=0.02, fit_intercept=False, tol=1e-13, max_iter=10**5).fit(xs, y).coef_ for y in ys.T]
+    )
 
 
 def huber(xs, ys, x):
@@ -50,7 +52,7 @@ def huber(xs, ys, x):
     def slope(w, y):
         return xs.T @ np.clip(xs @ w - y, -0.37, 0.37)
 
-    return [x @ scipy.optimize.minimize(loss, np.zeros(3), (y,), jac=slope, tol=1e-13).x for y in ys.T]
+    return np.array([x @ scipy.optimize.minimize(loss, np.zeros(3), (y,), jac=slope, tol=1e-13).x for y in ys.T])
 
 
 def unit_lms(xs, ys, x):

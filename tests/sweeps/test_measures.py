@@ -75,7 +75,7 @@ def test_alignment_is_with_the_learner_that_is_named():
 def test_distances_to_families_are_those_of_identify():
     model, _ = step()
     measured = measures.identified(checkpoint(model.float(), REGRESSION), n_prompts=200)
-    assert measured["relative_distance: gradient descent"] < 1e-4 < measured["relative_distance: least squares"]
+    assert measured["relative_distance: gradient descent"] < 1e-4 < measured["relative_distance: averaging"]
     assert 0 < measured["confidence"] <= 1
 
 

@@ -336,7 +336,7 @@ def test_weights_are_the_criterion_where_prompts_agree():
 
 
 def test_the_answer_is_the_likeliest_family_and_its_likeliest_member():
-    nothing = result_of(one=([0.9] * 30, 2), other=([0.8] * 30, 3))
+    nothing = result_of(other=([0.8] * 30, 3), one=([0.9] * 30, 2))
     assert next(iter(nothing.weights)) == "none of these"
     assert (nothing.answer.name, nothing.answer.learner) == ("none of these", None)
     assert nothing.confidence == nothing.weights["none of these"] > 0.99
