@@ -24,9 +24,10 @@ POWERS = {"gaussian": 2, "exponential": 1}
 """How many times the log-kernel is divided by the bandwidth."""
 
 
-def _log_kernel(
+def log_kernel(
     kernel: Kernel, points: Float[Tensor, "prompt point x"], others: Float[Tensor, "prompt other x"]
 ) -> Float[Tensor, "prompt point other"]:
+    """Return the logarithm of the kernel of bandwidth 1; both kernels divide it by powers of theirs."""
     if kernel == "exponential":
         return points @ others.mT
     return -(points[:, :, None] - others[:, None]).square().sum(-1) / 2  # small distances stay exact
@@ -59,7 +60,7 @@ def kernel_smoothing(
 
     def run(part: Prompts) -> Trajectory:
         xs = part.xs.double()
-        weights = _weights(_log_kernel(kernel, selected(xs, at), xs), seen, bandwidth, POWERS[kernel])
+        weights = _weights(log_kernel(kernel, selected(xs, at), xs), seen, bandwidth, POWERS[kernel])
         return one_step(part, weights @ part.ys.double(), f"kernel smoothing ({kernel})")
 
     return in_parts(prompts, seen.numel() * prompts.x_dim, run)
@@ -80,7 +81,7 @@ def tuned_bandwidth(prompts: Sized, *, kernel: Kernel = "gaussian") -> float:
         raise ValueError(f"tuning needs prompts with context, got {prompts}")
     prompts = prompts.to(torch.float64)
     with torch.no_grad():
-        logs = _log_kernel(kernel, prompts.xs[:, -1:], prompts.xs[:, :-1])
+        logs = log_kernel(kernel, prompts.xs[:, -1:], prompts.xs[:, :-1])
         spread = (logs.amax(-1, keepdim=True) - logs).max().item()
         if spread == 0:
             raise ValueError("every bandwidth predicts the mean on these prompts: there is nothing to tune")

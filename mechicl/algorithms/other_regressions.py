@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mechicl.algorithms.baselines import lasso
 from mechicl.algorithms.card import FILTER, LINEAR, Algorithm, FitProblem, FittedAlgorithm, register
+from mechicl.algorithms.kernel_smoothing import log_kernel
 from mechicl.algorithms.least_squares import ols, ridge
-from mechicl.algorithms.recursive import online_gradient_descent
+from mechicl.algorithms.recursive import at_queries, error_of, nearest_scale, online_gradient_descent
 from mechicl.algorithms.sizes import Sized
 from mechicl.algorithms.spectra import (
     earlier_points,
@@ -76,7 +77,7 @@ def kernel_ridge(prompts: Sized, *, bandwidth: Positive, penalty: Positive, at: 
 
     def run(part: Prompts) -> Trajectory:
         xs = part.xs.double()
-        values = (-(xs[:, :, None] - xs[:, None]).square().sum(-1) / (2 * bandwidth**2)).exp()
+        values = (log_kernel("gaussian", xs, xs) / bandwidth**2).exp()
         both = seen[:, :, None] & seen[:, None]
         matrices = torch.where(both, values[:, None], 0.0) + penalty * torch.eye(xs.shape[1], dtype=xs.dtype)
         ys = torch.where(seen[..., None], part.ys.double()[:, None], 0.0)
@@ -84,7 +85,7 @@ def kernel_ridge(prompts: Sized, *, bandwidth: Positive, penalty: Positive, at: 
         return one_step(part, (selected(values, at)[:, :, None] @ coefficients)[:, :, 0], "kernel ridge")
 
     n_points = prompts.n_context + 1
-    return in_parts(prompts, seen.shape[0] * n_points * n_points * 3, run)
+    return in_parts(prompts, n_points * n_points * max(3 * len(seen), prompts.x_dim), run)
 
 
 @checked
@@ -167,10 +168,6 @@ def _at_end(value: float, grid: Sequence[float]) -> bool:
     return not 1.01 * grid[0] < value < grid[-1] / 1.01
 
 
-def _query(function: Callable[..., Trajectory], problem: FitProblem, **settings: Any) -> Tensor:
-    return function(problem.prompts, **settings, at="query").query()[0]
-
-
 def _fit_flow(problem: FitProblem) -> Iterator[FittedAlgorithm]:
     largest = problem.spectral.eigenvalues.max().item()
 
@@ -181,12 +178,9 @@ def _fit_flow(problem: FitProblem) -> Iterator[FittedAlgorithm]:
 
 
 def _fit_lasso(problem: FitProblem) -> Iterator[FittedAlgorithm]:
-    def error(penalty: float) -> float:
-        return problem.error(_query(lasso, problem, penalty=penalty))
-
     size = (problem.prompts.context.xs.mT @ problem.prompts.context.ys).abs().amax((1, 2)).mean().item()
     grid = geometric_grid(1e-4 * size / problem.prompts.n_context, size / problem.prompts.n_context, 14)
-    yield _nearest(LASSO, "penalty", error, grid)
+    yield _nearest(LASSO, "penalty", lambda penalty: error_of(problem, lasso, penalty=penalty), grid)
 
 
 def _fit_huber(problem: FitProblem) -> Iterator[FittedAlgorithm]:
@@ -200,7 +194,7 @@ def _fit_huber(problem: FitProblem) -> Iterator[FittedAlgorithm]:
         return
     some = problem.first(SCREENING // 4)
     grid = geometric_grid(0.03 * largest, largest, 8)
-    yield _nearest(HUBER, "threshold", lambda t: some.error(_query(huber, some, threshold=t)), grid)
+    yield _nearest(HUBER, "threshold", lambda threshold: error_of(some, huber, threshold=threshold), grid)
 
 
 def _fit_kernel_ridge(problem: FitProblem) -> Iterator[FittedAlgorithm]:
@@ -230,8 +224,8 @@ def _fit_on_units(algorithm: str, grid: tuple[float, float], problem: FitProblem
     values = geometric_grid(*grid, 14)
 
     def scaled(strength: float) -> tuple[float, Tensor]:
-        unit = _query(on_unit_inputs, problem, algorithm=algorithm, strength=strength)
-        return ((unit * problem.targets).sum() / unit.square().sum().clamp(min=1e-300)).item(), unit
+        unit = at_queries(problem, on_unit_inputs, algorithm=algorithm, strength=strength)
+        return nearest_scale(problem, unit), unit
 
     def error(strength: float) -> float:
         scale, unit = scaled(strength)

@@ -230,9 +230,19 @@ def _least(
     return min([1.0, *np.exp(lasting).tolist()], value_of(forgetting), key=lambda values: error(problem, values))
 
 
-def _error(problem: FitProblem, function: Callable[..., Trajectory], **settings: Any) -> float:
+def at_queries(problem: FitProblem, function: Callable[..., Trajectory], **settings: Any) -> Tensor:
+    """Return an algorithm's predictions of the queries, `[prompt y]`."""
+    return function(problem.prompts, **settings, at="query").query()[0]
+
+
+def error_of(problem: FitProblem, function: Callable[..., Trajectory], **settings: Any) -> float:
     """Return the error of an algorithm's predictions of the queries."""
-    return problem.error(function(problem.prompts, **settings, at="query").query()[0])
+    return problem.error(at_queries(problem, function, **settings))
+
+
+def nearest_scale(problem: FitProblem, predictions: Tensor) -> float:
+    """Return the factor on predictions that brings them nearest to the targets."""
+    return ((predictions * problem.targets).sum() / predictions.square().sum().clamp(min=1e-300)).item()
 
 
 def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
@@ -244,7 +254,7 @@ def fit_recursive(problem: FitProblem) -> FittedAlgorithm:
         discount, penalty = values
         if not 1e-12 * mean < penalty < 1e6 * mean:
             return math.inf
-        return _error(part, recursive_least_squares, discount=discount, penalty=penalty)
+        return error_of(part, recursive_least_squares, discount=discount, penalty=penalty)
 
     discount, penalty = _least(error, problem, grid)
     return RECURSIVE.fitted({"discount": discount, "penalty": penalty})
@@ -254,7 +264,7 @@ def fit_online(problem: FitProblem) -> FittedAlgorithm:
     """Fit one pass over the context: by the step size nearest to the targets, or 1 / |x|² if that is nearer."""
 
     def error(step_size: float | None) -> float:
-        return _error(problem, online_gradient_descent, step_size=step_size)
+        return error_of(problem, online_gradient_descent, step_size=step_size)
 
     typical = 1 / problem.prompts.context.xs.square().sum(-1).mean().item()
     step_size, least_error = minimize_on_grid(error, geometric_grid(0.01 * typical, 4 * typical, 16))
@@ -267,7 +277,7 @@ def fit_normalized(problem: FitProblem) -> FittedAlgorithm:
     some = problem.first(2 * SCREENING)
 
     def error(part: FitProblem, step_size: float, offset: float = 0.0) -> float:
-        return _error(part, normalized_lms, step_size=step_size, offset=offset)
+        return error_of(part, normalized_lms, step_size=step_size, offset=offset)
 
     sizes = geometric_grid(0.02, 2, 12)
     step_size, least = minimize_on_grid(lambda a: error(problem, a), sizes)
@@ -287,11 +297,11 @@ def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
     """Fit discounted gradient descent: its step size in closed form, the discount by search."""
 
     def size_of(discount: float) -> float:
-        unit = discounted_gradient_descent(problem.prompts, step_size=1.0, discount=discount, at="query").query()[0]
-        return ((unit * problem.targets).sum() / unit.square().sum().clamp(min=1e-300)).item()
+        unit = at_queries(problem, discounted_gradient_descent, step_size=1.0, discount=discount)
+        return nearest_scale(problem, unit)
 
     def error(discount: float) -> float:
-        return _error(problem, discounted_gradient_descent, step_size=size_of(discount), discount=discount)
+        return error_of(problem, discounted_gradient_descent, step_size=size_of(discount), discount=discount)
 
     discount, _ = minimize_on_grid(error, DISCOUNTS)
     return DISCOUNTED.fitted({"step_size": size_of(discount), "discount": discount}, steps=1)
@@ -299,7 +309,9 @@ def fit_discounted(problem: FitProblem) -> FittedAlgorithm:
 
 def fit_discounted_averaging(problem: FitProblem) -> FittedAlgorithm:
     """Fit the exponentially weighted average by its discount."""
-    discount, _ = minimize_on_grid(lambda discount: _error(problem, discounted_averaging, discount=discount), DISCOUNTS)
+    discount, _ = minimize_on_grid(
+        lambda discount: error_of(problem, discounted_averaging, discount=discount), DISCOUNTS
+    )
     return DISCOUNTED_AVERAGING.fitted({"discount": discount})
 
 

@@ -211,8 +211,8 @@ class Changes:
         self._generator = torch.Generator().manual_seed(seed)
         self.xs, self.ys = xs, ys = prompts.xs.double(), prompts.ys.double()
         self.n_context, self.size = prompts.n_context, ys[:, :-1].square().mean().sqrt()
-        other = xs @ self._normal(len(xs), xs.shape[2], ys.shape[2])  # linear in other weights, and noise
-        other = other / other.square().mean().sqrt().clamp(min=1e-300) + 0.3 * self._normal(*ys.shape)
+        other = xs @ self.normal(len(xs), xs.shape[2], ys.shape[2])  # linear in other weights, and noise
+        other = other / other.square().mean().sqrt().clamp(min=1e-300) + 0.3 * self.normal(*ys.shape)
         other = other * self.size / other.square().mean().sqrt()
         query = xs.roll(1, 0)[:, -1:]  # of the next prompt
         order = torch.rand(ys.shape[:2], generator=self._generator, dtype=torch.float64)
@@ -223,7 +223,7 @@ class Changes:
         first, context = place < self.n_context // 2, place < self.n_context
         outlier = torch.zeros_like(ys)
         outlier[:, 0] = OUTLIER * self.size
-        noise = 0.5 * self.size * self._normal(*ys.shape)
+        noise = 0.5 * self.size * self.normal(*ys.shape)
         axes, sizes = self._orthogonal(xs.shape[2]), torch.linspace(0.6, 1.4, xs.shape[2], dtype=torch.float64)
         changed = {
             "plain": (xs, ys),
@@ -256,20 +256,17 @@ class Changes:
         """Return the query's target after a change of `COMPARED`."""
         return self.prompts[name].ys[:, -1] if COMPARED[name] == 0 else COMPARED[name] * self.ys[:, -1]
 
-    def _normal(self, *shape: int) -> Tensor:
+    def normal(self, *shape: int) -> Tensor:
+        """Return independent numbers from N(0, 1)."""
         return torch.randn(*shape, generator=self._generator, dtype=torch.float64)
 
     def _orthogonal(self, n: int) -> Float[Tensor, "prompt n n"]:
         """Random rotations and reflections, one for each prompt."""
-        q, r = torch.linalg.qr(self._normal(len(self.xs), n, n))
+        q, r = torch.linalg.qr(self.normal(len(self.xs), n, n))
         return q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
 
     def _exchanged(self, which: Tensor) -> list[Tensor]:
         return [torch.where(which, each.roll(1, 0), each) for each in (self.xs, self.ys)]
-
-    def noise_like(self, values: Tensor) -> Tensor:
-        """Return independent numbers from N(0, 1) in the shape of `values`."""
-        return self._normal(*values.shape)
 
     def unit_queries(self) -> Iterator[Prompts]:
         """Yield the prompts with queries along each axis of the inputs, up to `N_QUERIES`, of their typical length."""
@@ -376,7 +373,8 @@ def measured(learner: Learner, changes: Changes, progress: bool | None = None) -
     noise, clustering = torch.full((2, len(plain)), torch.nan, dtype=plain.dtype)
     if not classes:
         added = changes.prompts["noisy targets"].ys[:, :-1] - changes.ys[:, :-1]
-        moved = changes.predicted(learner, "noisy targets") - plain
+        predicted["noisy targets"] = changes.predicted(learner, "noisy targets")
+        moved = predicted["noisy targets"] - plain
         noise, clustering = moved.square().mean(-1) / added.square().mean(), _clustering(learner, changes)
     of_points = (influence, distances, robustness, noise, clustering)
     found = Fingerprint(violations, squared, eigenvalues, responses, *of_points, missing)
@@ -387,7 +385,7 @@ def _clustering(learner: Learner, changes: Changes) -> Float[Tensor, "prompt"]:
     """Squared distance of each prompt's implied weights from the nearest other's, over that of Gaussian ones."""
     implied = torch.cat([query_predictions(learner, each) for each in changes.unit_queries()], 1)
     centred = implied - implied.mean(0)
-    other = torch.linalg.qr(changes.noise_like(centred)).Q  # as many rows, of the same covariance
+    other = torch.linalg.qr(changes.normal(*centred.shape)).Q  # as many rows, of the same covariance
     gaussian = other @ torch.linalg.svd(centred, full_matrices=False).S.diag()
 
     def nearest(rows: Tensor) -> Tensor:
