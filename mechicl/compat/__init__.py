@@ -10,13 +10,11 @@ def install() -> None:
 
     For code that cannot be edited. Afterwards `from transformer_lens import HookedTransformer, HookedTransformerConfig,
     utils, loading, train`, `import transformer_lens.utils` and `from transformer_lens.HookedTransformer import ...`
-    work in this process, in all modules that are imported later. The modules that TransformerLens 4 has (`hook_points`,
-    `patching`, `utilities` ...) stay the same. Calling it again changes nothing.
+    work in this process, in all modules that are imported later. The modules that TransformerLens 4 has (`patching`,
+    `utilities` ...) stay the same, but `hook_points` gets `HookedRootModule` back. Calling it again changes nothing.
 
     Example:
-        >>> install()
-        >>> from transformer_lens import HookedTransformer as Theirs
-        >>> Theirs is HookedTransformer
-        True
+        >>> install()  # doctest: +SKIP
+        >>> from transformer_lens import HookedTransformer  # doctest: +SKIP
     """
     register("transformer_lens")

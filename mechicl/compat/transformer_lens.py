@@ -70,7 +70,7 @@ MODULES: dict[str, ModuleType | dict[str, Any]] = {
     "components.mlps.can_be_used_as_mlp": {"CanBeUsedAsMLP": MLP},
     "evals": evals,
     "head_detector": head_detector,
-    "hook_points": hook_points,
+    "hook_points": vars(hook_points) | {"HookedRootModule": HookedRootModule},
     "loading": _LOADING,
     "loading_from_pretrained": _LOADING,
     "past_key_value_caching": _CACHES,
@@ -86,13 +86,12 @@ def register(package: str) -> None:
     """Make the names and modules importable from a loaded package; once more changes nothing."""
     for path, content in MODULES.items():
         name = f"{package}.{path}"
-        if name not in sys.modules:
-            module = content
-            if isinstance(module, dict):
-                module = ModuleType(name, "Names of TransformerLens 3 for mechicl's classes.")
-                module.__path__ = []  # a package, whose modules are registered too
-                vars(module).update(content)
-            sys.modules[name] = module
+        if isinstance(content, dict):
+            module = sys.modules.setdefault(name, ModuleType(name, "Names of TransformerLens 3."))
+            missing = {key: value for key, value in content.items() if key not in vars(module)}
+            vars(module).update({"__path__": []} | missing)  # a package, whose modules are registered too
+        else:
+            sys.modules.setdefault(name, content)
         parent, _, leaf = name.rpartition(".")
         if leaf not in NAMES:  # a class of that name comes first, as in TransformerLens
             setattr(sys.modules[parent], leaf, sys.modules[name])

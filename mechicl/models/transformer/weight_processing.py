@@ -33,7 +33,7 @@ def _centred(weight: Tensor, axis: int = -1) -> Tensor:
 
 
 def _untied(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
-    """A copy of a state dict in which the read-out is a matrix of its own, so that steps can change it alone."""
+    """A copy of a state dict with a separate matrix for a tied read-out, which steps change alone."""
     tied = cfg.tie_word_embeddings and "unembed.W_U" not in state
     return state | {"unembed.W_U": state["embed.W_E"].T} if tied else dict(state)
 
