@@ -273,7 +273,6 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: ids()(TOKENS, attention_mask=torch.tensor([[0, 1, 1]])), "attention_mask"),
     (lambda: HookedTransformer(HookedTransformerConfig(**LENS, attention_dir="bidirectional"))(
         TOKENS, attention_mask=torch.tensor([[1, 1, 0]])), "causal keys"),
-    (lambda: ids()(TOKENS, padding_side="left"), "padding_side='left'"),
     # hooks
     (lambda: gpt().run_with_hooks(PROMPTS, fwd_hooks=[("no_such_hook", print)]), "no_such_hook"),
     (lambda: enter(gpt().hooks(fwd_hooks=[("blocks.9.hook_resid_post", print)])), r"blocks\.9"),
@@ -288,9 +287,9 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     *((lambda use=use: use(), "no tokenizer") for use in
       (lambda: ids()("the cat"), lambda: ids().to_string([1]), lambda: ids().to_single_token("cat"))),
     (lambda: ids().set_tokenizer("gpt2"), "tokenizer"),
-    (lambda: words().set_tokenizer(word_tokenizer(), default_padding_side="left"), "default_padding_side must be"),
     (lambda: linear().set_tokenizer(word_tokenizer()), "reads points"),
-    (lambda: words().to_tokens("the", padding_side="left"), "padding_side='left'"),
+    (lambda: words().to_tokens("the", padding_side="middle"), "padding_side='middle'"),
+    (lambda: words().sample_datapoint(), r"set model\.dataset"),
     (lambda: words().to_str_tokens(torch.zeros(2, 2, dtype=torch.long)), "one prompt"),
     (lambda: words().to_single_token(8), "d_vocab=7"),
     (lambda: linear().to_single_token(1), "not a token id"),

@@ -35,7 +35,7 @@ def _centred(weight: Tensor, axis: int = -1) -> Tensor:
 def _untied(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
     """A copy of a state dict with a separate matrix for a tied read-out, which steps change alone."""
     tied = cfg.tie_word_embeddings and "unembed.W_U" not in state
-    return state | {"unembed.W_U": state["embed.W_E"].T} if tied else dict(state)
+    return state | {"unembed.W_U": state["embed.W_E"].T / cfg.embedding_scale} if tied else dict(state)
 
 
 def fold_layer_norm(
@@ -74,7 +74,7 @@ def fold_layer_norm(
         shared = cfg.parallel_attn_mlp and f"{block}.ln2.w" not in state
         fold(f"{block}.ln1", *by_attention, *(by_mlp if shared else ()))
         fold(f"{block}.ln2", *by_mlp)
-        fold(f"{mlp}.ln", (f"{mlp}.W_out", f"{mlp}.b_out"), centres=True)
+        fold(f"{mlp}.ln", (f"{mlp}.W_out", f"{mlp}.b_out"))
     fold("ln_final", ("unembed.W_U", "unembed.b_U"), centres=layer_norm and not cfg.final_rms)
     return state
 
@@ -133,12 +133,11 @@ def why_not(model: Any, step: str) -> str | None:
     """Return the reason why a step would change a model's outputs; None if it would not."""
     cfg: TransformerConfig = model.cfg
     gated = cfg.gated_mlp and cfg.block_mlp and cfg.normalization_type == "LN"
-    groups = cfg.n_key_value_heads or cfg.n_heads
     after_the_norm = (
         cfg.positional_embedding_type == "shortformer",
         "positional_embedding_type='shortformer': positions are added after the norm",
     )
-    after = getattr(cfg, "norm_location", "before") == "after"
+    after = cfg.norm_location == "after"
     outputs_only = (after, "norm_location='after': attention and MLP read the stream unchanged")
     clipped = (cfg.clip_qkv is not None, "clip_qkv: queries, keys and values are clipped with their biases")
     fixed = [
@@ -178,7 +177,7 @@ def why_not(model: Any, step: str) -> str | None:
         "refactor_factored_attn_matrices": [
             (cfg.rotates, "positional_embedding_type='rotary': the product of queries and keys depends on positions"),
             (cfg.use_qk_norm, "use_qk_norm=True: queries and keys are normalized"),
-            (groups != cfg.n_heads, f"n_key_value_heads={groups}: several heads share one's keys and values"),
+            (cfg.n_key_value_heads is not None, "n_key_value_heads: heads share keys and values"),
             (cfg.d_head > cfg.d_model, f"d_head={cfg.d_head} exceeds d_model={cfg.d_model}: factors would be narrower"),
             *values,  # it does that too
         ],
@@ -266,7 +265,7 @@ def _config_after(cfg: TransformerConfig, steps: list[str], biased: bool) -> Tra
     changes: dict[str, Any] = {}
     if "fold_ln" in steps:
         makes_biases = cfg.normalization_type == "LN"
-        if getattr(cfg, "norm_location", "before") == "before":  # else the norms of outputs keep their weights
+        if not cfg.post_embedding_ln:  # which keeps its weights
             changes["normalization_type"] = WEIGHTED[str(cfg.normalization_type)]
         # without a shared MLP: each layer's MLP has taken up its own norm
         changes["share_mlp"] = False
