@@ -10,10 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.bridge_parts import BridgeParts
+from mechicl.models.opening.bridge_parts import BridgeParts, share_of_norm
 from mechicl.models.opening.edges import has_mlp, is_parallel, list_key_heads
 from mechicl.models.transformer.attention import Attention
-from mechicl.models.transformer.layers import MLP
 
 
 class TransformerParts:
@@ -21,21 +20,28 @@ class TransformerParts:
 
     `heads_are_separate` is True if some heads of a layer can be computed without the others (`attend_by`). Streams are
     `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes, and all methods but that.
+    A norm after the attention scales the sum of the heads' outputs: a head's output is its share of the scaled sum.
     """
-
-    heads_interact = False
 
     def __init__(self, adapter: ModelAdapter):
         if not adapter.is_transformer:
             kind = type(adapter.model).__name__
             raise ValueError(f"edges are cut in a HookedTransformer or a TransformerBridge, not in {kind}")
         self.adapter, self.model = adapter, adapter.model
-        self.heads_are_separate = all(type(block.attn) is Attention for block in self.model.blocks)
+        cfg = self.model.cfg
+        blocks = self.model.blocks
+        self.heads_are_separate = all(type(block.attn) is Attention for block in blocks) and cfg.has_plain_scores
+        self.norm_after = {"both": "ln1_post", "after": "ln1"}.get(cfg.norm_location)
+        together = cfg.use_qk_norm and cfg.qk_norm_over == "all"
+        self.heads_interact = cfg.n_heads > 1 and (self.norm_after is not None or together)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Compute the stream before the first block."""
         if self.model.cfg.token_clip is not None:
             raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
+        biases = self.norm_after is not None and self.model.cfg.attn_bias and self.model.b_O.any()
+        if self.norm_after is not None and (biases or str(self.model.cfg.normalization_type).startswith("LN")):
+            raise ValueError("norms after the attention that centre, or add biases, have no share for each head")
         return self.model.embed_tokens(tokens)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -52,15 +58,18 @@ class TransformerParts:
         return self._attend(layer, attn, q, k, v)
 
     def _attend(self, layer: int, attn: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        reads = (self.model.blocks[layer].ln1(streams).permute(1, 2, 0, 3) for streams in (q, k, v))
-        return self._write(attn, attn.mix(*reads))
+        block = self.model.blocks[layer]
+        reads = (block.normed_input(streams, "ln1").permute(1, 2, 0, 3) for streams in (q, k, v))
+        return self._write(layer, attn, attn.mix(*reads))
 
     def write(self, layer: int, z: Tensor) -> Tensor:
         """Compute what each head adds to the stream, `[head prompt pos d_model]`, from z `[prompt pos head d_head]`."""
-        return self._write(cast(Attention, self.model.blocks[layer].attn), z)
+        return self._write(layer, cast(Attention, self.model.blocks[layer].attn), z)
 
-    def _write(self, attn: Attention, z: Tensor) -> Tensor:
-        return attn.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+    def _write(self, layer: int, attn: Attention, z: Tensor) -> Tensor:
+        written = attn.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
+        norm = None if self.norm_after is None else getattr(self.model.blocks[layer], self.norm_after)
+        return share_of_norm(norm, written)
 
     def attention_bias(self, layer: int) -> Tensor | float:
         """Return the part of a layer's attention output that is independent of its heads."""
@@ -69,8 +78,7 @@ class TransformerParts:
 
     def mlp(self, layer: int, stream: Tensor) -> Tensor:
         """Compute the output of a layer's MLP."""
-        block = self.model.blocks[layer]
-        return block.cfg.damping * cast(MLP, block.mlp)(block.ln2(stream))
+        return self.model.blocks[layer].write_mlp(stream)
 
     def read_out(self, stream: Tensor) -> Tensor:
         """Compute predictions from the final stream."""
