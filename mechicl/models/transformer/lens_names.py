@@ -197,6 +197,10 @@ class LensNames(TextModel):
             kwargs.setdefault("attention_mask", mask)
         return super().run_with_cache(read, *args, **kwargs)
 
+    def to(self, *args: Any, print_details: bool = False, **kwargs: Any) -> Any:
+        """Move the model to a device or dtype, as torch does; `print_details` is ignored."""
+        return super().to(*args, **kwargs)
+
     # ---- processed weights ----
 
     @holds_models

@@ -245,8 +245,8 @@ class TextModel(PromptedModel):
             top_p: draw from the most probable tokens that have this probability together.
             temperature: divisor of the logits.
             freq_penalty: subtracted from a token's logit for each time that it occurs.
-            use_past_kv_cache: compute keys and values of each position once. Models with recurrent layers, momentum,
-                keys that are not causal or rotary frequencies that depend on the length compute them anew.
+            use_past_kv_cache: compute keys and values of each position once. They are computed anew with recurrent
+                layers, momentum, keys that are not causal, and rotary frequencies that depend on the length.
             prepend_bos: for texts, put the beginning-of-sequence token first.
             padding_side: ignored for texts, as in TransformerLens; for ids, the side of their padding.
             return_type: "str", "tokens", or "input" for what the input is.
@@ -267,7 +267,8 @@ class TextModel(PromptedModel):
         side = padding_side if isinstance(input, Tensor) else "left"
         prompts = [self._read_texts(input, prepend_bos, side)]
         # penalties count all tokens of a row, so that padding would have some
-        if prompts[0][1] is not None and (not self._continues or freq_penalty or repetition_penalty != 1):
+        alone = self._recurrent or self.cfg.momentum or freq_penalty or repetition_penalty != 1
+        if prompts[0][1] is not None and alone:
             prompts = [(row[mask][None], None) for row, mask in zip(*prompts[0], strict=True)]
         results = []
         with _seeded(seed), progress_bar(total=max_new_tokens * len(prompts), unit="token", progress=verbose) as bar:
@@ -352,7 +353,8 @@ class TextModel(PromptedModel):
         """True if the outputs of a longer text follow from its new tokens and earlier keys and values."""
         cfg = self.cfg
         by_length = (cfg.rope_scaling or {}).get("rope_type") in ("dynamic", "longrope")
-        return cfg.keys == "causal" and not (self._recurrent or cfg.momentum or by_length)
+        ungrouped = cfg.n_key_value_heads and cfg.ungroup_grouped_query_attention  # caches are for groups
+        return cfg.keys == "causal" and not (self._recurrent or cfg.momentum or by_length or ungrouped)
 
     def load_sample_training_dataset(self, **kwargs: Any) -> Any:
         """Load some texts like those that the model was trained on from the hub, into `dataset`; return them.

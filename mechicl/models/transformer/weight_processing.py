@@ -265,8 +265,7 @@ def _config_after(cfg: TransformerConfig, steps: list[str], biased: bool) -> Tra
     changes: dict[str, Any] = {}
     if "fold_ln" in steps:
         makes_biases = cfg.normalization_type == "LN"
-        if not cfg.post_embedding_ln:  # which keeps its weights
-            changes["normalization_type"] = WEIGHTED[str(cfg.normalization_type)]
+        changes["normalization_type"] = WEIGHTED[str(cfg.normalization_type)]
         # without a shared MLP: each layer's MLP has taken up its own norm
         changes["share_mlp"] = False
         changes["attn_bias"] = cfg.attn_bias or makes_biases

@@ -291,6 +291,30 @@ def test_in_place_as_transformer_lens_does_it():
     model.reset_hooks()
 
 
+def test_keys_and_values_of_each_head_of_a_group():
+    model = small(n_heads=4, n_key_value_heads=2)
+    tokens = random_tokens(model.cfg)
+    plain, grouped = model.run_with_cache(tokens)
+    model.set_ungroup_grouped_query_attention(True)
+    close(model(tokens), plain)
+    same, cache = model.run_with_cache(tokens)
+    close(same, plain)
+    for name in ("k", "v"):
+        close(cache[name, 1], grouped[name, 1].repeat_interleave(2, dim=2))
+    model.set_use_split_qkv_input(True)
+    assert model.run_with_cache(tokens)[1]["blocks.0.hook_k_input"].shape[2] == 4
+    zeroed = model.run_with_cache(tokens, names_filter="blocks.0.attn.hook_z")[1]
+    with model.hooks([("blocks.0.attn.hook_v", lambda v, hook: v.index_fill(2, torch.tensor([1]), 0))]):
+        _, cache = model.run_with_cache(tokens)
+    changed = (cache["z", 0] - zeroed["z", 0]).abs().amax((0, 1, 3)) > 1e-6
+    assert changed.tolist() == [False, True, False, False]
+    model.set_ungroup_grouped_query_attention(False)
+    assert model.run_with_cache(tokens)[1]["k", 0].shape[2] == 2
+    norms = small(n_heads=4, n_key_value_heads=2, use_qk_norm=True, qk_norm_over="all")
+    with pytest.raises(ValueError, match="qk_norm_over"):
+        norms.set_ungroup_grouped_query_attention(True)
+
+
 # ---- attribution ----
 def check_that_parts_sum(model: HookedTransformer, tokens: Tensor, output: int, cut: float) -> None:
     """Assert that every decomposition of TransformerLens sums to an output, less its bias."""
