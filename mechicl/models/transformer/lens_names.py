@@ -1,5 +1,6 @@
 """A transformer's weights and methods under the names that TransformerLens' users and tools know."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -7,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens import FactoredMatrix
-from transformer_lens.utilities import USE_DEFAULT_VALUE, composition_scores
+from transformer_lens.utilities import USE_DEFAULT_VALUE
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import checked
@@ -133,9 +134,20 @@ class LensNames(TextModel):
         transformer circuits".
         """
         reads = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
-        layers = torch.arange(self.cfg.n_layers, device=self.W_Q.device)
-        later = layers[:, None, None, None] < layers[:, None]
-        return composition_scores(self.OV, reads, broadcast_dims=True) * later
+        # |A M B| from the Gram matrices of A and B: pairs of heads need no decomposition
+        A, O, R, B = (part.detach().double() for part in (self.OV.A, self.OV.B, reads.A, reads.B))
+        of_A, of_B = A.mT @ A, B @ B.mT
+
+        def norms(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
+            return ((left @ middle) * (middle @ right)).sum((-2, -1)).clamp(min=0).sqrt()
+
+        eye = torch.eye(A.shape[-1]).to(A)
+        outputs, inputs = norms(of_A, eye, O @ O.mT), norms(R.mT @ R, eye, of_B)
+        scores = torch.zeros(*outputs.shape, *inputs.shape).to(self.W_O)
+        for layer, after in itertools.combinations(range(self.cfg.n_layers), 2):
+            both = norms(of_A[layer][:, None], O[layer][:, None] @ R[after], of_B[after])
+            scores[layer, :, after] = (both / outputs[layer][:, None] / inputs[after]).to(scores)
+        return scores
 
     @checked
     def tokens_to_residual_directions(
