@@ -148,7 +148,7 @@ class Block(BlockPart):
         cfg = self.cfg
 
         def read(name: str) -> Float[Tensor, "batch pos head d_model"]:
-            n_heads = (cfg.n_key_value_heads or cfg.n_heads) if name[5] in "kv" else cfg.n_heads
+            n_heads = cfg.n_groups if name[5] in "kv" else cfg.n_heads
             copies = repeat(residual, "batch pos model -> batch pos head model", head=n_heads).clone()
             return getattr(self.attn, name)(getattr(self, name)(copies))
 
@@ -176,7 +176,8 @@ class Embed(BlockPart):
             if cfg.read_bias and cfg.prompt_format != "token_ids":
                 self.b_E = nn.Parameter(torch.zeros(cfg.d_model))
         if cfg.post_embedding_ln:
-            self.ln = LayerNorm(cfg)
+            # never folded: the stream contains what it writes
+            self.ln = LayerNorm(cfg, kind="RMS" if str(cfg.normalization_type).startswith("RMS") else "LN")
 
     def forward(
         self, tokens: Float[Tensor, "batch pos d_token"] | Int[Tensor, "batch pos"]
