@@ -135,7 +135,7 @@ def load_language_model(
         with _named_errors(title):
             folder = download(str(name), revision)
     folder, device = folder.resolve(), torch.device(device or "cpu")
-    with _named_errors(title):
+    with _named_errors(str(folder)):
         files = ModelFolder(folder, needs_tokenizer=tokenizer is None)
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         if not bridge and is_computed(config):

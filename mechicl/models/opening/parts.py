@@ -36,6 +36,8 @@ class TransformerParts:
         """Compute the stream before the first block."""
         if self.model.cfg.token_clip is not None:
             raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
+        if self.model.cfg.norm_location != "before":
+            raise ValueError("this model norms what its heads write together, which is not a sum over heads")
         return self.model.embed_tokens(tokens)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -42,8 +42,9 @@ class LensPretrained(LensNames):
         """Open a pretrained language model, with TransformerLens 3's arguments, in eval mode.
 
         Families: GPT-2, GPT-Neo, GPT-J, GPT-NeoX (Pythia), OPT, Bloom, Falcon, Llama (and SmolLM), Mistral, Qwen 2 and
-        3, Gemma 1 to 3 (text), Phi 1 to 3, OLMo 1 and 2, StableLM, and TransformerLens' own small models. Files of a
-        folder are checked before memory is allocated; pickles are not loaded.
+        3, Gemma 1 to 3 (text), Phi 1 to 3, OLMo 1 and 2, StableLM, and TransformerLens' own small models. Folders of
+        transformers need safetensors, and are checked before memory is allocated. State dicts of torch are read as
+        tensors and plain data, and nothing in them is executed.
 
         By default the weights are processed, which leaves the probabilities as they are (see `process_weights`): a step
         that would change them in this family is left out. Processing is computed in float64 and takes the memory of
@@ -129,7 +130,7 @@ class LensPretrained(LensNames):
         dtype: str | torch.dtype | None = torch.float32,
         default_prepend_bos: bool | None = None,
         default_padding_side: Literal["left", "right"] | None = None,
-        **from_pretrained_kwargs: Any,
+        **from_pretrained_kwargs: Any | torch.nn.Module,
     ) -> Self:
         """Open a pretrained language model without changing its weights: its logits are those of transformers.
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from mechicl.models import HookedTransformer
 from mechicl.models.pretrained.families import FAMILIES, config_fields
