@@ -29,8 +29,8 @@ def from_transformer_lens(state_dict: Mapping[str, Tensor], cfg: Any) -> HookedT
 
     Raises:
         TypeError: cfg is not a config.
-        ValueError: the config has features that mechicl's model lacks (grouped keys, ALiBi, parallel attention,
-            soft caps, experts, ...); the message names them, and an alternative. Or weights are not finite.
+        ValueError: the config has features that mechicl's model lacks (experts, relative positions); the message names
+            them, and an alternative. Or weights are not finite.
         RuntimeError: weights are missing, or have other names or shapes than the config requires.
 
     Example:
@@ -68,6 +68,8 @@ def to_transformer_lens(model: HookedTransformer) -> tuple[_Weights, dict[str, A
     cfg = model.cfg
     _check_representable(cfg)
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
+    if cfg.tie_word_embeddings:
+        state["unembed.W_U"] = model.W_U.detach()
     return state | _buffers(cfg) | _zeros(cfg, state), _fields(cfg)
 
 
@@ -75,6 +77,9 @@ def _check_representable(cfg: TransformerConfig) -> None:
     for name, is_supported in {
         "prompt_format": cfg.prompt_format == "token_ids",
         "attention": set(cfg.attention.split(",")) == {"softmax"},
+        "qk_norm_over": cfg.qk_norm_over == "head",
+        "norm_location": cfg.norm_location != "after",
+        "rope_scaling": cfg.rope_scaling is None,
         "keys": cfg.keys in ("causal", "full"),
         "score_scale": cfg.score_scale > 0,  # TransformerLens reads -1 as "not given"
         "momentum": cfg.momentum == 0,
@@ -95,9 +100,11 @@ def _zeros(cfg: TransformerConfig, state: _Weights) -> _Weights:
     shapes: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,)}
     if cfg.positional_embedding_type == "none":
         shapes["pos_embed.W_pos"] = (cfg.n_ctx, cfg.d_model)
+    groups = cfg.n_key_value_heads
     for layer in range(cfg.n_layers):
         attn = f"blocks.{layer}.attn"
-        shapes |= {f"{attn}.b_{letter}": (cfg.n_heads, cfg.d_head) for letter in "QKV"}
+        shapes |= {f"{attn}.b_{letter}": (cfg.n_heads, cfg.d_head) for letter in ("Q" if groups else "QKV")}
+        shapes |= {f"{attn}._b_{letter}": (groups, cfg.d_head) for letter in ("KV" if groups else "")}
         shapes[f"{attn}.b_O"] = (cfg.d_model,)
     like = state["embed.W_E"]
     return {name: like.new_zeros(shape) for name, shape in shapes.items() if name not in state}
@@ -124,7 +131,14 @@ def _fields(cfg: TransformerConfig) -> dict[str, Any]:
         "normalization_type", "attn_only", "gated_mlp", "attention_dir", "attn_scale", "initializer_range", "device",
         "use_attn_result", "use_attn_in", "use_split_qkv_input", "use_hook_mlp_in",
     )  # fmt: skip
+    # not all versions have these
+    pretrained = (
+        "n_key_value_heads", "parallel_attn_mlp", "use_qk_norm", "clip_qkv", "attn_scores_soft_cap",
+        "output_logits_soft_cap", "use_local_attn", "window_size", "attn_types", "scale_attn_by_inverse_layer_idx",
+        "final_rms", "post_embedding_ln", "use_normalization_before_and_after", "rotary_base_local",
+    )  # fmt: skip
     fields = {name: getattr(cfg, name) for name in same} | {"dtype": cfg.torch_dtype}
+    fields |= {name: value for name in pretrained if (value := getattr(cfg, name)) not in (None, False, -1)}
     kind = cfg.positional_embedding_type
     fields["positional_embedding_type"] = "standard" if kind == "none" else kind
     if kind == "rotary":

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformer_lens import TransformerLensKeyValueCache
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import lm_cross_entropy_loss
 
@@ -66,12 +67,13 @@ class PromptedModel(LayeredModel):
         return_type: ReturnType | None = "logits",
         loss_per_token: bool = False,
         prepend_bos: bool | None = None,
-        padding_side: Literal["right"] | None = None,
-        *,
+        padding_side: Literal["left", "right"] | None = None,
         start_at_layer: int | None = None,
         tokens: Int[Tensor, "batch pos"] | Prompts | None = None,
-        attention_mask: Int[Tensor, "batch pos"] | Bool[Tensor, "batch pos"] | None = None,
+        *,
+        attention_mask: Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"] | None = None,
         stop_at_layer: int | None = None,
+        past_kv_cache: TransformerLensKeyValueCache | None = None,
         at: At | slice = "positions",
     ) -> Any:
         """Compute the outputs for tokens, or their loss.
@@ -84,12 +86,15 @@ class PromptedModel(LayeredModel):
             loss_per_token: return the loss of each prediction, not their mean.
             prepend_bos: for texts, whether to put the tokenizer's beginning-of-sequence token first; by default the
                 config's `default_prepend_bos`.
-            padding_side: side on which shorter texts are padded; only "right" (also the default) is supported.
+            padding_side: side on which shorter texts are padded; by default the tokenizer's.
             start_at_layer: begin before this block; negative numbers count from the end.
             tokens: token ids or prompts with the targets of the loss, if the input is a residual stream.
-            attention_mask: for token ids, 0 at padding on the right, which has no loss, and 1 elsewhere.
+            attention_mask: for token ids, 0 at padding, which is not attended to, not counted in positions and has no
+                loss, and 1 elsewhere.
             stop_at_layer: end before this block and return the residual stream there; negative numbers count from the
                 end.
+            past_kv_cache: keys and values of earlier positions of the texts, which the run continues and adds its own
+                to (`HookedTransformerKeyValueCache`).
             at: positions of the returned outputs: all "positions", the predicted "points", the "query", or a slice.
 
         Returns:
@@ -107,24 +112,22 @@ class PromptedModel(LayeredModel):
             raise ValueError(f"return_type={return_type!r} is not one of ('logits', 'loss', 'both', None)")
         start = self._layer("start_at_layer", start_at_layer, default=0)
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
-        if padding_side not in (None, "right"):
-            raise ValueError(f"padding_side={padding_side!r}: texts can only be padded on the right")
         if isinstance(input, Prompts | Tensor):
             read = self.encode(input) if isinstance(input, Prompts) else with_batch_axis(input)
         else:
-            read = self.to_tokens(input, prepend_bos=prepend_bos)
-            attention_mask = self._padding_mask(input, prepend_bos) if attention_mask is None else attention_mask
-        if attention_mask is not None:
-            self._check_mask(attention_mask)
+            read, padding = self._read_texts(input, prepend_bos, padding_side)
+            attention_mask = padding if attention_mask is None else attention_mask
+        run = self._plan_run(read, attention_mask, past_kv_cache)
         if start_at_layer is None:
-            residual = self.embed_tokens(read)
+            residual = self.embed_tokens(read) if run is None else self.embed_tokens(read, run.new_positions(read))
         else:
             if read.ndim != 3 or read.shape[2] != self.cfg.d_model:
                 expected = f"a residual stream [batch pos {self.cfg.d_model}]"
                 raise ValueError(f"with start_at_layer the input is {expected}, got {tuple(read.shape)}")
             residual = read.clone()  # the first hook may change it in place
         positions = self._positions(at, residual.shape[1])
-        outputs = self._run_blocks(residual, range(start, stop), positions, to_outputs=stop_at_layer is None)
+        to_outputs, known = stop_at_layer is None, {} if run is None else {"run": run}
+        outputs = self._run_blocks(residual, range(start, stop), positions, to_outputs=to_outputs, **known)
         if return_type == "logits" or stop_at_layer is not None:
             return outputs
         if return_type is None:
@@ -138,12 +141,17 @@ class PromptedModel(LayeredModel):
         loss = self.loss_fn(outputs, tokens, attention_mask, loss_per_token)
         return loss if return_type == "loss" else Output(outputs, loss)
 
-    def _check_mask(self, attention_mask: Tensor) -> None:
-        """Refuse (ValueError) a mask of positions that would be attended to: the attention itself has no mask."""
-        causal = getattr(self.cfg, "keys", "causal") == "causal"
-        on_the_right = bool((attention_mask.int().diff(dim=-1) <= 0).all())
-        if not attention_mask.all() and not (causal and on_the_right):
-            raise ValueError("attention_mask may only hide padding on the right, and only with causal keys")
+    def _read_texts(self, input: Any, prepend_bos: bool | None, padding_side: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the ids of texts and a mask of their padding, if there is any; models of texts do."""
+        return self.to_tokens(input, prepend_bos=prepend_bos), None
+
+    def _plan_run(
+        self, tokens: Tensor, attention_mask: Tensor | None, cache: TransformerLensKeyValueCache | None
+    ) -> Any:
+        """Return what a run knows besides its stream, if anything: padding that would be seen, earlier positions."""
+        on_the_right = attention_mask is None or bool((attention_mask.int().diff(dim=-1) <= 0).all())
+        if cache is not None or not on_the_right:
+            raise ValueError(f"{type(self).__name__} takes no past_kv_cache, and no padding but on the right")
 
     @checked(undefined=True)
     def loss_fn(

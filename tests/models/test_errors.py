@@ -79,10 +79,12 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     (PAIRED | {"colour": "red"}, "colour"),
 ]  # fmt: skip
 LENS_CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"n_key_value_heads": 1}, "n_key_value_heads=1"),
-    ({"positional_embedding_type": "alibi"}, "TransformerBridge"),
-    ({"act_fn": "solu_ln"}, "solu_ln"),
-    ({"output_logits_soft_cap": 30.0}, "output_logits_soft_cap=30.0"),
+    ({"n_key_value_heads": 5}, "n_key_value_heads=5"),
+    ({"positional_embedding_type": "relative_positional_bias"}, "TransformerBridge"),
+    ({"act_fn": "solu_ln", "gated_mlp": True}, "solu_ln"),
+    ({"num_experts": 4}, "num_experts=4"),
+    ({"use_local_attn": True}, "window_size"),
+    ({"use_local_attn": True, "window_size": 2, "attn_types": ["local"]}, "attn_types"),
     ({"d_head": 5}, "n_heads"),
     ({"attn_scale": 2.5, "score_scale": 0.5}, "attn_scale=2.5"),
     ({"attention_dir": "causal", "keys": "full"}, "attention_dir"),
@@ -270,10 +272,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: gpt()(PROMPTS, return_type="loss", at="query"), "at="),
     (lambda: ids()(ids()(TOKENS, stop_at_layer=1), start_at_layer=1, return_type="loss"), "tokens="),
     *((lambda bad=bad: ids().loss_fn(torch.zeros(1, 2, 7), torch.tensor([[1, bad]])), "ids from") for bad in (-1, 7)),
-    (lambda: ids()(TOKENS, attention_mask=torch.tensor([[0, 1, 1]])), "attention_mask"),
-    (lambda: HookedTransformer(HookedTransformerConfig(**LENS, attention_dir="bidirectional"))(
-        TOKENS, attention_mask=torch.tensor([[1, 1, 0]])), "causal keys"),
-    (lambda: ids()(TOKENS, padding_side="left"), "padding_side='left'"),
+    (lambda: ids()(TOKENS, attention_mask=torch.tensor([[0, 1]])), "attention_mask must be"),
     # hooks
     (lambda: gpt().run_with_hooks(PROMPTS, fwd_hooks=[("no_such_hook", print)]), "no_such_hook"),
     (lambda: enter(gpt().hooks(fwd_hooks=[("blocks.9.hook_resid_post", print)])), r"blocks\.9"),

@@ -149,7 +149,8 @@ def _received(
     adapter: ModelAdapter, layer: int, receiver: Receiver, stream: Float[Tensor, "prompt pos d_model"]
 ) -> Float[Tensor, "prompt pos head d_head"]:
     block = adapter.model.blocks[layer]
-    normalized = block.ln1(adapter.apply_user_hooks(get_act_name("resid_pre", layer), stream))
+    stream = adapter.apply_user_hooks(get_act_name("resid_pre", layer), stream)
+    normalized = block.normed_input(stream, "ln1") if adapter.is_transformer else block.ln1(stream)
     weights = getattr(block.attn, f"W_{receiver.upper()}")
     out = einsum(normalized, weights, "prompt pos model, head model d -> prompt pos head d")
     bias = getattr(block.attn, f"b_{receiver.upper()}", None)

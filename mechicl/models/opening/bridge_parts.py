@@ -122,7 +122,7 @@ class BridgeParts:
         weight, _ = _weight_of(block.attn.o, z.shape[2] * z.shape[3])
         weight = rearrange(weight, "(head d) model -> head d model", head=z.shape[2])
         written = einsum(z, weight, "row pos head d, head d model -> head row pos model")
-        return self._scale(layer) * _share(block, "ln1_post", written)
+        return self._scale(layer) * share_of_norm(getattr(block, "ln1_post", None), written)
 
     def attention_bias(self, layer: int) -> Tensor | float:
         """Return the part of a layer's attention output that is independent of its heads."""
@@ -295,8 +295,10 @@ def _norm(block: Any, name: str, stream: Tensor) -> Tensor:
     return stream if norm is None else norm(stream)
 
 
-def _share(block: Any, name: str, written: Float[Tensor, "head row pos d_model"]) -> Tensor:
-    norm = getattr(block, name, None)
+def share_of_norm(
+    norm: nn.Module | None, written: Float[Tensor, "head row pos d_model"]
+) -> Float[Tensor, "head row pos d_model"]:
+    """Return what each head adds to the stream if a norm (which does not centre) follows the sum over heads."""
     if norm is None:
         return written
     total = written.sum(0)

@@ -10,21 +10,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mechicl.models.opening.adapter import ModelAdapter
-from mechicl.models.opening.bridge_parts import BridgeParts
+from mechicl.models.opening.bridge_parts import BridgeParts, share_of_norm
 from mechicl.models.opening.edges import has_mlp, is_parallel, list_key_heads
 from mechicl.models.transformer.attention import Attention
-from mechicl.models.transformer.layers import Block
-from mechicl.models.transformer.norms import LayerNorm
 
 
 class TransformerParts:
     """The nodes of one of our transformers; `heads_interact` is True if a head depends on other heads' inputs.
 
-    That is so if queries or keys of all heads are normed together, or the sum of the heads' outputs is normed (Gemma 2,
-    OLMo 2): a head's output is then its share of the scaled sum.
-
     `heads_are_separate` is True if some heads of a layer can be computed without the others (`attend_by`). Streams are
     `[prompt pos d_model]`, before the receiver's norm. `BridgeParts` has the same attributes, and all methods but that.
+    A norm after the attention scales the sum of the heads' outputs: a head's output is its share of the scaled sum.
     """
 
     def __init__(self, adapter: ModelAdapter):
@@ -33,20 +29,19 @@ class TransformerParts:
             raise ValueError(f"edges are cut in a HookedTransformer or a TransformerBridge, not in {kind}")
         self.adapter, self.model = adapter, adapter.model
         cfg = self.model.cfg
-        self.heads_interact = cfg.norm_location != "before" or (cfg.use_qk_norm and cfg.qk_norm_over == "all")
-        self.heads_are_separate = not self.heads_interact and all(
-            type(block.attn) is Attention for block in self.model.blocks
-        )
+        blocks = self.model.blocks
+        self.heads_are_separate = all(type(block.attn) is Attention for block in blocks) and cfg.has_plain_scores
+        self.norm_after = {"both": "ln1_post", "after": "ln1"}.get(cfg.norm_location)
+        together = cfg.use_qk_norm and cfg.qk_norm_over == "all"
+        self.heads_interact = cfg.n_heads > 1 and (self.norm_after is not None or together)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Compute the stream before the first block."""
         if self.model.cfg.token_clip is not None:
             raise ValueError("this model clips its stream, so the stream is not the sum of what its parts write")
-        for block in self.model.blocks if self.model.cfg.norm_location != "before" else ():
-            if _output_norm(block).centres or (block.cfg.attn_bias and block.attn.b_O.any()):
-                raise ValueError(
-                    "this model norms its heads' outputs with a mean or bias, which no head has a share of"
-                )
+        biases = self.norm_after is not None and self.model.cfg.attn_bias and self.model.b_O.any()
+        if self.norm_after is not None and (biases or str(self.model.cfg.normalization_type).startswith("LN")):
+            raise ValueError("norms after the attention that centre, or add biases, have no share for each head")
         return self.model.embed_tokens(tokens)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,20 +60,16 @@ class TransformerParts:
     def _attend(self, layer: int, attn: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         block = self.model.blocks[layer]
         reads = (block.normed_input(streams, "ln1").permute(1, 2, 0, 3) for streams in (q, k, v))
-        return self._write(block, attn, attn.mix(*reads))
+        return self._write(layer, attn, attn.mix(*reads))
 
     def write(self, layer: int, z: Tensor) -> Tensor:
         """Compute what each head adds to the stream, `[head prompt pos d_model]`, from z `[prompt pos head d_head]`."""
-        block = self.model.blocks[layer]
-        return self._write(block, cast(Attention, block.attn), z)
+        return self._write(layer, cast(Attention, self.model.blocks[layer].attn), z)
 
-    def _write(self, block: Block, attn: Attention, z: Tensor) -> Tensor:
+    def _write(self, layer: int, attn: Attention, z: Tensor) -> Tensor:
         written = attn.cfg.damping * einsum(z, attn.W_O, "prompt pos head d, head d model -> head prompt pos model")
-        if attn.cfg.norm_location == "before":
-            return written
-        norm = _output_norm(block)
-        shares = written / (written.sum(0).square().mean(-1, keepdim=True) + norm.eps).sqrt()
-        return shares * norm.w if norm.has_weights else shares
+        norm = None if self.norm_after is None else getattr(self.model.blocks[layer], self.norm_after)
+        return share_of_norm(norm, written)
 
     def attention_bias(self, layer: int) -> Tensor | float:
         """Return the part of a layer's attention output that is independent of its heads."""
@@ -96,10 +87,6 @@ class TransformerParts:
     def bytes_per_row(self, tokens: Tensor) -> float:
         """Bound the memory of a run per prompt, in bytes, without the inputs and outputs of nodes."""
         return self.adapter.bytes_per_row(tokens)
-
-
-def _output_norm(block: Block) -> LayerNorm:
-    return block.ln1 if block.cfg.norm_location == "after" else block.ln1_post
 
 
 def take_apart(adapter: ModelAdapter) -> TransformerParts | BridgeParts:

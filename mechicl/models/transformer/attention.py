@@ -3,19 +3,53 @@
 Shapes are TransformerLens': q, k, v, z `[batch pos head d_head]`; scores and pattern `[batch head query_pos key_pos]`.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformer_lens import FactoredMatrix
+from transformer_lens import FactoredMatrix, TransformerLensKeyValueCache
 from transformer_lens.hook_points import HookPoint
 
 from mechicl.base.precision import at_least_float32
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import ELEMENTWISE
+from mechicl.models.transformer.norms import BlockPart, LayerNorm
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of tokens knows besides their stream: padding, and positions that were run before.
+
+    Attributes:
+        tokens: False at padding, for the earlier positions too; None for none.
+        cache: keys and values of the earlier positions, to which the run adds its own.
+        n_before: number of the earlier positions.
+    """
+
+    tokens: Bool[Tensor, "batch key_pos"] | None = None
+    cache: TransformerLensKeyValueCache | None = None
+    n_before: int = 0
+
+    def positions(self, n_keys: int, device: torch.device) -> Int[Tensor, "*batch key_pos"]:
+        """Return the positions in the text of all keys: padding is not counted."""
+        if self.tokens is None:
+            return torch.arange(n_keys, device=device)
+        return (self.tokens.cumsum(-1) - 1).clamp(min=0)
+
+    def new_positions(self, tokens: Float[Tensor, "batch pos ..."]) -> Int[Tensor, "*batch pos"]:
+        """Return the positions in the text of the run's own tokens (or rows of their stream)."""
+        return self.positions(self.n_before + tokens.shape[1], tokens.device)[..., self.n_before :]
+
+
+NOTHING_ELSE = Run()
 
 
 def elementwise_attention(cfg: TransformerConfig, scores: Tensor) -> Tensor:
@@ -31,26 +65,56 @@ def key_mask(cfg: TransformerConfig, n_pos: int, rows: slice, device: torch.devi
     """True for the keys that the positions `rows` attend to."""
     positions = torch.arange(n_pos, device=device)
     if cfg.keys == "causal":
-        return positions[rows, None] >= positions
-    visible = positions < n_pos - 1 if cfg.keys == "context" else positions >= 0
-    return visible.expand(len(positions[rows]), -1)
+        mask = positions[rows, None] >= positions
+    else:
+        visible = positions < n_pos - 1 if cfg.keys == "context" else positions >= 0
+        mask = visible.expand(len(positions[rows]), -1)
+    # a layer's config has a window if the layer is local
+    return mask if cfg.window_size is None else mask & (positions[rows, None] - positions < cfg.window_size)
+
+
+def rotary_frequencies(
+    cfg: TransformerConfig, n_pos: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Float[Tensor, "pair"], float]:
+    """Return the angle by which each pair of dimensions turns from position to position, and a factor on the result."""
+    if cfg.rope_scaling is not None:
+        return _scaled_frequencies(cfg, n_pos, device)
+    exponents = torch.arange(0, cfg.rotary_dim, 2, device=device).to(dtype) / cfg.rotary_dim
+    return 1 / cfg.rotary_base**exponents, 1.0
+
+
+def _scaled_frequencies(cfg: TransformerConfig, n_pos: int, device: torch.device) -> tuple[Tensor, float]:
+    from transformers import PretrainedConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    assert cfg.rope_scaling is not None
+    parameters = {"rope_theta": cfg.rotary_base, **cfg.rope_scaling}
+    parameters["partial_rotary_factor"] = cfg.rotary_dim / cfg.d_head
+    sizes: dict[str, Any] = {"hidden_size": cfg.d_model, "head_dim": cfg.d_head, "num_attention_heads": cfg.n_heads}
+    sizes |= {"max_position_embeddings": cfg.n_ctx, "rope_parameters": parameters}
+    of_transformers = PretrainedConfig(**sizes)
+    compute = ROPE_INIT_FUNCTIONS[str(parameters["rope_type"])]
+    return compute(of_transformers, device, seq_len=n_pos)
 
 
 def rotate(
-    cfg: TransformerConfig, vectors: Float[Tensor, "batch pos head d_head"], positions: Int[Tensor, "pos"]
+    cfg: TransformerConfig, vectors: Float[Tensor, "batch pos head d_head"], positions: Int[Tensor, "*batch pos"]
 ) -> Float[Tensor, "batch pos head d_head"]:
     """Rotate queries or keys by their positions.
 
     The first `cfg.rotary_dim` dimensions form pairs (i and i + rotary_dim / 2, or neighbours with
-    `rotary_adjacent_pairs`); pair i is rotated by position / rotary_base^(2i / rotary_dim) radians. Scores then depend
-    on the distance of query and key only. Source: Su et al. 2021, section 3.2.2.
+    `rotary_adjacent_pairs`); pair i is rotated by position / rotary_base^(2i / rotary_dim) radians, unless
+    `rope_scaling` changes these frequencies. Scores then depend on the distance of query and key only. Source: Su et
+    al. 2021, section 3.2.2.
     """
     width = cfg.rotary_dim
     # angles of far positions take more digits than half precision has
     turned, rest = at_least_float32(vectors[..., :width]), vectors[..., width:]
-    exponents = torch.arange(0, width, 2, device=vectors.device, dtype=turned.dtype) / width
-    angles = positions.to(turned.dtype)[:, None] / cfg.rotary_base**exponents
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]  # [pos 1 pair]
+    precision = torch.float32 if cfg.rotary_float32 else turned.dtype
+    n_pos = int(positions.max()) + 1 if cfg.rope_scaling and positions.numel() else 0
+    frequencies, factor = rotary_frequencies(cfg, n_pos, vectors.device, precision)
+    angles = positions.to(precision)[..., None] * frequencies
+    cos, sin = factor * angles.cos()[..., None, :], factor * angles.sin()[..., None, :]  # [*batch pos 1 pair]
     if cfg.rotary_adjacent_pairs:
         first, second = turned[..., 0::2], turned[..., 1::2]
     else:
@@ -58,6 +122,24 @@ def rotate(
     pairs = (first * cos - second * sin, second * cos + first * sin)
     turned = torch.stack(pairs, dim=-1).flatten(-2) if cfg.rotary_adjacent_pairs else torch.cat(pairs, dim=-1)
     return torch.cat([turned.to(vectors.dtype), rest], dim=-1)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """Return the slope of each head's linear bias, a geometric sequence (Press et al. 2022, section 3)."""
+    largest = 2 ** int(math.log2(n_heads))  # heads beyond a power of two: every second one of twice as many
+    slopes = [2 ** (-8 * (head + 1) / largest) for head in range(largest)]
+    return slopes + [2 ** (-4 * (2 * head + 1) / largest) for head in range(n_heads - largest)]
+
+
+def soft_cap(values: Tensor, cap: float) -> Tensor:
+    """Bound values smoothly by `cap · tanh(values / cap)`; none without a positive cap."""
+    return cap * (values / cap).tanh() if cap > 0 else values
+
+
+def repeat_groups(vectors: Float[Tensor, "batch pos group d_head"], n_heads: int) -> Tensor:
+    """Repeat each group's keys or values for its heads: `[batch pos head d_head]`."""
+    n_groups = vectors.shape[2]
+    return vectors if n_groups == n_heads else vectors.repeat_interleave(n_heads // n_groups, dim=2)
 
 
 def with_momentum(
@@ -79,14 +161,6 @@ def with_momentum(
     return einsum((decay * (steps >= 0) * shares).to(z), z, summed)
 
 
-class BlockPart(nn.Module):
-    """A part of a transformer, whose parameters and hooks depend on its config."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
 class Attention(BlockPart):
     """Multi-head attention with softmax or any elementwise function of the scores.
 
@@ -102,16 +176,24 @@ class Attention(BlockPart):
     """True if the four matrices are parameters."""
     own_hooks: ClassVar[tuple[str, ...]] = ("attn_scores", "pattern")
     """Hooks between those of q, k, v and that of z."""
+    layer: int = 0
+    """The layer that it is in."""
+    shortformer: tuple[BlockPart, HookPoint] | None = None
+    """The model's positions and their hook, if queries and keys read them and not the stream (Press et al. 2021)."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.cfg = cfg
         h, m, d = cfg.n_heads, cfg.d_model, cfg.d_head
-        matrices = {"W_Q": (h, m, d), "W_K": (h, m, d), "W_V": (h, m, d), "W_O": (h, d, m)}
+        g, grouped = (cfg.n_key_value_heads, "_") if cfg.n_key_value_heads else (h, "")
+        matrices = {"W_Q": (h, m, d), f"{grouped}W_K": (g, m, d), f"{grouped}W_V": (g, m, d), "W_O": (h, d, m)}
         shapes = matrices if self.has_matrices else {}
-        biases = {"b_Q": (h, d), "b_K": (h, d), "b_V": (h, d), "b_O": (m,)} if cfg.attn_bias else {}
-        for name, shape in (shapes | biases).items():
+        biases = {"b_Q": (h, d), f"{grouped}b_K": (g, d), f"{grouped}b_V": (g, d), "b_O": (m,)}
+        for name, shape in (shapes | (biases if cfg.attn_bias else {})).items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        if cfg.use_qk_norm:
+            widths = (d, d) if cfg.qk_norm_over == "head" else (h * d, g * d)
+            self.q_norm, self.k_norm = (LayerNorm(cfg, width, "RMS") for width in widths)
         if cfg.sink == "learned":
             self.sink = nn.Parameter(torch.full((h,), float(cfg.sink_score)))
         # read by TransformerLens' ActivationCache when it splits the output of attention by head
@@ -127,27 +209,33 @@ class Attention(BlockPart):
         query_input: Float[Tensor, "batch pos *head d_model"],
         key_input: Float[Tensor, "batch pos *head d_model"] | None = None,
         value_input: Float[Tensor, "batch pos *head d_model"] | None = None,
+        run: Run | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """Compute the layer's output, damping included.
 
         Keys and values read the same stream as queries by default; each head may have its own stream.
         """
-        cfg, z = self.cfg, self.mix(query_input, key_input, value_input)
+        cfg, z = self.cfg, self.mix(query_input, key_input, value_input, run)
         if cfg.use_attn_result:
             result = einsum(z, self.W_O, "batch pos head d, head d model -> batch pos head model")
             out = self.hook_result(cfg.damping * result).sum(2)
         else:
-            out = cfg.damping * einsum(z, self.W_O, "batch pos head d, head d model -> batch pos model")
+            out = cfg.damping * (z.flatten(2) @ self.W_O.flatten(0, 1))
         return out + cfg.damping * self.b_O if cfg.attn_bias else out
 
     def mix(
-        self, query_input: Tensor, key_input: Tensor | None = None, value_input: Tensor | None = None
+        self,
+        query_input: Tensor,
+        key_input: Tensor | None = None,
+        value_input: Tensor | None = None,
+        run: Run | None = None,
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Compute each head's z from the streams that its queries, keys and values read; see `forward`."""
-        q = self.hook_q(self.project(query_input, "Q"))
-        k = self.hook_k(self.project(query_input if key_input is None else key_input, "K"))
-        v = self.hook_v(self.project(query_input if value_input is None else value_input, "V"))
-        return self.attend(q, k, v)
+        key_input = query_input if key_input is None else key_input
+        value_input = query_input if value_input is None else value_input
+        q = self.hook_q(self.project(self.placed(query_input, run), "Q"))
+        k = self.hook_k(self.project(self.placed(key_input, run), "K"))
+        return self.attend(q, k, self.hook_v(self.project(value_input, "V")), run)
 
     @property
     def QK(self) -> FactoredMatrix:
@@ -162,20 +250,21 @@ class Attention(BlockPart):
     def attend(
         self,
         q: Float[Tensor, "batch pos head d_head"],
-        k: Float[Tensor, "batch pos head d_head"],
-        v: Float[Tensor, "batch pos head d_head"],
+        k: Float[Tensor, "batch pos group d_head"],
+        v: Float[Tensor, "batch pos group d_head"],
+        run: Run | None = None,
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Compute each head's scores, pattern and z from queries, keys and values.
 
         In half precision, scores and pattern are float32, as in TransformerLens: sums over keys would overflow.
         """
-        cfg, dtype = self.cfg, v.dtype
-        if cfg.rotates:
-            positions = torch.arange(q.shape[1], device=q.device)
-            q, k = self.hook_rot_q(rotate(cfg, q, positions)), self.hook_rot_k(rotate(cfg, k, positions))
-        q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
-        scores = cfg.score_scale * einsum(q, k, "batch query head d, batch key head d -> batch head query key")
-        mask = key_mask(cfg, q.shape[1], slice(None), q.device)
+        cfg, dtype, run = self.cfg, v.dtype, run or NOTHING_ELSE
+        q, k, v = self.prepare(q, k, v, run)
+        q, k, v = (at_least_float32(repeat_groups(part, q.shape[2])) for part in (q, k, v))
+        scores = einsum(q, k, "batch query head d, batch key head d -> batch head query key")
+        rows = slice(run.n_before, None)
+        scores = self.shape_scores(scores, rows, run)
+        mask = self.mask(k.shape[1], rows, q.device, run)
         if cfg.attention == "softmax":
             scores = self.hook_attn_scores(scores.masked_fill(~mask, -torch.inf))
             pattern = self.softmax(scores)
@@ -188,6 +277,66 @@ class Attention(BlockPart):
         pattern = self.hook_pattern(pattern)
         z = einsum(pattern, v, "batch head query key, batch key head d -> batch query head d")
         return self.hook_z((with_momentum(cfg, z, v) if cfg.momentum else z).to(dtype))
+
+    def prepare(
+        self,
+        q: Float[Tensor, "batch row head d_head"],
+        k: Float[Tensor, "batch pos group d_head"],
+        v: Float[Tensor, "batch pos group d_head"],
+        run: Run = NOTHING_ELSE,
+        rows: slice = ALL,
+        n_hidden: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm, clip and rotate queries (of some rows) and keys, and put earlier keys and values before them.
+
+        `n_hidden` positions at the end have no keys here.
+        """
+        cfg = self.cfg
+        if cfg.use_qk_norm:
+            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        if cfg.clip_qkv is not None:
+            q, k, v = (part.clamp(-cfg.clip_qkv, cfg.clip_qkv) for part in (q, k, v))
+        if run.cache is not None:
+            k, v = run.cache[self.layer].append(k, v)
+        if cfg.rotates:
+            positions = run.positions(k.shape[1] + n_hidden, q.device)
+            q = self.hook_rot_q(rotate(cfg, q, positions[..., run.n_before :][..., rows]))
+            k = self.hook_rot_k(rotate(cfg, k, positions[..., : k.shape[1]]))
+        return q, k, v
+
+    def _normed(self, norm: LayerNorm, vectors: Tensor) -> Tensor:
+        return norm(vectors) if self.cfg.qk_norm_over == "head" else norm(vectors.flatten(2)).view_as(vectors)
+
+    def placed(self, x: Tensor, run: Run | None = None) -> Tensor:
+        """Add positions to the stream that queries or keys read, if these are not in the stream itself."""
+        if self.shortformer is None:
+            return x
+        positions, hook = self.shortformer
+        run = run or NOTHING_ELSE
+        rows = positions.rows(run.new_positions(x))
+        rows = hook(rows.expand(x.shape[0], -1, -1).clone())
+        return x + (rows if x.ndim == 3 else rows[:, :, None])
+
+    def shape_scores(
+        self, products: Float[Tensor, "batch head row key_pos"], rows: slice, run: Run
+    ) -> Float[Tensor, "batch head row key_pos"]:
+        """Compute scores from products of queries (at `rows` of all positions) and keys: scale, soft cap, ALiBi."""
+        cfg = self.cfg
+        scores = products if cfg.score_scale == 1 else cfg.score_scale * products
+        scores = soft_cap(scores, cfg.attn_scores_soft_cap)
+        if cfg.positional_embedding_type != "alibi":
+            return scores
+        positions = run.positions(scores.shape[-1], scores.device)
+        distances = positions[..., rows, None] - positions[..., None, :]  # [*batch row key_pos]
+        slopes = torch.tensor(alibi_slopes(cfg.n_heads), dtype=torch.float32, device=scores.device)[:, None, None]
+        return scores - (slopes * distances.unsqueeze(-3)).to(scores)
+
+    def mask(
+        self, n_keys: int, rows: slice, device: torch.device, run: Run = NOTHING_ELSE
+    ) -> Bool[Tensor, "*batch row key_pos"]:
+        """True for the keys that rows attend to, `[row key_pos]`, or `[batch 1 row key_pos]` with padding."""
+        mask = key_mask(self.cfg, n_keys, rows, device)
+        return mask if run.tokens is None else mask & run.tokens[:, None, None]
 
     def softmax(self, scores: Float[Tensor, "batch head row key_pos"]) -> Float[Tensor, "batch head row key_pos"]:
         """Compute the softmax over the keys and the sink; a position without visible keys attends to nothing."""
@@ -202,9 +351,44 @@ class Attention(BlockPart):
 
     def project(self, x: Tensor, which: str) -> Float[Tensor, "batch pos head d_head"]:
         """Compute queries ("Q"), keys ("K") or values ("V") of a stream, or of one stream per head."""
-        reads = "batch pos model" if x.ndim == 3 else "batch pos head model"
-        out = einsum(x, getattr(self, f"W_{which}"), f"{reads}, head model d -> batch pos head d")
-        return out + getattr(self, f"b_{which}") if self.cfg.attn_bias else out
+        weights, bias = self.weights(which)
+        if x.ndim == 3:
+            flat = None if bias is None else bias.flatten()
+            out = F.linear(x, weights.mT.flatten(0, 1), flat)
+            return out.unflatten(-1, (len(weights), -1))
+        out = einsum(x, weights, "batch pos head model, head model d -> batch pos head d")
+        return out if bias is None else out + bias
+
+    def weights(self, which: str) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_head"] | None]:
+        """Return the matrices and the biases of queries ("Q"), or of each group's keys ("K") or values ("V")."""
+        return getattr(self, f"W_{which}"), getattr(self, f"b_{which}") if self.cfg.attn_bias else None
+
+
+def _of_each_head(name: str) -> property:
+    def repeated(attn: "GroupedQueryAttention") -> Tensor:
+        weights = getattr(attn, f"_{name}")
+        return weights.repeat_interleave(attn.cfg.n_heads // len(weights), dim=0)
+
+    def refuse(attn: "GroupedQueryAttention", value: Tensor) -> None:
+        raise AttributeError(f"heads share {name}: change _{name}, which has {attn.cfg.n_key_value_heads} groups")
+
+    return property(repeated, refuse, doc=f"`_{name}`, repeated for each head that shares it.")
+
+
+class GroupedQueryAttention(Attention):
+    """Attention whose heads share keys and values in groups (Ainslie et al. 2023).
+
+    `_W_K`, `_W_V` `[group d_model d_head]` and `_b_K`, `_b_V` `[group d_head]` are the parameters; `hook_k` and
+    `hook_v` have groups instead of heads, and `W_K` and the like repeat each group's weights for its heads.
+    """
+
+    W_K, W_V, b_K, b_V = map(_of_each_head, ("W_K", "W_V", "b_K", "b_V"))
+
+    def weights(self, which: str) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_head"] | None]:
+        """Return the matrices and biases of queries ("Q"), or of each group's keys ("K") or values ("V")."""
+        shared = "" if which == "Q" else "_"
+        bias = getattr(self, f"{shared}b_{which}") if self.cfg.attn_bias else None
+        return getattr(self, f"{shared}W_{which}"), bias
 
 
 class GradientDescentStep(Attention):

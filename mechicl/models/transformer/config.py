@@ -1,9 +1,10 @@
 """`TransformerConfig`: every choice that makes a `HookedTransformer`, with defaults that depend on other choices."""
 
+import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -31,6 +32,7 @@ else:
     Dtype = str | torch.dtype
 Finite = Annotated[float, strictly_between(-1e300, 1e300)]
 Norm = Literal["LN", "LNPre", "RMS", "RMSPre"]
+Positions = Literal["none", "standard", "rotary", "alibi", "shortformer", "one_hot", "sinusoidal"]
 SYNONYMS = {"keys": "attention_dir", "score_scale": "attn_scale"}
 LEFT_OUT: Any = None
 _format = functools.cache(prompt_format)  # models ask for it several times a call
@@ -65,7 +67,9 @@ class TransformerConfig:
         gated_mlp: MLPs are `(act(x W_gate) * x W_in + b_in) W_out + b_out`.
         mlp_location: "blocks" (after each attention) or "input" (one residual MLP on the embedded tokens, before the
             blocks; von Oswald et al. 2023, A.7).
-        act_fn: activation of the MLPs, a name in `ELEMENTWISE`.
+        act_fn: activation of the MLPs: a name in `ELEMENTWISE`, "solu" (`x · softmax(x)`), or "solu_ln", with a norm
+            after it (Elhage et al. 2022).
+        parallel_attn_mlp: the MLP reads the stream before the attention, as the attention does (GPT-J).
         attention: "softmax", "linear", or a name in `ELEMENTWISE`, which is applied to each score; a layer with a state
             ("delta", "gated_linear", "mamba2" or "mesa", see `transformer/recurrent.py`); or one for each layer, with
             commas between: "softmax,linear". By default "softmax" for token ids, else "linear".
@@ -86,6 +90,16 @@ class TransformerConfig:
         keys: positions that a position attends to: "causal" (itself and those before), "context" (all but the last,
             which is the query) or "full"; by default "context" for paired prompts, else "causal". Recurrent layers are
             always causal, and with "context" the query reads the state without writing to it; not "full".
+        n_key_value_heads: number of groups of heads that share keys and values (Ainslie et al. 2023); None for none.
+        use_qk_norm: divide queries and keys by their root mean square, with weights.
+        qk_norm_over: what that is taken over: each "head" (Qwen 3, Gemma 3), or "all" heads together (OLMo 2).
+        clip_qkv: bound on the absolute values of queries, keys and values (OLMo).
+        attn_scores_soft_cap: c in `c · tanh(score / c)` (Gemma 2); -1 for none.
+        use_local_attn: positions of "local" layers attend to the last `window_size` positions only, themselves
+            included; all layers are local, or those of `attn_types`.
+        window_size: number of these positions.
+        attn_types: "global" or "local" for each layer.
+        scale_attn_by_inverse_layer_idx: divide the scores of layer l by l + 1.
         momentum: η of momentum attention, in [0, 1); 0 for none. Needs causal keys. Scores and pattern are those of
             plain attention; z has the momentum.
         momentum_over: "outputs" (z'_t = η z'_{t-1} + (1 - η) z_t from z'_0 = z_0 on: an exponential average over
@@ -96,9 +110,12 @@ class TransformerConfig:
         normalization_type: None, "LN" (layer norm before attention and MLP, with weights), "LNPre" (without), "RMS"
             (division by the root mean square, with weights) or "RMSPre" (without); by default ("default") "LN" for
             token ids, else None.
+        norm_location: norms are applied to what attention and MLP read ("before"), to what they write ("after", OLMo
+            2), or to "both" (Gemma 2; then `ln1_post` and `ln2_post` have weights).
         skip_first_norm: no norm before the first attention layer (von Oswald et al. 2023, A.9); with `recurrent`,
             which repeats the first layer, no norm before any attention.
         final_norm: a norm before the read-out; by default with normalization and a linear read-out.
+        final_rms: the final norm is a root-mean-square norm whatever the others are.
         eps: added to the variance (or the mean square) in a norm.
         recurrent: all blocks share the weights of the first ("looped").
         share_mlp: all blocks share the MLP of the first, but not its attention and norms, as in the authors' code of
@@ -109,13 +126,23 @@ class TransformerConfig:
             paired prompts without a d_model wider than a token, else "linear".
         read_out: "linear", or "identity" (minus the y-dimensions of the stream, `y_slot`; von Oswald et al. 2023,
             section 2); by default "identity" for paired prompts with an identity read-in, else "linear".
+        post_embedding_ln: a norm after the token embedding, `embed.ln` (Bloom).
+        tie_word_embeddings: the read-out is the token embedding transposed, one matrix in memory.
+        embedding_scale: factor that `W_E` contains and a tied read-out lacks (Gemma).
+        output_logits_soft_cap: c in `c · tanh(logit / c)`; -1 for none.
         positional_embedding_type: "none", "standard" (learned, added), "rotary" (queries and keys are rotated; Su et
-            al. 2021), "one_hot" or "sinusoidal" (concatenated to the tokens); by default "none" for paired prompts and
+            al. 2021), "alibi" (scores fall linearly with the distance; Press et al. 2022), "shortformer" (learned,
+            added to what queries and keys read; Press et al. 2021), "one_hot" or "sinusoidal" (concatenated to the
+            tokens); by default "none" for paired prompts and
             "standard" for the others.
         d_pos: width of concatenated positions: by default n_ctx for one_hot, 20 for sinusoidal.
         rotary_dim: number of dimensions of a head that are rotated; by default d_head.
         rotary_base: base of the rotary wavelengths.
         rotary_adjacent_pairs: rotate neighbouring dimensions together, instead of i and i + rotary_dim / 2.
+        rotary_base_local: base of the rotary wavelengths of local layers, whose frequencies are not scaled (Gemma 3).
+        rotary_float32: compute rotary angles in float32 whatever the dtype, as transformers does.
+        rope_scaling: change of the rotary frequencies for longer texts, as transformers has it:
+            `{"rope_type": "llama3", "factor": 8.0, ...}`, or "linear", "dynamic", "yarn" or "longrope".
         attn_bias: biases in q, k, v and the output of attention; by default with normalization, and for token ids.
         read_bias: biases in a linear read-out, and in a linear read-in of points; by default with normalization, and
             for token ids.
@@ -162,6 +189,7 @@ class TransformerConfig:
     gated_mlp: bool = False
     mlp_location: Literal["blocks", "input"] = "blocks"
     act_fn: str = "gelu"
+    parallel_attn_mlp: bool = False
 
     attention: Filled[str] = LEFT_OUT
     attention_weights: Literal["learned", "gradient_descent"] = "learned"
@@ -172,14 +200,25 @@ class TransformerConfig:
     score_scale: Filled[Finite] = LEFT_OUT
     normalize_by_context: bool = False
     keys: Filled[Literal["causal", "context", "full"]] = LEFT_OUT
+    n_key_value_heads: Count | None = None
+    use_qk_norm: bool = False
+    qk_norm_over: Literal["head", "all"] = "head"
+    clip_qkv: Positive | None = None
+    attn_scores_soft_cap: Finite = -1.0
+    use_local_attn: bool = False
+    window_size: Count | None = None
+    attn_types: Sequence[Literal["global", "local"]] | None = None
+    scale_attn_by_inverse_layer_idx: bool = False
     momentum: Finite = 0.0
     momentum_over: Literal["outputs", "values"] = "outputs"
     sink: Literal["none", "fixed", "learned"] = "none"
     sink_score: Finite = 0.0
 
     normalization_type: Norm | Literal["default"] | None = "default"
+    norm_location: Literal["before", "after", "both"] = "before"
     skip_first_norm: bool = False
     final_norm: Filled[bool] = LEFT_OUT
+    final_rms: bool = False
     eps: NonNegative = 1e-5
     recurrent: bool = False
     share_mlp: bool = False
@@ -188,11 +227,18 @@ class TransformerConfig:
 
     read_in: Filled[Literal["identity", "linear"]] = LEFT_OUT
     read_out: Filled[Literal["identity", "linear"]] = LEFT_OUT
-    positional_embedding_type: Filled[Literal["none", "standard", "rotary", "one_hot", "sinusoidal"]] = LEFT_OUT
+    post_embedding_ln: bool = False
+    tie_word_embeddings: bool = False
+    embedding_scale: Positive = 1.0
+    output_logits_soft_cap: Finite = -1.0
+    positional_embedding_type: Filled[Positions] = LEFT_OUT
     d_pos: Filled[Natural] = LEFT_OUT
     rotary_dim: Filled[Natural] = LEFT_OUT
     rotary_base: Positive = 10000.0
     rotary_adjacent_pairs: bool = False
+    rotary_base_local: Positive | None = None
+    rotary_float32: bool = False
+    rope_scaling: Mapping[str, Any] | None = None
     attn_bias: Filled[bool] = LEFT_OUT
     read_bias: Filled[bool] = LEFT_OUT
     initializer_range: Filled[NonNegative] = LEFT_OUT
@@ -257,6 +303,11 @@ class TransformerConfig:
         return self.y_dim if self.d_vocab_out is None else self.d_vocab_out
 
     @property
+    def use_normalization_before_and_after(self) -> bool:
+        """TransformerLens' name for norms before and after attention and MLP."""
+        return self.norm_location == "both"
+
+    @property
     def rotates(self) -> bool:
         """True if queries and keys are rotated by their positions."""
         return self.positional_embedding_type == "rotary"
@@ -285,18 +336,36 @@ class TransformerConfig:
 
     @checked
     def for_layer(self, layer: int) -> "TransformerConfig":
-        """Return the config of one layer's block, in which `attention` is that layer's kind."""
-        kinds = self.attention.split(",")
-        if len(kinds) == 1:
-            return self
-        # the mixture's defaults stay, and fields for the other kinds go
-        changes = {name: getattr(self, name) for name in ("d_head", "score_scale", "initializer_range")}
-        changes |= {"normalize_by_context": False} if kinds[layer] == "softmax" else {"sink": "none"}
-        if kinds[layer] not in RECURRENT:
-            changes |= {"gate": "none", "normalize_keys": False, "conv_width": 0, "use_attn_state": False}
-        elif kinds[layer] == "mamba2":
-            changes["gate"] = "none"
-        return self.replace(attention=kinds[layer], **changes)
+        """Return the config of one layer's block: its kind of attention, its window, its rotary base, its scale."""
+        kinds, cfg = self.attention.split(","), self
+        if len(kinds) > 1:
+            # the mixture's defaults stay, and fields for the other kinds go
+            changes = {name: getattr(self, name) for name in ("d_head", "score_scale", "initializer_range")}
+            changes |= {"normalize_by_context": False} if kinds[layer] == "softmax" else {"sink": "none"}
+            if kinds[layer] not in RECURRENT:
+                changes |= {"gate": "none", "normalize_keys": False, "conv_width": 0, "use_attn_state": False}
+            elif kinds[layer] == "mamba2":
+                changes["gate"] = "none"
+            cfg = self.replace(attention=kinds[layer], **changes)
+        of_layer: dict[str, Any] = {}
+        if self.use_local_attn:
+            is_local = self.attn_types is None or self.attn_types[layer] == "local"
+            of_layer["window_size"] = self.window_size if is_local else None
+            if is_local and self.rotary_base_local is not None:
+                of_layer |= {"rotary_base": self.rotary_base_local, "rope_scaling": None}
+        if self.scale_attn_by_inverse_layer_idx:
+            of_layer["score_scale"] = self.score_scale / (layer + 1)
+        if of_layer:
+            cfg = copy.copy(cfg)
+            cfg._set(**of_layer)
+        return cfg
+
+    @property
+    def has_plain_scores(self) -> bool:
+        """True if scores are products of each head's own queries and keys, rotated or not, times `score_scale`."""
+        special = (self.n_key_value_heads, self.use_qk_norm, self.clip_qkv, self.window_size)
+        capped = self.attn_scores_soft_cap > 0
+        return not (any(special) or capped or self.positional_embedding_type in ("alibi", "shortformer"))
 
     @property
     def reads_only_y(self) -> bool:

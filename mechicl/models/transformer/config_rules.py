@@ -17,6 +17,11 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+def softmax_linear_units(x: Tensor) -> Tensor:
+    """Compute `x · softmax(x)`."""
+    return x * x.softmax(-1)
+
+
 ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "abs": torch.abs,
     "cos": torch.cos,
@@ -39,17 +44,21 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 """Functions that `act_fn` and `attention` may name, none of them a lambda: models pickle. Add your own:
 `ELEMENTWISE["mine"] = function`."""
 
+SOLU: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys(("solu", "solu_ln"), softmax_linear_units)
+"""Activations of MLPs that see all neurons: `x · softmax(x)` (Elhage et al. 2022)."""
+
 RECURRENT = ("delta", "gated_linear", "mamba2", "mesa")
 """Kinds of `attention` that keep a state; see `recurrent.py`."""
 
+ROPE_TYPES = ("linear", "dynamic", "yarn", "longrope", "llama3")
+"""Changes of rotary frequencies that `transformers.modeling_rope_utils` computes."""
+
 # Fields of TransformerLens' configs that ours lack. Those that change what is computed, by the value that does not:
 UNCOMPUTED: dict[str, Any] = {
-    "use_local_attn": False, "window_size": None, "attn_types": None, "scale_attn_by_inverse_layer_idx": False,
-    "final_rms": False, "parallel_attn_mlp": False, "num_experts": None, "experts_per_token": None,
-    "use_normalization_before_and_after": False, "post_embedding_ln": False, "attn_scores_soft_cap": -1.0,
-    "output_logits_soft_cap": -1.0, "use_qk_norm": False, "use_attention_sinks": False, "use_logn_attn": False,
+    "num_experts": None, "experts_per_token": None,
+    "use_normalization_before_and_after": False, "use_attention_sinks": False, "use_logn_attn": False,
     "use_NTK_by_parts_rope": False, "use_yarn_rope": False, "use_dynamic_ntk_rope": False, "rotary_scaling_factor": 1,
-    "rotary_base_local": None, "rope_scaling": None, "clip_qkv": None, "rmsnorm_uses_offset": False,
+    "rmsnorm_uses_offset": False,
     "qk_norm_after_rope": False, "rotary_interleaved_cos_sin": False, "scale_embedding": None,
     "per_layer_head_dim": None, "per_layer_num_key_value_heads": None, "relative_attention_num_buckets": None,
 }  # fmt: skip
@@ -59,8 +68,8 @@ DESCRIPTIVE: dict[str, Any] = {
     "checkpoint_index": None, "checkpoint_label_type": None, "checkpoint_value": None, "tokenizer_name": None,
     "tokenizer_prepends_bos": None, "n_devices": 1, "trust_remote_code": False, "init_weights": True,
     "init_mode": "gpt2", "use_hook_tokens": False, "train_seq_length": None, "uses_rms_norm": False,
-    "layer_norm_folding": False, "tie_word_embeddings": False, "load_in_4bit": False, "quantization_method": None,
-    "use_attn_scale": True, "ungroup_grouped_query_attention": False, "n_key_value_heads": None,
+    "layer_norm_folding": False, "load_in_4bit": False, "quantization_method": None,
+    "use_attn_scale": True, "ungroup_grouped_query_attention": False,
 }  # fmt: skip
 
 
@@ -95,7 +104,8 @@ def fill_defaults(cfg: Any) -> None:
         fill(d_vocab_out=cfg.d_vocab)
     _check_format(cfg)
     check_dtype_and_device(cfg)
-    require(cfg.act_fn in ELEMENTWISE, f"act_fn={cfg.act_fn!r} is not one of {sorted(ELEMENTWISE)}")
+    activations = sorted(ELEMENTWISE | SOLU)
+    require(cfg.act_fn in activations, f"act_fn={cfg.act_fn!r} is not one of {activations}")
     kinds, known = cfg.attention.split(","), ["softmax", "linear", *RECURRENT, *sorted(ELEMENTWISE)]
     for kind in kinds:
         require(kind in known, f"attention={kind!r} is not one of {known}")
@@ -221,7 +231,33 @@ def check_combinations(cfg: Any) -> None:
          f"{cfg.rotary_dim}"),
         (not cfg.rotates or not derived, "attention_weights='gradient_descent' has no positions"),
         (not tokens or cfg.read_in == cfg.read_out == "linear", "a vocabulary needs a learned read-in and read-out"),
-        (not tokens or cfg.d_pos == 0, "a vocabulary takes positional_embedding_type 'none', 'standard' or 'rotary'"),
+        (not tokens or cfg.d_pos == 0,
+         f"a vocabulary has no positional_embedding_type={cfg.positional_embedding_type!r}, which joins tokens"),
+        (tokens or cfg.positional_embedding_type not in ("alibi", "shortformer"),
+         f"positional_embedding_type={cfg.positional_embedding_type!r} is for prompt_format='token_ids'"),
+        (tokens or not (cfg.tie_word_embeddings or cfg.post_embedding_ln),
+         "tie_word_embeddings and post_embedding_ln are for prompt_format='token_ids'"),
+        (not cfg.tie_word_embeddings or cfg.d_vocab == cfg.d_vocab_out,
+         f"tied embeddings need d_vocab_out={cfg.d_vocab_out} to be d_vocab={cfg.d_vocab}"),
+        (not cfg.n_key_value_heads or cfg.n_heads % cfg.n_key_value_heads == 0,
+         f"n_heads={cfg.n_heads} is not divisible by n_key_value_heads={cfg.n_key_value_heads}"),
+        (not (recurrent or derived) or cfg.has_plain_scores,
+         f"attention={cfg.attention!r} has no n_key_value_heads, use_qk_norm, clip_qkv, window_size, soft cap or "
+         "positions in its scores"),
+        (not cfg.use_local_attn or (cfg.window_size is not None and cfg.keys == "causal"),
+         f"use_local_attn needs a window_size and keys='causal', got {cfg.window_size} and {cfg.keys!r}"),
+        (cfg.use_local_attn or (cfg.window_size, cfg.attn_types, cfg.rotary_base_local) == (None, None, None),
+         "window_size, attn_types and rotary_base_local are for local layers: set use_local_attn"),
+        (cfg.attn_types is None or len(cfg.attn_types) == cfg.n_layers,
+         f"attn_types={cfg.attn_types} must have a kind for each of the {cfg.n_layers} layers"),
+        (cfg.norm_location == "before" or (cfg.normalization_type and cfg.damping == 1),
+         f"norm_location={cfg.norm_location!r} needs a normalization_type, and damping=1"),
+        (not cfg.parallel_attn_mlp or cfg.block_mlp, "parallel_attn_mlp needs MLPs in the blocks: give d_mlp"),
+        (cfg.rotates or (cfg.rope_scaling, cfg.rotary_base_local) == (None, None),
+         "rope_scaling and rotary_base_local need positional_embedding_type='rotary'"),
+        (cfg.rope_scaling is None or cfg.rope_scaling.get("rope_type") in ROPE_TYPES,
+         f"rope_scaling={cfg.rope_scaling} must have a rope_type of {ROPE_TYPES}"),
+        (cfg.act_fn not in SOLU or not cfg.gated_mlp, f"act_fn={cfg.act_fn!r} has no gated_mlp"),
         (cfg.read_out == "linear" or cfg.d_model >= cfg.y_dim,
          f"an identity read-out reads y_dim={cfg.y_dim} dimensions of the stream, but d_model={cfg.d_model}"),
         (tokens or cfg.read_in == "linear" or cfg.d_model >= cfg.identity_width,

@@ -21,16 +21,25 @@ One more route has no matrix products of single prompts:
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
 from mechicl.base.precision import at_least_float32
-from mechicl.models.transformer.attention import Attention, elementwise_attention, key_mask, rotate, with_momentum
-from mechicl.models.transformer.layers import MLP, Block, LayerNorm
+from mechicl.models.transformer.attention import (
+    NOTHING_ELSE,
+    Attention,
+    Run,
+    elementwise_attention,
+    key_mask,
+    with_momentum,
+)
+from mechicl.models.transformer.layers import MLP, Block
+from mechicl.models.transformer.norms import LayerNorm
 from mechicl.models.transformer.recurrent import Recurrence
 from mechicl.prompts.prompts import lies_prompts_last
 
@@ -49,8 +58,12 @@ ASSOCIATIVE_COST, MERGED_COST = 1.4, 0.9
 ROUND, LARGEST_FILLED = 4, 16
 
 
+JOINED_NUMBERS = 2**18
+"""Matrices of at most as many numbers are joined for one product; copying larger ones costs more than it saves."""
+
+
 def fast_blocks(
-    blocks: Sequence[Block], residual: Float[Tensor, "batch pos d_model"]
+    blocks: Sequence[Block], residual: Float[Tensor, "batch pos d_model"], run: Run | None = None
 ) -> Float[Tensor, "batch pos d_model"]:
     """Compute the stream after some blocks at all positions.
 
@@ -60,7 +73,7 @@ def fast_blocks(
     dims, positions = _padding(blocks, residual) if blocks and _fills(blocks, residual) else (0, 0)
     if not (dims or positions):
         for block in blocks:
-            residual = fast_block(block, residual, ALL)
+            residual = fast_block(block, residual, ALL, run=run)
         return residual
     residual = F.pad(residual, (0, dims, positions, 0))
     for block in blocks:
@@ -104,32 +117,53 @@ def _merges(block: Block, residual: Tensor) -> bool:
 
 
 def _only_plain(attn: Attention) -> bool:
-    # rotary positions and the fused kernel need queries and keys, which the other routes never form; with momentum
-    # each row depends on those before it; in half precision other orders of the products would overflow
+    # what changes queries, keys or scores, and the fused kernel, need queries and keys, which the other routes never
+    # form; with momentum each row depends on those before it; in half precision other orders of the products would
+    # overflow
     is_half = attn.cfg.torch_dtype.itemsize < 4
-    return attn.cfg.rotates or attn.fused or bool(attn.cfg.momentum) or is_half
+    return attn.cfg.rotates or not attn.cfg.has_plain_scores or attn.fused or bool(attn.cfg.momentum) or is_half
 
 
 def fast_block(
-    block: Block, residual: Float[Tensor, "batch pos d_model"], rows: slice, columns: slice = ALL
+    block: Block,
+    residual: Float[Tensor, "batch pos d_model"],
+    rows: slice,
+    columns: slice = ALL,
+    run: Run | None = None,
 ) -> Float[Tensor, "batch row column"]:
     """Compute the stream after the block at the positions `rows`, from the stream before it at all positions.
 
-    `columns` are the dimensions of the stream to return; a block with an MLP needs all of them.
+    `columns` are the dimensions of the stream to return; a block with an MLP, or a norm after attention, needs all of
+    them.
+    """
+    cfg, before = block.cfg, residual[:, rows, columns]
+    read = residual if cfg.norm_location == "after" else fast_norm(block.ln1, residual)
+    update = _normed_output(block, fast_attention(block.attn, read, rows, columns, run), "ln1")
+    after = add_update(before, update, cfg.damping)
+    return after_attention(block, after, before if cfg.parallel_attn_mlp else None)
+
+
+def after_attention(
+    block: Block, residual: Float[Tensor, "batch row column"], before: Tensor | None = None
+) -> Float[Tensor, "batch row column"]:
+    """Compute the stream after the block from the stream after its attention.
+
+    `before` is the stream before the attention, for an MLP that reads it.
     """
     cfg = block.cfg
-    update = fast_attention(block.attn, fast_norm(block.ln1, residual), rows, columns)
-    return after_attention(block, add_update(residual[:, rows, columns], update, cfg.damping))
-
-
-def after_attention(block: Block, residual: Float[Tensor, "batch row column"]) -> Float[Tensor, "batch row column"]:
-    """Compute the stream after the block from the stream after its attention."""
-    cfg = block.cfg
     if cfg.block_mlp:
-        residual = add_update(residual, fast_mlp(block.mlp, fast_norm(block.ln2, residual)), cfg.damping)
+        read = residual if before is None else before
+        read = read if cfg.norm_location == "after" else fast_norm(block.ln2, read)
+        residual = add_update(residual, _normed_output(block, fast_mlp(block.mlp, read), "ln2"), cfg.damping)
     if cfg.token_clip is not None:
         residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
     return residual
+
+
+def _normed_output(block: Block, written: Tensor, norm: str) -> Tensor:
+    if block.cfg.norm_location == "before":
+        return written
+    return fast_norm(getattr(block, norm if block.cfg.norm_location == "after" else f"{norm}_post"), written)
 
 
 def fast_norm(norm: LayerNorm | nn.Identity, residual: Float[Tensor, "batch pos d_model"]) -> Tensor:
@@ -149,7 +183,8 @@ def fast_mlp(mlp: MLP, x: Tensor) -> Tensor:
     if mlp.gated:
         hidden = mlp.act_fn(x @ mlp.W_gate) * (x @ mlp.W_in) + mlp.b_in
         return F.linear(hidden, mlp.W_out.mT, mlp.b_out)
-    return F.linear(mlp.act_fn(F.linear(x, mlp.W_in.mT, mlp.b_in)), mlp.W_out.mT, mlp.b_out)
+    hidden = mlp.act_fn(F.linear(x, mlp.W_in.mT, mlp.b_in))
+    return F.linear(hidden if mlp.ln is None else fast_norm(mlp.ln, hidden), mlp.W_out.mT, mlp.b_out)
 
 
 def add_update(residual: Tensor, update: Tensor, damping: float) -> Tensor:
@@ -158,15 +193,21 @@ def add_update(residual: Tensor, update: Tensor, damping: float) -> Tensor:
 
 
 def fast_attention(
-    attn: Attention, x: Float[Tensor, "batch pos d_model"], rows: slice, columns: slice = ALL
+    attn: Attention,
+    x: Float[Tensor, "batch pos d_model"],
+    rows: slice,
+    columns: slice = ALL,
+    run: Run | None = None,
 ) -> Float[Tensor, "batch row column"]:
     """Compute the attention layer's output at the positions `rows`, by the cheapest route."""
     if isinstance(attn, Recurrence):
         return attn.fast(x, rows, columns)
     cfg, n_pos = attn.cfg, x.shape[1]
     if cfg.momentum:
-        positions = torch.arange(n_pos, device=x.device) if cfg.rotates else None
-        return _plain(attn, x, x, key_mask(cfg, n_pos, ALL, x.device), positions)[:, rows, columns]
+        return _plain(attn, x, x, ALL, key_mask(cfg, n_pos, ALL, x.device))[:, rows, columns]
+    if run is not None:
+        mask = attn.mask(run.n_before + n_pos, slice(run.n_before, None), x.device, run)
+        return _plain(attn, x, x, ALL, mask, run)[:, rows, columns]
     costs = _costs(attn, x, rows)
     route = "plain" if _only_plain(attn) else attn.route or min(costs, key=costs.__getitem__)
     if route == "folded" and _can_go_across(attn, x, rows, columns):
@@ -176,13 +217,14 @@ def fast_attention(
     if route in ("merged", "filled"):
         return _merged(attn, x)[:, rows, columns]
     # only a causal mask differs between rows: otherwise hidden keys are left out instead of masked
-    mask = key_mask(cfg, n_pos, rows, x.device) if cfg.keys == "causal" else None
+    differs = cfg.keys == "causal" or cfg.window_size is not None
+    mask = key_mask(cfg, n_pos, rows, x.device) if differs else None
     x_rows = x if len(range(*rows.indices(n_pos))) == n_pos else x[:, rows]
     x_keys = x[:, :-1] if cfg.keys == "context" else x
     if route == "folded":
         return _folded(attn, x_rows, x, x_keys.shape[1], mask, columns)
-    positions = torch.arange(n_pos, device=x.device)[rows] if cfg.rotates else None
-    return _plain(attn, x_rows, x_keys, mask, positions)[..., columns]
+    mask = mask if mask is None or x_keys is x else mask[:, :-1]
+    return _plain(attn, x_rows, x_keys, rows, mask)[..., columns]
 
 
 def fuse_attention(model: nn.Module) -> None:
@@ -192,9 +234,14 @@ def fuse_attention(model: nn.Module) -> None:
     """
     layers = [part for part in model.modules() if isinstance(part, Attention)]
     kinds = sorted({part.cfg.attention for part in layers} - {"softmax"})
-    if not layers or kinds or any(part.cfg.sink != "none" for part in layers):
-        has = f"{', '.join(kinds)} attention" if kinds else "an attention sink" if layers else "no attention of ours"
-        raise ValueError(f"fused attention is softmax without a sink, and this model has {has}: do without it")
+    unlike = any(
+        part.cfg.sink != "none" or part.cfg.attn_scores_soft_cap > 0 or part.cfg.positional_embedding_type == "alibi"
+        for part in layers
+    )
+    if not layers or kinds or unlike:
+        other = "an attention sink, a soft cap or ALiBi" if layers else "no attention of ours"
+        has = f"{', '.join(kinds)} attention" if kinds else other
+        raise ValueError(f"fused attention is plain softmax, and this model has {has}: do without it")
     for part in layers:
         part.fused = True
 
@@ -312,47 +359,76 @@ def _plain(
     attn: Attention,
     x_rows: Tensor,
     x_keys: Tensor,
-    mask: Bool[Tensor, "row key_pos"] | None,
-    query_positions: Int[Tensor, "row"] | None = None,
+    rows: slice,
+    mask: Bool[Tensor, "*batch row key_pos"] | None,
+    run: Run = NOTHING_ELSE,
 ) -> Tensor:
-    """Keys and values for all positions, queries for the rows (with momentum all), rotated by `query_positions`.
+    """Keys and values for all positions, queries for the rows (with momentum all).
 
     Torch's fused attention is not quicker here on a CPU, and lacks derivatives: see `fuse_attention`.
     """
-    if x_rows is x_keys:
+    cfg = attn.cfg
+    if attn.shortformer is not None:
+        placed = attn.placed(x_keys, run)
+        (q,), (k,), (v,) = (queries_keys_values(attn, x, which) for x, which in
+                            ((placed[:, rows], "Q"), (placed, "K"), (x_keys, "V")))  # fmt: skip
+    elif x_rows is x_keys:
         q, k, v = queries_keys_values(attn, x_keys, "QKV")
     else:
         (q,), (k, v) = queries_keys_values(attn, x_rows, "Q"), queries_keys_values(attn, x_keys, "KV")
-    if query_positions is not None:
-        q, k = rotate_heads(attn, q, query_positions), rotate_heads(attn, k, torch.arange(k.shape[2], device=k.device))
-    dtype = v.dtype
-    if not attn.fused:
-        q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
+    if cfg.rotates or not cfg.has_plain_scores or run.cache is not None:
+        n_hidden = 1 if cfg.keys == "context" else 0
+        prepared = attn.prepare(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), run, rows, n_hidden)
+        q, k, v = (part.transpose(1, 2) for part in prepared)
+    dtype, heads_a_group = v.dtype, q.shape[1] // v.shape[1]
     if attn.fused:
-        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attn.cfg.score_scale)
-    elif mask is not None and attn.cfg.attention == "softmax" and attn.cfg.sink == "none":
-        z = masked_softmax(q, k, mask, attn.cfg.score_scale) @ v
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=cfg.score_scale, enable_gqa=heads_a_group > 1)
     else:
-        z = attention_pattern(attn, attn.cfg.score_scale * (q @ k.mT), mask) @ v
-    if attn.cfg.momentum:
-        z = with_momentum(attn.cfg, z.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+        q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
+        # queries of the heads that share keys are rows of one product
+        q = q if heads_a_group == 1 else q.unflatten(1, (-1, heads_a_group)).flatten(2, 3)
+        z = _gathered(attn, q, k, v, rows, mask, run)
+    if cfg.momentum:
+        z = with_momentum(cfg, z.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
     out = join_heads(z.to(dtype), attn.W_O)
-    return out + attn.b_O if attn.cfg.attn_bias else out
+    return out + attn.b_O if cfg.attn_bias else out
 
 
-def queries_keys_values(attn: Attention, x: Tensor, which: str) -> tuple[Tensor, ...]:
-    """Compute some of q, k and v, `[batch head pos d_head]` each, in one matrix product."""
-    weights = torch.cat([getattr(attn, f"W_{name}").transpose(0, 1).flatten(1) for name in which], dim=1)
-    bias = torch.cat([getattr(attn, f"b_{name}").flatten() for name in which]) if attn.cfg.attn_bias else None
-    projected = F.linear(x, weights.mT, bias)
-    return projected.unflatten(-1, (len(which), attn.cfg.n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+def _gathered(
+    attn: Attention,
+    q: Float[Tensor, "batch group row d_head"],
+    k: Float[Tensor, "batch group key_pos d_head"],
+    v: Float[Tensor, "batch group key_pos d_head"],
+    rows: slice,
+    mask: Bool[Tensor, "*batch row key_pos"] | None,
+    run: Run,
+) -> Float[Tensor, "batch head row d_head"]:
+    """Compute z; the rows of q are those of all heads of a group, one after the other."""
+    cfg = attn.cfg
+    by_head = (len(q), cfg.n_heads, q.shape[1] * q.shape[2] // cfg.n_heads, cfg.d_head)
+    bent = cfg.attn_scores_soft_cap > 0 or cfg.positional_embedding_type == "alibi"
+    if not bent and run.tokens is None and mask is not None and cfg.attention == "softmax" and cfg.sink == "none":
+        heads = mask if mask.shape[0] == q.shape[2] else mask.repeat(q.shape[2] // mask.shape[0], 1)
+        z = masked_softmax(q, k, heads, cfg.score_scale) @ v
+        return z.reshape(by_head)
+    products = (q @ k.mT).reshape(*by_head[:3], k.shape[2])
+    at = slice(run.n_before, None) if run.n_before else rows
+    pattern = attention_pattern(attn, attn.shape_scores(products, at, run), mask)
+    z = pattern.reshape(*q.shape[:3], k.shape[2]) @ v
+    return z.reshape(by_head)
 
 
-def rotate_heads(
-    attn: Attention, vectors: Float[Tensor, "batch head pos d_head"], positions: Int[Tensor, "pos"]
-) -> Float[Tensor, "batch head pos d_head"]:
-    """Rotate queries or keys by their positions."""
-    return rotate(attn.cfg, vectors.transpose(1, 2), positions).transpose(1, 2)
+def queries_keys_values(attn: Attention, x: Tensor, which: str) -> list[Float[Tensor, "batch head pos d_head"]]:
+    """Compute some of q, k and v, of small models in one matrix product; keys and values may have groups of heads."""
+    matrices, biases = zip(*(attn.weights(name) for name in which), strict=True)
+    flat = [weight.mT.flatten(0, 1) for weight in matrices]  # a view of weights in the order [head d_head d_model]
+    rows: list[Any] = [None if bias is None else bias.flatten() for bias in biases]
+    if len(which) > 1 and sum(part.numel() for part in flat) <= JOINED_NUMBERS:
+        joined = F.linear(x, torch.cat(flat), torch.cat(rows) if attn.cfg.attn_bias else None)
+        parts = joined.split([len(part) for part in flat], dim=-1)
+    else:
+        parts = [F.linear(x, *pair) for pair in zip(flat, rows, strict=True)]
+    return [part.unflatten(-1, (-1, attn.cfg.d_head)).transpose(1, 2) for part in parts]
 
 
 def project_heads(x: Float[Tensor, "batch pos d_in"], weights: Float[Tensor, "head d_in d_out"]) -> Tensor:
@@ -389,8 +465,10 @@ def attention_pattern(
     cfg = attn.cfg
     if cfg.attention == "softmax":
         scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-        # without a sink, hidden keys are left out, not masked, so every row sees a key
-        return attn.softmax(scores) if cfg.sink != "none" else scores.softmax(-1)
+        # without a sink or padding, hidden keys are left out or one is visible, so every row sees a key
+        return (
+            attn.softmax(scores) if cfg.sink != "none" or (mask is not None and mask.ndim > 2) else scores.softmax(-1)
+        )
     if mask is None:
         pattern, n_keys = elementwise_attention(cfg, scores), max(scores.shape[-1], 1)
     else:

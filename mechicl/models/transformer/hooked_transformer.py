@@ -9,19 +9,21 @@ import torch.nn as nn
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
+from transformer_lens import TransformerLensKeyValueCache
 from transformer_lens.hook_points import HookPoint
 from transformers import PreTrainedTokenizerBase
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import ArgumentError, checked
 from mechicl.base.threads import holds_models
-from mechicl.models.transformer.attention import Attention
+from mechicl.models.transformer.attention import Attention, Run, soft_cap
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.config_rules import RECURRENT
 from mechicl.models.transformer.fast import fast_block, fast_blocks, fast_norm
-from mechicl.models.transformer.layers import MLP, Block, Embed, LayerNorm, PosEmbed, Unembed
+from mechicl.models.transformer.layers import LEARNED, MLP, Block, Embed, PosEmbed, TiedUnembed, Unembed
 from mechicl.models.transformer.lens_config import current_names, read_lens_config
 from mechicl.models.transformer.lens_pretrained import LensPretrained
+from mechicl.models.transformer.norms import LayerNorm
 from mechicl.models.transformer.queries import query_streams
 from mechicl.models.transformer.recurrent import CHUNK_OF_KEY_GATES, Recurrence
 from mechicl.prompts import Prompts
@@ -78,7 +80,7 @@ class HookedTransformer(LensPretrained):
                 self.register_buffer("initial_weights", torch.zeros(cast(int, cfg.x_dim), cfg.y_dim))
             self.embed = Embed(cfg)
             self.hook_embed = HookPoint()
-            if cfg.positional_embedding_type not in ("none", "rotary"):
+            if cfg.positional_embedding_type in (*LEARNED, "one_hot", "sinusoidal"):
                 self.pos_embed = PosEmbed(cfg)
                 self.hook_pos_embed = HookPoint()
             if cfg.mlp_location == "input":
@@ -86,8 +88,13 @@ class HookedTransformer(LensPretrained):
                 self.hook_input_mlp_out = HookPoint()
             self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.n_layers))
             self._tie_blocks()
-            self.ln_final = LayerNorm(cfg) if cfg.final_norm else nn.Identity()
-            self.unembed = Unembed(cfg)
+            if cfg.positional_embedding_type == "shortformer":
+                for block in self.blocks:
+                    vars(block.attn)["shortformer"] = (self.pos_embed, self.hook_pos_embed)  # not parts of it
+            kind = cfg.normalization_type
+            kind = str(kind).replace("LN", "RMS") if cfg.final_rms else kind
+            self.ln_final = LayerNorm(cfg, kind=kind) if cfg.final_norm else nn.Identity()
+            self.unembed = TiedUnembed(cfg, self.embed) if cfg.tie_word_embeddings else Unembed(cfg)
         self.setup()
         self.to(device=cfg.device, dtype=cfg.torch_dtype)
         self.reset_parameters(cfg.seed or 0 if seed is None else seed)
@@ -111,7 +118,7 @@ class HookedTransformer(LensPretrained):
         # both ends are drawn first: the order decides which numbers a seed gives to which weights
         ends = ("embed.", "pos_embed.", "unembed.")
         for name, weight in sorted(self.named_parameters(), key=lambda named: not named[0].startswith(ends)):
-            leaf = name.rsplit(".", 1)[-1]
+            leaf = name.rsplit(".", 1)[-1].removeprefix("_")
             if weight.is_meta:
                 continue
             if leaf in deviations:
@@ -127,19 +134,55 @@ class HookedTransformer(LensPretrained):
 
     # ---- tokens in, outputs out ----
 
-    def _run_blocks(self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool) -> Tensor:
+    def _run_blocks(
+        self, residual: Tensor, layers: range, positions: slice, *, to_outputs: bool, run: Run | None = None
+    ) -> Tensor:
         if self._is_hooked() or not layers:
             for layer in layers:
-                residual = self.blocks[layer](residual)
+                # a user's replacement may take the stream only
+                residual = self.blocks[layer](residual, *(() if run is None else (run,)))
             # hooks see all positions, those of the final norm too
             return (self.read_out(residual) if to_outputs else residual)[:, positions]
-        residual = fast_blocks([self.blocks[layer] for layer in layers[:-1]], residual)
+        residual = fast_blocks([self.blocks[layer] for layer in layers[:-1]], residual, run)
         # the last block computes these positions only, and the y-dimensions only if nothing else is read
         last = self.blocks[layers[-1]]
         if to_outputs and self.cfg.reads_only_y:
-            return -fast_block(last, residual, positions, self.cfg.y_slot)
-        residual = fast_block(last, residual, positions)
+            return -fast_block(last, residual, positions, self.cfg.y_slot, run)
+        residual = fast_block(last, residual, positions, run=run)
         return self.read_out(residual) if to_outputs else residual
+
+    def _plan_run(
+        self, tokens: Tensor, attention_mask: Tensor | None, cache: TransformerLensKeyValueCache | None
+    ) -> Run | None:
+        if cache is not None:
+            n_before, n_texts = cache.previous_attention_mask.shape[1], len(cache.previous_attention_mask)
+            if (len(cache.entries), n_texts) != (self.cfg.n_layers, len(tokens)):
+                raise ValueError(
+                    f"past_kv_cache is of {len(cache.entries)} layers and {n_texts} texts, the run of "
+                    f"{self.cfg.n_layers} layers and {len(tokens)} texts"
+                )
+            mask = tokens.new_ones(tokens.shape[:2]) if attention_mask is None else attention_mask.to(tokens.device)
+            if mask.shape[1] == n_before + tokens.shape[1]:  # of the earlier positions, too
+                mask = mask[:, n_before:]
+            attention_mask = cache.append_attention_mask(mask.int())
+            run = Run(None if attention_mask.all() else attention_mask.bool(), cache, n_before)
+        elif attention_mask is None or attention_mask.all():
+            return None
+        elif self.cfg.keys == "causal" and bool((attention_mask.int().diff(dim=-1) <= 0).all()):
+            return None  # padding on the right, which no token sees
+        else:
+            run = Run(attention_mask.bool().to(tokens.device))
+        if self.cfg.prompt_format != "token_ids" or self._recurrent or self.cfg.momentum:
+            raise ValueError(
+                "attention_mask may only hide padding on the right with causal keys, and there is no past_kv_cache, "
+                "for models of points, recurrent layers and momentum attention"
+            )
+        n_pos = run.n_before + tokens.shape[1]
+        if run.tokens is not None and run.tokens.shape != (len(tokens), n_pos):
+            raise ValueError(
+                f"attention_mask must be [batch pos] = {[len(tokens), n_pos]}, got {list(run.tokens.shape)}"
+            )
+        return run
 
     def _numbers_per_position(self, n_pos: int) -> int:
         # The tensors alive at once at the peak of a block, which tests compare with a measured peak: the stream,
@@ -153,7 +196,9 @@ class HookedTransformer(LensPretrained):
         return 4 * cfg.d_model + heads + 2 * (cfg.d_mlp or 0)
 
     @holds_models
-    def embed_tokens(self, tokens: Tensor, positions: range | None = None) -> Float[Tensor, "batch pos d_model"]:
+    def embed_tokens(
+        self, tokens: Tensor, positions: range | Tensor | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
         """Compute the residual stream before the first block: read-in, positions, input MLP.
 
         Args:
@@ -168,8 +213,10 @@ class HookedTransformer(LensPretrained):
         residual = self.hook_embed(embedded)
         if hasattr(self, "pos_embed"):
             # a copy for each prompt, so that a hook may change some of them in place
-            rows = self.pos_embed.rows(range(residual.shape[1]) if positions is None else positions)
-            residual = residual + self.hook_pos_embed(rows.to(residual).repeat(residual.shape[0], 1, 1))
+            rows = self.pos_embed.rows(range(residual.shape[1]) if positions is None else positions).to(residual)
+            rows = rows.expand(residual.shape).clone()
+            if cfg.positional_embedding_type != "shortformer":  # there the attention reads them
+                residual = residual + self.hook_pos_embed(rows)
         if cfg.mlp_location == "input":
             residual = residual + self.hook_input_mlp_out(self.input_mlp(residual))
         return residual
@@ -178,7 +225,8 @@ class HookedTransformer(LensPretrained):
     def read_out(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
         """Compute outputs from the final residual stream: final norm, then minus the y-dimensions or a linear map."""
         self._check_width(residual)
-        return self.unembed(self.ln_final(residual) if self._is_hooked() else fast_norm(self.ln_final, residual))
+        normed = self.ln_final(residual) if self._is_hooked() else fast_norm(self.ln_final, residual)
+        return soft_cap(self.unembed(normed), self.cfg.output_logits_soft_cap)
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if self.cfg.prompt_format != "token_ids":
@@ -193,7 +241,7 @@ class HookedTransformer(LensPretrained):
     def _query_streams_by_sharing(self, prompts: Prompts, queries: Tensor, points: range) -> Iterator[Tensor]:
         cfg = self.cfg
         # the context sees the query, or a row depends on others
-        if cfg.keys == "full" or cfg.momentum or self._recurrent:
+        if cfg.keys == "full" or cfg.momentum or self._recurrent or not self._shares_queries:
             return self._query_streams_one_by_one(prompts, queries, points)
         if cfg.keys == "context" and len(points) > 1:  # points see later ones, so each prefix is a separate context
             prefixes = [
@@ -241,6 +289,12 @@ class HookedTransformer(LensPretrained):
         `attribution_patch` needs them in every block.
         """
         self._request_hooks(use_hook_mlp_in=use_hook_mlp_in)
+
+    @property
+    def _shares_queries(self) -> bool:
+        """True if blocks are plain enough for `queries.py`."""
+        cfg = self.cfg
+        return cfg.has_plain_scores and cfg.norm_location == "before" and not cfg.parallel_attn_mlp
 
     @property
     def _recurrent(self) -> bool:

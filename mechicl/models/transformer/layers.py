@@ -12,60 +12,33 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from mechicl.base.precision import at_least_float32
-from mechicl.models.transformer.attention import Attention, BlockPart, GradientDescentStep
+from mechicl.models.transformer.attention import Attention, GradientDescentStep, GroupedQueryAttention, Run
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.config_rules import ELEMENTWISE, RECURRENT
+from mechicl.models.transformer.config_rules import ELEMENTWISE, RECURRENT, SOLU
+from mechicl.models.transformer.norms import BlockPart, LayerNorm
 from mechicl.models.transformer.recurrent import Recurrence
 
+LEARNED = ("standard", "shortformer")
+"""Kinds of positions with a learned vector for each."""
 SPLIT_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
-
-
-class LayerNorm(BlockPart):
-    """Layer norm or root-mean-square norm, with weights or without.
-
-    The kind is the config's `normalization_type`: "LN" and "LNPre" subtract the mean, "RMS" and "RMSPre" do not; "LN"
-    has weights `w` and `b` `[d_model]`, "RMS" has `w`.
-
-    Hooks: `hook_scale` `[batch pos 1]` is the divisor of the stream, `hook_normalized` the quotient, before the weights
-    (as in TransformerLens from 3.0 on). In half precision both are float32, as there, and the result is rounded.
-    """
-
-    def __init__(self, cfg: TransformerConfig):
-        super().__init__()
-        self.eps = cfg.eps
-        self.centres = cfg.normalization_type in ("LN", "LNPre")
-        self.has_weights = cfg.normalization_type in ("LN", "RMS")
-        if self.has_weights:
-            self.w = nn.Parameter(torch.ones(cfg.d_model))
-            if self.centres:
-                self.b = nn.Parameter(torch.zeros(cfg.d_model))
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
-
-    def forward(self, residual: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_model"]:
-        """Centre if the kind does, divide by the scale, apply weights if there are any."""
-        stream = at_least_float32(residual)
-        centred = stream - stream.mean(-1, keepdim=True) if self.centres else stream
-        scale = self.hook_scale((centred.square().mean(-1, keepdim=True) + self.eps).sqrt())
-        normalized = self.hook_normalized(centred / scale)
-        if self.has_weights:
-            normalized = normalized * self.w + self.b if self.centres else normalized * self.w
-        return normalized.to(residual.dtype)
 
 
 class MLP(BlockPart):
     """One hidden layer: `hook_pre` and `hook_post` `[batch pos d_mlp]` around the activation.
 
     A gated one multiplies its activation by a second projection, `hook_pre_linear` (Shazeer 2020); there, as in
-    TransformerLens, `b_in` is added after the product.
+    TransformerLens, `b_in` is added after the product. With "solu_ln" a norm `ln` follows the activation `hook_mid`
+    (Elhage et al. 2022, "Softmax linear units").
     """
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         assert cfg.d_mlp is not None
-        self.act_fn = ELEMENTWISE[cfg.act_fn]
+        self.act_fn = SOLU[cfg.act_fn] if cfg.act_fn in SOLU else ELEMENTWISE[cfg.act_fn]
         self.gated = cfg.gated_mlp
+        self.ln = LayerNorm(cfg, cfg.d_mlp, cfg.normalization_type or "LN") if cfg.act_fn == "solu_ln" else None
+        if self.ln is not None:
+            self.hook_mid = HookPoint()
         shapes = {"W_in": (cfg.d_model, cfg.d_mlp), "b_in": (cfg.d_mlp,)}
         shapes |= {"W_out": (cfg.d_mlp, cfg.d_model), "b_out": (cfg.d_model,)}
         if cfg.gated_mlp:
@@ -83,7 +56,8 @@ class MLP(BlockPart):
             gate = self.act_fn(self.hook_pre(x @ self.W_gate))
             return self.hook_post(gate * self.hook_pre_linear(x @ self.W_in) + self.b_in) @ self.W_out + self.b_out
         pre = self.hook_pre(x @ self.W_in + self.b_in)
-        return self.hook_post(self.act_fn(pre)) @ self.W_out + self.b_out
+        post = self.act_fn(pre) if self.ln is None else self.ln(self.hook_mid(self.act_fn(pre)))
+        return self.hook_post(post) @ self.W_out + self.b_out
 
 
 class Block(BlockPart):
@@ -96,15 +70,24 @@ class Block(BlockPart):
         # a looped model's blocks are one block, so it skips the first norm in every pass
         first = layer == 0 or cfg.recurrent
         self.ln1 = nn.Identity() if cfg.skip_first_norm and first else self._norm()
-        kind = Recurrence if cfg.attention in RECURRENT else Attention
+        kind = (
+            Recurrence if cfg.attention in RECURRENT else GroupedQueryAttention if cfg.n_key_value_heads else Attention
+        )
         self.attn = GradientDescentStep(cfg) if cfg.attention_weights == "gradient_descent" else kind(cfg)
+        self.attn.layer = layer
+        norms = ["ln1"]
         if cfg.block_mlp:
             self.ln2 = self._norm()
             self.mlp = MLP(cfg)
+            norms.append("ln2")
+        for name in norms if cfg.normalization_type and cfg.norm_location == "both" else ():
+            # never folded: their weights scale what is written
+            self.add_module(f"{name}_post", LayerNorm(cfg, kind=str(cfg.normalization_type).removesuffix("Pre")))
         # read by TransformerLens' ActivationCache, to split the output of the MLP by neuron, and by its logit lens
         self.residual_contribution_scale = cfg.damping
         self.hook_out_is_single_residual_stream = True
-        for name in ("resid_pre", "attn_out", "resid_post", *(("resid_mid", "mlp_out") if cfg.block_mlp else ())):
+        of_mlp = ("mlp_out",) if cfg.parallel_attn_mlp else ("resid_mid", "mlp_out")
+        for name in ("resid_pre", "attn_out", "resid_post", *(of_mlp if cfg.block_mlp else ())):
             self.add_module(f"hook_{name}", HookPoint())
         self.add_requested_hooks()
 
@@ -126,15 +109,20 @@ class Block(BlockPart):
             elif not wanted and hasattr(module, name):
                 delattr(module, name)
 
-    def forward(self, residual: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(
+        self, residual: Float[Tensor, "batch pos d_model"], run: Run | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
         """Compute the stream after this block; every hook fires."""
         cfg = self.cfg
-        residual = self.hook_resid_pre(residual)
-        residual = residual + self.hook_attn_out(self.attn(*self._attention_inputs(residual)))
+        before = residual = self.hook_resid_pre(residual)
+        known = {} if run is None else {"run": run}  # a user's replacement may take the stream only
+        attended = self.attn(*self._attention_inputs(residual), **known)
+        residual = residual + self.hook_attn_out(self.normed_output(attended, "ln1"))
         if cfg.block_mlp:
-            residual = self.hook_resid_mid(residual)
-            read = self.hook_mlp_in(residual.clone()) if cfg.use_hook_mlp_in else residual
-            residual = residual + self.hook_mlp_out(cfg.damping * self.mlp(self.ln2(read)))
+            residual = residual if cfg.parallel_attn_mlp else self.hook_resid_mid(residual)
+            read = before if cfg.parallel_attn_mlp else residual
+            read = self.hook_mlp_in(read.clone()) if cfg.use_hook_mlp_in else read
+            residual = residual + self.hook_mlp_out(self.write_mlp(read))
         elif cfg.use_hook_mlp_in:  # an MLP without neurons, for code that expects one in every layer
             neurons = self.hook_mlp_in(residual.clone())[..., :0]
             residual = residual + self.hook_mlp_out(neurons @ neurons.new_zeros(0, cfg.d_model))
@@ -142,19 +130,32 @@ class Block(BlockPart):
             residual = residual.clamp(-cfg.token_clip, cfg.token_clip)
         return self.hook_resid_post(residual)
 
+    def write_mlp(self, stream: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Compute what the MLP adds to the stream, norms and damping included."""
+        return self.normed_output(self.cfg.damping * self.mlp(self.normed_input(stream, "ln2")), "ln2")
+
+    def normed_input(self, stream: Float[Tensor, "*batch d_model"], norm: str) -> Float[Tensor, "*batch d_model"]:
+        """Apply the norm ("ln1", "ln2") of what a part reads, if it has one there."""
+        return stream if self.cfg.norm_location == "after" else getattr(self, norm)(stream)
+
+    def normed_output(self, written: Float[Tensor, "*batch d_model"], norm: str) -> Float[Tensor, "*batch d_model"]:
+        """Apply the norm ("ln1", "ln2") of what a part writes, if it has one there."""
+        if self.cfg.norm_location == "before" or not self.cfg.normalization_type:
+            return written
+        return getattr(self, norm if self.cfg.norm_location == "after" else f"{norm}_post")(written)
+
     def _attention_inputs(self, residual: Tensor) -> tuple[Tensor, ...]:
         cfg = self.cfg
 
-        def copies_for_heads() -> Float[Tensor, "batch pos head d_model"]:
-            return repeat(residual, "batch pos model -> batch pos head model", head=cfg.n_heads).clone()
-
         def read(name: str) -> Float[Tensor, "batch pos head d_model"]:
-            return getattr(self.attn, name)(getattr(self, name)(copies_for_heads()))
+            n_heads = (cfg.n_key_value_heads or cfg.n_heads) if name[5] in "kv" else cfg.n_heads
+            copies = repeat(residual, "batch pos model -> batch pos head model", head=n_heads).clone()
+            return getattr(self.attn, name)(getattr(self, name)(copies))
 
         together = read("hook_attn_in") if cfg.use_attn_in else residual
         if not cfg.use_split_qkv_input:
-            return (self.ln1(together),)
-        return tuple(self.ln1(read(name)) for name in SPLIT_INPUTS)
+            return (self.normed_input(together, "ln1"),)
+        return tuple(self.normed_input(read(name), "ln1") for name in SPLIT_INPUTS)
 
     def _norm(self) -> LayerNorm | nn.Identity:
         return LayerNorm(self.cfg) if self.cfg.normalization_type else nn.Identity()
@@ -174,6 +175,8 @@ class Embed(BlockPart):
             self.W_E = nn.Parameter(torch.zeros(cfg.d_in, cfg.d_model))
             if cfg.read_bias and cfg.prompt_format != "token_ids":
                 self.b_E = nn.Parameter(torch.zeros(cfg.d_model))
+        if cfg.post_embedding_ln:
+            self.ln = LayerNorm(cfg)
 
     def forward(
         self, tokens: Float[Tensor, "batch pos d_token"] | Int[Tensor, "batch pos"]
@@ -182,10 +185,11 @@ class Embed(BlockPart):
         cfg = self.cfg
         if cfg.prompt_format == "token_ids":
             try:
-                return F.embedding(tokens, self.W_E)  # refuses negative ids, which indexing would wrap
+                embedded = F.embedding(tokens, self.W_E)  # refuses negative ids, which indexing would wrap
             except IndexError:
                 ids = f"{int(tokens.min())} to {int(tokens.max())}"
                 raise IndexError(f"token ids out of range: got {ids}, the vocabulary has 0 to {cfg.d_in - 1}") from None
+            return self.ln(embedded) if cfg.post_embedding_ln else embedded
         if cfg.read_in == "identity":
             return F.pad(tokens, (0, cfg.d_model - cfg.d_token)) if cfg.d_model > cfg.d_token else tokens
         embedded = tokens @ self.W_E
@@ -202,7 +206,7 @@ class PosEmbed(BlockPart):
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.cfg = cfg
-        if cfg.positional_embedding_type == "standard":
+        if cfg.positional_embedding_type in LEARNED:
             self.W_pos = nn.Parameter(torch.zeros(cfg.n_ctx, cfg.d_model))
         elif cfg.read_in == "linear":
             self.W_pos = nn.Parameter(torch.zeros(cfg.d_pos, cfg.d_model))
@@ -215,13 +219,16 @@ class PosEmbed(BlockPart):
         rows = rows.to(tokens) if tokens.is_floating_point() else rows
         return rows.repeat(tokens.shape[0], 1, 1)
 
-    def rows(self, positions: range) -> Float[Tensor, "pos d_model"]:
+    def rows(self, positions: range | Int[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos d_model"]:
         """Return the update by each of these positions; from a fixed table, in float64 on the CPU."""
         cfg, kind = self.cfg, self.cfg.positional_embedding_type
-        n_pos, rows = max(positions, default=-1) + 1, slice(positions.start, positions.stop, positions.step)
+        if isinstance(positions, range):
+            n_pos, rows = max(positions, default=-1) + 1, slice(positions.start, positions.stop, positions.step)
+        else:
+            n_pos, rows = int(positions.max()) + 1 if positions.numel() else 0, positions
         if kind != "sinusoidal" and n_pos > cfg.n_ctx:
             raise ValueError(f"{n_pos} positions, but this model has {cfg.n_ctx} ({kind})")
-        if kind == "standard":
+        if kind in LEARNED:
             return self.W_pos[rows]
         one_hot = kind == "one_hot"
         table = torch.eye(n_pos, cfg.d_pos, device="cpu") if one_hot else sinusoidal_positions(n_pos, cfg.d_pos)
@@ -241,7 +248,8 @@ class Unembed(BlockPart):
         super().__init__()
         self.cfg = cfg
         if cfg.read_out == "linear":
-            self.W_U = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
+            if not cfg.tie_word_embeddings:
+                self.W_U = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_out))
             if cfg.read_bias:
                 self.b_U = nn.Parameter(torch.zeros(cfg.d_out))
         self.hook_in = HookPoint()
@@ -253,6 +261,28 @@ class Unembed(BlockPart):
         if self.cfg.read_out == "identity":
             return self.hook_out(-residual[..., self.cfg.y_slot])
         outputs = residual @ self.W_U
+        return self.hook_out(outputs + self.b_U if self.cfg.read_bias else outputs)
+
+
+class TiedUnembed(Unembed):
+    """A read-out by the token embeddings: `W_U` is `W_E` transposed, less the embeddings' scale."""
+
+    def __init__(self, cfg: TransformerConfig, embed: Embed):
+        super().__init__(cfg)
+        vars(self)["embed"] = embed  # not a part of this one
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_out"]:
+        """The read-out as a matrix."""
+        weights = self.embed.W_E.mT
+        return weights if self.cfg.embedding_scale == 1 else weights / self.cfg.embedding_scale
+
+    def forward(self, residual: Float[Tensor, "batch row d_model"]) -> Float[Tensor, "batch row d_out"]:
+        """Compute logits from a normalized stream."""
+        residual = self.hook_in(residual)
+        scale = self.cfg.embedding_scale
+        # the stream is divided, as it is smaller than the vocabulary
+        outputs = (residual if scale == 1 else residual / scale) @ self.embed.W_E.mT
         return self.hook_out(outputs + self.b_U if self.cfg.read_bias else outputs)
 
 

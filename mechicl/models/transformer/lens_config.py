@@ -24,6 +24,8 @@ RENAMED = {
     "unembed_bias": "unembed.b_U",
 }
 # buffers of TransformerLens' attention, which follow from the config
+SCALED = ("NTK_by_parts_", "NTK_original_", "yarn_")
+"""Beginnings of TransformerLens' fields that are `rope_scaling` here."""
 DERIVED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 
 
@@ -51,6 +53,7 @@ class HookedTransformerConfig:
     def __new__(cls, **fields: Any) -> TransformerConfig:  # type: ignore[misc]
         """Make a `TransformerConfig`, see the class."""
         fields = {"prompt_format": "token_ids", **fields}
+        fields = _ours(fields)
         if not fields.get("use_attn_scale", True):
             fields["attn_scale"] = 1.0
         for name in ("n_heads", "d_vocab_out", "attn_scale", "initializer_range"):
@@ -89,22 +92,45 @@ def read_lens_config(cfg: Any) -> TransformerConfig:
     if isinstance(cfg, Mapping):
         return HookedTransformerConfig(**cfg)
     if not isinstance(cfg, type) and hasattr(cfg, "n_layers") and hasattr(cfg, "d_model") and hasattr(cfg, "__dict__"):
-        known = FIELDS | set(UNCOMPUTED) | set(DESCRIPTIVE)
-        return HookedTransformerConfig(**{name: value for name, value in vars(cfg).items() if name in known})
+        known = (FIELDS | set(UNCOMPUTED) | set(DESCRIPTIVE)) - {"tie_word_embeddings"}  # state dicts have both
+        given = {
+            name: value for name, value in vars(cfg).items() if name in known or name.startswith(("NTK_", "yarn_"))
+        }
+        return HookedTransformerConfig(**given)
     raise TypeError(f"cfg must be a TransformerConfig or TransformerLens' fields, got {type(cfg).__name__}")
+
+
+def _ours(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TransformerLens' fields with ours in the place of those that have another form there."""
+    fields = dict(fields)
+    if fields.pop("use_normalization_before_and_after", None):
+        fields["norm_location"] = "both"
+    if fields.get("original_architecture") in ("Olmo2ForCausalLM", "Olmo3ForCausalLM"):
+        fields |= {"norm_location": "after", "qk_norm_over": "all"}
+    if not fields.get("use_local_attn"):
+        for name in ("window_size", "attn_types", "rotary_base_local"):
+            fields.pop(name, None)
+    if fields.pop("use_NTK_by_parts_rope", None):
+        names = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0}
+        scaling = {name: fields.pop(f"NTK_by_parts_{name}", default) for name, default in names.items()}
+        scaling["original_max_position_embeddings"] = fields.pop("NTK_original_ctx_len", 8192)
+        fields["rope_scaling"] = {"rope_type": "llama3", **scaling}
+    if fields.pop("use_yarn_rope", None):
+        names = {"factor": 1.0, "attention_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
+                 "original_max_position_embeddings": 4096}  # fmt: skip
+        scaling = {name: fields.pop(f"yarn_{name}", default) for name, default in names.items()}
+        fields["rope_scaling"] = {"rope_type": "yarn", **scaling}
+    if (factor := fields.pop("rotary_scaling_factor", 1.0)) != 1.0:
+        fields["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    return {name: value for name, value in fields.items() if not name.startswith(SCALED)}
 
 
 def _refuse_uncomputed(fields: Mapping[str, Any]) -> None:
     refused = [name for name, neutral in UNCOMPUTED.items() if fields.get(name) not in (neutral, None, False)]
-    if fields.get("positional_embedding_type") in ("alibi", "shortformer", "relative_positional_bias"):
+    if fields.get("positional_embedding_type") == "relative_positional_bias":
         refused.append("positional_embedding_type")
     for name in refused:
         raise ValueError(f"{name}={fields[name]!r} is not computed by a HookedTransformer: {INSTEAD}")
-    groups, heads = fields.get("n_key_value_heads"), fields.get("n_heads")
-    if groups is not None and groups != heads:
-        raise ValueError(f"n_key_value_heads={groups} for n_heads={heads}: here every head has its own keys; {INSTEAD}")
-    if fields.get("act_fn") == "solu_ln":
-        raise ValueError(f"act_fn='solu_ln' has a norm inside the MLP, which a HookedTransformer lacks: {INSTEAD}")
 
 
 def current_names(cfg: TransformerConfig, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -187,9 +187,11 @@ class LensNames(TextModel):
 
         Token ids without a batch axis, and texts with `prepend_bos`, are accepted as by `forward`.
         """
-        read = with_batch_axis(self.to_tokens(input, kwargs.get("prepend_bos")))
-        if kwargs.get("attention_mask") is None:
-            kwargs["attention_mask"] = self._padding_mask(input, kwargs.get("prepend_bos"))
+        if isinstance(input, Prompts | Tensor):
+            read = with_batch_axis(self.to_tokens(input))
+        else:
+            read, mask = self._read_texts(input, kwargs.get("prepend_bos"), kwargs.get("padding_side"))
+            kwargs.setdefault("attention_mask", mask)
         return super().run_with_cache(read, *args, **kwargs)
 
     # ---- processed weights ----

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mechicl.base.precision import at_least_float32
+from mechicl.models.transformer.attention import rotate
 from mechicl.models.transformer.fast import (
     add_update,
     after_attention,
@@ -22,7 +23,6 @@ from mechicl.models.transformer.fast import (
     fast_norm,
     join_heads,
     queries_keys_values,
-    rotate_heads,
 )
 from mechicl.models.transformer.layers import Block
 
@@ -59,8 +59,10 @@ def _query_block(
     q, k_of_row, v_of_row = queries_keys_values(attn, fast_norm(block.ln1, rows), "QKV")
     k, v = queries_keys_values(attn, fast_norm(block.ln1, context), "KV")
     if cfg.rotates:
-        q, k_of_row = (rotate_heads(attn, vectors, positions) for vectors in (q, k_of_row))
-        k = rotate_heads(attn, k, torch.arange(n_keys, device=k.device))
+        q, k_of_row, k = (
+            rotate(cfg, vectors.transpose(1, 2), at).transpose(1, 2)
+            for vectors, at in ((q, positions), (k_of_row, positions), (k, torch.arange(n_keys, device=k.device)))
+        )
     dtype = v.dtype
     q, k, v, k_of_row, v_of_row = map(at_least_float32, (q, k, v, k_of_row, v_of_row))
     scores = q @ k.mT

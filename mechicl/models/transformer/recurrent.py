@@ -29,7 +29,7 @@ from torch import Tensor
 
 from mechicl.base.precision import at_least_float32
 from mechicl.models.layered import has_torch_hooks
-from mechicl.models.transformer.attention import Attention
+from mechicl.models.transformer.attention import Attention, Run
 from mechicl.models.transformer.config import TransformerConfig
 
 _ALL = slice(None)
@@ -88,7 +88,11 @@ class Recurrence(Attention):
     # ---- from streams to z ----
 
     def mix(
-        self, query_input: Tensor, key_input: Tensor | None = None, value_input: Tensor | None = None
+        self,
+        query_input: Tensor,
+        key_input: Tensor | None = None,
+        value_input: Tensor | None = None,
+        run: Run | None = None,
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Compute each head's z from the streams; every hook fires."""
         key_input = query_input if key_input is None else key_input

@@ -96,13 +96,14 @@ class TextModel(PromptedModel):
         start, texts = list(self._start) if prepends else [], [texts] if isinstance(texts, str) else texts
         return [(start + own_ids(tokenizer, text))[:n_ctx] for text in texts]
 
-    def _padding_mask(self, input: Any, prepend_bos: bool | None) -> Tensor | None:
-        """Return a mask with True at the tokens of several texts and False at padding; None without any."""
-        if isinstance(input, Prompts | Tensor | str):
-            return None
+    def _read_texts(self, input: Text, prepend_bos: bool | None, padding_side: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the ids of texts, and a mask that is False at padding; None without any."""
+        tokens = self.to_tokens(input, prepend_bos, padding_side)
         lengths = torch.tensor([len(ids) for ids in self._ids(input, prepend_bos, self.cfg.n_ctx)])
-        mask = torch.arange(int(lengths.max())) < lengths[:, None]
-        return None if mask.all() else mask.to(self.cfg.device)
+        positions = torch.arange(tokens.shape[1])
+        left = padding_side == "left"
+        mask = positions >= tokens.shape[1] - lengths[:, None] if left else positions < lengths[:, None]
+        return tokens, None if mask.all() else mask.to(self.cfg.device)
 
     @checked
     def to_string(self, tokens: Int[Tensor, "*shape"] | Sequence[Any] | np.ndarray | int) -> str | list[str]:

@@ -130,7 +130,7 @@ def test_every_route_on_its_own(keys: Any, attention: str, attn_bias: bool):
             mask = key_mask(layer.cfg, n_pos, rows, x.device) if keys == "causal" else None
             x_keys = x[:, :-1] if keys == "context" else x
             outputs = [fast._folded(layer, x[:, rows], x, x_keys.shape[1], mask)]
-            outputs += [fast._plain(layer, x[:, rows], x_keys, mask)]
+            outputs += [fast._plain(layer, x[:, rows], x_keys, rows, mask)]
             if layer.cfg.attention == "linear" and keys != "causal" and not attn_bias:
                 outputs += [fast._associative(layer, x, rows), fast._merged(layer, x)[:, rows]]
             for output in [*outputs, fast.fast_attention(layer, x, rows)]:
