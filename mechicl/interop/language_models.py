@@ -80,7 +80,7 @@ def load_language_model(
     Returns:
         A `LanguageModel`, whose `model`, in eval mode, is a `HookedTransformer` with unprocessed weights (see
         `HookedTransformer.from_pretrained_no_processing`), or a TransformerLens `TransformerBridge` for families that
-        `HookedTransformer` does not compute; its text says which. `tokenizer` is one of `transformers`. Analyses with
+        `HookedTransformer` does not compute; `print` shows which. `tokenizer` is one of `transformers`. Analyses with
         an argument `language` take it whole, others take `.model`. Inside `with checkpoints.random_weights():` it has
         random weights instead, as a control.
 

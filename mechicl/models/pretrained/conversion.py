@@ -90,7 +90,7 @@ def _our_names(module: str, kind: str, outline: Mapping[str, Tensor]) -> list[st
         return [f"{module}.{'w' if kind == 'weight' else 'b'}"]
     letter = "W" if kind == "weight" else "b"
     plain = [f"{letter}_{name}" for name in SEVERAL.get(leaf, (leaf,))]
-    # keys and values of groups of heads have a name of their own
+    # keys and values of groups of heads have other names
     return [f"{part}_{name}" if f"{part}_{name}" in outline else f"{part}{name}" for name in plain]
 
 

@@ -1,6 +1,8 @@
 """`HookedTransformer.from_pretrained`: folders, names, checkpoints, models in memory, TransformerLens' own format."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.models.pretrained import lens_files, loading
 from mechicl.models.pretrained.loading import checkpoint_revision, official_name
 from tests.analysis.language.conftest import make_tokenizer
+from tests.analysis.language.test_smollm2 import FOLDER
 from tests.families import D_VOCAB, token_ids
 from tests.models.pretrained.variants import make_variant
 
@@ -102,6 +106,42 @@ def test_defaults_of_the_first_token(saved):
     assert open_plain(saved[0]).cfg.default_prepend_bos
     assert not open_plain(saved[0], default_prepend_bos=False).cfg.default_prepend_bos
     assert not open_plain("mine", hf_model=make_variant("BLOOM"), tokenizer=make_tokenizer()).cfg.default_prepend_bos
+
+
+# ---- a real model ----
+PEAK = """
+import resource, sys, torch
+from transformers import AutoModelForCausalLM
+from mechicl.models import HookedTransformer
+from mechicl.models.pretrained.loading import official_name
+official_name("gpt2")  # imports what it needs
+if sys.argv[2] == "theirs":
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+else:
+    model = HookedTransformer.from_pretrained_no_processing(sys.argv[1])
+for weight in model.parameters():
+    weight.sum()  # reads the file, which is mapped
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def peak_of(kind: str) -> int:
+    arguments = [sys.executable, "-W", "ignore", "-c", PEAK, str(FOLDER), kind]
+    return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER.exists(), reason="SmolLM2 is not there: make lm fetches it (93 MB)")
+@torch.no_grad()
+def test_smollm2():
+    theirs = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    plain = open_plain(FOLDER)
+    tokens = plain.to_tokens(["The capital of France is Paris.", "a, b, c, d, e, f"])
+    expected = theirs(tokens).logits
+    torch.testing.assert_close(plain(tokens), expected, atol=1e-4, rtol=0)
+    processed = HookedTransformer.from_pretrained(FOLDER)(tokens)
+    torch.testing.assert_close(processed.log_softmax(-1), expected.log_softmax(-1), atol=1e-3, rtol=0)
+    assert peak_of("ours") <= 1.1 * peak_of("theirs")
 
 
 # ---- names and checkpoints on the hub ----
