@@ -77,13 +77,10 @@ def test_a_bridge_is_opened_on_request(gpt2):
     folder, wrapped = gpt2
     tokens = torch.tensor([[0, 5, 9, 3]])
     tokenizer = load_language_model(folder).tokenizer
-    opened = {
-        "HookedTransformer": [load_language_model(folder), load_language_model(model=wrapped, tokenizer=tokenizer)],
-        "TransformerBridge": [
-            load_language_model(folder, bridge=True), load_language_model(model=wrapped, tokenizer=tokenizer, bridge=True)
-        ],
-    }  # fmt: skip
-    for kind, (by_name, in_memory) in opened.items():
+    for kind in ("HookedTransformer", "TransformerBridge"):
+        bridge = kind == "TransformerBridge"
+        by_name = load_language_model(folder, bridge=bridge)
+        in_memory = load_language_model(model=wrapped, tokenizer=tokenizer, bridge=bridge)
         assert str(by_name) == f"LanguageModel('gpt2', opened as a {kind})"
         assert str(in_memory) == f"LanguageModel('GPT2LMHeadModel', opened as a {kind})"
         for language in (by_name, in_memory):
