@@ -72,6 +72,25 @@ def test_a_folder_of_transformers_is_opened_and_compared(gpt2):
     assert comparison.update_similarity.isfinite().all()
 
 
+@torch.no_grad()
+def test_a_bridge_is_opened_on_request(gpt2):
+    folder, wrapped = gpt2
+    tokens = torch.tensor([[0, 5, 9, 3]])
+    tokenizer = load_language_model(folder).tokenizer
+    for kind in ("HookedTransformer", "TransformerBridge"):
+        bridge = kind == "TransformerBridge"
+        by_name = load_language_model(folder, bridge=bridge)
+        in_memory = load_language_model(model=wrapped, tokenizer=tokenizer, bridge=bridge)
+        assert str(by_name) == f"LanguageModel('gpt2', opened as a {kind})"
+        assert str(in_memory) == f"LanguageModel('GPT2LMHeadModel', opened as a {kind})"
+        for language in (by_name, in_memory):
+            torch.testing.assert_close(language.model(tokens), wrapped(tokens).logits, atol=1e-5, rtol=1e-5)
+    wrapped.config.dequantized_from = "gpt2.Q4_1.gguf"
+    wrapped.save_pretrained(folder)
+    for bridge in (False, True):
+        assert load_language_model(folder, bridge=bridge).dequantized_from == "gpt2.Q4_1.gguf"
+
+
 def test_a_folder_of_transformers_that_was_never_trained(gpt2):
     folder, wrapped = gpt2
     state = torch.get_rng_state()
