@@ -244,7 +244,7 @@ class LensNames(TextModel):
             fold_value_biases=fold_value_biases,
             refactor_factored_attn_matrices=refactor_factored_attn_matrices,
         )
-        for name in ("_parameters", "_buffers", "_modules", "cfg"):
+        for name in ("_parameters", "_buffers", "_modules", "_kinds", "cfg"):
             setattr(self, name, getattr(processed, name))
         self.setup()
 
