@@ -16,7 +16,7 @@ from mechicl.base.threads import holds_models
 from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer import weight_processing
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.layers import Block
+from mechicl.models.transformer.layers import Block, TiedUnembed, Unembed
 from mechicl.models.transformer.lens_config import current_names
 from mechicl.models.transformer.texts import TextModel
 from mechicl.models.transformer.weight_processing import NamedWeights
@@ -228,14 +228,12 @@ class LensNames(TextModel):
     ) -> None:
         """Process this model's weights in place, as TransformerLens 3 and 4 do; see `process_weights` for the steps.
 
-        The parameters are new: an optimizer made before has the old ones. `models.process_weights(model)` makes another
-        model instead. `verbose` is ignored.
+        The parameters are new: an optimizer made before has the old ones. Hooks stay attached.
+        `models.process_weights(model)` makes another model instead. `verbose` is ignored.
 
         Raises:
-            ValueError: hooks are attached, which would get lost; or a step set to True would change the outputs.
+            ValueError: a step set to True would change the outputs.
         """
-        if self.has_hooks():
-            raise ValueError("the attached hooks would get lost: call reset_hooks(including_permanent=True)")
         processed = weight_processing.process_weights(
             self,
             fold_ln=fold_ln,
@@ -244,8 +242,12 @@ class LensNames(TextModel):
             fold_value_biases=fold_value_biases,
             refactor_factored_attn_matrices=refactor_factored_attn_matrices,
         )
-        for name in ("_parameters", "_buffers", "_modules", "_kinds", "cfg"):
-            setattr(self, name, getattr(processed, name))
+        if isinstance(self.unembed, TiedUnembed) and not processed.cfg.tie_word_embeddings:
+            self.unembed.__class__ = self._kinds["unembed"] = Unembed
+        for name, part in processed.named_modules():
+            mine = self.get_submodule(name)
+            mine._parameters, mine._buffers = part._parameters, part._buffers
+            vars(mine).update({key: value for key, value in vars(part).items() if key in ("cfg", "has_weights")})
         self.setup()
 
     process_weights = process_weights_  # TransformerLens 4's name for it

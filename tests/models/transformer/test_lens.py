@@ -279,18 +279,19 @@ def test_in_place_as_transformer_lens_does_it():
     model.set_use_attn_result(True)
     tokens = random_tokens(model.cfg)
     before, expected = outputs(model, tokens), process_weights(model).state_dict()
-    blocks = model.blocks
+    embed, seen = model.embed, []
     model.process_weights_(fold_ln=True, center_writing_weights=True, center_unembed=True)
     assert model.cfg.normalization_type == "LNPre"
-    assert model.blocks is not blocks
+    assert model.embed is embed
     assert all(torch.equal(weight, expected[name]) for name, weight in model.state_dict().items())
     torch.testing.assert_close(outputs(model, tokens), before)
     _, cache = model.run_with_cache(tokens)
     assert cache["blocks.1.attn.hook_result"].shape == (2, 6, 2, 8)
     assert not model.has_hooks()
-    model.add_hook("hook_embed", cast(Any, lambda x, hook: x))
-    with pytest.raises(ValueError, match="reset_hooks"):
-        model.process_weights()
+    model.add_hook("blocks.1.ln1.hook_scale", cast(Any, lambda x, hook: seen.append(x)))
+    model.process_weights()
+    torch.testing.assert_close(outputs(model, tokens), before)
+    assert len(seen) == 1  # hooks stay
     model.reset_hooks()
 
 
