@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from mechicl.compat.transformer_lens import loading
 from mechicl.models import HookedTransformerConfig
 from tests.models.transformer.test_lens import VOCABULARY, word_tokenizer
 from tests.strategies import random_model
@@ -77,3 +79,10 @@ def test_a_notebook_runs(fields: dict[str, Any], capsys: pytest.CaptureFixture[s
         torch.manual_seed(0)
         exec(compile(code, "arena_notebook.py", "exec"), {"model": model})
     assert capsys.readouterr().out.endswith("all cells ran\n")
+
+
+def test_the_config_of_a_folder(tmp_path: Path):
+    GPT2LMHeadModel(GPT2Config(n_layer=3, n_head=2, n_embd=8, n_positions=6, vocab_size=7)).save_pretrained(tmp_path)
+    cfg = loading.get_pretrained_model_config(str(tmp_path), first_n_layers=2)
+    assert (cfg.n_layers, cfg.n_heads, cfg.d_model, cfg.n_ctx, cfg.d_vocab, cfg.device) == (2, 2, 8, 6, 7, "cpu")
+    assert loading.get_official_model_name("gpt2-small") == "gpt2"

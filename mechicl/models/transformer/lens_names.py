@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -243,7 +243,7 @@ class LensNames(TextModel):
             refactor_factored_attn_matrices=refactor_factored_attn_matrices,
         )
         if isinstance(self.unembed, TiedUnembed) and not processed.cfg.tie_word_embeddings:
-            self.unembed.__class__ = self._kinds["unembed"] = Unembed
+            cast(Any, self.unembed).__class__ = self._kinds["unembed"] = Unembed
         for name, part in processed.named_modules():
             mine = self.get_submodule(name)
             mine._parameters, mine._buffers = part._parameters, part._buffers
