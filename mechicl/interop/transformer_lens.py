@@ -100,7 +100,7 @@ def _zeros(cfg: TransformerConfig, state: _Weights) -> _Weights:
     shapes: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,)}
     if cfg.positional_embedding_type == "none":
         shapes["pos_embed.W_pos"] = (cfg.n_ctx, cfg.d_model)
-    groups = cfg.n_key_value_heads
+    groups = cfg.n_key_value_heads or 0
     for layer in range(cfg.n_layers):
         attn = f"blocks.{layer}.attn"
         shapes |= {f"{attn}.b_{letter}": (cfg.n_heads, cfg.d_head) for letter in ("Q" if groups else "QKV")}

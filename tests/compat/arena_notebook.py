@@ -1,6 +1,6 @@
 # ruff: noqa
 # type: ignore
-"""What notebooks of courses on interpretability contain, written for TransformerLens 3; `model` is given.
+"""A notebook like those of courses on interpretability, written for TransformerLens 3; `model` is given.
 
 Its test changes the imports to those of `mechicl.compat.transformer_lens`.
 """

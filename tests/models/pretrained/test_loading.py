@@ -213,7 +213,9 @@ def test_checkpoints_that_do_not_exist(hub):
 
 
 # ---- TransformerLens' own format ----
-SIZES = {"d_model": 8, "n_layers": 2, "d_mlp": 12, "d_head": 4, "n_heads": 2, "n_ctx": 9, "d_vocab": D_VOCAB}
+SIZES: dict[str, Any] = {
+    "d_model": 8, "n_layers": 2, "d_mlp": 12, "d_head": 4, "n_heads": 2, "n_ctx": 9, "d_vocab": D_VOCAB,
+}  # fmt: skip
 
 
 def write_lens(folder: Path, weights: Weights, **config: Any) -> Path:

@@ -136,8 +136,7 @@ def test_their_names(theirs: dict[str, Any], ours: dict[str, Any]):
     assert {name: getattr(cfg, name) for name in ours} == ours
     assert TransformerConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))) == cfg
     assert HookedTransformerConfig.from_dict(cfg.to_dict()) == HookedTransformerConfig.unwrap(cfg) == cfg
-    assert isinstance(cfg, HookedTransformerConfig)
-    assert not isinstance(IDS, HookedTransformerConfig)
+    assert [isinstance(each, HookedTransformerConfig) for each in (cfg, IDS)] == [True, False]
     assert (cfg.model_name, cfg.final_rms, cfg.use_attn_scale, cfg.n_devices) == ("custom", False, True, 1)
 
 

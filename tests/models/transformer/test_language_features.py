@@ -1,6 +1,6 @@
 """What pretrained language models have: one pass, cached passes and padded texts give the same logits."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_cached_and_padded_texts_have_the_logits_of_plain_ones(model: HookedTran
     hooks = [("blocks.0.hook_resid_pre", lambda stream, hook: None)] if hooked else []
     with model.hooks(hooks):
         torch.testing.assert_close(model(tokens, at="query"), expected[:, -1:])
-        cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 3)
+        cache = TransformerLensKeyValueCache.init_cache(cast(Any, model.cfg), "cpu", 3)
         parts = [model(part, past_kv_cache=cache) for part in tokens.split([6, 1, 3], dim=1)]
         torch.testing.assert_close(torch.cat(parts, dim=1), expected)
         padded = torch.cat([torch.full((3, 2), 7), tokens], dim=1)
@@ -58,7 +58,7 @@ def test_cached_and_padded_texts_have_the_logits_of_plain_ones(model: HookedTran
         mask[:, :2] = 0
         torch.testing.assert_close(model(padded, attention_mask=mask)[:, 2:], expected)
         # the padding, too, and texts after it
-        cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", 3)
+        cache = TransformerLensKeyValueCache.init_cache(cast(Any, model.cfg), "cpu", 3)
         first = model(padded[:, :5], attention_mask=mask[:, :5], past_kv_cache=cache)
         rest = model(padded[:, 5:], attention_mask=mask[:, 5:], past_kv_cache=cache)
         torch.testing.assert_close(torch.cat([first, rest], dim=1)[:, 2:], expected)
