@@ -100,7 +100,7 @@ class ModelFolder:
             raise ValueError(f"{self.folder} lacks {_some(missing)}, which its index lists: copy the missing files")
         return [self.folder / name for name in sorted(set(names))]
 
-    def from_pretrained(self, name: str, *, config: Any, **options: Any) -> Any:
+    def from_pretrained(self, name: str | None, *, config: Any, **options: Any) -> Any:
         """Load the model."""
         kind = self._check(config)
         weights = {key: weight for path in self.files for key, weight in read_tensors(path)[0].items()}

@@ -104,13 +104,13 @@ def from_transformers(
     check_float_weights(hf_model)
     config = hf_model.config
     family, translated = find_family(config), config_fields(config)
-    dtype = dtype or hf_model.dtype
+    kept: torch.dtype = dtype or hf_model.dtype
     if "embedding_scale" in translated:
-        translated["embedding_scale"] = embedding_scale(config.hidden_size, dtype)
+        translated["embedding_scale"] = embedding_scale(config.hidden_size, kept)
     n_layers = translated["n_layers"]
     if first_n_layers is not None and first_n_layers > n_layers:
         raise ValueError(f"first_n_layers={first_n_layers}, but the model has {n_layers} layers")
-    cfg = TransformerConfig(**translated | dict(fields or {}) | {"dtype": dtype, "device": "meta"})
+    cfg = TransformerConfig(**translated | dict(fields or {}) | {"dtype": kept, "device": "meta"})
     weights, lacks = hf_model.state_dict(), family.lacks(config)
 
     def convert(cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ def check_float_weights(model: Any) -> None:
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and dtype not in (*DTYPES, *DTYPES.values()):
         raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
-    return DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    return DTYPES[dtype] if isinstance(dtype, str) else dtype
 
 
 def _load(name: str, dtype: torch.dtype | None, options: Mapping[str, Any], *, is_meta: bool) -> Any:
@@ -193,9 +193,10 @@ def _load(name: str, dtype: torch.dtype | None, options: Mapping[str, Any], *, i
             return model.to(dtype or getattr(config, "dtype", None) or torch.float32)
     if files is not None:
         return files.from_pretrained(name, config=config, dtype=asked)
-    model, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         name, config=config, dtype=asked, output_loading_info=True, **{"trust_remote_code": False} | dict(options)
     )
+    model, report = loaded
     refuse_differences(name, report)
     return model
 

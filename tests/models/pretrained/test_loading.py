@@ -22,7 +22,7 @@ from tests.models.pretrained.variants import make_variant
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 Weights = dict[str, Tensor]
-open_plain = HookedTransformer.from_pretrained_no_processing
+open_plain: Any = HookedTransformer.from_pretrained_no_processing
 
 
 @pytest.fixture
@@ -213,7 +213,15 @@ def test_checkpoints_that_do_not_exist(hub):
 
 
 # ---- TransformerLens' own format ----
-SIZES = {"d_model": 8, "n_layers": 2, "d_mlp": 12, "d_head": 4, "n_heads": 2, "n_ctx": 9, "d_vocab": D_VOCAB}
+SIZES: dict[str, Any] = {
+    "d_model": 8,
+    "n_layers": 2,
+    "d_mlp": 12,
+    "d_head": 4,
+    "n_heads": 2,
+    "n_ctx": 9,
+    "d_vocab": D_VOCAB,
+}
 
 
 def write_lens(folder: Path, weights: Weights, **config: Any) -> Path:
