@@ -42,8 +42,9 @@ test: $(READY_TEST) browser ## Lint, check format and types, and run the default
 	$(PYTEST) $(if $(PKG),tests/$(PKG))
 
 # The second run uses no vector instructions, because no test may depend on the processor.
-test-all: $(READY_TEST) browser ## Run the slow tests: docs, notebooks, JupyterLab, packaging, kills, ... (20 minutes)
-	$(PYTEST) -m "slow and not pictures"
+# Tests with other libraries (nnsight, pyvene, SAELens) are skipped where one is missing; here that is an error.
+test-all: $(READY_TEST) $(READY)-tools browser ## Run the slow tests: docs, notebooks, JupyterLab, packaging, kills, ... (20 minutes)
+	ALL_TOOLS=1 $(PYTEST) -m "slow and not pictures"
 	ATEN_CPU_CAPABILITY=default $(PYTEST) --every 12
 
 annotations: $(READY_TEST) browser ## Run every 12th test with all annotations checked at run time by beartype

@@ -26,8 +26,8 @@ if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _SUBMODULES = (
-    "algorithms", "analysis", "checkpoints", "constructions", "interop", "learners", "models", "prompts", "reports",
-    "tasks", "training", "viz",
+    "algorithms", "analysis", "checkpoints", "compat", "constructions", "interop", "learners", "models", "prompts",
+    "reports", "tasks", "training", "viz",
 )  # fmt: skip
 _FUNCTIONS = {
     "Study": "mechicl.checkpoints", "load": "mechicl.checkpoints", "load_language_model": "mechicl.interop",

@@ -543,7 +543,7 @@ REASONS = {
         "RandomTensors prompt_format "
         "available cards references published register register_references random_weights join push load_result "
         "load_table status storable read_graph write_graph read_word_task topic_tokenizer rank_families query_of "
-        "task_from_dict task_to_dict load_garg from_garg from_tracr load_language_model"
+        "task_from_dict task_to_dict load_garg from_garg from_tracr load_language_model install"
     ),
     "draws a result: `viz.plot` draws some in these tests": (
         "PatchingExplorer alignments_over_training attention_figure causal_graph composition_figure connectivity_paths "

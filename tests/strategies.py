@@ -15,9 +15,13 @@ ATTENTIONS = ("softmax", "linear", "relu", "leaky_relu", *sorted(ELEMENTWISE))
 
 @st.composite
 def configs(
-    draw: st.DrawFn, *, formats: tuple[str, ...] = ("paired", "interleaved", "token_ids"), **fixed: object
+    draw: st.DrawFn,
+    *,
+    formats: tuple[str, ...] = ("paired", "interleaved", "token_ids"),
+    language: bool = True,
+    **fixed: object,
 ) -> TransformerConfig:
-    """A valid config: every field is drawn but those in `fixed`."""
+    """A valid config: every field is drawn but those in `fixed`, and those of language models if `language`."""
 
     def choose(name: str, *values: object) -> object:
         return fixed[name] if name in fixed else draw(st.sampled_from(values), label=name)
@@ -91,12 +95,31 @@ def configs(
         fields["skip_first_norm"] = choose("skip_first_norm", False, True)
         fields["final_norm"] = choose("final_norm", False, True)
     fields["damping"] = choose("damping", 1.0, 0.6)
+    if language and draw(st.booleans(), label="as in language models"):
+        fields |= _language_features(draw, fields)
     fields["token_clip"] = choose("token_clip", None, 0.8)
     fields["attn_bias"] = choose("attn_bias", False, True)
     fields["read_bias"] = choose("read_bias", False, True)
     fields["use_attn_result"] = choose("use_attn_result", False, True)
     fields["dtype"] = choose("dtype", "float64", "float32")
     return TransformerConfig(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def _language_features(draw: st.DrawFn, fields: dict[str, object]) -> dict[str, object]:
+    """Fields that pretrained language models need and others may have."""
+    choices: dict[str, tuple[object, ...]] = {
+        "n_key_value_heads": tuple(n for n in (None, 1, 2, 3) if n is None or int(str(fields["n_heads"])) % n == 0),
+        "use_qk_norm": (False, True), "qk_norm_over": ("head", "all"), "clip_qkv": (None, 0.3),
+        "attn_scores_soft_cap": (-1.0, 0.5), "scale_attn_by_inverse_layer_idx": (False, True),
+    }  # fmt: skip
+    if fields["normalization_type"] is not None and fields["damping"] == 1:
+        choices["norm_location"] = ("before", "after", "both")
+    if not fields["attn_only"]:
+        choices["parallel_attn_mlp"] = (False, True)
+    drawn = {name: draw(st.sampled_from(values), label=name) for name, values in choices.items()}
+    if fields["keys"] == "causal" and draw(st.booleans(), label="use_local_attn"):
+        drawn |= {"use_local_attn": True, "window_size": draw(st.integers(1, 4), label="window_size")}
+    return drawn
 
 
 def random_model(cfg: TransformerConfig, seed: int = 0, scale: float = 0.25) -> HookedTransformer:

@@ -112,8 +112,8 @@ class PromptedModel(LayeredModel):
             raise ValueError(f"return_type={return_type!r} is not one of ('logits', 'loss', 'both', None)")
         start = self._layer("start_at_layer", start_at_layer, default=0)
         stop = self._layer("stop_at_layer", stop_at_layer, default=self.cfg.n_layers)
-        if isinstance(input, Prompts | Tensor):
-            read = self.encode(input) if isinstance(input, Prompts) else with_batch_axis(input)
+        if isinstance(input, Prompts):
+            read = self.encode(input)
         else:
             read, padding = self._read_texts(input, prepend_bos, padding_side)
             attention_mask = padding if attention_mask is None else attention_mask
@@ -142,8 +142,8 @@ class PromptedModel(LayeredModel):
         return loss if return_type == "loss" else Output(outputs, loss)
 
     def _read_texts(self, input: Any, prepend_bos: bool | None, padding_side: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the ids of texts and a mask of their padding, if there is any; models of texts do."""
-        return self.to_tokens(input, prepend_bos=prepend_bos), None
+        """Return the ids of texts, or tokens unchanged, and a mask of the padding that models of texts find in them."""
+        return with_batch_axis(self.to_tokens(input, prepend_bos=prepend_bos)), None
 
     def _plan_run(
         self, tokens: Tensor, attention_mask: Tensor | None, cache: TransformerLensKeyValueCache | None

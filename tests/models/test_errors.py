@@ -254,7 +254,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: lstm().count_points(0.5), "prompts must be Prompts, got 0.5"),
     (lambda: HookedLSTM(3), "cfg must be LSTMConfig, got 3"),  # type: ignore[arg-type]
     (lambda: wrapping()(3), "tokens must be a tensor or Prompts, got 3"),
-    (lambda: HookedTransformer(ids().cfg, default_padding_side={}), "default_padding_side must be 'right' or None"),  # type: ignore
+    (lambda: HookedTransformer(ids().cfg, default_padding_side={}), "default_padding_side must be 'left', 'right' or"),  # type: ignore
     (lambda: ids().embed_tokens(torch.zeros(1, 2, dtype=torch.int64, device="meta")), "meta"),
     *((lambda bad=bad: ids()(torch.full((1, 2), bad)), f"got {bad} to {bad}") for bad in (7, -1)),
     (lambda: ids()(torch.zeros(1, 9, dtype=torch.long)), "9 positions"),
@@ -287,9 +287,9 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     *((lambda use=use: use(), "no tokenizer") for use in
       (lambda: ids()("the cat"), lambda: ids().to_string([1]), lambda: ids().to_single_token("cat"))),
     (lambda: ids().set_tokenizer("gpt2"), "tokenizer"),
-    (lambda: words().set_tokenizer(word_tokenizer(), default_padding_side="left"), "default_padding_side must be"),
     (lambda: linear().set_tokenizer(word_tokenizer()), "reads points"),
-    (lambda: words().to_tokens("the", padding_side="left"), "padding_side='left'"),
+    (lambda: words().to_tokens("the", padding_side="middle"), "padding_side='middle'"),
+    (lambda: words().sample_datapoint(), r"set model\.dataset"),
     (lambda: words().to_str_tokens(torch.zeros(2, 2, dtype=torch.long)), "one prompt"),
     (lambda: words().to_single_token(8), "d_vocab=7"),
     (lambda: linear().to_single_token(1), "not a token id"),

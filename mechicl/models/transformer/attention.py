@@ -389,7 +389,7 @@ class GroupedQueryAttention(Attention):
 
     def weights(self, which: str) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_head"] | None]:
         """Return the matrices and biases of queries ("Q"), or of each group's keys ("K") or values ("V")."""
-        shared = "" if which == "Q" else "_"
+        shared = "" if which == "Q" or self.cfg.ungroup_grouped_query_attention else "_"
         bias = getattr(self, f"{shared}b_{which}") if self.cfg.attn_bias else None
         return getattr(self, f"{shared}W_{which}"), bias
 

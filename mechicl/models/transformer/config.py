@@ -159,6 +159,7 @@ class TransformerConfig:
             hook.
         use_attn_in: each head reads a copy of the stream, `hook_attn_in` `[batch pos head d_model]`.
         use_split_qkv_input: each head's queries, keys and values read separate copies, `hook_q_input` ...
+        ungroup_grouped_query_attention: `hook_k` and `hook_v` have the keys and values of each head, not of each group.
         use_hook_mlp_in: the MLP reads a copy of the stream, `hook_mlp_in`. Blocks without MLP get one without neurons:
             `hook_mlp_in` and `hook_mlp_out`, which is 0, for code that expects them in every block.
         default_prepend_bos: put the tokenizer's first token (BOS) before texts, unless a call does otherwise.
@@ -253,6 +254,7 @@ class TransformerConfig:
     use_attn_in: bool = False
     use_split_qkv_input: bool = False
     use_hook_mlp_in: bool = False
+    ungroup_grouped_query_attention: bool = False
     default_prepend_bos: bool = True
 
     attention_dir: Filled[Literal["causal", "bidirectional"]] = LEFT_OUT
@@ -275,6 +277,17 @@ class TransformerConfig:
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def __repr__(self):
+        """The fields that differ from their defaults; those of a model of token ids in TransformerLens' names."""
+        ids = self.prompt_format == "token_ids"
+        left_out = (*SYNONYMS, "prompt_format") if ids else SYNONYMS.values()
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default and field.name not in left_out
+        ]
+        return f"{'HookedTransformerConfig' if ids else type(self).__name__}({', '.join(given)})"
 
     @property
     def format(self) -> PromptFormat:
@@ -363,6 +376,15 @@ class TransformerConfig:
         return cfg
 
     @property
+    def n_groups(self) -> int:
+        """Number of heads that `hook_k` and `hook_v` have."""
+        return self.n_heads if self.ungroup_grouped_query_attention else self.n_key_value_heads or self.n_heads
+
+    def is_layer_norm_activation(self) -> bool:
+        """Return True if a norm follows the MLPs' activation (`act_fn="solu_ln"`)."""
+        return self.act_fn.endswith("_ln")
+
+    @property
     def has_plain_scores(self) -> bool:
         """True if scores are products of each head's own queries and keys, rotated or not, times `score_scale`."""
         special = (self.n_key_value_heads, self.use_qk_norm, self.clip_qkv, self.window_size)
@@ -437,3 +459,12 @@ class TransformerConfig:
         if isinstance(data, Mapping) and "d_mlp" in data and "attn_only" not in data:
             data = {**data, "attn_only": data["d_mlp"] is None or data.get("mlp_location") == "input"}
         return read_config(cls, data)
+
+
+def _refuse(cfg: TransformerConfig, name: str, value: Any) -> None:
+    requested = name.startswith(("use_attn_", "use_split", "use_hook", "ungroup")) and name in cfg._arguments
+    instead = f"model.set_{name}({value!r})" if requested else f"cfg.replace({name}=...) for another model"
+    raise dataclasses.FrozenInstanceError(f"{name}: configs do not change; call {instead}")
+
+
+TransformerConfig.__setattr__ = _refuse  # a message that says what to do instead

@@ -69,7 +69,7 @@ DESCRIPTIVE: dict[str, Any] = {
     "tokenizer_prepends_bos": None, "n_devices": 1, "trust_remote_code": False, "init_weights": True,
     "init_mode": "gpt2", "use_hook_tokens": False, "train_seq_length": None, "uses_rms_norm": False,
     "layer_norm_folding": False, "load_in_4bit": False, "quantization_method": None,
-    "use_attn_scale": True, "ungroup_grouped_query_attention": False,
+    "use_attn_scale": True,
 }  # fmt: skip
 
 

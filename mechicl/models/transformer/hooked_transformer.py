@@ -47,7 +47,7 @@ class HookedTransformer(LensPretrained):
         cfg: the configuration; or one in TransformerLens' names, see `HookedTransformerConfig`.
         tokenizer: tokenizer of `transformers`, for models of token ids; without it the model reads no texts.
         move_to_device: ignored: a model is made on its config's device.
-        default_padding_side: side on which shorter texts are padded; only "right" (also the default) is supported.
+        default_padding_side: side on which shorter texts are padded; by default the tokenizer's.
         seed: seed of the initial weights; by default the config's, else 0.
         initial_weights: W_0 `[x y]` of paired prompts, whose query token is `(x, -x W_0)`; 0 by default.
 
@@ -68,7 +68,7 @@ class HookedTransformer(LensPretrained):
         cfg: TransformerConfig | Mapping[str, Any] | Any,
         tokenizer: PreTrainedTokenizerBase | None = None,
         move_to_device: bool = True,
-        default_padding_side: Literal["right"] | None = None,
+        default_padding_side: Literal["left", "right"] | None = None,
         *,
         seed: int | None = None,
         initial_weights: Float[Tensor, "x y"] | None = None,
@@ -295,6 +295,16 @@ class HookedTransformer(LensPretrained):
         """True if blocks are plain enough for `queries.py`."""
         cfg = self.cfg
         return cfg.has_plain_scores and cfg.norm_location == "before" and not cfg.parallel_attn_mlp
+
+    @checked
+    def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
+        """Turn on or off that `hook_k` and `hook_v` have the keys and values of each head, not of each group of heads.
+
+        So that those of one head can be changed. Without groups nothing changes.
+        """
+        if self.cfg.qk_norm_over == "all" and self.cfg.n_key_value_heads:
+            raise ValueError("qk_norm_over='all': keys are normalized together, so that heads have none of their own")
+        self._request_hooks(ungroup_grouped_query_attention=ungroup_grouped_query_attention)
 
     @property
     def _recurrent(self) -> bool:

@@ -148,7 +148,7 @@ class Block(BlockPart):
         cfg = self.cfg
 
         def read(name: str) -> Float[Tensor, "batch pos head d_model"]:
-            n_heads = (cfg.n_key_value_heads or cfg.n_heads) if name[5] in "kv" else cfg.n_heads
+            n_heads = cfg.n_groups if name[5] in "kv" else cfg.n_heads
             copies = repeat(residual, "batch pos model -> batch pos head model", head=n_heads).clone()
             return getattr(self.attn, name)(getattr(self, name)(copies))
 

@@ -29,13 +29,18 @@ SCALED = ("NTK_by_parts_", "NTK_original_", "yarn_")
 DERIVED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos")
 
 
-class HookedTransformerConfig:
+class _MakesConfigs(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, TransformerConfig)
+
+
+class HookedTransformerConfig(metaclass=_MakesConfigs):
     """A `TransformerConfig` of token ids from TransformerLens' names, with TransformerLens' defaults.
 
     Code that was written for `transformer_lens.HookedTransformerConfig` runs unchanged. It takes n_layers, d_model,
     n_ctx, d_head, d_vocab and TransformerLens' other keywords, and any field of `TransformerConfig`. Keywords that only
-    describe a file, a tokenizer or a machine are ignored. Source: `transformer_lens.HookedTransformerConfig` of
-    TransformerLens 3.
+    describe a file, a tokenizer or a machine are ignored. Configs that it makes are its instances.
+    Source: `transformer_lens.HookedTransformerConfig` of TransformerLens 3.
 
     Returns:
         A config with softmax attention, scores over `sqrt(d_head)`, causal keys, layer norm, biases and an MLP of

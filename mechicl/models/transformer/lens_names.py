@@ -1,5 +1,6 @@
 """A transformer's weights and methods under the names that TransformerLens' users and tools know."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,9 @@ from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer import weight_processing
 from mechicl.models.transformer.config import TransformerConfig
 from mechicl.models.transformer.layers import Block
+from mechicl.models.transformer.lens_config import current_names
 from mechicl.models.transformer.texts import TextModel
+from mechicl.models.transformer.weight_processing import NamedWeights
 from mechicl.prompts import Prompts
 
 
@@ -187,12 +190,16 @@ class LensNames(TextModel):
 
         Token ids without a batch axis, and texts with `prepend_bos`, are accepted as by `forward`.
         """
-        if isinstance(input, Prompts | Tensor):
-            read = with_batch_axis(self.to_tokens(input))
+        if isinstance(input, Prompts):
+            read = self.encode(input)
         else:
             read, mask = self._read_texts(input, kwargs.get("prepend_bos"), kwargs.get("padding_side"))
             kwargs.setdefault("attention_mask", mask)
         return super().run_with_cache(read, *args, **kwargs)
+
+    def to(self, *args: Any, print_details: bool = False, **kwargs: Any) -> Any:
+        """Move the model to a device or dtype, as torch does; `print_details` is ignored."""
+        return super().to(*args, **kwargs)
 
     # ---- processed weights ----
 
@@ -230,3 +237,68 @@ class LensNames(TextModel):
         self.setup()
 
     process_weights = process_weights_  # TransformerLens 4's name for it
+
+    def load_and_process_state_dict(
+        self,
+        state_dict: Mapping[str, Tensor],
+        fold_ln: bool | None = None,
+        center_writing_weights: bool | None = None,
+        center_unembed: bool | None = None,
+        fold_value_biases: bool | None = None,
+        refactor_factored_attn_matrices: bool = False,
+    ) -> None:
+        """Load weights, then process them in place; see `process_weights_`. Weights that are missing stay unchanged.
+
+        Raises:
+            ValueError: names or shapes are not the model's (also a RuntimeError), or as for `process_weights_`.
+        """
+        self.load_state_dict(self.state_dict() | current_names(self.cfg, state_dict))
+        self.process_weights_(
+            fold_ln,
+            center_writing_weights,
+            center_unembed,
+            refactor_factored_attn_matrices,
+            fold_value_biases=fold_value_biases,
+        )
+
+    @checked(undefined=True)
+    def fold_layer_norm(
+        self, state_dict: NamedWeights, fold_biases: bool = True, center_weights: bool = True
+    ) -> NamedWeights:
+        """Return a state dict in which the norms' weights and biases are in the weights that read them.
+
+        Those are centred over d_model after a layer norm, and not after a root-mean-square norm, which has no biases
+        either. A norm of a part's outputs has no reader and stays. The methods for single steps change neither the
+        model nor their argument, and do not ask whether the outputs stay the same: `process_weights` does.
+
+        Args:
+            state_dict: weights in TransformerLens' names, as `model.state_dict()`.
+            fold_biases: fold the biases too.
+            center_weights: centre the weights that read a layer norm.
+        """
+        return weight_processing.fold_layer_norm(state_dict, self.cfg, fold_biases, center_weights)
+
+    @checked(undefined=True)
+    def center_writing_weights(self, state_dict: NamedWeights) -> NamedWeights:
+        """Return a state dict without the mean over d_model of all weights that write to the stream."""
+        return weight_processing.center_writing_weights(state_dict, self.cfg)
+
+    @checked(undefined=True)
+    def center_unembed(self, state_dict: NamedWeights) -> NamedWeights:
+        """Return a state dict without the mean over the vocabulary of `W_U` and `b_U`."""
+        return weight_processing.center_unembed(state_dict, self.cfg)
+
+    @checked(undefined=True)
+    def fold_value_biases(self, state_dict: NamedWeights) -> NamedWeights:
+        """Return a state dict with the value biases moved into the output biases of attention."""
+        return weight_processing.fold_value_biases(state_dict, self.cfg)
+
+    @checked(undefined=True)
+    def refactor_factored_attn_matrices(self, state_dict: NamedWeights) -> NamedWeights:
+        """Return a state dict with orthogonal factors of `W_Q W_Kᵀ` and `W_V W_O` (not with rotary positions)."""
+        return weight_processing.refactor_factored_attn_matrices(state_dict, self.cfg)
+
+    def init_weights(self) -> None:
+        """Draw new weights by the config's seed, or else by a seed from torch's global generator."""
+        seed = self.cfg.seed
+        self.reset_parameters(int(torch.randint(2**31, ())) if seed is None else seed)

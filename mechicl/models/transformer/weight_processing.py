@@ -5,7 +5,8 @@ stream is a sum of parts whose products with the columns of `W_U` are their part
 here, since TransformerLens' own tell a matrix from its transpose by its shape, and since a model of points may lack the
 biases, norms, or embedding that they need. A step that would change a model's outputs is refused, with the reason.
 
-A step works on a state dict `{name: tensor}` with all biases present.
+A step takes a state dict `{name: tensor}` and returns another one; biases that it needs are added if they are missing.
+Sums are taken in float64, and each weight keeps its dtype.
 """
 
 from collections.abc import Callable
@@ -26,33 +27,55 @@ WEIGHTED = {"LN": "LNPre", "RMS": "RMSPre"}  # norms with weights: the same with
 # ---- the steps, on state dicts ----
 
 
-def fold_layer_norm(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
-    """Move the norms' weights and biases into the weights that read them, which are centred after layer norm."""
-    state, centres = dict(state), cfg.normalization_type in CENTRING
+def _centred(weight: Tensor, axis: int = -1) -> Tensor:
+    precise = weight.double()
+    return (precise - precise.mean(axis, keepdim=True)).to(weight)
 
-    def fold(norm: str, *readers: tuple[str, str | None]) -> None:
+
+def _untied(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
+    """A copy of a state dict with a separate matrix for a tied read-out, which steps change alone."""
+    tied = cfg.tie_word_embeddings and "unembed.W_U" not in state
+    return state | {"unembed.W_U": state["embed.W_E"].T / cfg.embedding_scale} if tied else dict(state)
+
+
+def fold_layer_norm(
+    state: NamedWeights, cfg: TransformerConfig, fold_biases: bool = True, center_weights: bool = True
+) -> NamedWeights:
+    """Move the norms' weights and biases into the weights that read them, which are centred after layer norm.
+
+    Norms of a part's output (`norm_location` "both") have no reader, and stay.
+    """
+    state, layer_norm = _untied(state, cfg), cfg.normalization_type in CENTRING
+
+    def fold(norm: str, *readers: tuple[str, str | None], centres: bool = layer_norm) -> None:
         if f"{norm}.w" not in state:
             return
-        w, b = state[f"{norm}.w"], state.get(f"{norm}.b")
+        w, b = state[f"{norm}.w"], state.get(f"{norm}.b") if fold_biases else None
         for weight, bias in readers:
-            matrix = state[weight]  # [... d_model out]
+            matrix = state[weight].double()  # [... d_model out]
             if b is not None and bias is not None:
-                state[bias] = state[bias] + (b[:, None] * matrix).sum(-2)
-            matrix = w[:, None] * matrix
-            state[weight] = matrix - matrix.mean(-2, keepdim=True) if centres else matrix
+                folded = (b[:, None] * matrix).sum(-2)
+                state[bias] = (state[bias].double() + folded if bias in state else folded).to(state[weight])
+            matrix = (w[:, None] * matrix).to(state[weight])
+            state[weight] = _centred(matrix, -2) if centres and center_weights else matrix
         state[f"{norm}.w"] = torch.ones_like(w)
         if b is not None:
             state[f"{norm}.b"] = torch.zeros_like(b)
 
     for layer in range(cfg.n_layers):
-        attn, mlp = f"blocks.{layer}.attn", f"blocks.{layer}.mlp"
-        readers = ["Q", "K", "V", *(name for name in ("gate", "step") if f"{attn}.W_{name}" in state)]
-        fold(f"blocks.{layer}.ln1", *((f"{attn}.W_{name}", f"{attn}.b_{name}") for name in readers))
-        if cfg.gated_mlp:  # b_in is added after the product, so neither factor has a bias
-            fold(f"blocks.{layer}.ln2", (f"{mlp}.W_in", None), (f"{mlp}.W_gate", None))
-        else:
-            fold(f"blocks.{layer}.ln2", (f"{mlp}.W_in", f"{mlp}.b_in"))
-    fold("ln_final", ("unembed.W_U", "unembed.b_U"))
+        block = f"blocks.{layer}"
+        attn, mlp = f"{block}.attn", f"{block}.mlp"
+        names = ("W_Q", "W_K", "W_V", "_W_K", "_W_V", "W_gate", "W_step")
+        names = [name for name in names if f"{attn}.{name}" in state]
+        by_attention = [(f"{attn}.{name}", f"{attn}.{name.replace('W_', 'b_')}") for name in names]
+        # b_in of a gated MLP is added after the product, so neither factor has a bias
+        names = [name for name in ("W_in", "W_gate") if f"{mlp}.{name}" in state]
+        by_mlp = [(f"{mlp}.{name}", None if cfg.gated_mlp else f"{mlp}.b_in") for name in names]
+        shared = cfg.parallel_attn_mlp and f"{block}.ln2.w" not in state
+        fold(f"{block}.ln1", *by_attention, *(by_mlp if shared else ()))
+        fold(f"{block}.ln2", *by_mlp)
+        fold(f"{mlp}.ln", (f"{mlp}.W_out", f"{mlp}.b_out"))
+    fold("ln_final", ("unembed.W_U", "unembed.b_U"), centres=layer_norm and not cfg.final_rms)
     return state
 
 
@@ -61,13 +84,13 @@ def center_writing_weights(state: NamedWeights, cfg: TransformerConfig) -> Named
     writers = {"embed.W_E", "embed.b_E", "pos_embed.W_pos"}
     for layer in range(cfg.n_layers):
         writers |= {f"blocks.{layer}.{name}" for name in ("attn.W_O", "attn.b_O", "mlp.W_out", "mlp.b_out")}
-    return {n: weight - weight.mean(-1, keepdim=True) if n in writers else weight for n, weight in state.items()}
+    return {n: _centred(weight) if n in writers else weight for n, weight in _untied(state, cfg).items()}
 
 
 def center_unembed(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
     """Subtract the mean over the vocabulary from the read-out: the logits change, their softmax does not."""
     ends = ("unembed.W_U", "unembed.b_U")
-    return {n: weight - weight.mean(-1, keepdim=True) if n in ends else weight for n, weight in state.items()}
+    return {n: _centred(weight) if n in ends else weight for n, weight in _untied(state, cfg).items()}
 
 
 def fold_value_biases(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
@@ -75,9 +98,14 @@ def fold_value_biases(state: NamedWeights, cfg: TransformerConfig) -> NamedWeigh
     state = dict(state)
     for layer in range(cfg.n_layers):
         attn = f"blocks.{layer}.attn"
-        b_V, W_O = state[f"{attn}.b_V"], state[f"{attn}.W_O"]
-        state[f"{attn}.b_O"] = state[f"{attn}.b_O"] + (b_V[..., None] * W_O).sum((0, 1))
-        state[f"{attn}.b_V"] = torch.zeros_like(b_V)
+        name = next((f"{attn}.{bias}" for bias in ("b_V", "_b_V") if f"{attn}.{bias}" in state), None)
+        if name is None:
+            continue
+        b_V, W_O = state[name], state[f"{attn}.W_O"].double()
+        folded = (b_V.repeat_interleave(len(W_O) // len(b_V), dim=0)[..., None] * W_O).sum((0, 1))
+        b_O = state.get(f"{attn}.b_O")
+        state[f"{attn}.b_O"] = (folded if b_O is None else b_O + folded).to(b_V)
+        state[name] = torch.zeros_like(b_V)
     return state
 
 
@@ -85,7 +113,8 @@ def refactor_factored_attn_matrices(state: NamedWeights, cfg: TransformerConfig)
     """Replace the factors of `W_Q W_Kᵀ` and `W_V W_O` by orthogonal ones; value biases move to the output bias."""
     from transformer_lens.weight_processing import ProcessWeights  # loads every architecture of transformers: seconds
 
-    return ProcessWeights.refactor_factored_attn_matrices(dict(state), cfg)
+    zeros = {name: zero for name, zero in _zero_biases(state, cfg).items() if ".attn." in name}
+    return ProcessWeights.refactor_factored_attn_matrices(zeros | dict(state), cfg)
 
 
 STEPS: dict[str, Callable[[NamedWeights, TransformerConfig], NamedWeights]] = {  # in this order
@@ -104,6 +133,13 @@ def why_not(model: Any, step: str) -> str | None:
     """Return the reason why a step would change a model's outputs; None if it would not."""
     cfg: TransformerConfig = model.cfg
     gated = cfg.gated_mlp and cfg.block_mlp and cfg.normalization_type == "LN"
+    after_the_norm = (
+        cfg.positional_embedding_type == "shortformer",
+        "positional_embedding_type='shortformer': positions are added after the norm",
+    )
+    after = cfg.norm_location == "after"
+    outputs_only = (after, "norm_location='after': attention and MLP read the stream unchanged")
+    clipped = (cfg.clip_qkv is not None, "clip_qkv: queries, keys and values are clipped with their biases")
     fixed = [
         (cfg.attention_weights != "learned", f"attention_weights={cfg.attention_weights!r}: the weights are fixed")
     ]
@@ -114,15 +150,18 @@ def why_not(model: Any, step: str) -> str | None:
         (cfg.keys == "context", "keys='context': a query without context attends to nothing, and has no value bias"),
         (bool(cfg.momentum) and cfg.momentum_over == "values",
          "momentum_over='values': value biases pile up over positions"),
+        clipped,
         *fixed,
     ]  # fmt: skip
     reasons: dict[str, list[tuple[bool, str]]] = {
         "fold_ln": [
             (gated and any(bool(block.ln2.b.any()) for block in model.blocks),
              "gated_mlp=True: a gated MLP has no biases that could take up those of its layer norm"),
-            *fixed,
+            after_the_norm, outputs_only, *fixed,
         ],
         "center_writing_weights": [
+            after_the_norm, outputs_only,
+            (cfg.final_rms, "final_rms=True: the last norm sees the stream's mean"),
             (not cfg.final_norm, "final_norm=False: the read-out sees the stream's mean"),
             (cfg.skip_first_norm, "skip_first_norm=True: the first attention sees the stream's mean"),
             (cfg.token_clip is not None, "token_clip: the clipped values depend on the stream's mean"),
@@ -132,10 +171,13 @@ def why_not(model: Any, step: str) -> str | None:
         "center_unembed": [
             (cfg.prompt_format != "token_ids",
              "outputs are predictions: only a softmax is unchanged by a constant added to all"),
+            (cfg.output_logits_soft_cap > 0, "output_logits_soft_cap: what is added to all logits is capped with them"),
         ],
         "fold_value_biases": values,
         "refactor_factored_attn_matrices": [
             (cfg.rotates, "positional_embedding_type='rotary': the product of queries and keys depends on positions"),
+            (cfg.use_qk_norm, "use_qk_norm=True: queries and keys are normalized"),
+            (cfg.n_key_value_heads is not None, "n_key_value_heads: heads share keys and values"),
             (cfg.d_head > cfg.d_model, f"d_head={cfg.d_head} exceeds d_model={cfg.d_model}: factors would be narrower"),
             *values,  # it does that too
         ],
@@ -204,28 +246,33 @@ def process_weights(
             raise ValueError(f"{name} would change the outputs of this model ({reason}): leave it at None or False")
         if reason is None:
             steps.append(name)
-    state = _with_all_weights(model)
+    state = {"unembed.W_U": model.W_U.detach()} | {name: weight.detach() for name, weight in model.state_dict().items()}
     for name in steps:
         state = STEPS[name](state, cfg)
     if {"center_writing_weights", "fold_value_biases"} <= set(steps):  # b_O has new parts
         state = STEPS["center_writing_weights"](state, cfg)
     biased = bool({"fold_value_biases", "refactor_factored_attn_matrices"} & {*steps})
-    new = type(model)(_config_after(cfg, "fold_ln" in steps, biased))
-    new.load_state_dict({name: state[name] for name in new.state_dict()})
+    new = type(model)(_config_after(cfg, steps, biased).replace(device="meta"))
+    state = _zero_biases(state, new.cfg) | state
+    new.load_state_dict({name: state[name].clone() for name in new.state_dict()}, assign=True)
+    new._replace_cfg(device=cfg.device)
     for name in ("stream_labels", "tokenizer", "_start"):
         setattr(new, name, getattr(model, name))
     return new.train(model.training)
 
 
-def _config_after(cfg: TransformerConfig, folded: bool, biased: bool) -> TransformerConfig:
+def _config_after(cfg: TransformerConfig, steps: list[str], biased: bool) -> TransformerConfig:
     changes: dict[str, Any] = {}
-    if folded:
+    if "fold_ln" in steps:
         makes_biases = cfg.normalization_type == "LN"
+        changes["normalization_type"] = WEIGHTED[str(cfg.normalization_type)]
         # without a shared MLP: each layer's MLP has taken up its own norm
-        changes |= {"normalization_type": WEIGHTED[str(cfg.normalization_type)], "share_mlp": False}
+        changes["share_mlp"] = False
         changes["attn_bias"] = cfg.attn_bias or makes_biases
         if cfg.final_norm:
             changes |= {"read_out": "linear", "read_bias": cfg.read_bias or makes_biases}
+    if cfg.tie_word_embeddings and {"fold_ln", "center_writing_weights", "center_unembed"} & {*steps}:
+        changes["tie_word_embeddings"] = False
     if biased:
         changes["attn_bias"] = True
     # fields that were filled in from the changed ones keep their values
@@ -233,14 +280,13 @@ def _config_after(cfg: TransformerConfig, folded: bool, biased: bool) -> Transfo
     return cfg.replace(**({name: getattr(cfg, name) for name in filled} | changes))
 
 
-def _with_all_weights(model: Any) -> NamedWeights:
-    """The state dict in float64, with zeros for missing biases, and an identity read-out as a matrix."""
-    cfg, state = model.cfg, {name: weight.detach().double() for name, weight in model.state_dict().items()}
-    zeros: dict[str, tuple[int, ...]] = {"unembed.b_U": (cfg.d_out,), "embed.b_E": (cfg.d_model,)}
-    for layer in range(cfg.n_layers):
-        attn = f"blocks.{layer}.attn"
-        zeros |= {f"{attn}.b_{letter}": (cfg.n_heads, cfg.d_head) for letter in "QKV"}
-        zeros[f"{attn}.b_O"] = (cfg.d_model,)
-    device = model.W_U.device
-    missing = {name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in zeros.items()}
-    return {"unembed.W_U": model.W_U.detach().double()} | missing | state
+def _zero_biases(state: NamedWeights, cfg: TransformerConfig) -> NamedWeights:
+    """Zeros for the biases of attention, read-in and read-out, for weights that have none."""
+    ends = {"embed.W_E": "embed.b_E", "unembed.W_U": "unembed.b_U"}
+    zeros = {bias: state[name].new_zeros(state[name].shape[-1]) for name, bias in ends.items() if name in state}
+    for name, weight in state.items():
+        if name.startswith("blocks.") and name.endswith(("W_Q", "W_K", "W_V")):
+            zeros[name.replace("W_", "b_")] = weight.new_zeros(len(weight), weight.shape[-1])
+        elif name.endswith("attn.W_O"):
+            zeros[name.replace("W_O", "b_O")] = weight.new_zeros(cfg.d_model)
+    return zeros

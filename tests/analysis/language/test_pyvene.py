@@ -10,6 +10,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.analysis.language import AlignmentFit, CausalModel, align_variables
+from tests.tools import imported
 
 pytestmark = pytest.mark.slow
 N, ASK_FIRST, ASK_SECOND, NOISE = 5, 25, 26, range(27, 32)
@@ -79,7 +80,7 @@ def exchanged(wrapped, base, source):
 @pytest.mark.parametrize("rank", [N - 1, 1])
 def test_the_same_variable_as_pyvene(trained, ids, rank):
     """Both find subspaces of about the same accuracy, and pyvene measures the same accuracy of ours as we do."""
-    pyvene = pytest.importorskip("pyvene")
+    pyvene = imported("pyvene")
     torch.manual_seed(1)
     wrapped = intervenable(pyvene, trained, rank)
     (intervention,) = wrapped.interventions.values()

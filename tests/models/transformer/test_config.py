@@ -1,5 +1,6 @@
 """Configs: defaults, copies, files, TransformerLens' names for them, and state dicts in other names."""
 
+import dataclasses
 import json
 import math
 from types import SimpleNamespace
@@ -135,7 +136,28 @@ def test_their_names(theirs: dict[str, Any], ours: dict[str, Any]):
     assert {name: getattr(cfg, name) for name in ours} == ours
     assert TransformerConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))) == cfg
     assert HookedTransformerConfig.from_dict(cfg.to_dict()) == HookedTransformerConfig.unwrap(cfg) == cfg
+    assert isinstance(cfg, HookedTransformerConfig)
+    assert not isinstance(IDS, HookedTransformerConfig)
     assert (cfg.model_name, cfg.final_rms, cfg.use_attn_scale, cfg.n_devices) == ("custom", False, True, 1)
+
+
+def test_what_a_config_prints_makes_it_again():
+    for cfg in (HookedTransformerConfig(**IDS), TransformerConfig(x_dim=2, n_context=3, n_layers=2)):
+        assert eval(repr(cfg)) == cfg
+    text = repr(HookedTransformerConfig(**IDS))
+    assert text.startswith("HookedTransformerConfig(d_vocab=7, ")
+    assert " keys=" not in text
+    assert "attention_dir='causal'" in text
+
+
+def test_fields_cannot_be_set():
+    cfg: Any = HookedTransformerConfig(**IDS)
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"model\.set_use_attn_result\(True\)"):
+        cfg.use_attn_result = True
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"cfg\.replace\(d_model="):
+        cfg.d_model = 3
+    assert HookedTransformerConfig(**(IDS | {"act_fn": "solu_ln"})).is_layer_norm_activation()
+    assert not cfg.is_layer_norm_activation()
 
 
 def test_models_are_made_of_mappings_and_their_objects():

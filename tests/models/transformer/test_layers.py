@@ -100,7 +100,7 @@ def test_feature(feature: str):
 
 
 @settings(max_examples=60)
-@given(cfg=configs(dtype="float64"), seed=st.integers(0, 1000))
+@given(cfg=configs(dtype="float64", language=False), seed=st.integers(0, 1000))
 def test_random_configs(cfg: TransformerConfig, seed: int):
     model, tokens = random_model(cfg, seed), random_tokens(cfg, seed=seed, batch=1)
     assume(model(tokens, stop_at_layer=cfg.n_layers).abs().max().item() < 100)

@@ -291,6 +291,30 @@ def test_in_place_as_transformer_lens_does_it():
     model.reset_hooks()
 
 
+def test_keys_and_values_of_each_head_of_a_group():
+    model = small(n_heads=4, n_key_value_heads=2)
+    tokens = random_tokens(model.cfg)
+    plain, grouped = model.run_with_cache(tokens)
+    model.set_ungroup_grouped_query_attention(True)
+    close(model(tokens), plain)
+    same, cache = model.run_with_cache(tokens)
+    close(same, plain)
+    for name in ("k", "v"):
+        close(cache[name, 1], grouped[name, 1].repeat_interleave(2, dim=2))
+    model.set_use_split_qkv_input(True)
+    assert model.run_with_cache(tokens)[1]["blocks.0.hook_k_input"].shape[2] == 4
+    zeroed = model.run_with_cache(tokens, names_filter="blocks.0.attn.hook_z")[1]
+    with model.hooks([("blocks.0.attn.hook_v", lambda v, hook: v.index_fill(2, torch.tensor([1]), 0))]):
+        _, cache = model.run_with_cache(tokens)
+    changed = (cache["z", 0] - zeroed["z", 0]).abs().amax((0, 1, 3)) > 1e-6
+    assert changed.tolist() == [False, True, False, False]
+    model.set_ungroup_grouped_query_attention(False)
+    assert model.run_with_cache(tokens)[1]["k", 0].shape[2] == 2
+    norms = small(n_heads=4, n_key_value_heads=2, use_qk_norm=True, qk_norm_over="all")
+    with pytest.raises(ValueError, match="qk_norm_over"):
+        norms.set_ungroup_grouped_query_attention(True)
+
+
 # ---- attribution ----
 def check_that_parts_sum(model: HookedTransformer, tokens: Tensor, output: int, cut: float) -> None:
     """Assert that every decomposition of TransformerLens sums to an output, less its bias."""
@@ -309,7 +333,7 @@ def check_that_parts_sum(model: HookedTransformer, tokens: Tensor, output: int, 
 
 
 @settings(max_examples=30)
-@given(cfg=configs(dtype="float64", mlp_location="blocks", token_clip=None))
+@given(cfg=configs(dtype="float64", mlp_location="blocks", token_clip=None, language=False))
 def test_parts_sum_to_the_outputs(cfg: TransformerConfig):
     assume(cfg.n_layers > 0 and (cfg.normalization_type is None or cfg.final_norm))
     model = random_model(cfg)
@@ -450,6 +474,39 @@ def test_the_loss_of_texts_leaves_padding_out(model: HookedTransformer):
         assert float(model.run_with_hooks(order, return_type="loss", fwd_hooks=[])) == pytest.approx(
             total / n, rel=1e-5
         )
+    for keys in ("causal", "full"):
+        same = HookedTransformer(model.cfg.replace(keys=keys, dtype="float64"), tokenizer=model.tokenizer)
+        for side in ("left", "right"):
+            together = same(texts, padding_side=side)
+            for row, text in zip(together, texts, strict=True):
+                alone = same(text)[0]
+                torch.testing.assert_close(row[-len(alone) :] if side == "left" else row[: len(alone)], alone)
+
+
+@torch.no_grad()
+def test_padding_on_the_left(model: HookedTransformer):
+    texts = ["the cat sat", "mat", "on the"]
+    expected = [[1, 3, 4, 5], [0, 0, 1, 7], [0, 1, 6, 3]]
+    assert model.to_tokens(texts, padding_side="left").tolist() == expected
+    tokens = torch.tensor(expected)
+    model.set_tokenizer(cast(Any, model.tokenizer), default_padding_side="left")
+    assert torch.equal(model.to_tokens(texts), tokens)
+    with_mask = model(tokens, attention_mask=tokens != 0)
+    for row, text in zip(with_mask, texts, strict=True):
+        alone = model(text)[0]
+        torch.testing.assert_close(row[-len(alone) :], alone)
+    # the padding of ids is found where it is on the tokenizer's side
+    for same in (model(texts), model(tokens), model.run_with_cache(tokens)[0], model.run_with_cache(texts)[0]):
+        torch.testing.assert_close(same, with_mask)
+    loss = model(tokens, return_type="loss")
+    assert float(loss) == pytest.approx(float(model(tokens, attention_mask=tokens != 0, return_type="loss")))
+
+
+def test_data_points_are_texts_of_the_data_set(model: HookedTransformer):
+    model.dataset = [{"text": "the cat"}, {"text": "mat"}]
+    drawn = {model.sample_datapoint() for _ in range(50)}
+    assert drawn == {"the cat", "mat"}
+    assert cast(Tensor, model.sample_datapoint(tokenize=True)).tolist() in ([[1, 3, 4]], [[1, 7]])
 
 
 # ---- generated tokens ----
@@ -478,6 +535,37 @@ def test_the_likeliest_tokens(model: HookedTransformer):
     padded = model.generate(["the cat", "mat"], 5, return_type="tokens", **options)
     assert padded.shape == (2, 8)
     assert padded[1, 0] == 0  # the shorter one is padded on the left, as in TransformerLens
+
+
+KINDS_WITH_CACHE: list[dict[str, Any]] = [
+    {}, {"positional_embedding_type": "rotary"}, {"positional_embedding_type": "alibi"},
+    {"positional_embedding_type": "shortformer"}, {"n_key_value_heads": 1, "gated_mlp": True, "act_fn": "silu"},
+    {"positional_embedding_type": "rotary", "use_local_attn": True, "window_size": 3, "n_key_value_heads": 2},
+    {"norm_location": "after", "normalization_type": "RMS", "use_qk_norm": True, "qk_norm_over": "all"},
+    {"norm_location": "both", "parallel_attn_mlp": True, "attn_scores_soft_cap": 2.0},
+]  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", [*KINDS_WITH_CACHE, {"keys": "full"}, {"attention": "delta"}, {"momentum": 0.5}])
+def test_neither_a_cache_nor_other_texts_change_a_continuation(fields: dict[str, Any]):
+    sizes = TEXT | {"n_ctx": 30, "d_model": 16, "dtype": "float64"}
+    model = random_model(HookedTransformerConfig(**(sizes | fields)))
+    model.set_tokenizer(word_tokenizer(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"))
+    texts, read = ["the cat sat on the mat", "mat", "on the cat"], []
+    expected = [greedy(model, model.to_tokens(text), 12)[0, -12:].tolist() for text in texts]
+    assert len({*map(tuple, expected)}) > 1 or fields  # they depend on the text
+    options: dict[str, Any] = {"do_sample": False, "stop_at_eos": False, "verbose": False, "return_type": "tokens"}
+    model.add_hook("hook_embed", lambda embedded, hook: read.append(embedded.shape[1]))
+    for cached in (True, False):
+        read.clear()
+        assert model.generate(texts, 12, use_past_kv_cache=cached, **options)[:, -12:].tolist() == expected
+        if fields in KINDS_WITH_CACHE:
+            assert read == ([7] + 11 * [1] if cached else [*range(7, 19)])
+        assert model.generate(texts[0], 12, use_past_kv_cache=cached, **options)[0, -12:].tolist() == expected[0]
+    pieces = [*model.generate_stream(texts[0], 12, max_tokens_per_yield=5, do_sample=False, stop_at_eos=False)]
+    assert torch.cat(pieces, dim=1)[0, -12:].tolist() == expected[0]
+    assert [piece.shape[1] for piece in pieces] == [8, 5, 5, 1]
 
 
 def test_rows_that_have_ended_are_filled_up(model: HookedTransformer):
