@@ -8,7 +8,7 @@ TransformerLens 4 kept is its own; what it removed is mechicl's. `transformer_le
 
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformer_lens import (
@@ -27,10 +27,16 @@ from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 from transformer_lens.cache.key_value_cache_entry import TransformerLensKeyValueCacheEntry
 from transformer_lens.tools import training
 
-from mechicl.models import HookedTransformer, HookedTransformerConfig
+from mechicl.models import HookedTransformer, HookedTransformerConfig, TransformerConfig
+from mechicl.models.pretrained.loading import official_name
 from mechicl.models.prompted import Output
 from mechicl.models.transformer.attention import Attention
 from mechicl.models.transformer.layers import MLP, Block, Embed, LayerNorm, PosEmbed, Unembed
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...  # the modules, which `register` sets
+
 
 HookedTransformerKeyValueCache = TransformerLensKeyValueCache
 HookedTransformerKeyValueCacheEntry = TransformerLensKeyValueCacheEntry
@@ -48,6 +54,13 @@ NAMES: dict[str, Any] = {
 }
 """What `from transformer_lens import ...` imports, besides modules."""
 
+
+def get_pretrained_model_config(model_name: str, device: Any = None, **options: Any) -> TransformerConfig:
+    """Return the config that `HookedTransformer.from_pretrained_no_processing` gives a model; no weights are read."""
+    model = HookedTransformer.from_pretrained_no_processing(model_name, device="meta", **options)
+    return model.cfg.replace(device=str(device or "cpu"))
+
+
 _CACHES = {name: NAMES[name] for name in NAMES if "KeyValue" in name}
 _PARTS = {
     "Attention": Attention, "Embed": Embed, "LayerNorm": LayerNorm, "MLP": MLP, "PosEmbed": PosEmbed,
@@ -56,6 +69,8 @@ _PARTS = {
 _LOADING = {
     "OFFICIAL_MODEL_NAMES": supported_models.OFFICIAL_MODEL_NAMES,
     "MODEL_ALIASES": supported_models.MODEL_ALIASES,
+    "get_official_model_name": official_name,
+    "get_pretrained_model_config": get_pretrained_model_config,
 }
 MODULES: dict[str, ModuleType | dict[str, Any]] = {
     "ActivationCache": {"ActivationCache": ActivationCache},

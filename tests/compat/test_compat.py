@@ -3,8 +3,17 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mechicl.compat.transformer_lens import loading
+from mechicl.models import HookedTransformerConfig
+from tests.models.transformer.test_lens import VOCABULARY, word_tokenizer
+from tests.strategies import random_model
 
 IMPORTS = """
 import transformer_lens
@@ -38,11 +47,42 @@ assert isinstance(model, HookedRootModule) and isinstance(cfg, HookedTransformer
 """
 
 
+def renamed(code: str) -> str:
+    """The code with imports of mechicl's names for what `transformer_lens` contained."""
+    return re.sub(r"(from|import) transformer_lens\b", r"\1 mechicl.compat.transformer_lens", code)
+
+
 @pytest.mark.parametrize("how", ["installed", "renamed"])
 def test_the_imports_of_old_code_work(how: str):
     if how == "installed":
         code = "import mechicl.compat\nmechicl.compat.install()\nmechicl.compat.install()\n" + IMPORTS
     else:
-        code = re.sub(r"(from|import) transformer_lens\b", r"\1 mechicl.compat.transformer_lens", IMPORTS)
-        code = "from mechicl.compat import transformer_lens\n" + code
+        code = "from mechicl.compat import transformer_lens\n" + renamed(IMPORTS)
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+GPT2: dict[str, Any] = {"act_fn": "gelu"}
+LLAMA: dict[str, Any] = {
+    "act_fn": "silu", "gated_mlp": True, "normalization_type": "RMS", "n_key_value_heads": 2,
+    "positional_embedding_type": "rotary", "rotary_dim": 8,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("fields", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_a_notebook_runs(fields: dict[str, Any], capsys: pytest.CaptureFixture[str]):
+    sizes = {"n_layers": 2, "d_model": 32, "n_ctx": 30, "d_head": 8, "n_heads": 4, "d_vocab": len(VOCABULARY)}
+    model = random_model(HookedTransformerConfig(**sizes, **fields))
+    model.set_tokenizer(word_tokenizer(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"))
+    code = renamed((Path(__file__).parent / "arena_notebook.py").read_text())
+    with torch.random.fork_rng(), torch.set_grad_enabled(True):
+        torch.manual_seed(0)
+        exec(compile(code, "arena_notebook.py", "exec"), {"model": model})
+    assert capsys.readouterr().out.endswith("all cells ran\n")
+
+
+def test_the_config_of_a_folder(tmp_path: Path):
+    GPT2LMHeadModel(GPT2Config(n_layer=3, n_head=2, n_embd=8, n_positions=6, vocab_size=7)).save_pretrained(tmp_path)
+    cfg = loading.get_pretrained_model_config(str(tmp_path), first_n_layers=2)
+    assert (cfg.n_layers, cfg.n_heads, cfg.d_model, cfg.n_ctx, cfg.d_vocab, cfg.device) == (2, 2, 8, 6, 7, "cpu")
+    assert loading.get_official_model_name("gpt2-small") == "gpt2"

@@ -68,6 +68,7 @@ mechicl.compat.install()  # before sae_lens, which imports transformer_lens.Hook
 import torch
 from sae_lens import HookedSAETransformer, StandardSAE, StandardSAEConfig
 from sae_lens.saes.sae import SAEMetadata
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechicl.models import HookedTransformer, HookedTransformerConfig
 
@@ -90,6 +91,12 @@ with torch.no_grad():
     torch.testing.assert_close(saved[f"{POINT}.hook_sae_acts_post"], sae.encode(cache[POINT]))
     torch.testing.assert_close(exact, plain, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(theirs(tokens), plain)
+
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=16, n_positions=12, vocab_size=20)).eval()
+    opened = HookedSAETransformer.from_pretrained("gpt2", hf_model=gpt2, local_files_only=True)
+    torch.testing.assert_close(opened(tokens).log_softmax(-1), gpt2(tokens).logits.log_softmax(-1))
+    saved = opened.run_with_cache_with_saes(tokens, saes=[sae])[1]
+    torch.testing.assert_close(saved[f"{POINT}.hook_sae_input"], opened.run_with_cache(tokens)[1][POINT])
 """
 
 

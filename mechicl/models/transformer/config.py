@@ -467,4 +467,4 @@ def _refuse(cfg: TransformerConfig, name: str, value: Any) -> None:
     raise dataclasses.FrozenInstanceError(f"{name}: configs do not change; call {instead}")
 
 
-TransformerConfig.__setattr__ = _refuse  # a message that says what to do instead
+TransformerConfig.__setattr__ = _refuse  # with a message that names the alternative

@@ -1,13 +1,14 @@
 """A transformer's weights and methods under the names that TransformerLens' users and tools know."""
 
+import itertools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens import FactoredMatrix
-from transformer_lens.utilities import USE_DEFAULT_VALUE, composition_scores
+from transformer_lens.utilities import USE_DEFAULT_VALUE
 
 from mechicl.base.annotations import described
 from mechicl.base.arguments import checked
@@ -15,7 +16,7 @@ from mechicl.base.threads import holds_models
 from mechicl.models.prompted import with_batch_axis
 from mechicl.models.transformer import weight_processing
 from mechicl.models.transformer.config import TransformerConfig
-from mechicl.models.transformer.layers import Block
+from mechicl.models.transformer.layers import Block, TiedUnembed, Unembed
 from mechicl.models.transformer.lens_config import current_names
 from mechicl.models.transformer.texts import TextModel
 from mechicl.models.transformer.weight_processing import NamedWeights
@@ -133,9 +134,20 @@ class LensNames(TextModel):
         transformer circuits".
         """
         reads = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
-        layers = torch.arange(self.cfg.n_layers, device=self.W_Q.device)
-        later = layers[:, None, None, None] < layers[:, None]
-        return composition_scores(self.OV, reads, broadcast_dims=True) * later
+        # |A M B| from the Gram matrices of A and B: pairs of heads need no decomposition
+        A, O, R, B = (part.detach().double() for part in (self.OV.A, self.OV.B, reads.A, reads.B))
+        of_A, of_B = A.mT @ A, B @ B.mT
+
+        def norms(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
+            return ((left @ middle) * (middle @ right)).sum((-2, -1)).clamp(min=0).sqrt()
+
+        eye = torch.eye(A.shape[-1]).to(A)
+        outputs, inputs = norms(of_A, eye, O @ O.mT), norms(R.mT @ R, eye, of_B)
+        scores = torch.zeros(*outputs.shape, *inputs.shape).to(self.W_O)
+        for layer, after in itertools.combinations(range(self.cfg.n_layers), 2):
+            both = norms(of_A[layer][:, None], O[layer][:, None] @ R[after], of_B[after])
+            scores[layer, :, after] = (both / outputs[layer][:, None] / inputs[after]).to(scores)
+        return scores
 
     @checked
     def tokens_to_residual_directions(
@@ -216,14 +228,12 @@ class LensNames(TextModel):
     ) -> None:
         """Process this model's weights in place, as TransformerLens 3 and 4 do; see `process_weights` for the steps.
 
-        The parameters are new: an optimizer made before has the old ones. `models.process_weights(model)` makes another
-        model instead. `verbose` is ignored.
+        The parameters are new: an optimizer made before has the old ones. Hooks stay attached.
+        `models.process_weights(model)` makes another model instead. `verbose` is ignored.
 
         Raises:
-            ValueError: hooks are attached, which would get lost; or a step set to True would change the outputs.
+            ValueError: a step set to True would change the outputs.
         """
-        if self.has_hooks():
-            raise ValueError("the attached hooks would get lost: call reset_hooks(including_permanent=True)")
         processed = weight_processing.process_weights(
             self,
             fold_ln=fold_ln,
@@ -232,8 +242,12 @@ class LensNames(TextModel):
             fold_value_biases=fold_value_biases,
             refactor_factored_attn_matrices=refactor_factored_attn_matrices,
         )
-        for name in ("_parameters", "_buffers", "_modules", "cfg"):
-            setattr(self, name, getattr(processed, name))
+        if isinstance(self.unembed, TiedUnembed) and not processed.cfg.tie_word_embeddings:
+            cast(Any, self.unembed).__class__ = self._kinds["unembed"] = Unembed
+        for name, part in processed.named_modules():
+            mine = self.get_submodule(name)
+            mine._parameters, mine._buffers = part._parameters, part._buffers
+            vars(mine).update({key: value for key, value in vars(part).items() if key in ("cfg", "has_weights")})
         self.setup()
 
     process_weights = process_weights_  # TransformerLens 4's name for it

@@ -140,7 +140,7 @@ class TextModel(PromptedModel):
     def _padding_side(self, padding_side: Any) -> Literal["left", "right"]:
         if padding_side not in (USE_DEFAULT_VALUE, None, "left", "right"):
             raise ValueError(f"padding_side={padding_side!r} is not one of ('left', 'right', None)")
-        return padding_side if padding_side in ("left", "right") else self._tokenizer().padding_side
+        return cast(Any, padding_side if padding_side in ("left", "right") else self._tokenizer().padding_side)
 
     @checked
     def to_string(self, tokens: Int[Tensor, "*shape"] | Sequence[Any] | np.ndarray | int) -> str | list[str]:
@@ -265,11 +265,12 @@ class TextModel(PromptedModel):
         }  # fmt: skip
         stops = self._stop_tokens(eos_token_id) if stop_at_eos else torch.empty(0, dtype=torch.long)
         side = padding_side if isinstance(input, Tensor) else "left"
-        prompts = [self._read_texts(input, prepend_bos, side)]
+        tokens, mask = self._read_texts(input, prepend_bos, side)
+        prompts = [(tokens, mask)]
         # penalties count all tokens of a row, so that padding would have some
         alone = self._recurrent or self.cfg.momentum or freq_penalty or repetition_penalty != 1
-        if prompts[0][1] is not None and alone:
-            prompts = [(row[mask][None], None) for row, mask in zip(*prompts[0], strict=True)]
+        if mask is not None and alone:
+            prompts = [(row[kept][None], None) for row, kept in zip(tokens, mask, strict=True)]
         results = []
         with _seeded(seed), progress_bar(total=max_new_tokens * len(prompts), unit="token", progress=verbose) as bar:
             for tokens, mask in prompts:

@@ -254,7 +254,9 @@ def process_weights(
     biased = bool({"fold_value_biases", "refactor_factored_attn_matrices"} & {*steps})
     new = type(model)(_config_after(cfg, steps, biased).replace(device="meta"))
     state = _zero_biases(state, new.cfg) | state
-    new.load_state_dict({name: state[name].clone() for name in new.state_dict()}, assign=True)
+    shared = {weight.data_ptr() for weight in model.state_dict().values()}
+    kept = {name: state[name].clone() if state[name].data_ptr() in shared else state[name] for name in new.state_dict()}
+    new.load_state_dict(kept, assign=True)
     new._replace_cfg(device=cfg.device)
     for name in ("stream_labels", "tokenizer", "_start"):
         setattr(new, name, getattr(model, name))

@@ -1,6 +1,7 @@
 """TransformerLens' interface of a model: a notebook written for it, weights, losses, more hooks, texts in and out."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -213,11 +214,10 @@ def test_outputs_stay_what_they_are(cfg: TransformerConfig, seed: int):
     processed = process_weights(model)
     torch.testing.assert_close(outputs(processed, tokens), before, rtol=1e-7, atol=1e-8)
     assert torch.equal(outputs(model, tokens), before)
-    if why_not(model, "fold_ln") is None:
-        folded = tuple(f"{norm}.{leaf}" for norm in ("ln1", "ln2", "ln_final") for leaf in "wb")
-        after = cfg.norm_location == "after"  # there only the final norm reads what it scales
-        names = [name for name in processed.state_dict() if not (after and name.startswith("blocks."))]
-        assert not any(name.endswith(folded) for name in names)
+    if cfg.normalization_type and why_not(model, "fold_ln") is None:
+        # not those of queries, keys, outputs and the embedding
+        folded = re.compile(r"(ln1|ln2|mlp\.ln|ln_final)\.[wb]$")
+        assert not [name for name in processed.state_dict() if folded.search(name)]
     # once more changes nothing
     again = process_weights(processed)
     for name, weight in processed.state_dict().items():
@@ -279,18 +279,19 @@ def test_in_place_as_transformer_lens_does_it():
     model.set_use_attn_result(True)
     tokens = random_tokens(model.cfg)
     before, expected = outputs(model, tokens), process_weights(model).state_dict()
-    blocks = model.blocks
+    embed, seen = model.embed, []
     model.process_weights_(fold_ln=True, center_writing_weights=True, center_unembed=True)
     assert model.cfg.normalization_type == "LNPre"
-    assert model.blocks is not blocks
+    assert model.embed is embed
     assert all(torch.equal(weight, expected[name]) for name, weight in model.state_dict().items())
     torch.testing.assert_close(outputs(model, tokens), before)
     _, cache = model.run_with_cache(tokens)
     assert cache["blocks.1.attn.hook_result"].shape == (2, 6, 2, 8)
     assert not model.has_hooks()
-    model.add_hook("hook_embed", cast(Any, lambda x, hook: x))
-    with pytest.raises(ValueError, match="reset_hooks"):
-        model.process_weights()
+    model.add_hook("blocks.1.ln1.hook_scale", cast(Any, lambda x, hook: seen.append(x)))
+    model.process_weights()
+    torch.testing.assert_close(outputs(model, tokens), before)
+    assert len(seen) == 1  # hooks stay
     model.reset_hooks()
 
 

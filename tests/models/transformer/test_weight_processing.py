@@ -72,6 +72,7 @@ def test_outputs_stay_the_same(fields: dict[str, Any]):
             torch.testing.assert_close(log_probabilities(process_weights(model, **wanted)), before, rtol=0, atol=1e-8)
     model.process_weights_()
     assert model.cfg == processed.cfg
+    assert not model.has_hooks()  # none of its parts looks like another one's, as a tied read-out would
     torch.testing.assert_close(log_probabilities(model), before, rtol=0, atol=1e-8)
 
 
