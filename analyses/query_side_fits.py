@@ -94,8 +94,8 @@ def compare(args: Any) -> Comparison:
     lead = (
         f"Fits of address descent to {args.n_fitting} prompts from {args.starts} starts, by Adam and then L-BFGS until "
         f"the objective falls by less than 0.05% in 100 iterations; of the starts the one with the least objective; "
-        f"measured on {args.n_prompts} other prompts. H1: softmax kernels of a moving address; linear kernels: the rival "
-        f"with the same freedom; H2: H1 and keys that move."
+        f"measured on {args.n_prompts} other prompts. H1: softmax kernels of a moving address; linear kernels: the "
+        f"rival with the same freedom; H2: H1 and keys that move."
     )
     return Comparison(f"Address descent fitted to {args.checkpoint}", lead, rows)
 

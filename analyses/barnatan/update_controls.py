@@ -1,4 +1,4 @@
-"""What SimAOU measures: fine-tuning on true, flipped and single labels, and untrained models, with and without the mean.
+"""What SimAOU measures: fine-tuning on true, flipped and equal labels, and untrained models.
 
 python analyses/barnatan/update_controls.py
 """
@@ -60,10 +60,10 @@ def compare(args: Any) -> Comparison:
         for (measure, words), by_seed in values.items()
     ]
     lead = (
-        "Cosines between the change of attention outputs by demonstrations with true labels and by plain fine-tuning on "
-        "demonstrations with these labels: means over four tasks, layers and queries of topics-3l, with 95% intervals "
-        f"over {len(args.seeds)} seeds. Learning rates and epochs are those that icl_against_finetuning.py chose for true "
-        "labels; in untrained models they are searched for in its small grid."
+        "Cosines between the change of attention outputs by demonstrations with true labels and by plain fine-tuning "
+        "on demonstrations with these labels: means over four tasks, layers and queries of topics-3l, with 95% "
+        f"intervals over {len(args.seeds)} seeds. Learning rates and epochs are those that icl_against_finetuning.py "
+        "chose for true labels; in untrained models they are searched for in its small grid."
     )
     return Comparison("Controls of the similarity of updates", lead, rows)
 

@@ -90,7 +90,7 @@ def _tuned(name: str, draw: int) -> SpectralLearner:
 
 
 def _draw_rows(checkpoint: Checkpoint, args: Any) -> list[Row]:
-    """Compare the model's loss with that of GD++ tuned on several draws; intervals over draws and their held-out prompts."""
+    """Compare the model's loss with that of GD++ tuned on several draws, each with other held-out prompts."""
     models = in_float64(checkpoint.models)
     ratios: dict[str, list[float]] = {TRIMMED: [], "all prompts": []}
     for draw in range(N_DRAWS):
