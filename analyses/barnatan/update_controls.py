@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from icl_against_finetuning import MADE
 
 from analyses.support.script import Option, script
 from mechicl.analysis.finetuning import FineTuning, compare_with_finetuning, draw_texts, fine_tune, search_tuning
@@ -28,14 +27,14 @@ SMALL_GRID: dict[str, Any] = {"learning_rates": (0.01, 0.1, 1.0), "epochs": (1, 
 @script(seeds=Option((0, 1, 2), "training seeds of the model, each with its own texts"))
 def compare(args: Any) -> Comparison:
     """Measure both similarities for each kind of label, and in untrained models."""
-    tuned = read_json(TUNED)["trials"]
+    tuned = read_json(TUNED)["trials"]  # by task
     values: dict[tuple[str, str], list[list[float]]] = defaultdict(list)  # [seed][task]
     for seed in args.seeds:
         model = load_language_model("topics-3l", seed=seed)
         with random_weights():
             untrained = load_language_model("topics-3l", seed=seed).model
         of_seed: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for name in MADE:
+        for name in tuned:
             best = tuned[name][seed]["tunings"]["plain"]
             tuning = FineTuning(learning_rate=best["learning_rate"], epochs=best["epochs"])
             texts = draw_texts(TEXT_TASKS[name], seed=seed)
