@@ -56,9 +56,9 @@ class Studied:
 @script(
     checkpoint=Option("gpt2-8l", 'name or folder of a model; "known" for hand-written models'),
     n_prompts=Option(96, "held-out prompts, of interventions too"),
-    n_fitting=512,
+    n_fitting=384,
     starts=Option(2, "random initial values of each fit"),
-    iterations=Option(500, "of L-BFGS at most"),
+    iterations=Option(400, "of L-BFGS at most"),
     seed=Option(0, "seed of prompts and fits"),
 )
 def compare(args: Any) -> Comparison:
@@ -121,7 +121,7 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
             iterations=args.iterations, held_out=args.n_prompts, seed=args.seed, causal=studied.copies,
             progress=False, **options,
         )  # fmt: skip
-        print(studied.name, name, [(f.objective, f.unexplained, f.iterations, f.converged) for f in fits[name]])
+        print(studied.name, name, [(fit.objective, fit.iterations, fit.converged) for fit in fits[name]], flush=True)
     others = task.sample(len(held_out), seed=args.seed + 10)
     exchanged = exchanged_sources(task, held_out, others, args.seed + 11)
     sources = exchanged["X"]

@@ -1,4 +1,4 @@
-"""What SimAOU measures: fine-tuning on true, flipped and equal labels, and untrained models.
+"""Measure SimAOU after fine-tuning on true, flipped and equal labels, and in untrained models.
 
 python analyses/barnatan/update_controls.py
 """

@@ -209,7 +209,7 @@ def fit_address_descent(
     All its parameters are fitted: a matrix and two rates for each step and head. Predictions alone hardly determine
     them, as softmax and linear kernels fit them equally well; scores do better. The objective is the mean squared
     distance from the predictions, relative to their mean square, plus the same for scores, averaged over steps and
-    heads. Each start takes 300 steps of Adam on batches of 256 prompts. L-BFGS on all prompts then runs until the
+    heads. Each start takes 200 steps of Adam on batches of 128 prompts. L-BFGS on all prompts then runs until the
     objective falls by less than 0.05% in 100 iterations.
 
     Args:
@@ -272,10 +272,10 @@ def _adam(
     values: Sequence[Tensor], objective: Callable[[Tensor], Tensor], n_fitting: int, generator: torch.Generator
 ) -> None:
     optimizer = Adam(values, lr=0.03)
-    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.03, total_steps=300)
-    for _ in range(300):
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.03, total_steps=200)
+    for _ in range(200):
         optimizer.zero_grad()
-        objective(torch.randint(n_fitting, (256,), generator=generator)).backward()
+        objective(torch.randint(n_fitting, (128,), generator=generator)).backward()
         torch.nn.utils.clip_grad_norm_(values, 1.0)
         optimizer.step()
         rates.step()

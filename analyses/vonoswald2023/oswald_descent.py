@@ -29,7 +29,7 @@ from mechicl.training.optimizers import clip_each_seed, make_optimizer
 N_POOL = 100_000
 """Prompts that GD++ is trained on where it is trained as a model is."""
 N_DRAWS = 8
-"""Draws of the prompts that GD++ is tuned on, each with held-out prompts of its own."""
+"""Draws of the prompts that GD++ is tuned on, each with other held-out prompts."""
 
 
 @script(
