@@ -20,16 +20,14 @@ from mechicl.learners import squared_errors
 from mechicl.prompts import Prompts
 from mechicl.reports import Comparison, Row
 from mechicl.reports.algorithm import AlgorithmQuestion
-from mechicl.reports.descent import N_TUNING, TRIM, TRIMMED, TUNING_SEED, Descent
+from mechicl.reports.descent import TRIM, TRIMMED, TUNING_SEED, Descent
 from mechicl.reports.rows import over_seeds, over_seeds_and_prompts
-from mechicl.statistics import crossed_interval, interval, median_interval
+from mechicl.statistics import interval, median_interval
 from mechicl.training import TrainingConfig
 from mechicl.training.optimizers import clip_each_seed, make_optimizer
 
 N_POOL = 100_000
 """Prompts that GD++ is trained on where it is trained as a model is."""
-N_DRAWS = 8
-"""Draws of the prompts that GD++ is tuned on, each with other held-out prompts."""
 
 
 @script(
@@ -48,7 +46,7 @@ def compare(args: Any) -> Comparison:
     kind.question = AlgorithmQuestion(kind.study, n_prompts=min(args.n_prompts, 4096), seed=0)
     comparison = kind.measure(("loss", "algorithm", "weights", "shifts"))
     if checkpoint.name == "lsa-5l":
-        return comparison.with_more([*_trained_rows(checkpoint, args), *_draw_rows(checkpoint, args)], [], {})
+        return comparison.with_more(_trained_rows(checkpoint, args), [], {})
     if checkpoint.name == "lsa-2l-ln" and checkpoint.snapshots is not None:
         return comparison.with_more(_early_rows(checkpoint, args), [], {})
     return comparison
@@ -79,31 +77,6 @@ def _trained_rows(checkpoint: Checkpoint, args: Any) -> list[Row]:
         Row(f"loss, trained over {name}", None, *over()),
         Row(f"loss, trained over {name}, {TRIMMED}", None, *over(trim=TRIM)),
     ]
-
-
-@cache
-def _tuned(name: str, draw: int) -> SpectralLearner:
-    """GD++ with parameters for each step, tuned on one draw of prompts."""
-    checkpoint, task = regression_checkpoint(name)
-    tuning = task.sample(N_TUNING, seed=TUNING_SEED + draw, dtype=torch.float64)
-    return tuned_descent(tuning, checkpoint.models[0].cfg.n_layers, gamma=True, per_step=True)
-
-
-def _draw_rows(checkpoint: Checkpoint, args: Any) -> list[Row]:
-    """Compare the model's loss with that of GD++ tuned on several draws, each with other held-out prompts."""
-    models = in_float64(checkpoint.models)
-    ratios: dict[str, list[float]] = {TRIMMED: [], "all prompts": []}
-    for draw in range(N_DRAWS):
-        held_out = checkpoint.task.sample(args.n_prompts, seed=args.seed + 1 + draw, dtype=torch.float64)
-        errors, reference = query_errors(models, held_out), query_errors([_tuned(args.checkpoint, draw)], held_out)
-        ratios[TRIMMED].append(crossed_interval(errors, reference, trim=TRIM).mean)
-        ratios["all prompts"].append(crossed_interval(errors, reference).mean)
-    rows = []
-    for name, values in ratios.items():
-        words = f"{min(values):.3g} to {max(values):.3g}; above 1 for {sum(v > 1 for v in values)} of {N_DRAWS}"
-        quantity = f"loss, trained over GD++ tuned on {N_DRAWS} draws, {name}"
-        rows.append(Row(quantity, None, interval(torch.tensor(values)), "draws of tuning and held-out prompts", words))
-    return rows
 
 
 def _early_rows(checkpoint: Checkpoint, args: Any) -> list[Row]:
