@@ -46,7 +46,7 @@ def compare(args: Any) -> Comparison:
     rows.append(Row("largest step size of GD++", None, interval(torch.tensor(largest)), "draws"))
     lead = (
         f"{args.checkpoint}: losses averaged over {len(models)} seeds, divided by that of GD++ with parameters for "
-        f"each step, tuned on {N_TUNING:,} prompts; each draw of these has {args.n_prompts:,} other prompts to measure on."
+        f"each step, tuned on {N_TUNING:,} prompts; each draw of these is measured on {args.n_prompts:,} other prompts."
     )
     return Comparison(f"{args.checkpoint} over GD++, by the draw that it is tuned on", lead, rows)
 
