@@ -118,8 +118,8 @@ def study(args: Any, task: LinearRegression, studied: Studied, prompts: Prompts)
     for name, options in HYPOTHESES.items():
         fits[name] = fit_address_descent(
             prompts, targets, scores=studied.scores, steps=studied.steps, heads=heads, starts=args.starts,
-            iterations=args.iterations // (2 if name == "H2" else 1), held_out=args.n_prompts, seed=args.seed, causal=studied.copies,
-            progress=False, **options,
+            iterations=args.iterations // (2 if name == "H2" else 1), held_out=args.n_prompts, seed=args.seed,
+            causal=studied.copies, progress=False, **options,
         )  # fmt: skip
         print(studied.name, name, [(fit.objective, fit.iterations, fit.converged) for fit in fits[name]], flush=True)
     others = task.sample(len(held_out), seed=args.seed + 10)
