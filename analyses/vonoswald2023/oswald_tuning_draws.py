@@ -18,7 +18,7 @@ from mechicl.statistics import crossed_interval, interval
 @script(
     checkpoint="lsa-5l",
     n_prompts=10_000,
-    draws=Option(8, "of the prompts that GD++ is tuned on, each with other held-out prompts"),
+    draws=Option(6, "of the prompts that GD++ is tuned on, each with other held-out prompts"),
     seed=Option(1_000_004, "seed of the first held-out prompts"),
 )
 def compare(args: Any) -> Comparison:
