@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from mechicl.base.arguments import ArgumentError, Count, NonNegative, checked, fits
+from mechicl.base.outside_files import read_torch_file, read_yaml
 from mechicl.base.warning import warn
-from mechicl.interop.outside_files import read_torch_file, read_yaml
 from mechicl.models import HookedTransformer, TransformerConfig
 from mechicl.tasks import DecisionTrees, LinearRegression, QuadraticRegression, ReluNetworks, SparseLinearRegression
 from mechicl.tasks.sampling import PromptDistribution

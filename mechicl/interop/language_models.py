@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from mechicl.base.arguments import ArgumentError, check_fields, checked
 from mechicl.checkpoints import UnknownSeedError, are_weights_random, available, load_checkpoint
-from mechicl.interop.transformers_files import ModelFolder, check_gguf, download, refuse_differences
+from mechicl.models import HookedTransformer
+from mechicl.models.pretrained.families import is_computed
+from mechicl.models.pretrained.folders import ModelFolder, check_gguf, download, refuse_differences
+from mechicl.models.pretrained.loading import check_float_weights, from_transformers
 from mechicl.tasks.topics import TopicClassification, topic_tokenizer
 
 UNTRAINED_SEED = 1_000_003
@@ -30,20 +33,19 @@ class LanguageModel:
         name: name of the checkpoint, of the model on the hub, or of the folder.
         model: a `HookedTransformer` of token ids, or a `TransformerBridge`, in eval mode.
         tokenizer: a tokenizer with the interface of `transformers`.
+        dequantized_from: name of the GGUF file that the weights come from, if they are not the published ones.
     """
 
     name: str
     model: Any
     tokenizer: Any
+    dequantized_from: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
 
-    @property
-    def dequantized_from(self) -> str | None:
-        """Name of the GGUF file that the weights come from, through `load_gguf`: they are not the published ones."""
-        config = getattr(getattr(self.model, "original_model", None), "config", None)
-        return getattr(config, "dequantized_from", None)
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.name!r}, opened as a {type(self.model).__name__})"
 
 
 @checked
@@ -57,6 +59,7 @@ def load_language_model(
     seed: int | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    bridge: bool = False,
 ) -> LanguageModel:
     """Load a language model and its tokenizer by name or path, or open a model of `transformers`.
 
@@ -72,11 +75,14 @@ def load_language_model(
             random weights.
         device: device of the model; by default the CPU, or the device of `model`.
         dtype: float16, bfloat16, float32 or float64; by default float32, or the type of `model` or of the checkpoint.
+        bridge: True to open a model of transformers through TransformerLens' `TransformerBridge` in any case.
 
     Returns:
-        A `LanguageModel`: `model`, in eval mode, is a TransformerLens `TransformerBridge` (or a `HookedTransformer` for
-        a mechicl checkpoint), `tokenizer` one of `transformers`. Analyses with an argument `language` take it whole,
-        others take `.model`. Inside `with checkpoints.random_weights():` it has random weights instead, as a control.
+        A `LanguageModel`, whose `model`, in eval mode, is a `HookedTransformer` with unprocessed weights (see
+        `HookedTransformer.from_pretrained_no_processing`), or a TransformerLens `TransformerBridge` for families that
+        `HookedTransformer` does not compute; its text says which. `tokenizer` is one of `transformers`. Analyses with
+        an argument `language` take it whole, others take `.model`. Inside `with checkpoints.random_weights():` it has
+        random weights instead, as a control.
 
     Raises:
         UnknownSeedError: there are no weights of such a seed.
@@ -102,7 +108,7 @@ def load_language_model(
     if model is not None:
         if revision is not None or gguf_file is not None:
             raise ArgumentError("revision and gguf_file are for models that are loaded by name, not for model=")
-        return _open(model, tokenizer, type(model).__name__, seed, device, dtype)
+        return _open(model, tokenizer, type(model).__name__, seed, device, dtype, bridge=bridge)
     folder, title = Path(str(name)), str(name)
     if title in available() or (folder / "record.json").is_file():
         if revision is not None or gguf_file is not None or tokenizer is not None:
@@ -124,13 +130,26 @@ def load_language_model(
     dtype = dtype or torch.float32
     if gguf_file is not None:
         opened, own = load_gguf(str(name), gguf_file, revision=revision, dtype=dtype)
-        return _open(opened, tokenizer or own, title, seed, device, None, is_ours=True)
+        return _open(opened, tokenizer or own, title, seed, device, None, is_ours=True, bridge=bridge)
     if not folder.is_dir():
         with _named_errors(title):
             folder = download(str(name), revision)
-    with _reopened(tokenizer) as copied:
-        bridge = _bridge(folder.resolve(), copied, seed or 0, torch.device(device or "cpu"), dtype)
-    return LanguageModel(title, bridge.eval(), bridge.tokenizer)
+    folder, device = folder.resolve(), torch.device(device or "cpu")
+    with _named_errors(str(folder)):
+        files = ModelFolder(folder, needs_tokenizer=tokenizer is None)
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        if not bridge and is_computed(config):
+            with _new_weights(seed):
+                wrapped = (
+                    files.from_config(config)
+                    if are_weights_random()
+                    else files.from_pretrained(None, config=config, dtype=dtype)
+                )
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            return _native(wrapped, tokenizer, title, device, dtype, copies=False)
+        with _reopened(tokenizer) as copied:
+            opened = _bridge(files, copied, seed or 0, device, dtype)
+    return LanguageModel(title, opened.eval(), opened.tokenizer, getattr(config, "dequantized_from", None))
 
 
 def _check_device(device: str | torch.device | None) -> None:
@@ -163,57 +182,73 @@ def _is_hub_name(name: str) -> bool:
     return name.count("/") < 2 and not name.startswith((".", "/", "~"))
 
 
-def _bridge(folder: Path, tokenizer: Any, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
+@contextmanager
+def _new_weights(seed: int | None) -> Iterator[None]:
+    """A context in which new models have the random weights of a seed, inside `random_weights`."""
+    with torch.random.fork_rng(enabled=are_weights_random()):
+        if are_weights_random():
+            torch.manual_seed(UNTRAINED_SEED + (seed or 0))
+        yield
+
+
+def _native(
+    wrapped: Any, tokenizer: Any, name: str, device: Any, dtype: torch.dtype | None, *, copies: bool
+) -> LanguageModel:
+    model = from_transformers(HookedTransformer, wrapped, dtype=dtype, copies=copies)
+    model = model if device is None else model.to(device)
+    if getattr(tokenizer, "vocab_size", 1) == 0:
+        raise ValueError(f"the tokenizer of {name} has no words: give tokenizer=")
+    model.set_tokenizer(tokenizer)
+    return LanguageModel(name, model, model.tokenizer, getattr(wrapped.config, "dequantized_from", None))
+
+
+def _bridge(files: ModelFolder, tokenizer: Any, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
     from transformer_lens.model_bridge import TransformerBridge  # takes seconds
 
-    files = ModelFolder(folder, needs_tokenizer=tokenizer is None)
     options = {"model_class": files, "tokenizer": tokenizer, "device": device, "dtype": dtype}
-    with torch.random.fork_rng(enabled=are_weights_random()), _named_errors(str(folder)):
-        if not are_weights_random():
-            bridge = TransformerBridge.boot_transformers(str(folder), **options)
-        else:
-            torch.manual_seed(UNTRAINED_SEED + seed)
-            bridge = TransformerBridge.boot_transformers(str(folder), load_weights=False, **options)
-            _convert(bridge, device, dtype)
+    is_random = are_weights_random()
+    with _new_weights(seed):
+        bridge = TransformerBridge.boot_transformers(str(files.folder), load_weights=not is_random, **options)
+    if is_random:
+        _convert(bridge, device, dtype)
     if bridge.tokenizer is None or getattr(bridge.tokenizer, "vocab_size", 1) == 0:
         raise ValueError(
-            f"{folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give tokenizer="
+            f"{files.folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give tokenizer="
         )
     return bridge
 
 
 def _open(
-    model: Any, tokenizer: Any, name: str, seed: int | None, device: Any, dtype: Any, *, is_ours: bool = False
-) -> LanguageModel:
+    model: Any, tokenizer: Any, name: str, seed: int | None, device: Any, dtype: Any, *, bridge: bool,
+    is_ours: bool = False,
+) -> LanguageModel:  # fmt: skip
     """Open a model of `transformers` in memory, as a copy if it is not ours: a bridge changes what it wraps."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
-    from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
         raise ArgumentError(f"model must be a model of transformers (PreTrainedModel), got {type(model).__name__}")
     if tokenizer is None:
         raise ArgumentError("give tokenizer=, the tokenizer of transformers that belongs to model=")
     _check_seed(seed, name)
-    for weight, value in model.named_parameters():
-        if value.is_meta or value.dtype not in MODEL_DTYPES:
-            where = "on the device 'meta'" if value.is_meta else f"of type {value.dtype}"
-            raise ArgumentError(f"{weight} is {where}: load it in float32 (quantized weights: model.dequantize())")
-    if packed := [part for part, module in model.named_modules() if ".quantized" in type(module).__module__]:
-        raise ArgumentError(f"{packed[0]} is quantized, and its outputs may depend on the batch: load it in float32")
+    if weight := next((weight for weight, value in model.named_parameters() if value.is_meta), None):
+        raise ArgumentError(f"{weight} is on the device 'meta': load it in float32")
+    check_float_weights(model)
     if are_weights_random():
-        with torch.random.fork_rng():
-            torch.manual_seed(UNTRAINED_SEED + (seed or 0))
-            device, dtype = device or model.device, dtype or model.dtype
+        device, dtype = device or model.device, dtype or model.dtype
+        with _new_weights(seed):
             model = type(model)(copy.deepcopy(model.config))
-    elif not is_ours:
-        model = copy.deepcopy(model)
+    elif bridge or not is_computed(model.config):
+        model = model if is_ours else copy.deepcopy(model)
+    if not bridge and is_computed(model.config):
+        with _named_errors(name), _reopened(tokenizer) as tokenizer:
+            return _native(model, tokenizer, name, device, dtype, copies=not (is_ours or are_weights_random()))
     _convert(model.eval(), device, dtype)
     model.set_attn_implementation("eager")  # others do not compute patterns
     with _named_errors(name), _reopened(tokenizer) as tokenizer:
-        bridge = build_bridge_from_module(
+        opened = build_bridge_from_module(
             model, type(model).__name__, hf_config=model.config, tokenizer=tokenizer, model_name=name
         )
-    return LanguageModel(name, bridge.eval(), bridge.tokenizer)
+    return LanguageModel(name, opened.eval(), opened.tokenizer, getattr(model.config, "dequantized_from", None))
 
 
 def _convert(model: torch.nn.Module, device: Any, dtype: torch.dtype | None) -> None:

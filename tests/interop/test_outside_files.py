@@ -9,9 +9,9 @@ import pytest
 import torch
 import yaml
 
+from mechicl.base.outside_files import MOST_STRUCTURE, MOST_YAML, read_torch_file, read_yaml
 from mechicl.interop import load_garg
 from mechicl.interop.garg import load_garg_state
-from mechicl.interop.outside_files import MOST_STRUCTURE, MOST_YAML, read_torch_file, read_yaml
 from tests.bounds import bounded, make_no_file
 
 # ---- YAML ----

@@ -20,7 +20,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from mechicl.analysis import ablate, align, find_circuit, fit_readouts, patch, score_heads
 from mechicl.analysis.language import icl_score
 from mechicl.checkpoints import UnknownSeedError, random_weights
-from mechicl.interop import LanguageModel, load_language_model, transformers_files
+from mechicl.interop import LanguageModel, load_language_model
+from mechicl.models.pretrained import folders
 from tests.analysis.language.conftest import make_tokenizer
 from tests.bounds import bounded
 from tests.families import D_VOCAB, FAMILIES, token_ids
@@ -205,7 +206,7 @@ def test_models_of_the_hub_are_checked_like_folders(monkeypatch, spoilt):
     """Only the files that folders need are downloaded, of the revision."""
     folder, seen = spoilt("Llama"), {}
     monkeypatch.setattr(
-        transformers_files, "snapshot_download", lambda name, **options: seen.update(options, name=name) or str(folder)
+        folders, "snapshot_download", lambda name, **options: seen.update(options, name=name) or str(folder)
     )
     language = load_language_model("some/model", revision="step1000", dtype=torch.float16)
     assert (language.name, seen["name"], seen["revision"]) == ("some/model@step1000", "some/model", "step1000")

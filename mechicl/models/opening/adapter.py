@@ -89,7 +89,8 @@ class ModelAdapter:
         if not isinstance(prompts, Tensor):
             kind = type(prompts).__name__
             raise TypeError(f"a model reads Prompts, TokenSequences or token ids [prompt pos], got {kind}")
-        n_ctx = getattr(self.model.cfg, "n_ctx", None) if "pos_embed.hook_out" in self.model.hook_dict else None
+        has_rows = not {"pos_embed.hook_out", "hook_pos_embed"}.isdisjoint(self.model.hook_dict)
+        n_ctx = getattr(self.model.cfg, "n_ctx", None) if has_rows else None
         if n_ctx is not None and prompts.ndim == 2 and prompts.shape[1] > n_ctx:
             raise ValueError(f"prompts have {prompts.shape[1]} tokens, and the model reads at most {n_ctx}")
         return prompts.to(self.model.cfg.device)

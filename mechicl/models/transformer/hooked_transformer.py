@@ -22,7 +22,7 @@ from mechicl.models.transformer.config_rules import RECURRENT
 from mechicl.models.transformer.fast import fast_block, fast_blocks, fast_norm
 from mechicl.models.transformer.layers import LEARNED, MLP, Block, Embed, PosEmbed, TiedUnembed, Unembed
 from mechicl.models.transformer.lens_config import current_names, read_lens_config
-from mechicl.models.transformer.lens_names import LensNames
+from mechicl.models.transformer.lens_pretrained import LensPretrained
 from mechicl.models.transformer.norms import LayerNorm
 from mechicl.models.transformer.queries import query_streams
 from mechicl.models.transformer.recurrent import CHUNK_OF_KEY_GATES, Recurrence
@@ -33,7 +33,7 @@ class StateDictError(ValueError, RuntimeError):
     """Weights whose names or shapes do not fit a model."""
 
 
-class HookedTransformer(LensNames):
+class HookedTransformer(LensPretrained):
     """A transformer on prompts whose activations can be read and replaced.
 
     It has the hook names, shapes and methods of TransformerLens (`run_with_cache`, `run_with_hooks`, `hooks`,

@@ -36,6 +36,11 @@ def download(name: str, revision: str | None) -> Path:
     return Path(snapshot_download(resolve_model_alias(name) or name, revision=revision, allow_patterns=FETCHED))
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return True if a folder has files of a tokenizer."""
+    return any(path for pattern in TOKENIZERS for path in folder.glob(pattern))
+
+
 class ModelFolder:
     """A folder of `transformers`, in place of a model class in `boot_transformers`: it makes models that fit the files.
 
@@ -74,7 +79,7 @@ class ModelFolder:
                 raise ValueError(f"{folder}: {name} in config.json must not be negative, got {value}")
             if abs(value) > most and not name.endswith(("theta", "base")):
                 raise ValueError(f"{folder}: {name}={value} in config.json exceeds the weights, which allow {most}")
-        if needs_tokenizer and not any(path for pattern in TOKENIZERS for path in folder.glob(pattern)):
+        if needs_tokenizer and not has_tokenizer(folder):
             raise ValueError(f"{folder} has no tokenizer: save one into it, by tokenizer.save_pretrained, or give "
                              f"tokenizer=")  # fmt: skip
 
@@ -190,14 +195,19 @@ def check_gguf(path: Path) -> Any:
 def refuse_differences(name: str, report: Mapping[str, Any], unused: Set[str] = frozenset()) -> None:
     """Refuse (ValueError) a model if `output_loading_info` of transformers reports a difference."""
     shapes = report.get("mismatched_keys", ())
-    parts = {
+    found = named_differences({
         "missing": report["missing_keys"],
         "not used": unused | {key for key in report.get("unexpected_keys", ()) if not BUFFER_NAMES.search(key)},
         "of another shape": {f"{key} {list(there)} instead of {list(right)}" for key, there, right in shapes},
         "errors": report.get("error_msgs"),
-    }
-    if found := [f"{words}: {_some(sorted(keys))}" for words, keys in parts.items() if keys]:
-        raise ValueError(f"{name}: the weights in the files do not fit the config; {'; '.join(found)}")
+    })  # fmt: skip
+    if found:
+        raise ValueError(f"{name}: the weights in the files do not fit the config; {found}")
+
+
+def named_differences(parts: Mapping[str, Iterable[str] | None]) -> str:
+    """Return the names of weights by what is wrong with them, as text; empty if nothing is."""
+    return "; ".join(f"{words}: {_some(sorted(names))}" for words, names in parts.items() if names)
 
 
 def _with_odd_prefixes(names: Iterable[str], prefix: str) -> set[str]:

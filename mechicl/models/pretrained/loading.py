@@ -1,0 +1,210 @@
+"""Open pretrained language models as `HookedTransformer`s: from folders, from the hub, or from models in memory."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from mechicl.base.arguments import ArgumentError
+from mechicl.models.config_checks import DTYPES
+from mechicl.models.pretrained.conversion import convert_weights, embedding_scale
+from mechicl.models.pretrained.families import config_fields, find_family
+from mechicl.models.pretrained.folders import ModelFolder, has_tokenizer, refuse_differences
+from mechicl.models.pretrained.lens_files import find_lens_files
+from mechicl.models.transformer.config import TransformerConfig
+
+Model = TypeVar("Model", bound=Any)
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code")
+"""Keywords of `from_pretrained` of transformers that also apply to configs and tokenizers."""
+CHECKPOINTS = {
+    "stanford-crfm/": ("checkpoint-{}", (
+        *range(0, 100, 10), *range(100, 2000, 50), *range(2000, 20_000, 100), *range(20_000, 400_001, 1000),
+    )),
+    "EleutherAI/pythia": ("step{}", (0, *(2**i for i in range(10)), *range(1000, 143_001, 1000))),
+}  # fmt: skip
+"""Models with checkpoints on the hub, by the beginnings of their names: names of the revisions, and the steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A pretrained model to open; the attributes are arguments of `HookedTransformer.from_pretrained`."""
+
+    name: str
+    hf_model: Any = None
+    checkpoint: tuple[int | None, int | None] = (None, None)
+    device: str | torch.device | None = None
+    dtype: str | torch.dtype | None = None
+    first_n_layers: int | None = None
+    tokenizer: Any = None
+    padding_side: Any = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def open_pretrained(model_class: Callable[..., Model], request: Request) -> Model:
+    """Open a pretrained model without processing of its weights; see `HookedTransformer.from_pretrained`."""
+    options, dtype = dict(request.options), _dtype(request.dtype)
+    if quantized := sorted({"load_in_8bit", "load_in_4bit", "quantization_config"} & options.keys()):
+        raise ValueError(f"{quantized[0]}: quantized weights are not read")
+    name = official_name(request.name)
+    index, step = request.checkpoint
+    fields = {key: value for key, value in request.fields.items() if value is not None}
+    if request.first_n_layers is not None:
+        fields["n_layers"] = request.first_n_layers
+    tokenizer_name: str | None = name
+    if request.hf_model is None and (files := find_lens_files(name, options, index, step)) is not None:
+        model = _assemble(
+            model_class, files.config_of(**fields, dtype=dtype or torch.float32, device="meta"), files.read
+        )
+        tokenizer_name = files.tokenizer_name
+    else:
+        if (index, step) != (None, None):
+            if "revision" in options or request.hf_model is not None:
+                raise ValueError("checkpoint_index and checkpoint_value choose a revision: no revision=, no hf_model=")
+            options["revision"] = checkpoint_revision(name, index, step)
+        hf_model = request.hf_model
+        if hf_model is None:
+            hf_model = _load(name, dtype, options, is_meta=str(request.device) == "meta")
+        elif not isinstance(hf_model, PreTrainedModel):
+            raise ArgumentError(f"hf_model must be a model of transformers, got {type(hf_model).__name__}")
+        model = from_transformers(
+            model_class, hf_model, dtype=dtype, first_n_layers=request.first_n_layers, fields=fields,
+            copies=request.hf_model is not None,
+        )  # fmt: skip
+    if request.device is not None:
+        model.to(request.device)
+    tokenizer = request.tokenizer
+    if tokenizer is None and tokenizer_name is not None:
+        tokenizer = _load_tokenizer(tokenizer_name, options, is_needed=request.hf_model is None)
+    if tokenizer is not None:
+        model.set_tokenizer(tokenizer, request.padding_side)
+    return model
+
+
+def from_transformers(
+    model_class: Callable[..., Model],
+    hf_model: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    first_n_layers: int | None = None,
+    fields: Mapping[str, Any] | None = None,
+    copies: bool = True,
+) -> Model:
+    """Make a model of ours from one of `transformers`; with `copies=False` their weights share memory.
+
+    Raises:
+        ValueError: an unknown family, a choice of the config that is not computed, quantized weights, or weights that
+            do not fit the config.
+    """
+    check_float_weights(hf_model)
+    config = hf_model.config
+    family, translated = find_family(config), config_fields(config)
+    dtype = dtype or hf_model.dtype
+    if "embedding_scale" in translated:
+        translated["embedding_scale"] = embedding_scale(config.hidden_size, dtype)
+    n_layers = translated["n_layers"]
+    if first_n_layers is not None and first_n_layers > n_layers:
+        raise ValueError(f"first_n_layers={first_n_layers}, but the model has {n_layers} layers")
+    cfg = TransformerConfig(**translated | dict(fields or {}) | {"dtype": dtype, "device": "meta"})
+    weights, lacks = hf_model.state_dict(), family.lacks(config)
+
+    def convert(cfg: TransformerConfig, outline: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        converted = convert_weights(family, cfg, weights, outline, n_layers=n_layers, lacks=lacks)
+        return {name: weight.clone() for name, weight in converted.items()} if copies else converted
+
+    return _assemble(model_class, cfg, convert)
+
+
+def _assemble(
+    model_class: Callable[..., Model],
+    cfg: TransformerConfig,
+    convert: Callable[[TransformerConfig, Mapping[str, Tensor]], dict[str, Tensor]],
+) -> Model:
+    """Make a model on the device "meta", where it takes no memory, and put weights into it."""
+    model = model_class(cfg)
+    outline = model.state_dict()
+    weights = convert(cfg, outline)
+    model.load_state_dict({name: weight.to(cfg.dtype) for name, weight in weights.items()}, assign=True)
+    return model.to(next(iter(weights.values())).device)
+
+
+def official_name(name: str) -> str:
+    """Return the name on the hub of a model that TransformerLens 3 names, by any case; others stay unchanged."""
+    from transformer_lens.tools.model_registry.registry_io import load_model_aliases  # takes seconds
+
+    if (Path(name) / "config.json").is_file():
+        return name
+    table = {alias.lower(): official for official, aliases in load_model_aliases().items() for alias in aliases}
+    table |= {official.lower(): official for official in load_model_aliases()}
+    return table.get(name.lower(), name)
+
+
+def checkpoint_revision(name: str, index: int | None, step: int | None) -> str:
+    """Return the revision on the hub of a checkpoint, by its index in the list of checkpoints or by its step."""
+    start = next((start for start in CHECKPOINTS if name.startswith(start)), None)
+    if start is None:
+        raise ValueError(f"{name} has no checkpoints; models whose names start with {', '.join(CHECKPOINTS)} do")
+    form, steps = CHECKPOINTS[start]
+    if "v0" in name:  # the first Pythia models have no early ones
+        steps = tuple(each for each in steps if each >= 1000)
+    if index is not None:
+        if not -len(steps) <= index < len(steps):
+            raise ValueError(f"checkpoint_index={index}, but {name} has {len(steps)} checkpoints")
+        step = steps[index]
+    if step not in steps:
+        raise ValueError(
+            f"checkpoint_value={step} is not a checkpoint of {name}: {steps[0]}, {steps[1]} ... {steps[-1]}"
+        )
+    return form.format(step)
+
+
+def check_float_weights(model: Any) -> None:
+    """Refuse (ArgumentError) a model with quantized weights."""
+    for name, weight in model.named_parameters():
+        if weight.dtype not in DTYPES.values():
+            raise ArgumentError(f"{name} is of type {weight.dtype}: load it in float32 (quantized: model.dequantize())")
+    if packed := [part for part, module in model.named_modules() if ".quantized" in type(module).__module__]:
+        raise ArgumentError(f"{packed[0]} is quantized, and its outputs may depend on the batch: load it in float32")
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is not None and dtype not in (*DTYPES, *DTYPES.values()):
+        raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+    return DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+
+
+def _load(name: str, dtype: torch.dtype | None, options: Mapping[str, Any], *, is_meta: bool) -> Any:
+    """Load a model of transformers from a folder or the hub; its config is checked before its weights are fetched."""
+    hub = {key: value for key, value in options.items() if key in HUB_OPTIONS}
+    if Path(name).is_dir() and "revision" in options:
+        raise ValueError(f"revision is for models on the hub, and {name} is a folder: give the revision's own folder")
+    files = ModelFolder(Path(name), needs_tokenizer=False) if Path(name).is_dir() else None
+    config = AutoConfig.from_pretrained(name, **{"trust_remote_code": False} | hub)
+    config_fields(config)
+    asked: Any = dtype or "auto"
+    if is_meta:
+        with torch.device("meta"):
+            model = files.from_config(config) if files else AutoModelForCausalLM.from_config(config)
+            return model.to(dtype or getattr(config, "dtype", None) or torch.float32)
+    if files is not None:
+        return files.from_pretrained(name, config=config, dtype=asked)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        name, config=config, dtype=asked, output_loading_info=True, **{"trust_remote_code": False} | dict(options)
+    )
+    refuse_differences(name, report)
+    return model
+
+
+def _load_tokenizer(name: str, options: Mapping[str, Any], *, is_needed: bool) -> Any:
+    """Load a tokenizer; None for a folder without one, or if it is not needed and not found."""
+    if Path(name).is_dir() and not has_tokenizer(Path(name)):
+        return None
+    hub = {key: value for key, value in options.items() if key in HUB_OPTIONS}
+    with contextlib.suppress(*(() if is_needed else (OSError, ValueError))):
+        return AutoTokenizer.from_pretrained(name, **{"trust_remote_code": False} | hub)
+    return None
