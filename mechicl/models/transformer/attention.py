@@ -327,8 +327,11 @@ class Attention(BlockPart):
         if cfg.positional_embedding_type != "alibi":
             return scores
         positions = run.positions(scores.shape[-1], scores.device)
-        distances = positions[..., rows, None] - positions[..., None, :]  # [*batch row key_pos]
         slopes = torch.tensor(alibi_slopes(cfg.n_heads), dtype=torch.float32, device=scores.device)[:, None, None]
+        if cfg.falcon_alibi:  # of the key's position, which differs by a constant of the query
+            biases = slopes.bfloat16() * positions[..., None, None, :]
+            return scores + biases.to(scores) / math.sqrt(cfg.d_head)
+        distances = positions[..., rows, None] - positions[..., None, :]  # [*batch row key_pos]
         return scores - (slopes * distances.unsqueeze(-3)).to(scores)
 
     def mask(

@@ -136,6 +136,7 @@ class TransformerConfig:
             tokens); by default "none" for paired prompts and
             "standard" for the others.
         d_pos: width of concatenated positions: by default n_ctx for one_hot, 20 for sinusoidal.
+        falcon_alibi: ALiBi as in Falcon, over `sqrt(d_head)` and rounded to bfloat16.
         rotary_dim: number of dimensions of a head that are rotated; by default d_head.
         rotary_base: base of the rotary wavelengths.
         rotary_adjacent_pairs: rotate neighbouring dimensions together, instead of i and i + rotary_dim / 2.
@@ -233,6 +234,7 @@ class TransformerConfig:
     output_logits_soft_cap: Finite = -1.0
     positional_embedding_type: Filled[Positions] = LEFT_OUT
     d_pos: Filled[Natural] = LEFT_OUT
+    falcon_alibi: bool = False
     rotary_dim: Filled[Natural] = LEFT_OUT
     rotary_base: Positive = 10000.0
     rotary_adjacent_pairs: bool = False

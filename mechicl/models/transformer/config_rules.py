@@ -235,6 +235,8 @@ def check_combinations(cfg: Any) -> None:
          f"a vocabulary has no positional_embedding_type={cfg.positional_embedding_type!r}, which joins tokens"),
         (tokens or cfg.positional_embedding_type not in ("alibi", "shortformer"),
          f"positional_embedding_type={cfg.positional_embedding_type!r} is for prompt_format='token_ids'"),
+        (not cfg.falcon_alibi or cfg.positional_embedding_type == "alibi",
+         "falcon_alibi needs positional_embedding_type='alibi'"),
         (tokens or not (cfg.tie_word_embeddings or cfg.post_embedding_ln),
          "tie_word_embeddings and post_embedding_ln are for prompt_format='token_ids'"),
         (not cfg.tie_word_embeddings or cfg.d_vocab == cfg.d_vocab_out,

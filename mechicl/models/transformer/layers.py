@@ -176,7 +176,8 @@ class Embed(BlockPart):
             if cfg.read_bias and cfg.prompt_format != "token_ids":
                 self.b_E = nn.Parameter(torch.zeros(cfg.d_model))
         if cfg.post_embedding_ln:
-            self.ln = LayerNorm(cfg)
+            # never folded: the stream contains what it writes
+            self.ln = LayerNorm(cfg, kind="RMS" if str(cfg.normalization_type).startswith("RMS") else "LN")
 
     def forward(
         self, tokens: Float[Tensor, "batch pos d_token"] | Int[Tensor, "batch pos"]

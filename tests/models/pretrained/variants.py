@@ -48,7 +48,8 @@ def make_variant(name: str, **fields: Any) -> Any:
     tokens = {"vocab_size": D_VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
     fields = tokens | kind.sizes | changes | fields
     config = getattr(transformers, f"{kind.config_stem or kind.stem}Config")(**fields)
-    config._attn_implementation = "eager"
+    # Falcon adds ALiBi twice in the eager implementation of transformers 5.23; soft caps need that one
+    config._attn_implementation = "sdpa" if getattr(config, "alibi", False) else "eager"
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind.stem}{kind.task}")(config).eval()
     with torch.no_grad():
