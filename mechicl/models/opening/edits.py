@@ -36,7 +36,8 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
     - Noise there changes the predictions, or NaN reaches them (for a head that writes zeros).
     - A stream between attention and MLP ("resid_mid") determines everything after it.
 
-    A hook is checked once, as long as the model has the same parts. Of our models only "attn_in" is checked; the rest is tested with the model.
+    A hook is checked once, as long as the model has the same parts.
+    Of our models only "attn_in" is checked; the rest is tested with the model.
     """
     for name in names:
         check_hook(adapter.model, name)
