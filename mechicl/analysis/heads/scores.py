@@ -27,7 +27,8 @@ from mechicl.prompts import Prompts, TokenSequences
 from mechicl.statistics import UNBOUNDED, Interval, Result, interval
 
 OWN_SCORES = (
-    "previous_token", "duplicate_token", "induction", "target_to_input", "input_to_target", "copying", "prefix_matching",
+    "previous_token", "duplicate_token", "induction", "target_to_input", "input_to_target", "copying",
+    "prefix_matching",
 )  # fmt: skip
 PERIOD = 25  # length of the repeated segment, if the model has the positions and the tokens for it
 

@@ -57,6 +57,7 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
         for name in names:
             if name.endswith("hook_resid_mid") and not _decides_what_follows(adapter, tokens, name):
                 raise ValueError(f"an edit at {name!r} reaches only some of the readers of the stream: take 'attn_out'")
+    parts = _parts_of(adapter.model)  # some bridges add hooks in their first run
     known |= {(name, parts) for name in names}
 
 
