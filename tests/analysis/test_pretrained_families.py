@@ -124,14 +124,14 @@ def test_contributions_are_writes_through_the_scales_of_the_run(name: str, after
     theirs, ours, _ = opened(name)
     result = direct_logit_attribution(ours, IDS, CORRECT, WRONG)
     _, cache = ours.run_with_cache(IDS)
-    norm, rows = ours.ln_final, torch.arange(len(IDS))
-    direction = (norm.w[:, None] * ours.W_U).T / cache["ln_final.hook_scale"][:, -1, :, None]
+    rows = torch.arange(len(IDS))
+    direction = (ours.ln_final.w[:, None] * ours.W_U).T / cache["ln_final.hook_scale"][:, -1, :, None]
     direction = direction[rows, CORRECT] - direction[rows, WRONG]
     for layer, head in itertools.product(range(ours.cfg.n_layers), range(ours.cfg.n_heads)):
         written = cache[f"blocks.{layer}.attn.hook_z"][:, -1, head] @ ours.W_O[layer, head]
         if after:
-            norm = getattr(ours.blocks[layer], after)
-            written = written / cache[f"blocks.{layer}.{after}.hook_scale"][:, -1] * norm.w
+            weight = getattr(ours.blocks[layer], after).w
+            written = written / cache[f"blocks.{layer}.{after}.hook_scale"][:, -1] * weight
         centred = written - written.mean(-1, keepdim=True) if name == "GPT-2" else written
         expected = einsum(centred, direction, "prompt d, prompt d -> prompt")
         row = result.contributions[result.components.index(f"head {layer}.{head}")]
@@ -144,7 +144,7 @@ def test_contributions_are_writes_through_the_scales_of_the_run(name: str, after
     printed = next(line for line in str(result).splitlines() if "largest error of a sum" in line)
     assert printed.split()[-1] == f"{float(result.errors.abs().max()):.2g}"
     assert list(result.to_dataframe()["component"]) == list(result.components)
-    assert plot(result).data[0].y[-1] == "logit"
+    assert plot(result).to_dict()["data"][0]["y"][-1] == "logit"
 
 
 def test_batches_do_not_matter_and_answers_are_checked():
@@ -228,13 +228,15 @@ def test_patterns_of_the_user_are_scored_against_uniform_attention():
     patterns["lens"] = "induction_head"
     result = analysis.score_heads(ours, sequences=REPEATED, patterns=patterns, progress=False)
     _, cache = ours.run_with_cache(REPEATED)
-    window = ours.cfg.window_size
+    window, kinds = ours.cfg.window_size, ours.cfg.attn_types
+    assert window is not None
+    assert kinds is not None
     for layer in range(ours.cfg.n_layers):
         pattern = cache[f"blocks.{layer}.attn.hook_pattern"].double()
         expected = torch.stack([pattern[..., pos, pos - 2] for pos in range(2, n_pos)]).mean(0).T
         torch.testing.assert_close(result["two_before"][layer], expected)
         torch.testing.assert_close(result["first"][layer], pattern[..., 0].mean(-1).T)
-        local = ours.cfg.attn_types[layer] == "local"
+        local = kinds[layer] == "local"
         visible = [min(pos + 1, window if local else n_pos) for pos in range(n_pos)]
         chance = sum(1 / visible[pos] for pos in range(2, n_pos)) / (n_pos - 2)
         assert result.chance_by_layer["two_before"][layer] == pytest.approx(chance)

@@ -1,4 +1,4 @@
-"""Permutation tests of patching: is the effect of a patch that of its own clean prompt?"""
+"""Permutation tests of patching: does a patch depend on which prompt it comes from?"""
 
 import dataclasses
 from dataclasses import dataclass, field

@@ -62,7 +62,7 @@ def check_edits(adapter: ModelAdapter, tokens: Tensor, names: Sequence[str]) -> 
 
 
 def _parts_of(model: Any) -> tuple[Any, ...]:
-    """What can change where edits have effects: the modules, their torch hooks and replaced methods."""
+    """Return what decides where edits have effects: the modules, their torch hooks and replaced methods."""
     modules = (module for module in model.modules() if not isinstance(module, HookPoint))
     return tuple(
         (id(module), *module._forward_hooks, *module._forward_pre_hooks, id(vars(module).get("forward")))
